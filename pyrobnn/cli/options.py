@@ -30,6 +30,7 @@ from jsonargparse import ArgumentParser, Namespace, get_loader, set_parsing_sett
 from pyrobnn import data
 from pyrobnn.cli.terminal import EXIT_STATUS, one_line, say
 from pyrobnn.core.checks import check_choice
+from pyrobnn.estimators import auto as _auto  # noqa: F401  # makes it known
 from pyrobnn.inference.method import METHODS, OPTIONAL, Method
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
 from pyrobnn.studies.study import RESPONSES
@@ -127,7 +128,7 @@ def read(argv: Sequence[str], command: str) -> Config:
     if command == "fit" and len(words_of) > 1:
         raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
     standard = [name for name, known in METHODS.items() if known.standard]
-    methods = _chosen(words_of or (["nuts"] if command == "fit" else standard), listed)
+    methods = _chosen(words_of or (["auto"] if command == "fit" else standard), listed)
     if unknown := [label for label in theirs if label not in methods]:
         raise ValueError(f"unrecognized arguments: {theirs[unknown[0]][0]}: name the method in --methods")
     configurations, plain = {}, {}
@@ -201,7 +202,7 @@ def _study_parser(command: str) -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    example = "nuts svi-lr=svi --svi-lr.lr 1e-3" if several else "nuts"
+    example = "nuts svi-lr=svi --svi-lr.lr 1e-3" if several else "auto, the default"
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
     parser.add_argument(flag, dest="methods", nargs="+" if several else 1, type=str, help=known)
     parser.add_argument("--out", type=str, default="results" if several else "model.nc", help="where to")

@@ -28,9 +28,9 @@ CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 class Column:
     """One column of a table and what was learned of it.
 
-    Attributes: ``name``; ``kind``; ``categories``, in sorted order, "" for a gap; ``fill``, the median, in place of a
-    gap, and ``indicator``, whether an input says where there was one; the ``cycles`` of dates. Columns of times of day
-    and ``day_first``, of dates that begin with the day, are those of files that 0.2.0 has saved.
+    Attributes: ``name``; ``kind``; ``categories``, sorted, read in any case, "" for a gap; ``fill``, the median,
+    in place of a gap, and ``indicator``, whether an input says where there was one; the ``cycles`` of dates. Columns of
+    times of day and ``day_first``, of dates that begin with the day, are those of files that 0.2.0 has saved.
     """
 
     name: str
@@ -67,7 +67,11 @@ class Column:
     def read(self, where: str, cells: pd.Series) -> pd.Series:
         """Cells as the column's kind has them, with gaps: text of categories, else float64; ValueError of others."""
         if self.kind == "category":
-            text = as_text(cells)
+            known = {each.casefold(): each for each in self.categories}
+            text = as_text(cells).map(
+                lambda cell: cell if cell in self.categories else known.get(cell.casefold(), cell),
+                na_action="ignore",
+            )
             return text.fillna("") if "" in self.categories else text
         if cells.isna().all():
             return pd.Series(np.nan, index=cells.index)
@@ -263,7 +267,13 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         shown = {"column": name, "values": text.nunique(), "rows": len(text), "first": text.iloc[0]}
         report(where, Finding("column_of_labels", shown))
         return None
-    counts = (as_text(column).fillna("") if indicator else text).value_counts()
+    spellings, common = text.value_counts().sort_index(), dict[str, str]()
+    for each in spellings.sort_values(
+        kind="stable"
+    ).index:  # of those that differ in case alone, the most frequent
+        common[each.casefold()] = each
+    text = as_text(column).map(lambda cell: common[cell.casefold()], na_action="ignore")
+    counts = (text.fillna("") if indicator else text.dropna()).value_counts()
     if len(counts) > MAX_CATEGORIES:
         rest = int(counts.iloc[MAX_CATEGORIES:].sum())
         shown = {"column": name, "categories": len(counts), "kept": MAX_CATEGORIES, "rest": rest}

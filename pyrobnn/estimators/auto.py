@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from torch.distributions import Normal
 
 from pyrobnn.inference.curvature.prior import elementwise
+from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.method import METHODS
+from pyrobnn.inference.method import METHODS, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model import BNN, NET
+from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS is done in seconds, where a Gaussian with one noise does not do (12 rows: 90 % intervals held
 #: 78 % of new ones), and up to which it is done in minutes; rows up to which a search sees all of them in every step
@@ -67,6 +70,49 @@ def choose(
     if num_data <= MAX_NUTS_ROWS:
         words.append("method='nuts' samples the posterior itself, in minutes")
     return method, f"{size}: {'; '.join(words)}"
+
+
+@register("auto")
+@dataclass(frozen=True)
+class Auto(Method):
+    """The method that suits the size of the data and the net, by :func:`choose`, as an estimator's ``"auto"`` takes it.
+
+    Args:
+        compile: the chosen method's option.
+
+    Returns, by ``fit``: the posterior of the chosen method; ``meta["chosen"]`` says which, and why.
+
+    Example:
+        >>> Auto(compile=False)
+        Auto(compile=False)
+    """
+
+    compile: bool = True
+
+    kind: ClassVar[Kind] = "independent"
+    claim: ClassVar[Claim] = "approximate"
+    uses: ClassVar[tuple[str, ...]] = ()
+
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        from pyrobnn.estimators.empirical_bayes import empirical_bayes
+
+        model, x, y = run.given
+        width = model.forward(model.initial_values(), problem.x[:2]).shape[-1]
+        num = problem.num_rows
+        method, why = choose(num, model.num_weights, width, **families(model), compile=self.compile)
+        options = {
+            "num_draws": run.num_draws,
+            "seed": run.seed,
+            "device": problem.device,
+            "progress": run.progress,
+        }
+        fit = empirical_bayes(method, model, num)
+        if fit is None:
+            posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)
+        else:
+            posterior, found = fit(method, model, x, y, options)
+            why += f"; {found}"
+        return replace(posterior, meta=posterior.meta | {"chosen": why})
 
 
 def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str, Any]]:

@@ -255,7 +255,7 @@ class Estimator(BaseEstimator):
                     f"{self.method!r}"
                 )
             return self.method, f"{type(self.method).__name__}, as it was given", options
-        check_choice("method", self.method, ("auto", *METHODS))
+        check_choice("method", self.method, tuple(METHODS))
         facts = families(model)
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled

@@ -58,7 +58,7 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     Of more than 200 rows with all open, a fifth is left out and short fits are tried on the rest: features made free of
     skew, with waves of them or without, followed closely or less so, and for counts and skewed positive targets their
-    likelihoods. Where the best gains more than a standard error on a Bayesian linear regression, an ensemble of such
+    likelihoods. Where the best gains more than two standard errors on a Bayesian linear regression, an ensemble of such
     nets is trained on all rows, and chains (:class:`pyrobnn.SGHMC`) start from its members, which find the noise as
     a function of the input. Otherwise, and of fewer rows, it is Laplace's approximation, or a linear model where the
     rows that are left out want no more. Caveat: these chains are short, and do not mix: their draws are good

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pyrobnn import likelihoods as lk
 from pyrobnn import priors
+from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
@@ -134,8 +135,9 @@ class Rule(NamedTuple):
         likelihood = self.likelihood or normal
         head = nn.Identity() if self.likelihood else Heads(self.left, mean_only)
         widths = [lift.width, 32, 32, 32, 32]
-        layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
-        net = nn.Sequential(lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head)
+        with seeded(0):
+            layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
+            net = nn.Sequential(lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head)
         prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, 1.1))
         return BNN(net, prior, likelihood, standardizer=units)
 
@@ -171,7 +173,7 @@ class Rule(NamedTuple):
             timed = Chains(num_warmup=60, thinning=1, preconditioner="rmsprop", **options)
             spent = timed.fit(model, *data, init=start, num_draws=1, **run).meta["timings"]["fit"]
             left = 0.8 * (seconds - (time.perf_counter() - begun))
-            effort = float(np.clip(left / (3000 * spent / 61), 0.05, 8))
+            effort = float(np.clip(left / (3000 * spent / 61), 0.05, 50))
         # the momentum lasts for thousands of steps where there is time: they have a long way
         chains = Chains(
             num_warmup=max(50, int(1000 * effort)),
@@ -196,10 +198,10 @@ def log_density(error: np.ndarray, var: Any) -> np.ndarray:
 
 
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
-    """Whether log densities (N,) are better than a linear model's by more than their standard error, in words."""
+    """Whether log densities (N,) are better than a linear model's by two standard errors, in words."""
     more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
     words = f"a row that is left out is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
-    return more > error, words
+    return more > 2 * error, words
 
 
 def search(

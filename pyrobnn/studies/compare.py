@@ -119,7 +119,8 @@ def _fitted(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         posterior = method.fit(study.model, study.train.x, study.train.y, **arguments)
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
+    chosen = [posterior.meta["chosen"]] if "chosen" in posterior.meta else []
+    for text in dict.fromkeys([*chosen, *(str(warning.message) for warning in caught)]):
         announce(f"{name}: {text}")
     return posterior
 

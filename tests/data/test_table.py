@@ -13,7 +13,7 @@ import torch
 
 from pyrobnn import data
 from pyrobnn.data import Standardizer
-from pyrobnn.data.columns import Columns
+from pyrobnn.data.columns import Column, Columns
 
 
 def write(tmp_path, text):
@@ -407,3 +407,14 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path):
         (tmp_path / name).write_text("a,y\n1,2\n")
         with pytest.raises((ValueError, ImportError), match="cannot be read as|pip install"):
             data.load(tmp_path / name, "y")
+
+
+def test_categories_that_differ_in_case_or_blanks_alone_are_one():
+    cells = ["Yes", "yes ", " YES", "yes", "no", None] * 3
+    columns = Columns.fit(pd.DataFrame({"a": cells, "n": range(18)}), "impute", "X")
+    assert columns.inputs == ("a=missing", "a=no", "a=yes", "a is missing", "n")
+    new = columns.transform(pd.DataFrame({"a": ["yES", "NO ", None], "n": [0, 1, 2]}), "X")[0]
+    np.testing.assert_array_equal(new[:, :4], [[0, 0, 1, 0], [0, 1, 0, 0], [1, 0, 0, 1]])
+    # a file that an earlier version saved knows both spellings
+    both = Column("a", "category", ("Yes", "yes"))
+    assert list(both.read("X", pd.Series(["Yes", "yes"]))) == ["Yes", "yes"]

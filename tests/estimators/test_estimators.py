@@ -12,6 +12,7 @@ import pandas as pd
 import pyro.distributions as dist
 import pytest
 import torch
+from scipy.stats import norm, skew
 from sklearn.base import clone
 from sklearn.datasets import make_friedman1
 from sklearn.exceptions import NotFittedError
@@ -27,8 +28,11 @@ from pyrobnn.estimators.empirical_bayes import (
     empirical_bayes,
     fit_by_evidence,
     fit_noise_em,
+    left_out,
     select_prior_width,
 )
+from pyrobnn.estimators.wide import Lift, responses, search
+from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
@@ -358,3 +362,76 @@ def test_mapies_conformal_regressors_take_it(table):
     cross = regression.CrossConformalRegressor(regressor(SHORT), cv=3, random_state=0)
     assert cross.fit_conformalize(x, y).predict_interval(x)[1].shape == (60, 2, 1)
     np.random.set_state(state)
+
+
+def test_auto_is_a_method_of_the_command_line(monkeypatch, table):
+    monkeypatch.setattr(
+        "pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (SHORT, f"because of {sizes}")
+    )
+    x, y = (torch.tensor(part.to_numpy()) for part in table)
+    net = pb.networks.mlp(2, (3,), seed=0).double()
+    model = pb.BNN(net, pb.priors.FanInNormal(), HomoskedasticGaussian(1.0))
+    data = pb.data.Dataset(x, y[:, None], "table", "regression")
+    model.standardizer = pb.data.Standardizer.fit(data)
+    found = METHODS["auto"].cls().fit(model, x, data.y, num_draws=1, seed=0)
+    expected = SHORT.fit(model, x, data.y, seed=0)
+    assert (
+        found.meta["chosen"] == "because of (60, 13, 1)" and found.meta["method"] == expected.meta["method"]
+    )
+    assert torch.equal(found.predict(x).mean, expected.predict(x).mean)
+
+
+def test_the_lift_is_free_of_skew_and_holds_beyond_the_data():
+    generator = np.random.default_rng(0)
+    x = np.column_stack([generator.lognormal(size=500), generator.normal(size=500), np.arange(500) % 2])
+    mean, scale = x.mean(0), x.std(0)
+    lift = Lift((x - mean) / scale, -mean / scale, waves=3)
+    out = lift(torch.from_numpy((x - mean) / scale))
+    assert out.shape == (500, 3 + 2 * 2 * 3) and lift.width == 15
+    plain = (out[:, :3] / lift.shrink).numpy()
+    assert abs(skew(plain[:, :2])).max() < 0.3 < skew(x[:, 0]) and lift.powers[2] == 1
+    np.testing.assert_allclose(float(out.var(0).sum()), 3, rtol=1e-6)  # as much as of three plain features
+    far = lift(torch.tensor([[-50.0, 0.0, 0.0], [1e6, 0.0, 0.0]], dtype=torch.float64))
+    assert far.isfinite().all()
+
+
+@pytest.mark.parametrize("signal, linear", [(0.0, True), (3.0, False)])
+def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear):
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-2, 2, (300, 2))
+    y = x[:, 0] + signal * np.sin(3 * x[:, 1]) + 0.3 * generator.normal(size=300)
+    data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
+    units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
+    rule, why = search(data, units, None, 0, None)
+    assert (rule is None) == linear and "nats likelier" in why
+    if rule is not None:
+        assert rule.left < 0.4 and rule.likelihood is None
+
+
+def test_a_look_at_the_target_suggests_likelihoods():
+    counts = np.arange(9.0)[:, None]
+    assert [type(each).__name__ for each in responses(counts)][:2] == ["Poisson", "NegativeBinomial"]
+    assert [type(each).__name__ for each in responses(np.exp(counts))][0] == "MixtureDensity"
+    assert responses(counts - 1) == responses(counts + 0.5) == responses(counts % 2) == []
+
+
+def test_the_error_of_a_left_out_row_is_that_of_a_linear_fit_without_it():
+    x, y = np.random.default_rng(2).normal(size=(40, 2)), np.random.default_rng(3).normal(size=40)
+    with pb.core.seeding.seeded(0):
+        net = torch.nn.Linear(2, 1, bias=False).double()
+    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.5))
+    data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
+    laplace = pb.Laplace(map=pb.MAP(num_steps=200, compile=False))
+    ours, _ = left_out(laplace.fit(model, *data, seed=0), *data)
+    for row in range(3):
+        kept = np.arange(40) != row
+        precision = x[kept].T @ x[kept] / 0.25 + np.eye(2)
+        mean = np.linalg.solve(precision, x[kept].T @ y[kept] / 0.25)
+        var = 0.25 + x[row] @ np.linalg.solve(precision, x[row])
+        np.testing.assert_allclose(ours[row], norm.logpdf(y[row], x[row] @ mean, var**0.5), rtol=1e-3)
+
+
+def test_max_seconds_are_of_what_is_open(table):
+    for options in ({"hidden": (3,)}, {"noise": "heteroskedastic"}, {"method": SHORT}):
+        with pytest.raises(ValueError, match="'max_seconds' is spent by method='auto'"):
+            pb.BNNRegressor(**{"max_seconds": 9, "random_state": 0} | options).fit(*table)
