@@ -18,7 +18,7 @@ from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
-from pyrobnn.inference.point_methods import Trained, log_joint
+from pyrobnn.inference.point_methods import Trained
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import hooked
@@ -127,7 +127,7 @@ class MCDropout(Trained):
         with seeded(run.seed, problem.device):
             theta = density.initial(start_values(problem.model, run.init), run.seed)
             if self.num_steps:
-                result = self._search(replace(problem, density=density), theta, log_joint, run, present)
+                result = self._search(replace(problem, density=density), theta, run, snapshot=present)
                 theta, told = result.params, result.account(self, problem.num_rows, density.dim)
             draws = drawn(density.constrain(theta), run.num_draws)
         keep: dict[str, float] = {}  # several masks may act on one layer

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -21,9 +22,6 @@ from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.posterior import Posterior
 
-#: (density, theta, *batch) → what is maximised
-Target = Callable[..., Tensor]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Method):
@@ -40,30 +38,53 @@ class Trained(Method):
     def __post_init__(self) -> None:
         Training.of(self, "cosine")  # its checks
 
+    @staticmethod
+    def _target(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+        """What is maximised."""
+        return density.log_joint(theta, *batch, jacobian=False)
+
+    def _start(self, problem: Problem, run: FitRun) -> Tensor:
+        """Where the search begins, (dim,) or (members, dim)."""
+        return problem.density.initial(start_values(problem.model, run.init), run.seed)
+
+    def fit_each(self, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
+        """Points given each of several targets (set, N, …) in the place of the problem's, all found in one search."""
+        with seeded(run.seed, problem.device):
+            start = self._start(problem, run)
+            start = start.reshape(-1, problem.density.dim)
+            targets = ys.repeat_interleave(len(start), 0)
+            found = self._search(problem, start.repeat(len(ys), 1), run, targets)
+        return [
+            self._posterior(problem, theta, run.seed) for theta in found.params.unflatten(0, (len(ys), -1))
+        ]
+
     def _search(
-        self, problem: Problem, start: Tensor, target: Target, run: FitRun,
+        self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None = None,
         snapshot: Callable[[Tensor], Posterior] | None = None,
     ) -> Result:  # fmt: skip
-        """Maximise ``target`` from ``start``: one point (dim,), or several together (members, dim).
+        """Maximise from ``start``: one point (dim,), or several together (members, dim), each of its ``ys`` if given.
 
         A program that subsamples draws a subsample at every call, for every member another.
         """
         density = problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -target(density, theta, *batch) / problem.num_rows
+            return -self._target(density, theta, *batch) / problem.num_rows
 
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
             randomness = "error" if density.stochastic is None else "different"
-            in_dims = (0, *(None for _ in batch))
+            in_dims = (0, *(None for _ in batch)) if ys is None else (0, None, 0)
             return torch.func.vmap(loss, in_dims=in_dims, randomness=randomness)(thetas, *batch)
 
+        batches: Iterator[tuple[Tensor, ...]] | None = None
+        if ys is not None:
+            batches = itertools.repeat((problem.x, ys))
+        elif self.batch_size is not None or problem.loader is not None:
+            batches = problem.batches(self.batch_size)
         return minimize(
             loss if start.dim() == 1 else losses,
             start,
-            problem.batches(self.batch_size)
-            if self.batch_size is not None or problem.loader is not None
-            else None,
+            batches,
             Training.of(self, "cosine"),
             callbacks=run.callbacks,
             snapshot=snapshot or (lambda theta: self._posterior(problem, theta, run.seed)),
@@ -87,14 +108,6 @@ class Trained(Method):
             told = result.account(self, problem.num_rows, problem.density.dim)
             meta |= told.pop("meta") | dict(more or {})
         return make_posterior(problem, self, draws, seed=seed, meta=meta, **told)
-
-
-def log_joint(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
-    return density.log_joint(theta, *batch, jacobian=False)
-
-
-def _log_likelihood(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
-    return density.log_parts(theta, *batch)[1]
 
 
 @register("mle", quick={"num_steps": 500, "compile": False})
@@ -128,10 +141,13 @@ class MLE(Trained):
     kind: ClassVar[Kind] = "point"
     default_draws: ClassVar[int] = 1
 
+    @staticmethod
+    def _target(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
+        return density.log_parts(theta, *batch)[1]
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         with seeded(run.seed, problem.device):
-            start = problem.density.initial(start_values(problem.model, run.init), run.seed)
-            result = self._search(problem, start, _log_likelihood, run)
+            result = self._search(problem, self._start(problem, run), run)
         return self._posterior(problem, result.params, run.seed, result)
 
 
@@ -183,8 +199,7 @@ class MAP(Trained):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         with seeded(run.seed, problem.device):
-            start = density.initial(start_values(problem.model, run.init), run.seed)
-            result = self._search(problem, start, log_joint, run)
+            result = self._search(problem, self._start(problem, run), run)
             theta, meta = result.params, {}
             in_memory, rows = problem.loader is None, problem.num_rows
             # a batch that holds all rows is all of the data by another name
@@ -255,11 +270,14 @@ class DeepEnsemble(Trained):
                 f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}: set num_members"
             )
         check_batched(problem.density.subsampled(), "DeepEnsemble")
+        start = self._start(problem, run)
+        with seeded(run.seed, problem.device):
+            result = self._search(problem, start, run)
+        return self._posterior(problem, result.params, run.seed, result)
+
+    def _start(self, problem: Problem, run: FitRun) -> Tensor:
         seeds = [run.seed * self.num_members + member for member in range(self.num_members)]
         starts: list[dict[str, Tensor]] = [{} for _ in seeds]  # a plain program's are prior medians
         if problem.is_bnn:
             starts = [problem.bnn.reinitialized(own).initial_values() for own in seeds]
-        start = torch.stack([problem.density.initial(*each) for each in zip(starts, seeds)])
-        with seeded(run.seed, problem.device):
-            result = self._search(problem, start, log_joint, run)
-        return self._posterior(problem, result.params, run.seed, result)
+        return torch.stack([problem.density.initial(*each) for each in zip(starts, seeds)])

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+from torch import Tensor
+
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
@@ -13,7 +15,7 @@ from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
-from pyrobnn.inference.vi.guide_fit import fit_guide
+from pyrobnn.inference.vi.guide_fit import fit_guide, fit_guides
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
 from pyrobnn.posterior import Posterior
 
@@ -164,6 +166,11 @@ class SVI(Method):
         if average is None:
             average = 0.5 if found.optimizer.schedule is None else 0.0
         return replace(found, optimizer=replace(found.optimizer, average=average))
+
+    def fit_each(self, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
+        """Posteriors given each of several targets (set, N, …) in the place of the problem's, fitted together."""
+        with seeded(run.seed, problem.device):
+            return fit_guides(self, problem, ys, run)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         check_batch_size(problem, self.batch_size)

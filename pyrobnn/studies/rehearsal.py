@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -11,10 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import as_tensor, check_count
-from pyrobnn.inference.method import Method
+from pyrobnn.core.checks import Refused, as_tensor, check_count
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.method import FitRun, Method
 from pyrobnn.inference.nuts import NUTS
-from pyrobnn.model import BNN
+from pyrobnn.inference.point_methods import MAP, MLE, DeepEnsemble
+from pyrobnn.inference.svi import SVI
+from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import probes
 from pyrobnn.studies.sbc import fit_batch
@@ -44,12 +49,13 @@ class Coverage:
 class Rehearsal:
     """Coverage of a method's intervals over rehearsed worlds, as :func:`rehearse` returns it.
 
-    Attributes: ``method``; ``num_worlds``; ``coverage``, a row for each quantity, region and level; ``fit_seconds`` of
-        the first fit, ``seconds`` of all refits.
+    Attributes: ``method``; ``num_worlds``; ``worlds``, the method whose draws they are; ``coverage``, a row for each
+        quantity, region and level; ``fit_seconds`` of the first fit, ``seconds`` of all refits.
     """
 
     method: str
     num_worlds: int
+    worlds: str
     coverage: tuple[Coverage, ...]
     fit_seconds: float
     seconds: float
@@ -64,7 +70,9 @@ class Rehearsal:
         return asdict(self) | {"ok": self.ok}
 
     def __str__(self) -> str:
-        lines = [f"On data like yours, in {self.num_worlds} worlds, intervals of {self.method} held:"]
+        lines = [
+            f"On data like yours, in {self.num_worlds} worlds of {self.worlds}, intervals of {self.method} held:"
+        ]
         for row in self.coverage:
             where = f"{row.quantity}, {row.region}"
             found = f"{row.share:4.0%} ± {row.error:.0%}"
@@ -94,13 +102,16 @@ def rehearse(
     the exact posterior the equation holds whatever the data, since observed and simulated rows are both conditioned on.
 
     Args:
-        method: any method; refits reuse compiled code. NUTS with ``num_warmup`` fits all worlds as chains of one
-            machine, with one step size and metric.
+        method: any method. Without mini-batches MLE, MAP (not polished, nor Laplace's), ensembles and mean-field SVI
+            fit all worlds in one search, NUTS with ``num_warmup`` as chains of one machine, with one step size and
+            metric; the others refit one after the other, by code that is compiled once.
         model: a BNN.
         x, y: data (N, …), (N, out) or labels (N,), in their own units.
         num_worlds: refits.
         num_draws: of each fit; default the method's own.
-        worlds: where truths come from: a better posterior of the same model and data than the method's own.
+        worlds: where truths come from: a better posterior of the same model and data than the method's own. Default: an
+            exact method's own; else a minute of NUTS, and the method's own where its chains did not agree by then, or
+            where point parameters are learned.
         regions: name → points (point, …) where intervals are judged; default ``"near data"``, ``"gap"`` (in one
             dimension the widest; else between neighbours) and ``"outside"``.
         seed: of worlds and fits.
@@ -109,14 +120,17 @@ def rehearse(
         TypeError, ValueError: as ``method.fit``.
 
     Caveat: a method that is blind to a part of the posterior draws its own worlds without that part, and may hold
-    there what it promises: pass NUTS's posterior as ``worlds``. Nothing is said of worlds that the model excludes.
+    there what it promises: the result's ``worlds`` says whose they are. Nothing is said of worlds that the model
+    excludes.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
         ...                pb.likelihoods.HomoskedasticGaussian(0.3))
-        >>> pb.rehearse(pb.MLE(num_steps=50, compile=False), model, x, 2 * x, num_worlds=10).ok  # a point has no width
+        >>> exact = pb.Laplace(num_steps=100, compile=False).fit(model, x, 2 * x)
+        >>> mle = pb.MLE(num_steps=50, compile=False)
+        >>> pb.rehearse(mle, model, x, 2 * x, num_worlds=10, worlds=exact).ok  # a point has no width
         False
 
     Reference: `Posterior SBC: Simulation-Based Calibration Checking Conditional on Data (Säilynoja et al., 2025)
@@ -126,14 +140,16 @@ def rehearse(
     x, y = as_tensor("x", x), model.likelihood.targets.read(y)
     started = time.perf_counter()
     first = method.fit(model, x, y, num_draws=num_draws, seed=seed)
-    fit_seconds, source = time.perf_counter() - started, worlds or first
+    fit_seconds = time.perf_counter() - started
+    source = worlds or _worlds(method, first, x, y, seed)
     places = _regions(x) if regions is None else dict(regions)
     points = torch.cat([*places.values()])
     total = source.num_chains * source.num_draws
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     truths = [_one_draw(source, int(chosen[world % total])) for world in range(num_worlds)]
     started, held = time.perf_counter(), []
-    for index, fitted in enumerate(_refits(method, model, x, y, truths, num_draws, seed + 1)):
+    count = method.default_draws if num_draws is None else num_draws
+    for index, fitted in enumerate(_refits(method, model, x, y, truths, count, seed + 1)):
         held.append(_held(truths[index], fitted, points, seed + index))
     seconds = time.perf_counter() - started
     names = [name for name, place in places.items() for _ in range(len(place))]
@@ -144,7 +160,20 @@ def rehearse(
         for level in (0.5, 0.9)
         for at in [torch.tensor([name == region for name in names])]
     ]
-    return Rehearsal(type(method).__name__, num_worlds, tuple(rows), fit_seconds, seconds)
+    whence = source.meta.get("method", "a posterior")
+    return Rehearsal(type(method).__name__, num_worlds, whence, tuple(rows), fit_seconds, seconds)
+
+
+def _worlds(method: Method, first: Posterior, x: Tensor, y: Tensor, seed: int) -> Posterior:
+    """Where truths come from: the posterior itself of an exact method or NUTS's; else the method's own."""
+    if method.claim != "exact" and not first.meta["point_sites"]:
+        nuts = NUTS(until="converged", max_seconds=60.0, compile=getattr(method, "compile", True))
+        with contextlib.suppress(Refused), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = nuts.fit(first.bnn, x, y, num_draws=2000, seed=seed)
+            if found.meta["convergence"]["rhat"] < 1.1:  # what is hardly mixed is still wider than one mode
+                return found
+    return first
 
 
 def _refits(
@@ -153,21 +182,30 @@ def _refits(
     x: Tensor,
     y: Tensor,
     truths: list[Posterior],
-    num_draws: int | None,
+    num_draws: int,
     seed: int,
 ) -> Iterator[Posterior]:
-    """The posterior of each world, given its rows and those observed."""
+    """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
     targets, twice = model.likelihood.targets, torch.cat([x, x])
     y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
     ys = []
     for world, truth in enumerate(truths):
         drawn = targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0])
         ys.append(torch.cat([y, drawn.to(y)]))
+    search: Any = method.search if isinstance(method, Laplace) else method
+    mean_field = isinstance(search, SVI) and search.options.family == "mean_field"
+    together = mean_field or isinstance(search, MLE | MAP | DeepEnsemble)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the first fit has said it
         if isinstance(method, NUTS) and method.num_warmup:
-            count = method.default_draws if num_draws is None else num_draws
-            yield from fit_batch(method, model, twice, ys, num_draws=count, seed=seed)
+            yield from fit_batch(method, model, twice, ys, num_draws=num_draws, seed=seed)
+        elif together and search.batch_size is None:
+            problem = prepare(model, twice, ys[0], points=method.points)
+            read = torch.stack([check_data(model, twice, each, problem.device)[1] for each in ys])
+            found = search.fit_each(problem, read, FitRun(num_draws, seed))
+            for world, each in enumerate(found):
+                again = {"num_draws": num_draws, "seed": seed + world, "init": each}
+                yield each if search is method else method.fit(model, twice, ys[world], **again)
         else:
             for world, each in enumerate(ys):
                 yield method.fit(model, twice, each, num_draws=num_draws, seed=seed + world)

@@ -11,6 +11,8 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.method import FitRun
 from pyrobnn.studies.rehearsal import _coverage
 
 
@@ -59,19 +61,43 @@ def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
 def test_a_point_has_no_interval_of_the_function():
     model, x, y = line()
     found = pb.rehearse(
-        pb.MLE(num_steps=20, compile=False), model, x, y, num_worlds=5, regions={"mine": x[:3]}
-    )
+        pb.MLE(num_steps=20, compile=False), model, x, y, num_worlds=5, regions={"mine": x[:3]},
+        worlds=Shrunk().fit(model, x, y),
+    )  # fmt: skip
     assert [row.share for row in found.coverage[:2]] == [0.0, 0.0] and {
         row.region for row in found.coverage
     } == {"mine"}
 
 
+def test_all_worlds_are_fitted_in_one_search():
+    model, x, y = line()
+    ys = torch.stack([y, 2 * y, y + 1])
+    problem, run = prepare(model, x, y, points="free"), FitRun(300)
+    search = pb.MAP(num_steps=60, polish_steps=0, compile=False)
+    for found, own in zip(search.fit_each(problem, ys, run), ys, strict=True):
+        alone = search.fit(model, x, own)
+        torch.testing.assert_close(found.draws["net.weight"], alone.draws["net.weight"], rtol=1e-4, atol=1e-5)
+    members = pb.DeepEnsemble(num_members=2, num_steps=5, compile=False).fit_each(problem, ys, run)
+    assert [each.num_draws for each in members] == [2, 2, 2]
+    x_all = torch.cat([x, torch.ones_like(x)], 1).double()
+    precision = x_all.T @ x_all / 0.25 + torch.eye(2)
+    svi = pb.SVI(num_steps=400, lr=0.05, compile=False)
+    for found, own in zip(svi.fit_each(problem, ys, run), ys, strict=True):
+        state = found.approximation.state()[1]
+        mean = torch.linalg.solve(precision, x_all.T @ own.double()[:, 0] / 0.25)
+        sd = precision.diagonal().rsqrt()
+        loc = found.approximation.layout.constrain(state["loc"])
+        loc = torch.stack([loc["net.weight"].squeeze(), loc["net.bias"].squeeze()]).double()
+        assert ((loc - mean).abs() < 0.2 * sd).all()
+    assert found.num_draws == 300
+
+
 def test_labels_are_rehearsed():
     model, x, y = line(likelihood=pb.likelihoods.Bernoulli())
-    found = pb.rehearse(
-        pb.SVI(num_steps=20, compile=False), model, x, (y > 0).float(), num_worlds=3, num_draws=50
-    )
-    assert len(found.coverage) == 12
+    labels, svi = (y > 0).float(), pb.SVI(num_steps=20, compile=False)
+    worlds = svi.fit(model, x, labels)
+    found = pb.rehearse(svi, model, x, labels, num_worlds=3, num_draws=50, worlds=worlds)
+    assert len(found.coverage) == 12 and found.worlds == "SVI"
 
 
 def test_false_alarms_of_right_intervals_are_rare():
@@ -93,7 +119,5 @@ def test_mean_field_is_condemned_and_nuts_passed_in_the_gap():
     worlds = pb.NUTS(num_warmup=400).fit(model, data.x, data.y, num_draws=300, seed=5)
     found = pb.rehearse(nuts, model, data.x, data.y, num_worlds=20, num_draws=300, worlds=worlds)
     assert found.ok, str(found)
-    found = pb.rehearse(
-        pb.SVI(num_steps=3000), model, data.x, data.y, num_worlds=20, num_draws=400, worlds=worlds
-    )
-    assert not found.ok, str(found)
+    found = pb.rehearse(pb.SVI(num_steps=3000), model, data.x, data.y, num_worlds=20, num_draws=400)
+    assert found.worlds == "NUTS" and not found.ok, str(found)

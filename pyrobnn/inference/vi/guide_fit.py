@@ -19,6 +19,7 @@ from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together
+from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -106,6 +107,22 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
             end_of(callback)()
 
 
+def fit_guides(config: SVI, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
+    """Fit a guide to each of several targets (set, N, …) in the place of the problem's, all in one search."""
+    fitted = GuideFit(config, problem, None, run.seed)
+
+    def objective(
+        thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        each = torch.func.vmap(fitted.elbo, (0, None, 0, None, 0), (0, 1), randomness="different")
+        return each(thetas, weight, Noise(key).split(len(ys)), x, ys)
+
+    steps = ((*step, ys) for *step, _ in fitted.batches())
+    start = fitted.start.repeat(len(ys), 1)
+    thetas = minimize(objective, start, steps, config.training, tracked=TRACKED, name="SVI").params
+    return [fitted.posterior(theta, run.num_draws, None) for theta in thetas]
+
+
 class GuideFit:
     """One fit of a guide; ``owner`` is the user's configuration that ``config`` is a part of, if it is one."""
 
@@ -135,7 +152,7 @@ class GuideFit:
     def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
         """Fit the parameters: the guide's, then free points."""
         return minimize(
-            self._objective, self.start, self._batches(), self.config.training, tracked=TRACKED,
+            self._objective, self.start, self.batches(), self.config.training, tracked=TRACKED,
             callbacks=callbacks, snapshot=self._snapshot, progress=progress, name=name,
         )  # fmt: skip
 
@@ -145,7 +162,7 @@ class GuideFit:
             batch = x[rows], y[rows]
         return self.elbo(theta, weight, key, *batch)
 
-    def _batches(self) -> Iterator[tuple[Tensor, ...]]:
+    def batches(self) -> Iterator[tuple[Tensor, ...]]:
         """KL weight, key of the random numbers and data of every step."""
         problem, size = self.problem, self.config.batch_size
         keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
