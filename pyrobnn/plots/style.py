@@ -44,10 +44,8 @@ def style() -> Iterator[None]:
     """
     ticks = {"color": MUTED, "labelcolor": INK, "labelsize": 8.0, "major.width": 0.7}
     settings: dict[str, Any] = {
-        "figure.facecolor": "white",
         "figure.dpi": 110,
         "font.size": 9.0,
-        "axes.facecolor": "white",
         "axes.edgecolor": MUTED,
         "axes.linewidth": 0.7,
         "axes.labelcolor": INK,
@@ -69,8 +67,6 @@ def style() -> Iterator[None]:
         "legend.frameon": False,
         "legend.fontsize": 8.0,
         "lines.linewidth": 1.4,
-        "lines.solid_capstyle": "round",
-        "savefig.facecolor": "white",
     }
     for side, name in itertools.product("xy", ticks):
         settings[f"{side}tick.{name}"] = ticks[name]

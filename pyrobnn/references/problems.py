@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pyro.distributions as dist
 import torch
@@ -19,7 +20,6 @@ class Problem:
     """A net with its prior and likelihood, and the data that it learns from.
 
     Args:
-        about: what it is, in a sentence.
         source: of all rows, in their own units.
         num_data: rows that the net learns from, evenly spread over those of the source; of the others at most 100 are
             held out.
@@ -30,7 +30,6 @@ class Problem:
         standard_y: whether targets are standardised, as inputs are, by the rows that the net learns from.
     """
 
-    about: str
     source: Callable[[], Dataset]
     num_data: int
     hidden: tuple[int, ...]
@@ -38,6 +37,12 @@ class Problem:
     num_outputs: int = 1
     prior_scale: float = 1.0
     standard_y: bool = True
+
+    @property
+    def about(self) -> str:
+        """What net on what data, in a few words."""
+        widths = " and ".join(map(str, self.hidden))
+        return f"{widths} tanh units on {self.source().name}, {self.likelihood()!r}"
 
     def data(self) -> tuple[Dataset, Dataset]:
         """What the net learns from and what is held out, in standard units."""
@@ -99,52 +104,26 @@ def _varying() -> likelihoods.Likelihood:
     return likelihoods.HeteroskedasticGaussian(0.05)
 
 
+def _gap() -> Dataset:
+    return gap(480)
+
+
 def problems() -> dict[str, Problem]:
     """The problems by name."""
+    on_gap: dict[str, Any] = {"prior_scale": 2.0, "standard_y": False}
     return {
-        "gap_1": Problem(
-            "one tanh unit on the gap, noise inferred",
-            lambda: gap(480), 60, (1,), _inferred, prior_scale=2.0, standard_y=False,
-        ),
-        "gap_5": Problem(
-            "five tanh units on the gap, noise known",
-            lambda: gap(480), 240, (5,), _fixed, prior_scale=2.0, standard_y=False,
-        ),
-        "gap_50": Problem(
-            "fifty tanh units on the gap, noise inferred",
-            lambda: gap(480), 60, (50,), _inferred, prior_scale=2.0, standard_y=False,
-        ),
-        "gap_3x50": Problem(
-            "three layers of fifty tanh units on the gap, noise known",
-            lambda: gap(480), 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False,
-        ),
+        "gap_1": Problem(_gap, 60, (1,), _inferred, **on_gap),
+        "gap_5": Problem(_gap, 240, (5,), _fixed, **on_gap),
+        "gap_50": Problem(_gap, 60, (50,), _inferred, **on_gap),
+        "gap_3x50": Problem(_gap, 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False),
         "polynomial_hetero_10": Problem(
-            "ten tanh units on a cubic whose noise varies, with a head for the noise",
-            lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2,
+            lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2
         ),
-        "diabetes_10": Problem(
-            "ten tanh units on diabetes, noise inferred", diabetes, 60, (10,), _inferred
-        ),
-        "diabetes_hetero_5": Problem(
-            "five tanh units on diabetes, with a head for the noise", diabetes, 60, (5,), _varying, 2
-        ),
-        "iris_5": Problem(
-            "five tanh units on iris, three classes",
-            lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3,
-        ),
-        "wine_10": Problem(
-            "ten tanh units on wine, three classes",
-            lambda: bundled("wine", "class"), 60, (10,), likelihoods.Categorical, 3,
-        ),
-        "breast_cancer_5": Problem(
-            "five tanh units on breast cancer, two classes", breast_cancer, 60, (5,), likelihoods.Bernoulli
-        ),
-        "moons_2x10": Problem(
-            "two layers of ten tanh units on two moons", _moons, 60, (10, 10), likelihoods.Bernoulli,
-            prior_scale=2.0,
-        ),
-        "digits_10": Problem(
-            "ten tanh units on digits 0 to 4 at sixteen pixels, five classes",
-            _small_digits, 60, (10,), likelihoods.Categorical, 5,
-        ),
-    }  # fmt: skip
+        "diabetes_10": Problem(diabetes, 60, (10,), _inferred),
+        "diabetes_hetero_5": Problem(diabetes, 60, (5,), _varying, 2),
+        "iris_5": Problem(lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3),
+        "wine_10": Problem(lambda: bundled("wine", "class"), 60, (10,), likelihoods.Categorical, 3),
+        "breast_cancer_5": Problem(breast_cancer, 60, (5,), likelihoods.Bernoulli),
+        "moons_2x10": Problem(_moons, 60, (10, 10), likelihoods.Bernoulli, prior_scale=2.0),
+        "digits_10": Problem(_small_digits, 60, (10,), likelihoods.Categorical, 5),
+    }

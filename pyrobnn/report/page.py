@@ -18,7 +18,6 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
 from pyrobnn.report.sentences import conclude, facts, headline, recommended, significant
-from pyrobnn.wording import typeset
 
 #: columns of summary.json that the page leaves out
 _ELSEWHERE = ("coverage_50", "coverage_95", "compile_seconds", "predict_seconds")
@@ -68,7 +67,6 @@ def write_report(
     results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
     folder = files("pyrobnn.report")
     pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    pages.filters["typeset"] = typeset
     template = pages.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
     best = recommended(results.rows, results.verdicts)
     everything = [*results.rows, *results.floor]

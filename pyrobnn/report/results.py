@@ -17,9 +17,10 @@ from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import fidelity
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
-from pyrobnn.diagnostics.points import class_points, is_censored, regression_points, same_data, widest_gap
+from pyrobnn.diagnostics.points import class_points, is_censored, same_data, widest_gap
 from pyrobnn.diagnostics.scores import LEVELS, score, units
 from pyrobnn.diagnostics.verdict import said
+from pyrobnn.plots.predictive import decomposed
 from pyrobnn.report.baselines import baselines
 
 
@@ -167,21 +168,18 @@ def _explained(evidence: Evidence) -> dict[str, float]:
 
 
 def _uncertainties(evidence: Evidence) -> dict[str, float]:
-    labelled, scale = class_points(evidence), units(evidence)
-    if labelled is not None:
-        pairs, scale, suffix = [(labelled.aleatoric, labelled.epistemic)], np.ones(1), ""
-    elif scale is None or regression_points(evidence) is None:
+    """Means over the held-out points; of several outputs in units of their spread, and of each."""
+    scale = np.ones(1) if class_points(evidence) is not None else units(evidence)
+    if scale is None:
         return {}
-    else:
-        outputs = [regression_points(evidence, output) for output in range(len(scale))]
-        pairs = [(points.aleatoric_sd, points.epistemic_sd) for points in outputs if points is not None]
-        suffix = "" if len(scale) == 1 else "_standardized"
+    pairs = [decomposed(evidence, output) for output in range(len(scale))]
+    suffix = "" if len(pairs) == 1 else "_standardized"
     found = {}
-    for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True), strict=True):
-        if any(v is None for v in each):
+    for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True)):
+        if any(values is None for values in each):
             continue
-        means = [float(np.mean(v)) for v in each]
-        found[f"{name}{suffix}"] = float(np.mean([v / unit for v, unit in zip(means, scale, strict=True)]))
+        means = [float(np.mean(values)) for values in each]
+        found[f"{name}{suffix}"] = float(np.mean(np.array(means) / scale))
         if suffix:
             found |= {f"{name}[{output}]": mean for output, mean in enumerate(means)}
     return found

@@ -15,13 +15,6 @@ def plain(text: str) -> str:
     return "".join(PLAIN.get(sign, sign) for sign in text)
 
 
-def typeset(text: str) -> str:
-    """For a page: comparisons and errors of a :func:`plain` text as signs again."""
-    for sign in "≥≤±":
-        text = text.replace(PLAIN[sign], sign)
-    return text
-
-
 def shown(text: str) -> str:
     """The text as the standard output can show it, for a ``__str__``: what its encoding lacks is spelled in ASCII."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
