@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import xarray as xr
 
-from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, LOG_PRIOR, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of a net's weights begin
 WEIGHTS = "net."
@@ -271,13 +271,6 @@ class Evidence:
         if len(parts) > 1:
             return np.concatenate(parts, axis=-1)
         return parts[0] if parts else None
-
-    @functools.cached_property
-    def log_prior(self) -> np.ndarray | None:
-        """Log prior density (chain, draw), from the ``log_prior`` or ``function`` group; None where missing."""
-        found = [self.draws(LOG_PRIOR, name) for name in self.names(LOG_PRIOR)]
-        parts = [flattened(part, 2).sum(-1) for part in found if part is not None]
-        return np.sum(parts, axis=0) if parts else self.draws(FUNCTION, "log_prior")
 
     def probe_kinds(self, num_probes: int) -> np.ndarray:
         """Kind of each probe ("train", "between", "outside"); all "train" where the tree does not say."""

@@ -66,17 +66,15 @@ def predictive_draws(evidence: Evidence) -> np.ndarray | None:
     return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
-def replicates(
-    evidence: Evidence, *, whole: bool = False, group: str = POSTERIOR_PREDICTIVE
-) -> tuple[np.ndarray, np.ndarray] | None:
+def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
     """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
 
-    With `whole` also those of labels and counts that are kept as integers; of the posterior, or of another `group`.
+    With `whole` also those of labels and counts that are kept as integers.
     """
-    found = _observed(evidence, group)
+    found = _observed(evidence)
     if found is None:
         return None
-    y, sample = found[0].values, evidence.values(group, "y_sample")
+    y, sample = found[0].values, evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
     draws = _draws_first(found[1])
     if sample is not None and len(draws) < FEWEST_DRAWS:
         draws = sample
@@ -95,15 +93,13 @@ def class_replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None
     return found[0][..., 0].astype(int), found[1][:, 0].astype(int)
 
 
-def _observed(
-    evidence: Evidence, group: str = POSTERIOR_PREDICTIVE
-) -> tuple[xr.DataArray, xr.DataArray] | None:
+def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
     """The outcome of a tree and its replicates: ``y``, or under whatever name if it is the only one."""
-    known = evidence.names(group)
+    known = evidence.names(POSTERIOR_PREDICTIVE)
     name = _only([name for name in evidence.names(OBSERVED_DATA) if name in known])
     if name is None:
         return None
-    y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(group, name)
+    y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(POSTERIOR_PREDICTIVE, name)
     if y is None or draws is None or not set(SAMPLE_DIMS) <= set(draws.dims):
         return None
     return y, draws
@@ -165,10 +161,6 @@ def _one(values: xr.DataArray, output: int) -> xr.DataArray:
     return values.isel(output=output) if "output" in values.dims else values
 
 
-def _column(values: xr.DataArray, output: int) -> np.ndarray:
-    return _one(values, output).values
-
-
 @statistic
 def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     """Held-out predictions with outcomes; else the training data's posterior predictive; else None."""
@@ -182,7 +174,7 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     if y is not None and mean is not None and mean.size:
         aleatoric = evidence.variable(PREDICTIONS, "aleatoric_var")
         epistemic = evidence.variable(PREDICTIONS, "epistemic_var")
-        variances = [None if v is None else _column(v, output) for v in (aleatoric, epistemic)]
+        variances = [None if v is None else _one(v, output).values for v in (aleatoric, epistemic)]
         sds = [None if v is None else np.sqrt(np.maximum(v, 0)) for v in variances]
         samples = None
         if draws is not None:
@@ -194,11 +186,11 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
             total = samples.std(0)
         else:
             return None
-        return Points(_column(y, output), _column(mean, output), sds[0], sds[1], total, samples, True)
+        return Points(_one(y, output).values, _one(mean, output).values, sds[0], sds[1], total, samples, True)
     found = None if evidence.likelihood in CLASSES else _observed(evidence)
     if found is None:
         return None
-    seen, drawn = _column(found[0], output), _draws_first(_one(found[1], output))
+    seen, drawn = _one(found[0], output).values, _draws_first(_one(found[1], output))
     if drawn.ndim != 2 or drawn.size == 0 or seen.ndim != 1 or seen.dtype.kind not in "fiu":
         return None
     return Points(seen, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
@@ -288,7 +280,7 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
     if (ends := gap_between(inputs)) is None:
         return None
     low, high = ends
-    sd = np.sqrt(np.maximum(_column(variance, output), 0))
+    sd = np.sqrt(np.maximum(_one(variance, output).values, 0))
     inside = np.median(np.interp(inputs, points, sd))
     ratio = float(np.interp(0.5 * (low + high), points, sd) / inside) if inside > 0 else None
     return Gap(low, high, ratio)
