@@ -42,7 +42,9 @@ def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
         >>> rmse(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0]))
         1.4142135...
     """
-    _check_same("mean", mean, "y", y)
+    if mean.shape != y.shape:
+        raise ValueError(f"'mean' has shape {tuple(mean.shape)} and 'y' {tuple(y.shape)}: they must agree")
+    _check_nonempty("y", y)
     if scale is None and y.ndim > 1 and y.shape[1] > 1:
         raise ValueError(
             f"{y.shape[1]} outputs (shape {tuple(y.shape)}) have units of their own: score one at a time, [:, k], or "
@@ -168,15 +170,6 @@ def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
 def _check_nonempty(name: str, values: Tensor) -> None:
     if values.numel() == 0:
         raise ValueError(f"{name!r} is empty (shape {tuple(values.shape)}): there is nothing to score")
-
-
-def _check_same(name: str, values: Tensor, other: str, reference: Tensor) -> None:
-    if values.shape != reference.shape:
-        raise ValueError(
-            f"{name!r} has shape {tuple(values.shape)} and {other!r} has {tuple(reference.shape)}: "
-            "they must agree, point by point"
-        )
-    _check_nonempty(other, reference)
 
 
 def _check_draws(draws: Tensor, y: Tensor) -> None:

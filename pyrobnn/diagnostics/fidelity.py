@@ -99,8 +99,7 @@ def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) 
 
 
 def _same_points(evidence: Evidence, reference: Evidence) -> bool:
-    ours = evidence.values(HELD_OUT, "x")
-    theirs = reference.values(HELD_OUT, "x")
+    ours, theirs = (each.values(HELD_OUT, "x") for each in (evidence, reference))
     return ours is None or theirs is None or _alike(ours, theirs)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -218,15 +218,11 @@ def _held(truth: Posterior, fitted: Posterior, points: Tensor, seed: int) -> dic
     if found.likelihood.targets.kind == "label":  # what logits have in common says nothing
         f, target = f - f.mean(-1, keepdim=True), target - target.mean(-1, keepdim=True)
     pit = found.pit(found.likelihood.targets.observed(true.sample(seed=seed)[0, 0]), seed=seed)
-
-    def of_function(level: float) -> Tensor:
-        low, high = f.quantile(torch.tensor([0.5 - level / 2, 0.5 + level / 2]).double(), 0)
-        return (low <= target) & (target <= high)
-
-    new: Callable[[float], Tensor] = lambda level: (pit - 0.5).abs() <= level / 2  # noqa: E731
+    levels = (0.5, 0.9)
+    ends = {q: f.quantile(torch.tensor([0.5 - q / 2, 0.5 + q / 2], dtype=f.dtype), 0) for q in levels}
     return {
-        name: {level: of(level) for level in (0.5, 0.9)}
-        for name, of in (("function", of_function), ("new rows", new))
+        "function": {level: (low <= target) & (target <= high) for level, (low, high) in ends.items()},
+        "new rows": {level: (pit - 0.5).abs() <= level / 2 for level in levels},
     }
 
 
