@@ -13,18 +13,18 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 30_821,
-    "code lines": 17_656,
-    "files": 165,
-    "numbers in module constants": 265,
+    "lines": 30_352,
+    "code lines": 17_308,
+    "files": 161,
+    "numbers in module constants": 261,
     "file names that stand in two rooms": 0,
     "scripts": 18,
-    "lines of scripts": 5_545,
+    "lines of scripts": 5_536,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 23,
     "warn and note calls": 10,
     "members of a likelihood": 16,
-    "fields of the methods": 94,
+    "fields of the methods": 93,
 }
 
 
