@@ -16,7 +16,7 @@ from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.point_methods import Trained
 from pyrobnn.model import BNN, NET
@@ -90,12 +90,7 @@ class MCDropout(Trained):
             TypeError, Refused: no BNN; batch-norm layers in training mode.
             ValueError: no steps, and no weights to take.
         """
-        model, x, y = run.given
-        if not isinstance(model, BNN):
-            raise (Refused if callable(model) else TypeError)(
-                f"MCDropout drops units of a network: 'model' must be a pyrobnn.BNN, got {model!r}: "
-                "use SVI, NUTS or Laplace(curvature='hessian')"
-            )
+        model, x, y = require_net(self, run.given[0]), *run.given[1:]
         if norms := training_norms(model):
             raise Refused(
                 f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "

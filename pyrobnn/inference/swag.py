@@ -18,13 +18,12 @@ from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, snapshot
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.sgd_rate import MOMENTUM, TOLERATED_RISE, constant_rate
 from pyrobnn.inference.optim.training import Optimizer, Training
-from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.wording.findings import Finding
@@ -62,12 +61,7 @@ class _Averaged(Method):
         Raises:
             TypeError, Refused: no BNN; random layers in training mode.
         """
-        model, x, y = run.given
-        if not isinstance(model, BNN):
-            raise (Refused if callable(model) else TypeError)(
-                f"{type(self).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: "
-                "use SVI, NUTS or Laplace(curvature='hessian')"
-            )
+        model, x, y = require_net(self, run.given[0]), *run.given[1:]
         norms = training_norms(model)
         if others := set(model.stochastic_layers()) - set(norms):
             raise Refused(

@@ -236,7 +236,7 @@ def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
     expected, _ = draws(False)
     remove(monkeypatch, set(NAMES))
     found, told = draws(compile)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)  # compiled fits pad their rows
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert not any("its Python" in each for each in told), "the program is not to blame"
 
 

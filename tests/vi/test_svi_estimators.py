@@ -29,7 +29,6 @@ ESTIMATORS = (None, "local_reparameterization", "flipout")
 
 def _elbo(model, x, y, **options):
     problem = prepare(model, x, y, points="free")
-    # not compiled: the data are not padded, and batches of any size may follow
     options = {"estimator": "weights", "compile": False, "init_scale": 0.2} | options
     elbo, theta = build_elbo(SVI(**options), problem, None, 0)
     return elbo, theta

@@ -253,6 +253,16 @@ def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, 
     }
 
 
+def require_net(method: Any, model: Any) -> BNN:
+    """The model of a method that trains a network: Refused of a plain program, TypeError of anything else."""
+    if isinstance(model, BNN):
+        return model
+    raise (Refused if callable(model) else TypeError)(
+        f"{type(method).__name__} trains a network, so 'model' must be a pyrobnn.BNN, got {model!r}: use SVI, NUTS or "
+        "Laplace(curvature='hessian')"
+    )
+
+
 def interruption(method: Any, done: int, asked: int, what: str, checkpoint: Any = None) -> Finding:
     """A fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``); where it can go on from."""
     values = {"method": type(method).__name__, "done": done, "total": asked, "unit": what}
