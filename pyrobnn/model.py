@@ -73,11 +73,8 @@ class BNN:
         *,
         standardizer: Standardizer | None = None,
     ):
-        for name, value, kind in (
-            ("net", net, nn.Module),
-            ("prior", prior, Prior),
-            ("likelihood", likelihood, Likelihood),
-        ):
+        kinds: dict[str, tuple[Any, type]] = {"net": (net, nn.Module), "prior": (prior, Prior)}
+        for name, (value, kind) in (kinds | {"likelihood": (likelihood, Likelihood)}).items():
             if not isinstance(value, kind):
                 found, wanted = (f"{each.__module__}.{each.__name__}" for each in (type(value), kind))
                 raise TypeError(f"{name!r} must be a {wanted}, got {found}")
@@ -156,10 +153,8 @@ class BNN:
 
     def sample_parameters(self) -> dict[str, Tensor]:
         """The program's first half: every parameter of the net and of the likelihood, by site."""
-        values = {
-            name: pyro.sample(name, self.priors[name]) if name in self.priors else point(name, value)
-            for name, value in self.initial_values().items()
-        }
+        values, priors = self.initial_values(), self.priors
+        values = {n: pyro.sample(n, priors[n]) if n in priors else point(n, v) for n, v in values.items()}
         return values | self.likelihood.own.sample()
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:

@@ -15,20 +15,16 @@ PACKAGES = ("pyrobnn", "torch", "pyro-ppl", "numpy", "arviz-stats", "scikit-lear
 
 def doctor(argv: Sequence[str], command: str) -> int:
     """Print what is installed and whether a fit runs; exit status 0, or 1 where the fit failed."""
-    OneLineParser(
-        prog="pyrobnn doctor", description="Versions, compiler, device and a short fit."
-    ).parse_args(argv)
+    parser = OneLineParser(prog="pyrobnn doctor", description="Versions, compiler, device and a short fit.")
+    parser.parse_args(argv)
 
     import torch
 
     from pyrobnn import BNN, MAP, data, likelihoods, networks, priors
-    from pyrobnn.compile.inductor import TESTED
     from pyrobnn.compile.private import lacks_compiler
 
     say(f"python    {platform.python_version()}, {platform.platform()}")
     say(f"packages  {', '.join(f'{name} {version(name)}' for name in PACKAGES)}")
-    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
-        say(f"torch     compiled speed was tested on {', '.join(TESTED)}: slower here, same numbers")
     none = "none: every fit runs, several times slower (apt install g++, or xcode-select --install)"
     say(f"compiler  {none if lacks_compiler() else 'found'}")
     cuda = f"cuda ({torch.cuda.get_device_name()}), " if torch.cuda.is_available() else ""

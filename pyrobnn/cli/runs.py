@@ -33,21 +33,13 @@ def compare(argv: Sequence[str], command: str) -> int:
     if stopped:
         missing = (label for label in config.methods if label not in (*trees, *failed))
         failed |= dict.fromkeys(missing, "stopped before it was done")
-        say(
-            f"\nstopped: {len(trees)} of {len(config.methods)} methods are finished or cut short, and kept; the same "
-            "command with --resume goes on",
-            sys.stderr,
-        )
+        finished = f"{len(trees)} of {len(config.methods)} methods are finished"
+        say(f"\nstopped: {finished}; the same command with --resume goes on", sys.stderr)
     if trees := {label: trees[label] for label in config.methods if label in trees}:
         from pyrobnn.cli import saved
 
         (out / "config.yaml").write_text(f"{config}\n", encoding="utf-8")
-        try:
-            saved.judge_saved(trees, out / "report.html", out / "summary.json", failed)
-        except KeyboardInterrupt:
-            files = " ".join(str(out / f"{name}.nc") for name in trees)
-            say(f"\nstopped; the draws are kept, judge them with: pyrobnn report {files}", sys.stderr)
-            stopped = True
+        saved.judge_saved(trees, out / "report.html", out / "summary.json", failed)
     return INTERRUPTED if stopped else int(bool(failed))
 
 
@@ -89,6 +81,8 @@ def _run(
     from pyrobnn.studies.compare import run_study
 
     asked, trees, left_out, stopped = config.study, {}, {}, False
+    configs = {name: json.dumps(config.of(label)) for label, name in labels.items()}
+    marks = {name: {"command": command, "config": written} for name, written in configs.items()}
     runs = run_study(
         _study_of(asked),
         {name: config.methods[label] for label, name in labels.items()},
@@ -97,10 +91,7 @@ def _run(
         seed=asked.seed,
         progress=not asked.no_progress,
         announce=say,
-        attributes={
-            name: {"command": command, "config": json.dumps(config.of(label))}
-            for label, name in labels.items()
-        },
+        attributes=marks,
         resume=asked.resume,
     )
     try:
@@ -128,9 +119,7 @@ def _study_of(asked: Any) -> Study:
     with warnings_said():
         dataset = data.load(asked.data, asked.target, task=task, **options)
     if dataset.columns is not None and task is None:
-        from pyrobnn.data.table import guessed
-
-        say(f"{guessed(dataset)} (--task says otherwise)")
+        say(f"{dataset.task} of {dataset.target_name!r} by its values (--task says otherwise)")
     if asked.quick:
         dataset = some_rows(dataset, QUICK_ROWS, asked.seed)
     options = {name: asked[name] for name in OPTIONS["the model"]}

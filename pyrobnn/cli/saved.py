@@ -95,8 +95,6 @@ def predict(argv: Sequence[str], command: str) -> int:
     if asked.out is not None:
         check_file(asked.out, "predictions.csv")
     posterior, settings = load_run(asked.model)
-    if len(settings["shape"]) > 1:
-        raise ValueError(f"{str(asked.model)!r} was fitted to images: use Posterior.load(path, model)")
     if posterior.meta["interrupted"]:
         say(f"{asked.model}: the fit was interrupted, predictions rest on what it had by then", sys.stderr)
     with warnings_said():

@@ -238,13 +238,6 @@ def constant_features(x: np.ndarray, names: Sequence[str]) -> list[Finding]:
     return [Finding("constant_features", {"features": constant})] if constant else []
 
 
-def guessed(dataset: Dataset) -> str:
-    """What kind of a task was read from the target, and why, in a sentence."""
-    if dataset.task == "regression":
-        return f"regression of {dataset.target_name!r}, whose values are numbers"
-    return f"classification of {dataset.target_name!r}, whose values are labels, into {dataset.num_outputs} classes"
-
-
 def read_frame(path: str | Path) -> pd.DataFrame:
     """The table of a file, as :func:`from_csv` says."""
     path = Path(path)

@@ -354,10 +354,9 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
     fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in pairs.items()}
     # residuals that a program computes from latent values are no data; gaps that those fill may stay
     data = {name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()}
+    shapes = {name: first[name]["value"].shape[: value.dim() - 2] for name, value in terms.items()}
     of_terms = {
-        name: axes[name][: value.dim() - 2]
-        for name, value in terms.items()
-        if name in axes and value.shape[2:] == first[name]["value"].shape[: value.dim() - 2]
+        n: axes[n][: len(shapes[n])] for n, v in terms.items() if n in axes and v.shape[2:] == shapes[n]
     }
     drawn = derived.replicates(density, few.draws, seed)
     groups = {

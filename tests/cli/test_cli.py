@@ -166,18 +166,6 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
     assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"
 
 
-@pytest.mark.slow
-def test_an_interrupt_while_judging_keeps_the_draws(table, tmp_path, monkeypatch, capsys):
-    def interrupted(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("pyrobnn.report.results.judge_all", interrupted)
-    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
-    assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
-    assert f"pyrobnn report {tmp_path / 'out' / 'map.nc'}" in capsys.readouterr().err
-    assert (tmp_path / "out" / "map.nc").is_file()
-
-
 @pytest.mark.parametrize(
     "error",
     [
