@@ -343,7 +343,15 @@ class Estimator(BaseEstimator):
 
         check_is_fitted(self)
         # of rows that are counted more than once none can be left out
-        return diagnose(self.posterior_.to_datatree(self._x, None if self._weighted else self._y))
+        tree = self.posterior_.to_datatree(self._x, None if self._weighted else self._y)
+        names = {
+            "feature": self._names(self._x),
+            "class": [str(each) for each in getattr(self, "classes_", ())],
+        }
+        for part in tree.subtree:  # so that columns and classes are called by their names
+            known = {dim: list(each) for dim, each in names.items() if part.sizes.get(dim) == len(each)}
+            part.dataset = part.to_dataset(inherit=False).assign_coords(known)
+        return diagnose(tree)
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(super().__getstate__())

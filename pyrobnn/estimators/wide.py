@@ -221,7 +221,11 @@ def search(
     method = DeepEnsemble(num_members=2, num_steps=steps, batch_size=min(128, len(kept)), compile=False)
     found: list[tuple[float, Rule, np.ndarray]] = []
 
+    begun = time.perf_counter()
+
     def attempt(rule: Rule) -> None:
+        if found and seconds is not None and time.perf_counter() - begun > seconds / 4:
+            return
         model = rule.model(data[0][kept], units, rule.likelihood is None)
         prediction = method.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(
             data[0][held]
@@ -236,7 +240,7 @@ def search(
         found.append((float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each))
 
     waves = max(1, min(8, 256 // x.shape[1]))
-    for share in (0.1, 1.0):
+    for share in (0.1, 0.3, 1.0):
         attempt(Rule(waves, share * line, line))
     attempt(max(found, key=lambda each: each[0])[1]._replace(waves=0))
     best = max(found, key=lambda each: each[0])[1]

@@ -244,6 +244,15 @@ def test_the_verdict_is_kept_until_the_next_fit(table):
     assert model.fit(x, y).verdict_ is not verdict
 
 
+def test_the_verdict_calls_columns_by_their_names():
+    generator = np.random.default_rng(0)
+    x = pd.DataFrame(generator.normal(size=(300, 2)), columns=["rain", "wind"])
+    y = x["rain"] + 3 * np.sin(3 * x["wind"]) + 0.1 * generator.normal(size=300)
+    model = regressor(SHORT, hidden=()).fit(x, y)
+    words = " ".join(str(check) for check in model.verdict_.checks)
+    assert "wind" in words and "x[" not in words
+
+
 def test_classes_of_any_kind(table):
     x, y = table
     labels = pd.cut(y, 3, labels=["low", "mid", "top"]).astype(str)
