@@ -13,8 +13,8 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 30_352,
-    "code lines": 17_308,
+    "lines": 30_311,
+    "code lines": 17_278,
     "files": 161,
     "numbers in module constants": 261,
     "file names that stand in two rooms": 0,
