@@ -256,10 +256,10 @@ def readme() -> str:
 def right_of_all() -> str:
     """Runs of NUTS on posteriordb by outcome."""
     runs = records_of("posteriordb")
-    counts = [sum(row["outcome"] == each for row in runs) for each in ("right", "warned", "WRONG")]
-    names = "| reference posteriors | runs | right | wrong, and warned of | wrong, and silent |"
-    posteriors = len({row["name"] for row in runs})
-    return f"{names}\n|---|---|---|---|---|\n| {posteriors} | {len(runs)} | {' | '.join(map(str, counts))} |"
+    outcomes, names = [row["outcome"] for row in runs], {row["name"] for row in runs}
+    counts = [len(names), len(runs), *map(outcomes.count, ("right", "warned", "WRONG"))]
+    head = "| reference posteriors | runs | right | wrong, and warned of | wrong, and silent |\n|---|---|---|---|---|"
+    return f"{head}\n| {' | '.join(map(str, counts))} |"
 
 
 def gaps() -> str:
@@ -267,12 +267,7 @@ def gaps() -> str:
     return script("svi_against_mcmc").gap_table(list(records_of("svi_against_mcmc")))
 
 
-PAPER: dict[str, Callable[[], str]] = {
-    "nuts": readme,
-    "posteriordb": right_of_all,
-    "verdict": verdict,
-    "gaps": gaps,
-}
+PAPER = {"nuts": readme, "posteriordb": right_of_all, "verdict": verdict, "gaps": gaps}
 
 
 def written(path: Path, table: str, start: str = START) -> None:

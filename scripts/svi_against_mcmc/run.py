@@ -2,6 +2,7 @@
 
     python scripts/svi_against_mcmc/run.py chains    # NUTS on all eight cases until it has converged
     python scripts/svi_against_mcmc/run.py gaps    # NUTS and mean-field SVI on fresh draws of the clusters
+    python scripts/svi_against_mcmc/run.py study --depth 13 --seconds 1800    # draws for notebook 03
 
 A case is one of four sets of 400 points with one of two models of the noise; the net is 1-50-1, tanh. Records are
 appended to ``records.jsonl`` as they are made, and what is there is not run again.
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from records import append_record, read_records  # noqa: E402
 
 RESULTS = Path(__file__).with_name("records.jsonl")
+DRAWS = Path(__file__).with_name("four_clusters.nc")
 DATA = ("four_clusters", "four_cubic_clusters", "two_clusters", "two_cubic_clusters")
 NOISES = ("inferred", "heteroskedastic")
 #: s, and the scale of the biases, of the prior N(0, s² / fan-in)
@@ -82,6 +84,13 @@ def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[st
                 yield key | _judged(config, name, fresh(name, seed), noise, options, seed=seed)
 
 
+def study(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """NUTS on the study's four clusters with noise from a second output; 50 draws of each chain are kept."""
+    if (name, noise) == ("four_clusters", "heteroskedastic"):
+        key = {"part": "study", "data": name, "noise": noise}
+        yield key | _judged(options.nuts, name, pb.data.study(name), noise, options, seed=1, draws=DRAWS)
+
+
 def _judged(
     method: Any,
     name: str,
@@ -89,6 +98,7 @@ def _judged(
     noise: str,
     options: argparse.Namespace,
     seed: int,
+    draws: Path | None = None,
 ) -> dict[str, Any]:
     started = time.process_time()
     kept = {}
@@ -97,6 +107,8 @@ def _judged(
     model = model_of(data, noise, *options.prior)
     posterior = method.fit(model, data.x, data.y, seed=seed, **kept)
     seconds = time.process_time() - started
+    if draws is not None:
+        posterior.thin(50).save(draws)
     tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function)
     verdict = pb.diagnose(tree)
     found = {check.name: check.value for check in verdict.checks}
@@ -130,6 +142,7 @@ def _judged(
 PARTS: dict[str, Callable[[str, str, argparse.Namespace], Iterator[dict[str, Any]]]] = {
     "chains": chains,
     "gaps": gaps,
+    "study": study,
 }
 
 
@@ -191,6 +204,7 @@ def main() -> None:
     parser.add_argument("--prior", type=float, nargs=2, default=PRIOR, metavar=("S", "BIAS"))
     parser.add_argument("--seconds", type=float, default=600.0, help="the most that a run of NUTS takes")
     parser.add_argument("--depth", type=int, default=DEPTH, help="of NUTS' trees, at most")
+    parser.add_argument("--warmup", type=int, default=WARMUP, help="transitions, at first")
     parser.add_argument("--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at")
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
@@ -198,7 +212,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.nuts = pb.NUTS(
-        num_warmup=WARMUP,
+        num_warmup=options.warmup,
         max_tree_depth=options.depth,
         target_accept=options.accept,
         until="converged",
