@@ -19,7 +19,7 @@ CAPS = {
     "numbers in module constants": 261,
     "file names that stand in two rooms": 0,
     "scripts": 18,
-    "lines of scripts": 5_536,
+    "lines of scripts": 5_545,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 23,
     "warn and note calls": 10,
