@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import warnings
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -13,6 +14,7 @@ import torch
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.diagnostics import loo, refit_points
+from pyrobnn.studies.sbc import uniformity
 
 DIM, NOISE, OLD = 3, 0.5, 40
 X = torch.randn(OLD + 60, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -300,3 +302,32 @@ def test_laplace_of_a_net_is_updated_to_its_refit(options, likelihood, tmp_path)
         assert ((mean - true).abs() < tolerance * width.sqrt()).all()
         assert ((variance / width).log().abs() < tolerance).all()
         assert abs(found.log_evidence - expected.log_evidence) < tolerance
+
+
+@pytest.mark.slow
+def test_added_evidences_sum_to_the_evidence_of_all():
+    smc = pb.SMC(num_particles=2000, compile=False)
+    posterior, whole = smc.fit(line, X[:OLD], Y[:OLD]), smc.fit(line, X, Y)
+    for start in range(OLD, len(X), 10):
+        posterior = posterior.update(X[start : start + 10], Y[start : start + 10])
+    assert abs(posterior.log_evidence - whole.log_evidence) < 0.1
+    assert abs(posterior.log_evidence - exact(X, Y)[2]) < 0.1
+
+
+@pytest.mark.slow
+def test_two_hundred_single_rows_leave_the_ranks_uniform():
+    g = torch.Generator().manual_seed(5)
+    ranks, num = [], 240
+    for _ in range(20):
+        x = torch.randn(num, DIM, dtype=torch.float64, generator=g)
+        w = torch.randn(DIM, dtype=torch.float64, generator=g)
+        y = x @ w + NOISE * torch.randn(num, dtype=torch.float64, generator=g)
+        posterior = exact_draws(50, x[:OLD], y[:OLD])
+        for row in range(OLD, num):
+            posterior = posterior.update(x[row : row + 1], y[row : row + 1])
+        draws = posterior.draws["w"].flatten(0, 1)[::2][:99]
+        ranks += (draws < w).sum(0).tolist()
+    found = uniformity(np.array(ranks), 99)
+    assert found.p_value > 1e-3 and not found.outside
+    spread = torch.tensor(ranks).double().sub(49.5).square().mean() / (100**2 / 12)
+    assert 0.6 < float(spread) < 1.5  # sixty ranks, of which the mean square has a standard error of 0.12
