@@ -217,7 +217,7 @@ def search(
     x, y = units.transform_x(data[0]).numpy(), units.transform_y(data[1])[:, 0].numpy()
     error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
     line, linear = float(np.std(error)), log_density(error, np.mean(error**2))
-    steps = 400 if seconds is None else int(np.clip(400 * seconds / 60, 50, 800))
+    steps = 400 if seconds is None else int(np.clip(400 * seconds / 60, 50, 400))
     method = DeepEnsemble(num_members=2, num_steps=steps, batch_size=min(128, len(kept)), compile=False)
     found: list[tuple[float, Rule, np.ndarray]] = []
 
