@@ -280,7 +280,9 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):
-        raise ValueError(f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: rows differ")
+        raise ValueError(
+            f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
+        )
     check_finite("x", x)
     x, y = model.standard_inputs(x), model.standard_targets(y)
     cast = model.cast_inputs(x)

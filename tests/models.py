@@ -75,5 +75,6 @@ def joined(draws: dict[str, torch.Tensor]) -> torch.Tensor:
 def joint_covariance(network, x: torch.Tensor) -> torch.Tensor:
     """Covariance of a linearised network's f over all inputs and outputs, (point, width, point, width)."""
     f, rows = network.jacobian.rows(network.features(x))
-    root = network._root(rows.flatten(0, 1))
+    rows = rows.flatten(0, 1)
+    root = torch.cat([block.root(network._columns(rows, block)) for block in network.blocks], 1)
     return (root @ root.T).reshape(*f.shape, *f.shape).to(f)

@@ -429,7 +429,7 @@ class _Censored(Likelihood):
         check_finite("y", y)
         event = y[:, 1]
         if len(wrong := event[(event != 0) & (event != 1)]):
-            raise ValueError(f"the second column of 'y' must be 1 (observed) or 0 (not), got {wrong[0]:g}")
+            raise ValueError(f"the second column of 'y' must be 1 (observed) or 0 (censored), got {wrong[0]:g}")
         return torch.cat([super().target(y[:, :1], width, dtype), event[:, None].to(dtype)], 1)
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
