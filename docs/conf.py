@@ -48,9 +48,7 @@ claims.mkdir()
 for claim in (ROOT / "scripts").glob("*/claim.md"):
     shutil.copy(claim, claims / f"{claim.parent.name}.md")
 measured = (ROOT / "scripts/results/README.md").read_text(encoding="utf-8")
-(claims / "measured.txt").write_text(
-    re.sub(r"\.\./(\w+)/claim\.md", r"claims/\1.md", measured), encoding="utf-8"
-)
+(claims / "measured.txt").write_text(re.sub(r"\.\./(\w+)/claim\.md", r"claims/\1.md", measured), encoding="utf-8")
 
 nb_execution_mode = "off"  # the outputs are those that are stored
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline", "deflist"]

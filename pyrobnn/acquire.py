@@ -40,9 +40,7 @@ def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tens
     return Prediction(f[None], model.likelihood, params, y_mean=y_mean, y_scale=y_scale).f[0]
 
 
-def thompson(
-    prediction: Prediction, num: int = 1, *, maximize: bool = True, output: int = 0, seed: int = 0
-) -> Tensor:
+def thompson(prediction: Prediction, num: int = 1, *, maximize: bool = True, output: int = 0, seed: int = 0) -> Tensor:
     """Rows where functions drawn from the posterior are best: Thompson sampling.
 
     Args:
@@ -129,12 +127,7 @@ def bald(prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 
 
 
 def epig(
-    prediction: Prediction,
-    targets: Prediction,
-    *,
-    given: Sequence[int] = (),
-    num_draws: int = 128,
-    seed: int = 0,
+    prediction: Prediction, targets: Prediction, *, given: Sequence[int] = (), num_draws: int = 128, seed: int = 0
 ) -> Tensor:
     r"""What a target at each candidate would tell of those at the points that matter: expected predictive information.
 

@@ -155,9 +155,7 @@ class EarlyStopping:
         [False, False, False, False, True]
     """
 
-    def __init__(
-        self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20
-    ) -> None:
+    def __init__(self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20) -> None:
         self.patience, self.window = check_count("patience", patience), check_count("window", window)
         if not min_delta >= 0:
             raise ValueError(f"'min_delta' must be at least 0, got {min_delta}")

@@ -84,13 +84,7 @@ def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_tra
 
 
 def judged(
-    predictions: Any,
-    y: Any,
-    *,
-    x: Any = None,
-    x_train: Any = None,
-    y_train: Any = None,
-    label: str = "predictions",
+    predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None, label: str = "predictions"
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
     num_words = None
@@ -105,9 +99,7 @@ def judged(
     )
     for name, rows, other, of in (("x", inputs, "y", outcomes), ("x_train", known, "y_train", past)):
         if rows is not None and (of is None or len(rows) != len(of)):
-            raise ValueError(
-                f"{name!r} has {len(rows)} rows and {other!r} {'none' if of is None else len(of)}"
-            )
+            raise ValueError(f"{name!r} has {len(rows)} rows and {other!r} {'none' if of is None else len(of)}")
     if inputs is not None and known is not None and known.shape[1] != inputs.shape[1]:
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {known.shape[1]}")
     names = [str(each) for each in getattr(x, "columns", ())]
@@ -162,16 +154,10 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     return _of_draws(draws, pit_of(draws, y), joint=joint)
 
 
-def _of_draws(
-    draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()
-) -> xr.Dataset:
+def _of_draws(draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()) -> xr.Dataset:
     """Of draws (draw, point, output) and PIT values (point, output): whether draws are of all points together, and the
     levels of the quantiles that they were made of."""
-    columns = {
-        "mean": (_ROWS, draws.mean(axis=0)),
-        "y_sample": (("sample", *_ROWS), draws),
-        "pit": (_ROWS, u),
-    }
+    columns = {"mean": (_ROWS, draws.mean(axis=0)), "y_sample": (("sample", *_ROWS), draws), "pit": (_ROWS, u)}
     return xr.Dataset(columns, attrs={"joint": joint, "levels": tuple(levels)})
 
 
@@ -208,14 +194,10 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -
         raise ValueError(f"'predictions' has {probs.shape[0]} rows and 'y' {len(y)}")
     sums = probs.sum(axis=1)
     if (off := np.flatnonzero((np.abs(sums - 1.0) > 1e-3) | (probs.min(axis=1) < 0.0))).size:
-        raise ValueError(
-            f"probabilities of row {off[0]} sum to {sums[off[0]]:.4g}, not 1 ({len(off)} such rows)"
-        )
+        raise ValueError(f"probabilities of row {off[0]} sum to {sums[off[0]]:.4g}, not 1 ({len(off)} such rows)")
     count = probs.shape[1]
     if not ((y == np.round(y)) & (y >= 0) & (y < count)).all() or num_words not in (None, count):
-        raise ValueError(
-            f"'y' must be labels 0 … {count - 1}, or {count} words: there are {count} probabilities"
-        )
+        raise ValueError(f"'y' must be labels 0 … {count - 1}, or {count} words: there are {count} probabilities")
     probs = probs / sums[:, None]
     log_prob = np.log(np.maximum(probs[np.arange(len(y)), y[:, 0].astype(int)], 1e-12))
     return xr.Dataset({"probs": (("pred_point", "class"), probs), "log_prob": (_ROWS[:1], log_prob)})
@@ -342,11 +324,7 @@ def _splits(
 
 #: the model's rows of the table, and those of predictions alone
 MODEL_ROWS = (
-    *(
-        replace(row, statistic=_calibrated) if row.code == "pit" else row
-        for row in TABLE
-        if row.question == "model"
-    ),
+    *(replace(row, statistic=_calibrated) if row.code == "pit" else row for row in TABLE if row.question == "model"),
     Row("temperature", "model", temperature, (0.05, 0.25), ECE),  # distance of the power from 1
     Row("baseline", "model", _floor, (0.02, 0.25), OWN),  # shares of the score of a linear model
 )

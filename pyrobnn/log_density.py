@@ -39,9 +39,7 @@ class LogDensity:
         support: Mapping[str, Constraint | dist.Distribution] | None = None,
     ) -> None:
         if not isinstance(init, Mapping):
-            raise TypeError(
-                f"'init' must map names to tensors, got {type(init).__name__}: pass {{'z': init}}"
-            )
+            raise TypeError(f"'init' must map names to tensors, got {type(init).__name__}: pass {{'z': init}}")
         support = dict(support or {})
         if not init or FACTOR in init or not {*support} <= {*init}:
             raise ValueError(
@@ -58,9 +56,7 @@ class LogDensity:
                 raise ValueError(f"'init' has {name!r} outside of its support, {support.get(name, real)}")
         found = log_density(dict(self.init))
         if not isinstance(found, Tensor) or found.numel() != 1 or not bool(torch.isfinite(found)):
-            raise ValueError(
-                f"'log_density' must return one finite number, a tensor, at 'init', got {found!r}"
-            )
+            raise ValueError(f"'log_density' must return one finite number, a tensor, at 'init', got {found!r}")
 
     def __call__(self, x: Any = None, y: Any = None) -> None:
         """The program: every value from its support, then the density as a factor."""

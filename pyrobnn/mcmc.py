@@ -115,23 +115,13 @@ class MCMC:
         save_params: Sequence[str] | None = None,
     ) -> None:
         if not isinstance(kernel, (HMC, NUTS)):
-            raise TypeError(
-                f"'kernel' must be pyrobnn.mcmc.NUTS or HMC, got {kernel!r}: change its import too"
-            )
-        self.kernel, self.num_samples, self.num_chains = (
-            kernel,
-            check_count("num_samples", num_samples),
-            num_chains,
-        )
-        self.warmup_steps = (
-            num_samples if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
-        )
+            raise TypeError(f"'kernel' must be pyrobnn.mcmc.NUTS or HMC, got {kernel!r}: change its import too")
+        self.kernel, self.num_samples, self.num_chains = (kernel, check_count("num_samples", num_samples), num_chains)
+        self.warmup_steps = num_samples if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
         self.hook_fn, self.save_params, self._progress = hook_fn, save_params, not disable_progbar
         self.transforms = dict(transforms or kernel.options["transforms"] or {})
         if self.transforms and kernel.potential_fn is None:
-            raise Refused(
-                "'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam"
-            )
+            raise Refused("'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam")
         if kernel.potential_fn is not None and initial_params is None:
             raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
         self.initial_params = initial_params
@@ -159,17 +149,13 @@ class MCMC:
             init=self._starts(program, seed),
             progress=self._progress,
         )
-        draws, stats = (
-            {k: v[:, spare:] for k, v in d.items()} for d in (posterior.draws, posterior.sample_stats)
-        )
+        draws, stats = ({k: v[:, spare:] for k, v in d.items()} for d in (posterior.draws, posterior.sample_stats))
         self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
         self._density = Density(program, points="held")
         latent = [site.name for site in self._density.sites]
         kept = latent if self.save_params is None else [name for name in latent if name in self.save_params]
         found = {name: draws[name] for name in kept}
-        self._samples = {
-            k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()
-        }
+        self._samples = {k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()}
         if self.hook_fn is not None:
             self._call_hook({name: draws[name] for name in latent})
 
@@ -217,12 +203,7 @@ class MCMC:
             values = density.constrain(z.to(density.dtype))
             return chain_starts(program, [{n: v[i] for n, v in values.items()} for i in range(len(z))])
         found = []
-        with (
-            seeded(seed, density.device),
-            pyro.poutine.block(),
-            pyro.get_param_store().scope(),
-            torch.no_grad(),
-        ):
+        with seeded(seed, density.device), pyro.poutine.block(), pyro.get_param_store().scope(), torch.no_grad():
             for _ in range(self.num_chains):
                 with InitMessenger(strategy):
                     nodes = pyro.poutine.trace(program).get_trace().nodes

@@ -10,16 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = [
-    "accuracy",
-    "brier",
-    "crps",
-    "ece",
-    "log_predictive_density",
-    "nll",
-    "pit",
-    "rmse",
-]
+__all__ = ["accuracy", "brier", "crps", "ece", "log_predictive_density", "nll", "pit", "rmse"]
 
 
 def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
@@ -190,8 +181,6 @@ def _check_probs(probs: Tensor, y: Tensor) -> None:
         raise ValueError(f"class labels must be int64, got {y.dtype}: use y.long()")
     _check_nonempty("probs", probs)
     if int(y.min()) < 0 or int(y.max()) >= probs.shape[1]:
-        raise ValueError(
-            f"class labels must lie in 0 … {probs.shape[1] - 1}, got {int(y.min())} … {int(y.max())}"
-        )
+        raise ValueError(f"class labels must lie in 0 … {probs.shape[1] - 1}, got {int(y.min())} … {int(y.max())}")
     if not torch.allclose(probs.sum(-1), torch.ones_like(probs[:, 0]), atol=1e-3):
         raise ValueError("the rows of 'probs' must sum to 1: pass probabilities (softmax), not logits")

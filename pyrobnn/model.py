@@ -66,12 +66,7 @@ class BNN:
     holds_points = True
 
     def __init__(
-        self,
-        net: nn.Module,
-        prior: Prior,
-        likelihood: Likelihood,
-        *,
-        standardizer: Standardizer | None = None,
+        self, net: nn.Module, prior: Prior, likelihood: Likelihood, *, standardizer: Standardizer | None = None
     ):
         kinds: dict[str, tuple[Any, type]] = {"net": (net, nn.Module), "prior": (prior, Prior)}
         for name, (value, kind) in (kinds | {"likelihood": (likelihood, Likelihood)}).items():

@@ -14,8 +14,7 @@ from pyrobnn.core.seeding import seeded
 __all__ = ["Exposed", "mlp", "small_cnn"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    each.__name__.lower(): each
-    for each in (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Sigmoid)
+    each.__name__.lower(): each for each in (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Sigmoid)
 }
 
 
@@ -146,9 +145,7 @@ class Exposed(nn.Module):
             raise ValueError(f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure")
         found = x[:, self.column].unsqueeze(-1)
         if not float(found.min()) > 0:
-            raise ValueError(
-                f"'x' holds the exposure {found.min():g} in column {self.column}: it must be > 0"
-            )
+            raise ValueError(f"'x' holds the exposure {found.min():g} in column {self.column}: it must be > 0")
         return found
 
     def with_exposure(self, x: Tensor, exposure: Tensor | float) -> Tensor:

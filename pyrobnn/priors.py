@@ -22,15 +22,7 @@ from tyxe.priors import Prior
 from pyrobnn.core.checks import check_number
 from pyrobnn.core.seeding import seeded
 
-__all__ = [
-    "DictPrior",
-    "FanInNormal",
-    "IIDPrior",
-    "LambdaPrior",
-    "LayerwiseNormalPrior",
-    "Prior",
-    "ScaleMixture",
-]
+__all__ = ["DictPrior", "FanInNormal", "IIDPrior", "LambdaPrior", "LayerwiseNormalPrior", "Prior", "ScaleMixture"]
 __all__ += ["SitePriors", "move", "site_priors"]
 
 #: what "hide" and "expose" may be followed by

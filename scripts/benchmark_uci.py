@@ -84,9 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
     add("--data", "--datasets", nargs="+", default=list(DATASETS), metavar="SET", help="names or folders")
@@ -140,9 +138,7 @@ def tasks(
             uci_num_hidden(DATASETS.get(name, name), root)  # a file that holds no number is an error here
             has[name] = uci_splits(DATASETS.get(name, name), root)
         except ValueError as error:
-            raise ValueError(
-                f"data set {name!r}: {error}. The usual ones are {', '.join(DATASETS)}"
-            ) from error
+            raise ValueError(f"data set {name!r}: {error}. The usual ones are {', '.join(DATASETS)}") from error
     most = max(has.values(), default=0)
     if unknown := [split for split in numbers or () if not 0 <= split < most]:
         raise ValueError(f"there is no split {unknown[0]}: they are 0 … {most - 1}")
@@ -241,10 +237,7 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
     count = min(len(records), max(1, round(options.check * len(records))))
     drawn = random.Random(options.seed).sample(list(records), count)
     drawn, rest, seconds = within_budget(drawn, records, options.budget)
-    print(
-        f"{len(drawn)} of {len(records)} records again, about {seconds:.0f} s; {len(rest)} too dear",
-        flush=True,
-    )
+    print(f"{len(drawn)} of {len(records)} records again, about {seconds:.0f} s; {len(rest)} too dear", flush=True)
     failed = 0
     for number, record in enumerate(drawn, 1):
         task = {name: record[name] for name in ("dataset", "split", "method")}
@@ -257,10 +250,7 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
             | {"before": record["scores"], "scores": again["scores"], "finished_at": again["finished_at"]},
         )
         exact = "the same number" if again["scores"] == record["scores"] else "within the tolerance"
-        print(
-            f"[{number}/{len(drawn)}] {' '.join(map(str, task.values()))}: {'; '.join(wrong) or exact}",
-            flush=True,
-        )
+        print(f"[{number}/{len(drawn)}] {' '.join(map(str, task.values()))}: {'; '.join(wrong) or exact}", flush=True)
     print(f"{len(drawn) - failed} of {len(drawn)} records were met")
     return 1 if failed else 0 if drawn else 2
 

@@ -92,9 +92,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
     parser.add_argument("--quick", action="store_true", help="one set of data, three methods, two minutes")
     asked, rest = parser.parse_known_args(argv)
-    study = yaml.safe_load(
-        asked.config.read_text("utf-8") if asked.config else QUICK if asked.quick else STUDY
-    )
+    study = yaml.safe_load(asked.config.read_text("utf-8") if asked.config else QUICK if asked.quick else STUDY)
     axes = [given or pd.Series(study[key]) for key, given in (("data", asked.data), ("noise", asked.noise))]
     status, rows = 0, []
     for data, noise, seed in product(*axes, asked.seeds or [0]):
@@ -151,9 +149,7 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
     print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
     print(f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {out / 'table.csv'}")
     for row in table[table["converged"] == False].itertuples():  # noqa: E712 (None: no chains)
-        print(
-            f"not converged, so not to be relied on: {row.method}, {row.data}, {row.noise}, seed {row.seed}"
-        )
+        print(f"not converged, so not to be relied on: {row.method}, {row.data}, {row.noise}, seed {row.seed}")
     if table["in gap"].notna().any():
         gaps(table).savefig(out / "gaps.png", dpi=200)
 

@@ -88,16 +88,17 @@ def runs_of_nuts(name: str, folder: Path) -> tuple[np.ndarray, list[str], list[s
         divergences += int(posterior.sample_stats["diverging"].sum())
         summary = summarise(np.concatenate(found))
         ess, rhat = _of_function(summary, drawn.kinds)
-        print(
-            f"{name}: {len(found)} runs, ESS {ess:.0f}, R-hat {rhat:.4f}, {divergences} divergences",
-            flush=True,
-        )
+        print(f"{name}: {len(found)} runs, ESS {ess:.0f}, R-hat {rhat:.4f}, {divergences} divergences", flush=True)
         if ess >= MIN_ESS and rhat <= MAX_RHAT:
             break
     record = {
-        "num_chains": CHAINS * len(found), "num_draws": effort.num_draws, "num_warmup": posterior.meta["num_warmup"],
-        "target_accept": effort.target_accept, "num_gradients": gradients, "divergences": divergences,
-    }  # fmt: skip
+        "num_chains": CHAINS * len(found),
+        "num_draws": effort.num_draws,
+        "num_warmup": posterior.meta["num_warmup"],
+        "target_accept": effort.target_accept,
+        "num_gradients": gradients,
+        "divergences": divergences,
+    }
     return np.concatenate(found), list(drawn.names), list(drawn.kinds), record
 
 
@@ -133,9 +134,7 @@ def evidence(islands: np.ndarray) -> tuple[float, float]:
     return float(np.log(weight.mean()) + islands.max()), float(error)
 
 
-def differences(
-    nuts: np.ndarray, summary: xr.Dataset, smc: np.ndarray, islands: np.ndarray
-) -> dict[str, float]:
+def differences(nuts: np.ndarray, summary: xr.Dataset, smc: np.ndarray, islands: np.ndarray) -> dict[str, float]:
     """Means and sds of both samplers, SMC's minus NUTS's, in the standard error of both.
 
     The islands are independent, and each counts by its evidence: their spread is the error of their mean.
@@ -172,14 +171,25 @@ def made(name: str, folder: Path) -> Reference | None:
     chains = np.linspace(0, len(nuts) - 1, KEPT_CHAINS).round().astype(int)
     draws = np.linspace(0, nuts.shape[1] - 1, KEPT_DRAWS).round().astype(int)
     record = {
-        "nuts": nuts_record, "smc": smc_record, "smc_minus_nuts": differences(nuts, summary, smc, islands),
-        "log_density": log_density_of(problem.model(), train), "torch": str(torch.__version__),
-    }  # fmt: skip
+        "nuts": nuts_record,
+        "smc": smc_record,
+        "smc_minus_nuts": differences(nuts, summary, smc, islands),
+        "log_density": log_density_of(problem.model(), train),
+        "torch": str(torch.__version__),
+    }
     return Reference(
-        name, problem.about, train, held_out, probe_x, tuple(kinds),
+        name,
+        problem.about,
+        train,
+        held_out,
+        probe_x,
+        tuple(kinds),
         summary.assign_coords(quantity=quantity_names, kind=("quantity", quantity_kinds)),
-        nuts[chains][:, draws], value, error, record,
-    )  # fmt: skip
+        nuts[chains][:, draws],
+        value,
+        error,
+        record,
+    )
 
 
 def table(folder: Path = STORED) -> str:
@@ -196,10 +206,15 @@ def table(folder: Path = STORED) -> str:
         ess, rhat = _of_function(found.summary, [str(kind) for kind in found.summary["kind"].values])
         z = found.record["smc_minus_nuts"]
         cells = [
-            f"`{name}`", found.about, f"{len(found.data.x)} × {found.data.x.shape[1]}", found.model().num_weights,
-            f"{rhat:.3f}", f"{ess:.0f}", f"{found.log_evidence:.2f} ± {found.log_evidence_error:.2f}",
+            f"`{name}`",
+            found.about,
+            f"{len(found.data.x)} × {found.data.x.shape[1]}",
+            found.model().num_weights,
+            f"{rhat:.3f}",
+            f"{ess:.0f}",
+            f"{found.log_evidence:.2f} ± {found.log_evidence_error:.2f}",
             *(f"{z[f'{moment}_z_rms']:.1f}, {z[f'{moment}_z_max']:.1f}" for moment in ("mean", "sd")),
-        ]  # fmt: skip
+        ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
 
@@ -231,9 +246,7 @@ def log_density_of(model: BNN, data: Dataset) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(problems())}")
     parser.add_argument("--runs", type=Path, default=Path("runs/references"), help="where runs are kept")
     parser.add_argument("--out", type=Path, default=STORED)

@@ -49,10 +49,7 @@ def last_of_each(rows: Records, *keys: str) -> Records:
 
 def speed() -> str:
     """A gradient of NUTS beside NumPyro's and Pyro's, and the numbers that are held from commit to commit."""
-    lines = [
-        "| model | chains | pyrobnn, µs | NumPyro, µs | ratio | Pyro / pyrobnn |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| model | chains | pyrobnn, µs | NumPyro, µs | ratio | Pyro / pyrobnn |", "|---|---|---|---|---|---|"]
     for row in gradients():
         ours = row.get("ours_us", row.get("machine_us"))
         lines.append(
@@ -103,9 +100,7 @@ def uci() -> str:
             if {row["dataset"] for row in own if row["method"] == method} == set(names)
         ]
         own = [row for row in own if row["method"] in filled]
-        parts += [
-            markdown(own, metric, filled, published()) for metric in ("log_density", "rmse", "cpu_seconds")
-        ]
+        parts += [markdown(own, metric, filled, published()) for metric in ("log_density", "rmse", "cpu_seconds")]
     return "\n\n".join([*parts, "\n".join(f"- {claim}" for claim in claims(rows, published()))])
 
 
@@ -116,9 +111,7 @@ def judge() -> str:
     sizes = sorted({row["n"] for row in cases})
     lines = [f"| planted | {' | '.join(f'{n:,} rows' for n in sizes)} |", "|---" * (1 + len(sizes)) + "|"]
     for kind, fault in dict.fromkeys((row["kind"], row["fault"]) for row in cases):
-        own = [
-            [row for row in cases if (row["kind"], row["fault"], row["n"]) == (kind, fault, n)] for n in sizes
-        ]
+        own = [[row for row in cases if (row["kind"], row["fault"], row["n"]) == (kind, fault, n)] for n in sizes]
         cells = []
         for each in own:
             counts = [sum(row["counts"].get(s, 0) for row in each) for s in ("pass", "warn", "fail")]
@@ -163,8 +156,7 @@ def verdicts() -> dict[str, Records]:
 
 
 CLAIMS: dict[str, Callable[[], str]] = {
-    each.__name__: each
-    for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, uci, verdict, judge)
+    each.__name__: each for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, uci, verdict, judge)
 }
 
 
@@ -184,19 +176,10 @@ def headline() -> str:
     off = max(abs(row["log_evidence"] - row["exact"]) for row in exact)
     cells = beats_floor(records_of("uci"))
     best = best_published(records_of("uci"), published())
-    gaps = [
-        row
-        for row in records_of("svi_against_mcmc")
-        if row["part"] == "gaps" and row["data"] == "two_clusters"
-    ]
-    opened = {
-        m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]]
-        for m in ("nuts", "svi")
-    }
+    gaps = [row for row in records_of("svi_against_mcmc") if row["part"] == "gaps" and row["data"] == "two_clusters"]
+    opened = {m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]] for m in ("nuts", "svi")}
     healthy, sick, audited = verdicts().values()
-    by_table = last_of_each(
-        [r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed"
-    )
+    by_table = last_of_each([r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed")
     nll = [row["nll"] for row in by_table]  # of a normal with the predictive's mean and sd, as published
     rival = json.loads((HERE / "tables" / "published.json").read_text(encoding="utf-8"))["rows"]
     theirs = next(row["nll"] for row in rival if (row["table"], row["method"]) == ("airfoil", "BDE"))
@@ -212,18 +195,12 @@ def headline() -> str:
             "Reference posteriors of posteriordb right at the defaults; wrong without a warning",
             f"{right} of {len(runs)} runs; {silent}",
         ),
-        (
-            "evidence",
-            f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)",
-            f"{off:.2f} nats",
-        ),
+        ("evidence", f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)", f"{off:.2f} nats"),
         (
             "verdict",
             "Right draws that fail; planted faults that pass; that pass `pb.audit` too",
             f"{sum(r['status'] == 'fail' for r in healthy)} of {len(healthy)}; "
-            + "; ".join(
-                f"{sum(r['status'] == 'pass' for r in rows)} of {len(rows)}" for rows in (sick, audited)
-            ),
+            + "; ".join(f"{sum(r['status'] == 'pass' for r in rows)} of {len(rows)}" for rows in (sick, audited)),
         ),
         (
             "uci",

@@ -229,9 +229,7 @@ class Sweep:
                 stack.enter_context(dask_client(self.scheduler))
                 options = {"backend": "dask"}
             stack.enter_context(joblib.parallel_config(**options))
-            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(
-                calls
-            )
+            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(calls)
 
 
 def _attempt(function: Callable[[Record], Record], task: Record) -> tuple[Record, Record | Exception]:

@@ -72,9 +72,7 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
             cell.outputs, cell.execution_count = [], None
     environment = {name: value for name, value in os.environ.items() if name != SMOKE}
     # the inline back end is asked for by name: another one in the user's environment would leave no figures
-    environment |= {"MPLBACKEND": "module://matplotlib_inline.backend_inline"} | (
-        {SMOKE: "1"} if smoke else {}
-    )
+    environment |= {"MPLBACKEND": "module://matplotlib_inline.backend_inline"} | ({SMOKE: "1"} if smoke else {})
     reached = [0]
     client = NotebookClient(
         notebook,
@@ -103,9 +101,7 @@ def write_gallery(path: Path, notebook: NotebookNode) -> None:
     for cell in notebook.cells:
         if GALLERY not in cell.metadata.get("tags", []):
             continue
-        pictures = [
-            output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})
-        ]
+        pictures = [output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {})]
         if pictures:
             target = path.parent / GALLERY / f"{path.stem}.png"
             target.parent.mkdir(exist_ok=True)

@@ -46,11 +46,7 @@ class StudentT(Method):
         density = pb.Density(problem.density.program, problem.density.args, points="held", values=points)
         loc = density.unconstrain({site.name: mode.draws[site.name][0, 0] for site in density.sites})
         curvature = -torch.func.jacrev(torch.func.grad(density.log_joint))(loc).diagonal()
-        state = {
-            "df": torch.tensor(self.df),
-            "loc": loc,
-            "scale": self.width / curvature.clamp(min=1.0).sqrt(),
-        }
+        state = {"df": torch.tensor(self.df), "loc": loc, "scale": self.width / curvature.clamp(min=1.0).sqrt()}
         q = FlatApproximation(density, "student_t", state)
         with seeded(run.seed, problem.device):
             draws = {name: value[None] for name, value in q.sample(run.num_draws).items()}

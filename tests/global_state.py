@@ -53,10 +53,7 @@ def _torch_state() -> dict[str, Pair]:
         "torch's default device": (torch.get_default_device, _restore_device),
         "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
         "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
-        "torch's deterministic mode": (
-            torch.are_deterministic_algorithms_enabled,
-            torch.use_deterministic_algorithms,
-        ),
+        "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
         "torch's float32 precision": (_float32, _restore_float32),
         "Pyro's settings (validation flags)": (pyro.settings.get, lambda before: pyro.settings.set(**before)),
         "Pyro's param store": (_param_store, _restore_param_store),
@@ -75,9 +72,7 @@ def _loaded_state() -> dict[str, Pair]:
     state: dict[str, Pair] = {}
     if matplotlib := sys.modules.get("matplotlib"):
         state["matplotlib's rcParams"] = (
-            lambda: {
-                key: repr(value) for key, value in matplotlib.rcParams.copy().items() if key != "backend"
-            },
+            lambda: {key: repr(value) for key, value in matplotlib.rcParams.copy().items() if key != "backend"},
             lambda before: matplotlib.rcdefaults(),
         )
     if inductor := sys.modules.get("torch._inductor.config"):

@@ -27,9 +27,7 @@ def seeded(seed: int = 0) -> Iterator[None]:
         yield
 
 
-def assert_mean_within(
-    draws, truth, *, sigmas: float = SIGMAS, min_ess: float = 400.0, name: str = "mean"
-) -> None:
+def assert_mean_within(draws, truth, *, sigmas: float = SIGMAS, min_ess: float = 400.0, name: str = "mean") -> None:
     """The means of ``draws`` (chain, draw, *shape) equal ``truth`` (*shape) within Monte Carlo error.
 
     Args:

@@ -45,9 +45,7 @@ def posterior_of(x, y, noise, prior_scale):
     return covariance @ design.T @ y / noise**2, covariance
 
 
-def line_tree(
-    weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stats=None, seed=1, held_out=None
-):
+def line_tree(weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stats=None, seed=1, held_out=None):
     """A tree as the library writes it, for the line w0 + w1 x with known Gaussian noise; weights (chain, draw, 2)."""
     rng = np.random.default_rng(seed)
     chains, draws = weights.shape[:2]
@@ -73,9 +71,7 @@ def line_tree(
         },
         LOG_LIKELIHOOD: {"y": ((*SAMPLE, "obs"), pointwise)},
         LOG_PRIOR: {"log_prior": (SAMPLE, log_prior)},
-        POSTERIOR_PREDICTIVE: {
-            "y": ((*SAMPLE, "obs"), line(x) + noise * rng.normal(size=(chains, draws, x.size)))
-        },
+        POSTERIOR_PREDICTIVE: {"y": ((*SAMPLE, "obs"), line(x) + noise * rng.normal(size=(chains, draws, x.size)))},
         OBSERVED_DATA: {"y": ("obs", y)},
         CONSTANT_DATA: {"x": (("obs", "feature"), x[:, None])},
         PREDICTIONS: {
@@ -145,9 +141,7 @@ def healthy_heteroskedastic():
     x, y, scale = line_data(num=400, noise=0.4, slope_of_noise=0.8)
     design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
     covariance = np.linalg.inv(design.T @ design)
-    weights = np.random.default_rng(1).multivariate_normal(
-        covariance @ design.T @ (y / scale), covariance, (4, 500)
-    )
+    weights = np.random.default_rng(1).multivariate_normal(covariance @ design.T @ (y / scale), covariance, (4, 500))
     new = np.linspace(-2, 2, 200)
     noise = 0.4 * np.exp(0.8 * new)
     tree = line_tree(weights, x, y, scale, sample_stats=healthy_stats((4, 500)), held_out=(x, y))
@@ -155,9 +149,7 @@ def healthy_heteroskedastic():
     f = weights[..., :1] + weights[..., 1:] * new
     replicates = f + noise * np.random.default_rng(8).normal(size=f.shape)
     tree[PREDICTIONS] = xr.Dataset({"y": ((*SAMPLE, "pred_point"), replicates)})
-    tree[HELD_OUT] = xr.Dataset(
-        {"x": (("pred_point", "feature"), new[:, None]), "y": ("pred_point", held_out)}
-    )
+    tree[HELD_OUT] = xr.Dataset({"x": (("pred_point", "feature"), new[:, None]), "y": ("pred_point", held_out)})
     return tree
 
 

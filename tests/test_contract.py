@@ -16,9 +16,7 @@ from pyrobnn.inference.fitting import problem
 from pyrobnn.inference.vi import guide_fit as guides
 
 # runs this short are told to be too short, as they should
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 
 # small enough that a fit takes about a second without a compiler
 METHODS = {
@@ -55,10 +53,7 @@ def gaussian(scale=0.2) -> pb.BNN:
 MODELS = {
     "fixed": lambda: (gaussian(), Y),
     "inferred": lambda: (gaussian(dist.HalfNormal(1.0)), Y),
-    "heteroskedastic": lambda: (
-        pb.BNN(toy_net(out=2), normal_prior(), pb.likelihoods.HeteroskedasticGaussian()),
-        Y,
-    ),
+    "heteroskedastic": lambda: (pb.BNN(toy_net(out=2), normal_prior(), pb.likelihoods.HeteroskedasticGaussian()), Y),
     "classes": lambda: (
         pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical()),
         (X[:, 0] > -1).long() + (X[:, 0] > 1).long(),
@@ -172,9 +167,7 @@ def test_approximations_have_a_density_and_a_guide(name):
         return
     assert posterior.log_q().shape == (1, 6)
     assert {"log_p", "log_q"} <= set(posterior.sample_stats)
-    torch.testing.assert_close(
-        posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2
-    )
+    torch.testing.assert_close(posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2)
     with torch.random.fork_rng():
         samples = pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
     assert samples["likelihood.data"].shape[:2] == (3, len(X))

@@ -93,9 +93,7 @@ def _posterior_groups(rng, shape, *, iid, num_layers=2):
     return posterior, _dataset(**{k: (("chain", "draw"), v) for k, v in stats.items()}), norms
 
 
-def regression_1d(
-    method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.6, seed: int = 0
-) -> xr.DataTree:
+def regression_1d(method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.6, seed: int = 0) -> xr.DataTree:
     """A full 1-D regression tree with two clusters of data and a gap whose epistemic sd is about `gap_sd`."""
     rng = np.random.default_rng(seed)
     data_rng = np.random.default_rng(7)
@@ -168,9 +166,7 @@ def regression_1d(
     return tree
 
 
-def regression_nd(
-    method: str = "NUTS", *, iid: bool = False, noise: float = 0.5, seed: int = 0
-) -> xr.DataTree:
+def regression_nd(method: str = "NUTS", *, iid: bool = False, noise: float = 0.5, seed: int = 0) -> xr.DataTree:
     """Regression on five features, without a grid; the reported noise is right at `noise` 0.5."""
     tree = regression_1d(method, iid=iid, seed=seed)
     rng = np.random.default_rng(seed + 1)
@@ -197,9 +193,7 @@ def regression_nd(
     return out
 
 
-def classification(
-    method: str = "NUTS", *, iid: bool = False, num_classes: int = 3, seed: int = 0
-) -> xr.DataTree:
+def classification(method: str = "NUTS", *, iid: bool = False, num_classes: int = 3, seed: int = 0) -> xr.DataTree:
     """Classes with probabilities that are right on average; x has 64 features, as the digits have."""
     rng = np.random.default_rng(seed)
     data_rng = np.random.default_rng(5)

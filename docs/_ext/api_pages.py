@@ -62,12 +62,7 @@ def public_names(module: ModuleType) -> list[str]:
 
 def top_level() -> dict[str, list[str]]:
     """The names of `pb` but its modules, by what they are."""
-    groups: dict[str, list[str]] = {
-        "Methods": [],
-        "Estimators": [],
-        "Models and results": [],
-        "Functions": [],
-    }
+    groups: dict[str, list[str]] = {"Methods": [], "Estimators": [], "Models and results": [], "Functions": []}
     for name in pb.__all__:
         value = getattr(pb, name)
         if inspect.ismodule(value):
@@ -108,11 +103,7 @@ def _members(value: type) -> str:
 
 
 def _listed(value: Any) -> str:
-    return (
-        ", ".join(f"``{each}``" for each in value)
-        if isinstance(value, dict | list | tuple)
-        else f"``{value}``"
-    )
+    return ", ".join(f"``{each}``" for each in value) if isinstance(value, dict | list | tuple) else f"``{value}``"
 
 
 def _title(text: str, line: str = "=") -> str:

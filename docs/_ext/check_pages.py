@@ -9,10 +9,7 @@ import check_rates
 
 from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 
-QUESTIONS = {
-    "draws": "are these draws the posterior of this model?",
-    "model": "does this model fit these data?",
-}
+QUESTIONS = {"draws": "are these draws the posterior of this model?", "model": "does this model fit these data?"}
 
 
 def pages() -> dict[str, Row]:
@@ -82,8 +79,7 @@ def index(found: dict[str, Row]) -> str:
         "| check | question | what it sees | false alarms | power |",
         "|---|---|---|---|---|",
         *(
-            f"| [`{name}`]({name}.md) | {row.question} | {_first(row)} | "
-            f"{' | '.join(check_rates.columns(name))} |"
+            f"| [`{name}`]({name}.md) | {row.question} | {_first(row)} | {' | '.join(check_rates.columns(name))} |"
             for name, row in found.items()
         ),
         "",

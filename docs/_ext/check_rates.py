@@ -57,9 +57,7 @@ def told(name: str) -> str:
     if healthy:
         counts = {status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS}
         warns, fails = (share(counts[status], len(healthy)) for status in SPEAKS)
-        line = (
-            f"**False alarms**: of {len(healthy)} healthy posteriors it warns of {warns} and fails {fails}.\n"
-        )
+        line = f"**False alarms**: of {len(healthy)} healthy posteriors it warns of {warns} and fails {fails}.\n"
     else:  # such a check appears only where it speaks
         every = sum(row["healthy"] for row in records())
         line = f"**False alarms**: of {every} healthy posteriors it speaks of {share(0, every)}.\n"
@@ -89,17 +87,11 @@ def _power(name: str) -> list[str]:
     parts = []
     if found["sick"]:
         seen, of = found["seen"], found["sick"]
-        parts += [
-            f"**Power**: of {of} cases of the faults that it is there to see, it sees {seen / of:.0%}.\n"
-        ]
+        parts += [f"**Power**: of {of} cases of the faults that it is there to see, it sees {seen / of:.0%}.\n"]
         parts += _table(own)
     else:
         parts.append("**Power**: no planted fault of the study is of the kind that it looks for.\n")
-    return (
-        [*parts, "Faults that another check is there for, which it saw too:\n", *_table(others)]
-        if others
-        else parts
-    )
+    return [*parts, "Faults that another check is there for, which it saw too:\n", *_table(others)] if others else parts
 
 
 def _table(rows: list[tuple[float, str]]) -> list[str]:
@@ -134,9 +126,7 @@ def draw(folder: Path) -> None:
             left.set(xlim=(-0.7, 25), xlabel="% of healthy posteriors", title="false alarms")
             right.set(xlim=(0, 103), xlabel="% of the faults it is for", title="power")
             left.set_yticks(range(len(names)), names, family="monospace")
-            figure.savefig(
-                folder / f"rates-{ground}.svg", transparent=True, metadata={"Date": None, "Creator": None}
-            )
+            figure.savefig(folder / f"rates-{ground}.svg", transparent=True, metadata={"Date": None, "Creator": None})
 
 
 def _fraction(name: str) -> tuple[float, float]:

@@ -14,10 +14,7 @@ RUNS = "tests/docs/test_docs.py::test_the_code_of_a_page_runs"
 WRITTEN = {
     "api/*": ("tests/docs/test_doctests.py", "every run"),
     "checks/*": ("tests/docs/test_docs.py::test_the_examples_of_the_checks_run", "every run"),
-    "tutorials/*": (
-        "scripts/run_notebooks.py --smoke",
-        "every run, on little data; in full by `make notebooks`",
-    ),
+    "tutorials/*": ("scripts/run_notebooks.py --smoke", "every run, on little data; in full by `make notebooks`"),
 }
 #: the test of a page whose examples are not Python, or are another file's
 OTHERS = {
@@ -27,10 +24,7 @@ OTHERS = {
     "tutorials": ("tests/docs/test_notebooks.py", "every run"),
     "architecture": ("tests/docs/test_docs.py::test_the_architecture_names_files_that_exist", "every run"),
     "changes": ("tests/docs/test_packaging.py::test_citation_and_changes_name_the_version", "every run"),
-    "howto/command-line": (
-        "tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist",
-        "every run",
-    ),
+    "howto/command-line": ("tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist", "every run"),
 }
 
 

@@ -206,17 +206,11 @@ def _columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
             raise ValueError(f"there is no column {name!r}, only {', '.join(map(str, frame.columns))}")
         if frame[name].isna().any():
             row = int(frame[name].isna().to_numpy().argmax())
-            raise ValueError(
-                f"{name!r} is empty in row {row}: leave out rows without an outcome or prediction"
-            )
+            raise ValueError(f"{name!r} is empty in row {row}: leave out rows without an outcome or prediction")
     return frame[list(names)]
 
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
     """The inputs as numbers, categories by their place in sorted order."""
-    codes = {
-        name: frame[name].astype("category").cat.codes
-        for name in frame
-        if frame[name].dtype.kind not in "biuf"
-    }
+    codes = {name: frame[name].astype("category").cat.codes for name in frame if frame[name].dtype.kind not in "biuf"}
     return frame.assign(**codes).astype(float)

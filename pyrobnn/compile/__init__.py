@@ -41,9 +41,7 @@ class Compiled:
             machine code reads whatever lies at the addresses it is given.
     """
 
-    def __init__(
-        self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()
-    ) -> None:
+    def __init__(self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()) -> None:
         self.unchecked = call
         self.mode = mode
         self.seconds = seconds
@@ -71,11 +69,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def compiled(
-    fn: Callable[..., Any],
-    *example: Any,
-    enabled: bool = True,
-    name: str = "the function",
-    clone: bool = True,
+    fn: Callable[..., Any], *example: Any, enabled: bool = True, name: str = "the function", clone: bool = True
 ) -> Compiled:
     """Compile a pure function of tensors for the shapes, strides, dtypes and device of the example.
 
@@ -145,9 +139,7 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
         if identity is not None:
             _CHECKED.add(identity)
         return call, "inductor"
-    _warn(
-        name, f"gives wrong numbers when compiled ({found})", f"{slower}. Please report this with the model"
-    )
+    _warn(name, f"gives wrong numbers when compiled ({found})", f"{slower}. Please report this with the model")
     return traced(fn, inputs), "graph"
 
 

@@ -88,8 +88,4 @@ def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, 
     return product if product is NotImplemented else bias + product
 
 
-DECOMPOSITIONS = {
-    _ATEN.bmm.default: _small_bmm,
-    _ATEN.mm.default: _small_mm,
-    _ATEN.addmm.default: _small_addmm,
-}
+DECOMPOSITIONS = {_ATEN.bmm.default: _small_bmm, _ATEN.mm.default: _small_mm, _ATEN.addmm.default: _small_addmm}

@@ -324,10 +324,7 @@ class _Scan(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, own: _Counted, *flat: Tensor) -> Any:
         dims = own.split(in_dims[1:])
         carry, xs, held = (
-            [
-                value if dim is None else value.movedim(dim, to)
-                for value, dim in zip(part, own_dims, strict=True)
-            ]
+            [value if dim is None else value.movedim(dim, to) for value, dim in zip(part, own_dims, strict=True)]
             for part, own_dims, to in zip(own.split(flat), dims, (0, 1, 0), strict=True)
         )
         carry = [

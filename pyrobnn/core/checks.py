@@ -52,12 +52,7 @@ def check_number(
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"'{name}' must be a number, got {value!r} of type {type(value).__name__}")
     value = float(value)
-    bounds = {
-        f"> {above:g}": above,
-        f">= {minimum:g}": minimum,
-        f"< {below:g}": below,
-        f"<= {maximum:g}": maximum,
-    }
+    bounds = {f"> {above:g}": above, f">= {minimum:g}": minimum, f"< {below:g}": below, f"<= {maximum:g}": maximum}
     if not (math.isfinite(value) and above < value < below and minimum <= value <= maximum):
         wanted = " and ".join(text for text, bound in bounds.items() if math.isfinite(bound)) or "finite"
         raise ValueError(f"'{name}' must be {wanted}, got {value:g}")

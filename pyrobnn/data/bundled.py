@@ -28,8 +28,15 @@ __all__ += ["uci", "uci_all", "uci_num_hidden", "uci_splits"]
 #: of the files that are read as tables
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".xlsx", ".xlsm")
 SYNTHETIC = (
-    "gap", "polynomial", "polynomial_heteroskedastic", "sinusoid", "clusters", "cubic_clusters", "sine", "sinx3",
-)  # fmt: skip
+    "gap",
+    "polynomial",
+    "polynomial_heteroskedastic",
+    "sinusoid",
+    "clusters",
+    "cubic_clusters",
+    "sine",
+    "sinx3",
+)
 #: sets of UCI that :func:`load` knows by name; hidden units of a set whose folder does not say how many
 UCI = ("bostonHousing", "concrete", "energy", "yacht")
 NUM_HIDDEN = 50
@@ -126,8 +133,7 @@ def load(
     if key not in names():
         if Path(key).suffix.lower() not in SUFFIXES and not Path(key).is_file():
             raise ValueError(
-                f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a file "
-                f"({', '.join(SUFFIXES)})"
+                f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a file ({', '.join(SUFFIXES)})"
             )
         if target is None:
             raise ValueError(f"{key!r} is a file: name its target column (command line: --target COLUMN)")

@@ -69,8 +69,7 @@ class Column:
         if self.kind == "category":
             known = {each.casefold(): each for each in self.categories}
             text = as_text(cells).map(
-                lambda cell: cell if cell in self.categories else known.get(cell.casefold(), cell),
-                na_action="ignore",
+                lambda cell: cell if cell in self.categories else known.get(cell.casefold(), cell), na_action="ignore"
             )
             return text.fillna("") if "" in self.categories else text
         if cells.isna().all():
@@ -268,9 +267,7 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         report(where, Finding("column_of_labels", shown))
         return None
     spellings, common = text.value_counts().sort_index(), dict[str, str]()
-    for each in spellings.sort_values(
-        kind="stable"
-    ).index:  # of those that differ in case alone, the most frequent
+    for each in spellings.sort_values(kind="stable").index:  # of those that differ in case alone, the most frequent
         common[each.casefold()] = each
     text = as_text(column).map(lambda cell: common[cell.casefold()], na_action="ignore")
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()

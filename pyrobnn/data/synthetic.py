@@ -25,10 +25,7 @@ _Shape = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
 
 
 def polynomial(
-    num_data: int = 100,
-    *,
-    noise: Literal["homoskedastic", "heteroskedastic"] = "homoskedastic",
-    seed: int = 0,
+    num_data: int = 100, *, noise: Literal["homoskedastic", "heteroskedastic"] = "homoskedastic", seed: int = 0
 ) -> Dataset:
     r"""A cubic: :math:`y = \tfrac12 x^2 + \tfrac14 x^3 + \sigma(x)\,\epsilon,\; x \sim U(-1, 1)`.
 
@@ -146,9 +143,7 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
     """The recipes of :func:`study`, by name."""
     four, two = _shapes()
 
-    def even(
-        seed: int, ends: float, num_data: int, f: Function, factor: Function
-    ) -> Callable[[str], Dataset]:
+    def even(seed: int, ends: float, num_data: int, f: Function, factor: Function) -> Callable[[str], Dataset]:
         x = torch.linspace(-ends, ends, num_data)[:, None]
         return lambda name: _observed(name, f, x, factor(x), torch.Generator().manual_seed(seed))
 
@@ -205,9 +200,7 @@ def _growing(x: Tensor) -> Tensor:
     return 0.7 + 2 * torch.sin(0.2 * x)
 
 
-def _uniform(
-    name: str, f: Function, noise: Function, low: float, high: float, num_data: int, seed: int
-) -> Dataset:
+def _uniform(name: str, f: Function, noise: Function, low: float, high: float, num_data: int, seed: int) -> Dataset:
     check_count("num_data", num_data)
     generator = torch.Generator().manual_seed(seed)
     x = low + (high - low) * torch.rand(num_data, 1, generator=generator, dtype=torch.float64)
@@ -227,6 +220,12 @@ def _observed(name: str, f: Function, x: Tensor, factor: Tensor, generator: torc
     true = f(x)
     y = true + factor * torch.randn(x.shape, generator=generator, dtype=x.dtype)
     return Dataset(
-        x.float(), y.float(), name, "regression", ("x",),
-        true_f=true.float(), true_noise=factor.abs().float(), true_function=f,
-    )  # fmt: skip
+        x.float(),
+        y.float(),
+        name,
+        "regression",
+        ("x",),
+        true_f=true.float(),
+        true_noise=factor.abs().float(),
+        true_function=f,
+    )

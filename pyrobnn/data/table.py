@@ -15,16 +15,7 @@ import pandas as pd
 import torch
 
 from pyrobnn.core.checks import check_choice
-from pyrobnn.data.columns import (
-    DATE,
-    Columns,
-    Missing,
-    check_names,
-    is_boolean,
-    numbers,
-    refuse_gaps,
-    report,
-)
+from pyrobnn.data.columns import DATE, Columns, Missing, check_names, is_boolean, numbers, refuse_gaps, report
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.wording.findings import Finding
 

@@ -352,9 +352,7 @@ class Density:
                 name, fn = node["name"], node["fn"]
                 if not isinstance(node["value"], Tensor) or fn.support.is_discrete:
                     raise Refused(f"the latent site {name!r} is discrete: sum it out, it has no gradient")
-                if plate := next(
-                    (p.name for p in node["cond_indep_stack"] if p.name in self.plate_sizes), None
-                ):
+                if plate := next((p.name for p in node["cond_indep_stack"] if p.name in self.plate_sizes), None):
                     raise Refused(
                         f"the latent site {name!r} has a value for every row of the plate {plate!r}, which draws a "
                         "subsample: take out subsample_size, and fit all rows at once"

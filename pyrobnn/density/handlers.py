@@ -105,9 +105,7 @@ def all_rows(found: dict[str, int]) -> Iterator[None]:
     kind: Any = SubsampleMessenger  # no handler can change how many rows a plate takes
     plate = kind.__init__
 
-    def whole(
-        self: Any, name: str, size: Any = None, subsample_size: Any = None, *rest: Any, **named: Any
-    ) -> None:
+    def whole(self: Any, name: str, size: Any = None, subsample_size: Any = None, *rest: Any, **named: Any) -> None:
         given = rest[0] if rest else named.get("subsample")
         if given is None and subsample_size is not None and subsample_size < size:
             found[name] = int(size)

@@ -14,14 +14,7 @@ from scipy.special import expit, logsumexp, ndtri, softmax
 from pyrobnn.core.groups import HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
-from pyrobnn.diagnostics.points import (
-    FEWEST_DRAWS,
-    class_replicates,
-    has_classes,
-    pit_of,
-    predictive_draws,
-    replicates,
-)
+from pyrobnn.diagnostics.points import FEWEST_DRAWS, class_replicates, has_classes, pit_of, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_arrays, expected_calibration_error
 from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
 
@@ -138,9 +131,7 @@ def dependence_of(draws: np.ndarray) -> Dependence:
     flat = u.reshape(len(u), -1)
     size = flat.shape[1]
     ordered, place = np.sort(flat, axis=1), np.arange(size) / size
-    distance = np.median(
-        np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1)
-    )  # Kolmogorov's
+    distance = np.median(np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1))  # Kolmogorov's
     share = (np.abs(flat - 0.5) <= 0.5 * LEVEL).mean(axis=1)
     factors = (
         distance / stats.kstwo.median(size),

@@ -13,42 +13,26 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from pyrobnn.diagnostics.calibration import class_calibration, held_out, left_out
-from pyrobnn.diagnostics.convergence import (
-    RHAT_LIMITS,
-    chains,
-    divergences,
-    energy,
-    largest_rhat,
-    moving,
-    smallest_ess,
-)
+from pyrobnn.diagnostics.convergence import RHAT_LIMITS, chains, divergences, energy, largest_rhat, moving, smallest_ess
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import against
 from pyrobnn.diagnostics.importance import weighted
-from pyrobnn.diagnostics.integrity import (
-    claim,
-    copied_chains,
-    finite,
-    fit,
-    log_likelihood,
-    repeated_draws,
-    rows,
-)
+from pyrobnn.diagnostics.integrity import claim, copied_chains, finite, fit, log_likelihood, repeated_draws, rows
 from pyrobnn.diagnostics.leave_one_out import tails
 from pyrobnn.diagnostics.patterns import by_region, order, pattern
 from pyrobnn.diagnostics.target import density_moves, function_moves, score, virial
 from pyrobnn.diagnostics.verdict import Found, Question
 
 RHAT = "Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021) https://doi.org/10.1214/20-BA1221"
-HMC = (
-    "A conceptual introduction to Hamiltonian Monte Carlo (Betancourt, 2017) https://arxiv.org/abs/1701.02434"
-)
+HMC = "A conceptual introduction to Hamiltonian Monte Carlo (Betancourt, 2017) https://arxiv.org/abs/1701.02434"
 BFMI = "Diagnosing suboptimal cotangent disintegrations in HMC (Betancourt, 2016) https://arxiv.org/abs/1604.00695"
-CLAIM = "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
-VARIATIONAL = "Yes, but did it work? Evaluating variational inference (Yao et al., 2018) https://arxiv.org/abs/1802.02538"
-STEIN = (
-    "Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039"
+CLAIM = (
+    "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
 )
+VARIATIONAL = (
+    "Yes, but did it work? Evaluating variational inference (Yao et al., 2018) https://arxiv.org/abs/1802.02538"
+)
+STEIN = "Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039"
 MOVES = "MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901"
 PIT = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
 LOO_PIT = "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
@@ -129,14 +113,14 @@ TABLE = (
     Row("loo_pit", "model", left_out, (0.05, 0.1), LOO_PIT),  # the same
     Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
     Row("loo_khat", "model", tails, (2e-3,), LOO, of_draws),  # rate of false alarms
-)  # fmt: skip
+)
 
 #: what `audit` looks for on request
 AUDIT = (
     Row("copied_chains", "draws", copied_chains, (0.9,), "arithmetic", of_chains),  # correlation of moves
     Row("repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", of_draws),  # shares of chains, others
     Row("log_likelihood", "draws", log_likelihood, (0.1, 0.3), "arithmetic", of_draws),  # nats per datum
-)  # fmt: skip
+)
 
 
 @functools.cache

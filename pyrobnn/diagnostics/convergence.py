@@ -71,12 +71,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
             found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
         found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     found |= _named_sites(evidence)
-    titles = {
-        "log_likelihood": "log-likelihood",
-        "log_prior": "log prior",
-        "layer_norm": _NORM,
-        "noise": "noise",
-    }
+    titles = {"log_likelihood": "log-likelihood", "log_prior": "log prior", "layer_norm": _NORM, "noise": "noise"}
     several = {title: evidence.draws(FUNCTION, name) for name, title in titles.items()}
     several["log density"] = evidence.draws(SAMPLE_STATS, "lp")
     for title, values in several.items():
@@ -285,12 +280,7 @@ def divergences(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def energy(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """The lowest fraction of missing information of the energy over the chains."""
     values = evidence.draws(SAMPLE_STATS, "energy")
-    if (
-        values is None
-        or values.shape[1] < 10
-        or not np.isfinite(values).all()
-        or not values.std(axis=1).all()
-    ):
+    if values is None or values.shape[1] < 10 or not np.isfinite(values).all() or not values.std(axis=1).all():
         return None
     found = arviz_stats.bfmi(xr.Dataset({"energy": (SAMPLE_DIMS, values)}))["energy"].values.ravel()
     value = float(found.min())

@@ -333,13 +333,9 @@ def gather(trees: Trees) -> dict[str, Evidence]:
         attrs = evidence.tree.attrs
         return {str(attrs.get("label") or attrs.get("method") or "model"): evidence}
     if not isinstance(trees, Mapping):
-        raise TypeError(
-            f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees"
-        )
+        raise TypeError(f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees")
     if not trees:
-        raise ValueError(
-            "'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}"
-        )
+        raise ValueError("'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}")
     found: Mapping[str, Any] = trees
     return {str(label): Evidence.of(tree, f"trees[{label!r}]") for label, tree in found.items()}
 

@@ -166,9 +166,7 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     return Found(status, numbers["ratio"], "", said, limits[2])
 
 
-def _corrected(
-    evidence: Evidence, found: Importance, limits: tuple[float, ...]
-) -> tuple[Status, dict[str, float]]:
+def _corrected(evidence: Evidence, found: Importance, limits: tuple[float, ...]) -> tuple[Status, dict[str, float]]:
     """How far weighting moves means and sds, in the median, beyond the error of the weights."""
     f = evidence.f
     values = f if f is not None else np.stack([*quantities(evidence).values()], axis=-1)

@@ -10,15 +10,7 @@ from scipy.spatial import cKDTree
 from scipy.special import logsumexp
 
 from pyrobnn.core import groups
-from pyrobnn.core.groups import (
-    CONSTANT_DATA,
-    FUNCTION,
-    HELD_OUT,
-    OBSERVED_DATA,
-    POSTERIOR,
-    SAMPLE_DIMS,
-    SAMPLE_STATS,
-)
+from pyrobnn.core.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread
 from pyrobnn.diagnostics.points import has_classes, replicates
@@ -91,9 +83,7 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the search ended short of its optimum, by what the fit found that more steps would gain."""
-    measured, fall, limit = (
-        evidence.number(name, np.nan) for name in ("gain_left", "fall_left", "gain_limit")
-    )
+    measured, fall, limit = (evidence.number(name, np.nan) for name in ("gain_left", "fall_left", "gain_limit"))
     gain = measured if np.isfinite(measured) else fall
     if not (np.isfinite(gain) and np.isfinite(limit)):
         steps = evidence.number("num_steps", np.inf)
@@ -209,9 +199,7 @@ def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
         return None
     values = np.concatenate([each.astype(np.float64) for each in flat], axis=2)
     # a draw that stays may differ in its last digits, which a transform rounds otherwise in each
-    stays = np.isclose(values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0).all(
-        axis=2
-    )
+    stays = np.isclose(values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0).all(axis=2)
     places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
     share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
     limit = limits[evidence.is_iid]
@@ -241,13 +229,8 @@ def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     same, few = (draws == y).sum(axis=0), 20
     whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
     if whole:
-        seen, error = (
-            np.log(np.maximum(same, 1) / len(draws)),
-            float(np.median(1.0 / np.sqrt(np.maximum(same, 1)))),
-        )
-        use = (same >= few) & (
-            np.maximum(np.abs(seen), np.abs(lppd)) > 0.05
-        )  # of certain labels nothing is seen
+        seen, error = (np.log(np.maximum(same, 1) / len(draws)), float(np.median(1.0 / np.sqrt(np.maximum(same, 1)))))
+        use = (same >= few) & (np.maximum(np.abs(seen), np.abs(lppd)) > 0.05)  # of certain labels nothing is seen
     else:
         near = max(few, int(2.0 * np.sqrt(len(draws))))
         if len(draws) <= 2 * near:

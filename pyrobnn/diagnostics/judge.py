@@ -66,9 +66,7 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         return Verdict.from_checks(evidence.method, evidence.label, [_check(broken, TABLE[0])])
     rows = [row for row in TABLE if row.applies(evidence) and not (row.against and reference is None)]
     found = [made(row, evidence, *([reference] if row.against and reference else [])) for row in rows]
-    return Verdict.from_checks(
-        evidence.method, evidence.label, [check for check in found if check is not None]
-    )
+    return Verdict.from_checks(evidence.method, evidence.label, [check for check in found if check is not None])
 
 
 def audit(tree: xr.DataTree | Evidence) -> Verdict:
@@ -106,9 +104,7 @@ def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
 
 def _check(found: Found, row: Row) -> Check:
     limit = found.limit if found.limit is not None else row.limits[0]
-    return Check(
-        row.code, found.status, row.question, found.value, limit, row.source, found.code, found.numbers
-    )
+    return Check(row.code, found.status, row.question, found.value, limit, row.source, found.code, found.numbers)
 
 
 def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:

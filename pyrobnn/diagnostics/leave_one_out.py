@@ -136,11 +136,7 @@ def usable(evidence: Evidence) -> np.ndarray | None:
     """The log-likelihood (chain, draw, obs) if leave-one-out is defined by it."""
     pointwise = evidence.log_likelihood
     # without its only datum a posterior is the prior
-    if (
-        pointwise is None
-        or pointwise.shape[0] * pointwise.shape[1] < FEWEST_WEIGHTED
-        or pointwise.shape[2] < 2
-    ):
+    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < FEWEST_WEIGHTED or pointwise.shape[2] < 2:
         return None
     if evidence.is_point or not np.isfinite(pointwise).all():
         return None
@@ -184,12 +180,7 @@ def loo(evidence: Evidence) -> ELPDData | None:
     """
     pointwise = usable(evidence)
     found = leave_one_out(evidence)
-    if (
-        pointwise is None
-        or found is None
-        or not np.isfinite(found.elpd.sum())
-        or not np.isfinite(found.k).any()
-    ):
+    if pointwise is None or found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
         return None
     num_data, num_draws = len(found.points), pointwise[:, :, 0].size
     coords, elpd, k = {"obs": found.points}, found.elpd.copy(), found.k.copy()
@@ -231,13 +222,9 @@ def add_exact(tree: xr.DataTree, posterior: Posterior, budget: int, seed: int) -
     elpd = -np.array([each["log_evidence_added"] for each in less])
     if held is not None and isinstance(posterior.model, BNN) and posterior.model.units is not None:
         targets = posterior.model.likelihood.targets
-        elpd -= (
-            targets.log_volume(held.y[rows].reshape(len(rows), -1), posterior.model.units[1]).cpu().numpy()
-        )
+        elpd -= targets.log_volume(held.y[rows].reshape(len(rows), -1), posterior.model.units[1]).cpu().numpy()
     errors = np.array([each["log_evidence_added_error"] or np.nan for each in less])
-    tree[LEFT_OUT] = xr.DataTree(
-        xr.Dataset({"elpd": ("row", elpd), "error": ("row", errors)}, coords={"row": rows})
-    )
+    tree[LEFT_OUT] = xr.DataTree(xr.Dataset({"elpd": ("row", elpd), "error": ("row", errors)}, coords={"row": rows}))
 
 
 def elpd_data(**fields: Any) -> ELPDData:

@@ -13,14 +13,7 @@ from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 from pyrobnn.diagnostics.calibration import LEVEL, MIN_DATA, RATES, held_out_pit, left_out_pit
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA
-from pyrobnn.diagnostics.points import (
-    class_points,
-    class_replicates,
-    feature_names,
-    has_classes,
-    pit_of,
-    replicates,
-)
+from pyrobnn.diagnostics.points import class_points, class_replicates, feature_names, has_classes, pit_of, replicates
 from pyrobnn.diagnostics.verdict import Found, grade_tested
 
 _MAX_FEATURES, _MAX_CLASSES, _NUM_REGIONS = 20, 20, 4
@@ -102,9 +95,7 @@ def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         of_name = [(u, covariates[name]) for u, covariates in sets if name in covariates]
         if all(np.ptp(values) > 0.0 for _, values in of_name):
             regions = (_regions(*one) for one in of_name)
-            found.append(
-                (_p_trend(of_name), name, max(regions, key=lambda each: np.ptp([c for _, c in each])))
-            )
+            found.append((_p_trend(of_name), name, max(regions, key=lambda each: np.ptp([c for _, c in each]))))
     if not found:
         return None
     # of two that say the same, as an input and a line's mean, the first
@@ -232,8 +223,7 @@ def _sorted_by(values: np.ndarray) -> bool:
     if np.ptp(values) == 0.0:
         return False
     found, most = (
-        abs(float(stats.spearmanr(np.arange(len(values)), each).statistic))
-        for each in (values, np.sort(values))
+        abs(float(stats.spearmanr(np.arange(len(values)), each).statistic)) for each in (values, np.sort(values))
     )
     return found > 0.9 * most
 

@@ -323,9 +323,7 @@ def unit(evidence: Evidence) -> str:
     return "" if y is None else str(y.attrs.get("units", ""))
 
 
-def _labels(
-    evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
-) -> list[str] | None:
+def _labels(evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int) -> list[str] | None:
     """The names along a dimension of the first group that has as many."""
     found = (labels(evidence.variable(group, variable), dim) for group in groups)
     return next((names for names in found if names and len(names) == count), None)

@@ -149,9 +149,7 @@ def units(evidence: Evidence) -> np.ndarray | None:
     return np.ones(1) if count == 1 else training_sd(evidence, count)
 
 
-def _scores_of(
-    y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
-) -> list[Score]:
+def _scores_of(y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = "") -> list[Score]:
     """Scores of (point, output) in one unit, each the mean of its values for the outputs."""
     found: list[Score] = []
     if mean is not None:

@@ -78,12 +78,7 @@ def _tested(
 
 
 def _worst(
-    evidence: Evidence,
-    names: np.ndarray,
-    value: np.ndarray,
-    p: np.ndarray,
-    effect: np.ndarray,
-    limits: Limits,
+    evidence: Evidence, names: np.ndarray, value: np.ndarray, p: np.ndarray, effect: np.ndarray, limits: Limits
 ) -> Found:
     """What was found of the quantity (quantity,) with the largest effect that is no chance, else the largest of all."""
     sure = (p < RATES[0]) & (effect > limits[0])
@@ -160,11 +155,7 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     status = grade_by_kind(far, np.exp(-wide), evidence, "probes", limits)
     gaps = by_kind(gap, evidence, "probes").values()
     ratio = float(np.exp(max((float(np.median(each)) for each in gaps), key=abs)))
-    numbers = {
-        "shift": float(np.nanmedian(np.abs(shift))),
-        "inverse": 1.0 / ratio,
-        "remedy": _remedy(evidence),
-    }
+    numbers = {"shift": float(np.nanmedian(np.abs(shift))), "inverse": 1.0 / ratio, "remedy": _remedy(evidence)}
     return _decided(Found(status, ratio, "", numbers, limits[2]), evidence, *pair)
 
 

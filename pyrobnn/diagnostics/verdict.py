@@ -167,10 +167,7 @@ class Verdict:
 
     def _of(self, status: Status) -> tuple[Check, ...]:
         return tuple(
-            check
-            for each in QUESTIONS
-            for check in self.checks
-            if (check.question, check.status) == (each, status)
+            check for each in QUESTIONS for check in self.checks if (check.question, check.status) == (each, status)
         )
 
     def worst(self, question: Question) -> Check | None:
@@ -206,9 +203,7 @@ class Verdict:
         """Both answers, and what decided them, for a reader who knows none of the checks."""
         asked = {check.question for check in self.checks}  # predictions alone have no draws
         return "; ".join(
-            words.opening(each, self.shown_answer(each), self.fault(each))
-            for each in QUESTIONS
-            if each in asked
+            words.opening(each, self.shown_answer(each), self.fault(each)) for each in QUESTIONS if each in asked
         )
 
     @property

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pyrobnn.estimators import conformal
-from pyrobnn.estimators.classifier import BNNClassifier
-from pyrobnn.estimators.pyro_program import PyroClassifier, PyroRegressor
-from pyrobnn.estimators.regressor import BNNRegressor
+import lazy_loader
 
-__all__ = ["BNNClassifier", "BNNRegressor", "PyroClassifier", "PyroRegressor", "conformal"]
+# the command line's "auto" lies here too, and needs no scikit-learn
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -26,13 +26,7 @@ MAX_EVIDENCE_ROWS = 200
 
 
 def choose(
-    num_data: int,
-    num_weights: int,
-    width: int,
-    *,
-    normal: bool = True,
-    joint: bool = False,
-    compile: bool = True,
+    num_data: int, num_weights: int, width: int, *, normal: bool = True, joint: bool = False, compile: bool = True
 ) -> tuple[Any, str]:
     """A configured method, and why it, in a sentence.
 
@@ -57,11 +51,7 @@ def choose(
     # the Gram matrix of the rows stands for that of the weights where it is the smaller
     full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS
     search = MAP(compile=compile) if whole else MAP(num_steps=3000, batch_size=batch, compile=compile)
-    method = Laplace(
-        structure="full" if full else "kron",
-        tune="marginal_likelihood" if normal else None,
-        map=search,
-    )
+    method = Laplace(structure="full" if full else "kron", tune="marginal_likelihood" if normal else None, map=search)
     words = [f"Laplace's approximation, linearised, {_width(normal)}"]
     if not full:
         words.append("its precision one Kronecker product per layer, for a full one would be too large")
@@ -100,12 +90,7 @@ class Auto(Method):
         width = model.forward(model.initial_values(), problem.x[:2]).shape[-1]
         num = problem.num_rows
         method, why = choose(num, model.num_weights, width, **families(model), compile=self.compile)
-        options = {
-            "num_draws": run.num_draws,
-            "seed": run.seed,
-            "device": problem.device,
-            "progress": run.progress,
-        }
+        options = {"num_draws": run.num_draws, "seed": run.seed, "device": problem.device, "progress": run.progress}
         fit = empirical_bayes(method, model, num)
         if fit is None:
             posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)

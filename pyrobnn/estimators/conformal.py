@@ -56,9 +56,7 @@ class ConformalSet:
         return self.member[torch.arange(len(y)), y]
 
 
-def conformal_interval(
-    posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: float = 0.1
-) -> ConformalInterval:
+def conformal_interval(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: float = 0.1) -> ConformalInterval:
     r"""Intervals that hold a new outcome with probability 1 − α or more, from rows that the fit has not seen.
 
     With the predictive median m and the quantiles l, u of α/2 and 1 − α/2, the interval is
@@ -98,9 +96,7 @@ def conformal_interval(
     def quantiles(p: Prediction) -> Tensor:
         found = p.quantile(levels)
         if found.shape[-1] != 1:
-            raise Refused(
-                f"conformal intervals are of one output, got {found.shape[-1]}: fit a model for each"
-            )
+            raise Refused(f"conformal intervals are of one output, got {found.shape[-1]}: fit a model for each")
         return found[..., 0].double().T
 
     x_held, y = _checked(calibration)
@@ -164,9 +160,7 @@ def _checked(calibration: Rows) -> Rows:
 def _as_many(name: str, y: Tensor, count: int) -> Tensor:
     y = as_tensor(name, y)
     if y.numel() != count or count == 0:
-        raise ValueError(
-            f"{name!r} must hold one outcome for each of {count} points, got shape {tuple(y.shape)}"
-        )
+        raise ValueError(f"{name!r} must hold one outcome for each of {count} points, got shape {tuple(y.shape)}")
     return y.reshape(-1)
 
 
@@ -182,8 +176,5 @@ def _quantile(scores: Tensor, alpha: float) -> float:
     if rank <= len(scores):
         return float(scores.sort().values[rank - 1])
     fewest = math.ceil(1 / alpha - 1e-9) - 1
-    warn(
-        [Finding("few_calibration_rows", {"rows": len(scores), "alpha": alpha, "fewest": fewest})],
-        stacklevel=3,
-    )
+    warn([Finding("few_calibration_rows", {"rows": len(scores), "alpha": alpha, "fewest": fewest})], stacklevel=3)
     return math.inf

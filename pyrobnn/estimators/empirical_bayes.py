@@ -102,10 +102,7 @@ def fit_by_evidence(
     else:
         warn(posterior.meta["warnings"], stacklevel=4)
     shares = ", ".join(f"{each:.2g}" for each in best / linear)
-    return (
-        posterior,
-        f"noise {shares} of what a linear model leaves, the best of {len(tries)} by the evidence{of}",
-    )
+    return (posterior, f"noise {shares} of what a linear model leaves, the best of {len(tries)} by the evidence{of}")
 
 
 def _with_noise(model: BNN, scale: Tensor) -> BNN:
@@ -154,12 +151,8 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
     inputs, targets = (part.cpu().numpy() for part in (_standard(posterior.bnn, x, y)[0], y_in[:, 0]))
     line = BayesianRidge().fit(inputs, targets)
     mean, scale = line.predict(inputs, return_std=True)
-    ours = _without(
-        y_in[:, 0].cpu().numpy() - f[:, 0].cpu().numpy(), cov[:, 0, 0].cpu().numpy(), float(noise)
-    )
-    return ours, _without(
-        targets - mean, scale**2 - 1 / line.alpha_ + 1 / (line.alpha_ * len(y)), 1 / line.alpha_
-    )
+    ours = _without(y_in[:, 0].cpu().numpy() - f[:, 0].cpu().numpy(), cov[:, 0, 0].cpu().numpy(), float(noise))
+    return ours, _without(targets - mean, scale**2 - 1 / line.alpha_ + 1 / (line.alpha_ * len(y)), 1 / line.alpha_)
 
 
 def _without(error: np.ndarray, var: np.ndarray, noise: float) -> np.ndarray:
@@ -205,9 +198,7 @@ class Averaged(HeteroskedasticGaussian):
         return -(scale.log() + 0.5 * misfit + 0.5 * math.log(2 * math.pi)).sum(-1)
 
 
-def fit_noise_em(
-    method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
-) -> tuple[Posterior, str]:
+def fit_noise_em(method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]) -> tuple[Posterior, str]:
     """The fit of a net that gives its noise, at the mode of the log density averaged over the Gaussian around it.
 
     A search for the mode and Laplace's approximation around it take turns: each search knows how uncertain the Gaussian
@@ -304,9 +295,7 @@ def select_prior_width(
     posterior = (warm if few else still).fit(_scaled(_at_mode(model, best[2]), factors), x, y, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": dict(factors), "noise_factor": 1.0}}
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
-    words = (
-        f"its prior's widths times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
-    )
+    words = f"its prior's widths times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
     if not few:
         words += f", of {len(rows[0]):,} of {len(x):,} rows"
     if min(factors.values()) >= 81:

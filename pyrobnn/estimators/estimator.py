@@ -14,12 +14,7 @@ import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import (
-    _check_feature_names,
-    _check_sample_weight,
-    check_is_fitted,
-    validate_data,
-)
+from sklearn.utils.validation import _check_feature_names, _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
@@ -96,9 +91,7 @@ class Estimator(BaseEstimator):
         self._x, self._y = (torch.from_numpy(np.ascontiguousarray(part[order])) for part in (x, y))
         seed = self._seed()
         units = Standardizer.fit(Dataset(self._x, self._y, "train", self.task)) if self.standardize else None
-        likelihood: Likelihood = (
-            self._default_likelihood(units, width) if self.likelihood is None else self.likelihood
-        )
+        likelihood: Likelihood = self._default_likelihood(units, width) if self.likelihood is None else self.likelihood
         exposure = likelihood.targets.exposure is not None
         if exposure and self.columns_ is not None:
             raise ValueError(
@@ -137,11 +130,7 @@ class Estimator(BaseEstimator):
             rule, why = search(data, units, seconds, seed, self.device)
             if rule is not None:
                 left = None if seconds is None else seconds - (time.perf_counter() - begun)
-                options: dict[str, Any] = {
-                    "num_draws": self.num_draws,
-                    "compile": self.compile,
-                    "device": self.device,
-                }
+                options: dict[str, Any] = {"num_draws": self.num_draws, "compile": self.compile, "device": self.device}
                 self.method_: Any
                 self.posterior_, self.method_, words = rule.fit(
                     data, units, seconds=left, seed=seed, progress=bool(self.verbose), **options
@@ -260,9 +249,7 @@ class Estimator(BaseEstimator):
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            chosen, why = choose(
-                len(self._x), model.num_weights, width, **facts, compile=self.compile and not line
-            )
+            chosen, why = choose(len(self._x), model.num_weights, width, **facts, compile=self.compile and not line)
             if line and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
             return chosen, why, options
@@ -318,9 +305,7 @@ class Estimator(BaseEstimator):
     def _calibration(self, conformal: Any) -> tuple[Tensor, Tensor]:
         """The rows to calibrate a conformal prediction by."""
         if not isinstance(conformal, (tuple, list)) or len(conformal) != 2:
-            raise TypeError(
-                f"'conformal' must be False or a pair (X, y) that the fit has not seen, got {conformal!r}"
-            )
+            raise TypeError(f"'conformal' must be False or a pair (X, y) that the fit has not seen, got {conformal!r}")
         x, y = self._inputs(conformal[0]), self._targets(conformal[1])
         joined = (torch.column_stack(part).tolist() for part in ((self._x, self._y), (x, y)))
         known, rows = ({tuple(row) for row in part} for part in joined)
@@ -344,10 +329,7 @@ class Estimator(BaseEstimator):
         check_is_fitted(self)
         # of rows that are counted more than once none can be left out
         tree = self.posterior_.to_datatree(self._x, None if self._weighted else self._y)
-        names = {
-            "feature": self._names(self._x),
-            "class": [str(each) for each in getattr(self, "classes_", ())],
-        }
+        names = {"feature": self._names(self._x), "class": [str(each) for each in getattr(self, "classes_", ())]}
         for part in tree.subtree:  # so that columns and classes are called by their names
             known = {dim: list(each) for dim, each in names.items() if part.sizes.get(dim) == len(each)}
             part.dataset = part.to_dataset(inherit=False).assign_coords(known)

@@ -52,13 +52,9 @@ class _ProgramEstimator(BaseEstimator):
         data = [*Density(self.program, (self._x, self._y)).derived.replicated]
         self._site = self.site or (data[0] if len(data) == 1 else "")
         if self._site not in data:
-            raise ValueError(
-                f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}"
-            )
+            raise ValueError(f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}")
         self.method_ = NUTS() if self.method is None else self.method
-        self.posterior_ = self.method_.fit(
-            self.program, self._x, self._y, num_draws=self.num_draws, seed=seed
-        )
+        self.posterior_ = self.method_.fit(self.program, self._x, self._y, num_draws=self.num_draws, seed=seed)
 
     @staticmethod
     def _tensor(values: Any) -> Tensor:

@@ -186,9 +186,7 @@ class BNNRegressor(RegressorMixin, Estimator):
             return HeteroskedasticGaussian()
         if self.noise in ("inferred", "learned"):
             one = torch.ones(() if width == 1 else width, dtype=torch.float64)
-            likelihood = HomoskedasticGaussian(
-                dist.HalfNormal(one) if self.noise == "inferred" else "learned"
-            )
+            likelihood = HomoskedasticGaussian(dist.HalfNormal(one) if self.noise == "inferred" else "learned")
             if self.noise == "learned":
                 likelihood.own.points[SCALE] = (one, dist.constraints.positive)  # one per output
             return likelihood

@@ -69,9 +69,7 @@ class Lift(nn.Module):
         start = np.where((origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0))
         powers = np.ones(x.shape[1])
         for index in many:
-            powers[index] = max(
-                np.linspace(-2, 2, 17), key=lambda p: boxcox_llf(p, x[:, index] - start[index])
-            )  # noqa: B023
+            powers[index] = max(np.linspace(-2, 2, 17), key=lambda p: boxcox_llf(p, x[:, index] - start[index]))  # noqa: B023
         rates = np.random.default_rng(0).normal(size=(len(many), waves))
         self._hold(start=start, least=least - start, powers=np.where(powers == 0, 1e-4, powers), rates=rates)
         self._hold(many=many, centre=0.0, scale=1.0, shrink=1.0)
@@ -164,11 +162,7 @@ class Rule(NamedTuple):
         trained = DeepEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=compile)
         start = trained.fit(self.model(data[0], units, True), *data, **run)
         whole, model = num <= 2000, self.model(data[0], units, False)
-        options: dict[str, Any] = {
-            "num_chains": members,
-            "batch_size": None if whole else 1000,
-            "compile": compile,
-        }
+        options: dict[str, Any] = {"num_chains": members, "batch_size": None if whole else 1000, "compile": compile}
         if seconds is not None:
             timed = Chains(num_warmup=60, thinning=1, preconditioner="rmsprop", **options)
             spent = timed.fit(model, *data, init=start, num_draws=1, **run).meta["timings"]["fit"]
@@ -204,9 +198,7 @@ def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
     return more > 2 * error, words
 
 
-def search(
-    data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any
-) -> tuple[Rule | None, str]:
+def search(data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any) -> tuple[Rule | None, str]:
     """The rule that predicts left-out rows best, None where none gains on a linear model; and the gain in words.
 
     Tried on a fifth of the rows, with short training of two members: how closely to follow the data, whether waves
@@ -227,16 +219,12 @@ def search(
         if found and seconds is not None and time.perf_counter() - begun > seconds / 4:
             return
         model = rule.model(data[0][kept], units, rule.likelihood is None)
-        prediction = method.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(
-            data[0][held]
-        )
+        prediction = method.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(data[0][held])
         error = y[held] - units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
         if rule.likelihood is None:
             each = log_density(error, np.mean(error**2))
         else:
-            each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(
-                float(units.y_scale[0])
-            )
+            each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(float(units.y_scale[0]))
         found.append((float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each))
 
     waves = max(1, min(8, 256 // x.shape[1]))

@@ -37,9 +37,7 @@ def with_batch_statistics(model: BNN) -> BNN:
 
 
 @torch.no_grad()
-def refreshed_statistics(
-    model: BNN, draws: Mapping[str, Tensor], inputs: Iterable[Tensor]
-) -> dict[str, Tensor]:
+def refreshed_statistics(model: BNN, draws: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
     r"""Running statistics that belong to the weights of each draw: averages over the batches of one pass.
 
     Args:

@@ -200,9 +200,15 @@ def _job(
 
 
 def _fit_rank(
-    method: Any, problem: Sequence[Any], options: Mapping[str, Any], seed: int, checkpoint: str | Path | None,
-    ranks: int, rank: int, **where: Any,
-) -> Posterior:  # fmt: skip
+    method: Any,
+    problem: Sequence[Any],
+    options: Mapping[str, Any],
+    seed: int,
+    checkpoint: str | Path | None,
+    ranks: int,
+    rank: int,
+    **where: Any,
+) -> Posterior:
     own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
     with _TURN:
         return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)

@@ -120,9 +120,7 @@ class Laplace(Method):
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     keeps_rows: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
-    )
+    remedy: ClassVar[str] = "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
 
     def __post_init__(self) -> None:
         check_choice("curvature", self.curvature, ("ggn", "hessian"))
@@ -134,15 +132,11 @@ class Laplace(Method):
         if isinstance(self.subset, str):
             check_choice("subset", self.subset, ("all", "last_layer"))
         elif not isinstance(self.subset, tuple) or not all(isinstance(name, str) for name in self.subset):
-            raise TypeError(
-                f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}"
-            )
+            raise TypeError(f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}")
         if self.map is not None and not isinstance(self.map, MAP):
             raise TypeError(f"'map' must be a pyrobnn.MAP, got {type(self.map).__name__}")
         if self.curvature == "hessian" and self.structure == "kron":
-            raise ValueError(
-                "the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'"
-            )
+            raise ValueError("the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'")
         if self.tune is not None:
             check_choice("tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
             if self.curvature == "hessian":
@@ -166,9 +160,16 @@ class Laplace(Method):
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(
-                search, problem, source, names, init=run.init, seed=seed, num_steps=passes,
-                callbacks=run.callbacks, progress=run.progress,
-            )  # fmt: skip
+                search,
+                problem,
+                source,
+                names,
+                init=run.init,
+                seed=seed,
+                num_steps=passes,
+                callbacks=run.callbacks,
+                progress=run.progress,
+            )
             found = time.perf_counter()
             remarks = list(centre.notes)
             if exact:

@@ -190,9 +190,7 @@ def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
     columns = {name: _columns(name, module) for name, module in layers.items()}
     masks = [Mask(name, None, 0, count, 1, p) for name, count in columns.items() if count > 1]
     if not masks:
-        raise Refused(
-            "the net has no linear or convolution layer with two or more inputs, so there is nothing to drop"
-        )
+        raise Refused("the net has no linear or convolution layer with two or more inputs, so there is nothing to drop")
     return masks
 
 
@@ -204,9 +202,7 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
     occasions: dict[str, int] = {}
     for name, module, value in _calls(net, x):
         if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise Refused(
-                f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout"
-            )
+            raise Refused(f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout")
         if isinstance(module, (nn.Dropout, *CHANNELS)):
             occasion = occasions.get(name, 0)
             occasions[name] = occasion + 1
@@ -260,9 +256,7 @@ def _mask(entry: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted)
     units = value.shape[1] if channels else value[0].numel()
     if (channels and columns % units) or (not channels and columns != units):
         advice = (
-            "use nn.Dropout2d, which drops channels"
-            if isinstance(module, Conv)
-            else "move it next to a linear layer"
+            "use nn.Dropout2d, which drops channels" if isinstance(module, Conv) else "move it next to a linear layer"
         )
         raise Refused(
             f"the dropout layer {source!r} drops {units} units of each datum, but the next weight layer {layer!r} has "

@@ -119,9 +119,7 @@ class Method(abc.ABC):
             KeyboardInterrupt: Ctrl-C before there is anything to return; later it returns what there is, marked.
         """
         if not isinstance(self, Method):
-            raise TypeError(
-                "fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)"
-            )
+            raise TypeError("fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)")
         count = check_call(self, num_draws, seed, init=init, checkpoint=checkpoint)
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with raised_by_handlers():
@@ -232,9 +230,7 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
     check_count("num_draws", count)
     check_count("seed", seed, minimum=0)
     if method.kind == "point" and count != 1:
-        raise ValueError(
-            f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS"
-        )
+        raise ValueError(f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS")
     for option, value in optional.items():
         if value is not None and option not in method.uses:
             users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]

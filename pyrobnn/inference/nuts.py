@@ -11,13 +11,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.density.gradient import batched_gradient
-from pyrobnn.inference.fitting.floats import (
-    PrecisionLoss,
-    constrained,
-    full_float32,
-    inspector,
-    log_joint_float64,
-)
+from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
 from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
@@ -168,24 +162,23 @@ class NUTS(Method):
         form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
         remedies = "lower num_draws or num_chains" + ", or use mass_matrix='diag'" * (form == "dense")
         what = f"a run of {self.num_chains} chains × {run.num_draws} draws × {density.dim} parameters"
-        require(
-            self._needed_bytes(density.dim, density.dtype, run.num_draws, form),
-            problem.device,
-            what,
-            remedies,
-        )
+        require(self._needed_bytes(density.dim, density.dtype, run.num_draws, form), problem.device, what, remedies)
         started = time.perf_counter()
         with full_float32(problem.device):
             z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
                 drawn, stats, gradients, interrupted = pyro_engine.sample(
-                    density.log_joint, z, num_draws=run.num_draws, num_warmup=self._first_warmup,
-                    dense=form == "dense", seed=run.seed, config=self, progress=run.progress,
-                )  # fmt: skip
-                warmup = self._first_warmup
-                result = Draws(
-                    drawn, stats, 0.0, gradients, torch.ones(0), {}, interrupted, num_warmup=warmup
+                    density.log_joint,
+                    z,
+                    num_draws=run.num_draws,
+                    num_warmup=self._first_warmup,
+                    dense=form == "dense",
+                    seed=run.seed,
+                    config=self,
+                    progress=run.progress,
                 )
+                warmup = self._first_warmup
+                result = Draws(drawn, stats, 0.0, gradients, torch.ones(0), {}, interrupted, num_warmup=warmup)
                 stopped = "interrupt" if interrupted else "num_draws"
             else:
                 result, stopped = self._by_machine(problem, z, scale, form, run)
@@ -270,9 +263,16 @@ class NUTS(Method):
         most = MOST_WARMUP if self.num_warmup is None else None
         slots = self._num_slots(density.dim, run.num_draws)
         machine = Machine(
-            gradient, self.num_chains, density.dim, slots, z.dtype, z.device, self.max_tree_depth, self.trajectory,
+            gradient,
+            self.num_chains,
+            density.dim,
+            slots,
+            z.dtype,
+            z.device,
+            self.max_tree_depth,
+            self.trajectory,
             self.target_accept,
-        )  # fmt: skip
+        )
         return Run(
             machine,
             seed=run.seed,

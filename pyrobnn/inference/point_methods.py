@@ -54,14 +54,16 @@ class Trained(Method):
             start = start.reshape(-1, problem.density.dim)
             targets = ys.repeat_interleave(len(start), 0)
             found = self._search(problem, start.repeat(len(ys), 1), run, targets)
-        return [
-            self._posterior(problem, theta, run.seed) for theta in found.params.unflatten(0, (len(ys), -1))
-        ]
+        return [self._posterior(problem, theta, run.seed) for theta in found.params.unflatten(0, (len(ys), -1))]
 
     def _search(
-        self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None = None,
+        self,
+        problem: Problem,
+        start: Tensor,
+        run: FitRun,
+        ys: Tensor | None = None,
         snapshot: Callable[[Tensor], Posterior] | None = None,
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         """Maximise from ``start``: one point (dim,), or several together (members, dim), each of its ``ys`` if given.
 
         A program that subsamples draws a subsample at every call, for every member another.

@@ -186,9 +186,7 @@ class _Posthoc:
         scores = {name: score.double() for name, (score, _) in found.items()}
         best = max(scores.values(), key=lambda score: float(score.mean()))
         # the simplest that the best does not beat by more than a standard error of their difference
-        chosen = next(
-            n for n, s in scores.items() if s is best or float((best - s).mean()) <= _error(best - s)
-        )
+        chosen = next(n for n, s in scores.items() if s is best or float((best - s).mean()) <= _error(best - s))
         tuned, model = found[chosen][1], self.model
         if chosen == "last_layer" and self.last is not None:
             (tau, scale), likelihood, ratio = tuned, self.likelihood, torch.ones_like(self.train.f[0])
@@ -225,10 +223,7 @@ def _error(scores: Tensor) -> float:
 
 def _default(model: BNN, x: Any, y: Any) -> Likelihood:
     """What the targets and the net's outputs say."""
-    y, width = (
-        as_tensor("y", y),
-        output_width(model, model.cast_inputs(as_tensor("x", x)[:2].to(model.device))),
-    )
+    y, width = (as_tensor("y", y), output_width(model, model.cast_inputs(as_tensor("x", x)[:2].to(model.device))))
     if y.dim() == 1 and not y.is_floating_point() and width > 1:
         return Categorical()
     return Bernoulli() if y.dtype == torch.bool else HomoskedasticGaussian("learned")

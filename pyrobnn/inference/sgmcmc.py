@@ -242,9 +242,7 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
     """
     density, num_steps = problem.density, config.init_steps
     seeds = torch.randint(2**31, (config.num_chains,)).tolist()
-    start = torch.stack(
-        [density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds]
-    )
+    start = torch.stack([density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds])
     weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
     for site in density.sites:
         weights[site.start : site.stop] = site.name.startswith(NET)
@@ -262,10 +260,12 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
 
     free = torch.arange(num_steps + 1, device=start.device) >= switch
     result = minimize(
-        losses, start, ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
+        losses,
+        start,
+        ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
         Training(num_steps, 0.01, Optimizer(schedule=factor), config.compile),
         name=f"the start of {type(config).__name__}",
-    )  # fmt: skip
+    )
     if result.stopped == "interrupt":  # before the first draw
         raise KeyboardInterrupt
     return result.params

@@ -144,10 +144,7 @@ class SMC(Method):
             self,
             draws,
             seed=run.seed,
-            timings={
-                "compile": course.compile_seconds,
-                "fit": time.perf_counter() - started - course.compile_seconds,
-            },
+            timings={"compile": course.compile_seconds, "fit": time.perf_counter() - started - course.compile_seconds},
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=log_mean(islands),
             history=rung_history(course.rungs),
@@ -183,10 +180,15 @@ class _Course:
     def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
         self._config, self._problem, self._run = config, problem, run
         self.watch = Watch(
-            _STEPS, "SMC", run.callbacks, run.progress, finished="num_draws",
-            starting=COMPILING if config.compile else "", metrics=("beta", "acceptance_rate", "moves"),
+            _STEPS,
+            "SMC",
+            run.callbacks,
+            run.progress,
+            finished="num_draws",
+            starting=COMPILING if config.compile else "",
+            metrics=("beta", "acceptance_rate", "moves"),
             worth_keeping=lambda: bool(self._rounds),
-        )  # fmt: skip
+        )
         self.rungs: list[Rung] = []
         self._rounds: list[list[Tensor]] = []
         self._steps = self._place = 0
@@ -195,9 +197,7 @@ class _Course:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config, density = self._config, self._problem.density
         z = prior_draws(density, config.num_particles, self._run.seed).detach().contiguous()
-        evaluate, self.mode, self.compile_seconds = batched(
-            evaluator(partial(parts, density)), z, config.compile
-        )
+        evaluate, self.mode, self.compile_seconds = batched(evaluator(partial(parts, density)), z, config.compile)
         self.particles = particles = Population(
             evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
         )

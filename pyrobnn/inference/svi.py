@@ -49,9 +49,7 @@ class Guide:
         check_choice("init_loc", self.init_loc, ("net", "prior"))
         check_number("mean_field_start", self.mean_field_start, minimum=0, maximum=1)
         if self.max_scale is not None and self.family != "mean_field":
-            raise ValueError(
-                f"'max_scale' needs independent normal weights: use 'mean_field', got {self.family!r}"
-            )
+            raise ValueError(f"'max_scale' needs independent normal weights: use 'mean_field', got {self.family!r}")
 
 
 @register("svi", standard=True, quick={"num_steps": 2000, "num_draws": 500})

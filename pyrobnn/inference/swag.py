@@ -164,9 +164,7 @@ class SWAG(_Averaged):
     kind: ClassVar[Kind] = "independent"
     has_density: ClassVar[bool] = True
     default_draws: ClassVar[int] = 100
-    remedy: ClassVar[str] = (
-        "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
-    )
+    remedy: ClassVar[str] = "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
 
     @property
     def _rank_and_scale(self) -> tuple[int, float]:
@@ -245,9 +243,7 @@ class SWAGMoments:
             )
         floor = self._floor()
         if not bool(floor > 0):
-            raise Refused(
-                "the iterates do not move, so they have no covariance: use mini-batches and a larger lr"
-            )
+            raise Refused("the iterates do not move, so they have no covariance: use mini-batches and a larger lr")
         variance = self.variance.clamp_min(floor) * self.scale**2
         loc = self.mean[: self.latent]
         if not self.rank:
@@ -317,9 +313,7 @@ class _SGD:
         if moments.count < 2 and not result.interrupted and method.kind == "independent":
             moments.family()  # refuses
         if result.interrupted and moments.count < 2:
-            raise KeyboardInterrupt(
-                f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2"
-            )
+            raise KeyboardInterrupt(f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2")
         if not bool(torch.isfinite(moments.mean).all()):
             raise FloatingPointError(
                 f"an iterate of {type(method).__name__} is not finite by step {result.num_steps} "
@@ -333,9 +327,7 @@ class _SGD:
             problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
         return result
 
-    def _start(
-        self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, float]:
+    def _start(self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
         """Where SGD starts, and the seconds that it took to get there: the user's ``init``, or near a mode."""
         method, run = self.method, self.run
         theta = self.problem.density.initial(start_values(self.problem.bnn, run.init), run.seed)
@@ -373,9 +365,7 @@ class _SGD:
             told["meta"] |= {"rank": moments.deviations.shape[1]} if moments.rank else {}
         # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
         importance = self.problem.loader is None
-        return self._with_statistics(
-            make_posterior(self.problem, self.method, draws, importance=importance, **told)
-        )
+        return self._with_statistics(make_posterior(self.problem, self.method, draws, importance=importance, **told))
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """Of the iterates so far; before the first, of the present one."""

@@ -107,9 +107,7 @@ def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
     slope = torch.func.grad(tempered, has_aux=True)
 
     def evaluate(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, *[None] * (1 + len(data))))(
-            z, beta, *data
-        )
+        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, *[None] * (1 + len(data))))(z, beta, *data)
         return gradient, base, rest
 
     return evaluate

@@ -83,9 +83,7 @@ def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
     index = index.reshape(-1)
     whole = index.numel() and not index.is_floating_point() and index.dtype != torch.bool
     if not whole or int(index.min()) < 0 or int(index.max()) >= num or len(index.unique()) < len(index):
-        raise ValueError(
-            f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}"
-        )
+        raise ValueError(f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}")
     return torch.zeros(num, dtype=torch.bool).scatter(0, index.long(), True)
 
 
@@ -100,18 +98,14 @@ def _held(posterior: Posterior) -> Rows:
             "SMC, SGHMC or SGLD"
         )
     if meta.get("temperature", 1.0) != 1.0:
-        raise Refused(
-            f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1"
-        )
+        raise Refused(f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1")
     if posterior.rows is None:
         raise Refused(
             "this posterior holds no rows of data (they came by a DataLoader, as no tensors (N, …), from inside of the "
             "program, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
         )
     if posterior.num_chains * posterior.num_draws < _FEWEST and not gaussian:
-        raise Refused(
-            f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least"
-        )
+        raise Refused(f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least")
     fixed = (posterior.draws[name] for name in meta.get("point_sites", ()))
     if any(bool((each != each[:1, :1]).any()) for each in fixed):
         raise Refused(
@@ -172,9 +166,8 @@ def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, se
     values = {name: value[None, None] for name, value in (q.layout.constrain(moved(end)) | fixed).items()}
     centre = Posterior(posterior.model, values)
     found = method.fit(
-        posterior.model, after.x, after.y,
-        init=centre, num_draws=posterior.num_draws, seed=seed, device=now.device,
-    )  # fmt: skip
+        posterior.model, after.x, after.y, init=centre, num_draws=posterior.num_draws, seed=seed, device=now.device
+    )
     warn(notes := _outside(rows.x, change > 0), stacklevel=5)
     added = None
     if found.log_evidence is not None and posterior.log_evidence is not None:
@@ -202,9 +195,16 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         dense = form_of("auto", isinstance(model, BNN), density.dim) == "dense"
         try:
             particles = Population(
-                step, z, islands, mixed, max_leapfrogs=64, max_moves=10, step_size=_first_step(posterior),
-                moved_below=0.5, dense=dense,
-            )  # fmt: skip
+                step,
+                z,
+                islands,
+                mixed,
+                max_leapfrogs=64,
+                max_moves=10,
+                step_size=_first_step(posterior),
+                moved_below=0.5,
+                dense=dense,
+            )
         except RuntimeError as unbatched:
             why = why_not_batched(unbatched)
             raise Refused(f"an update runs the program for many draws at once, and {why}") from unbatched

@@ -331,9 +331,7 @@ def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
     return f - f.mean(-1, keepdim=True) if likelihood.task == "categorical" else f
 
 
-def log_predictive(
-    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]
-) -> Tensor:
+def log_predictive(likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
     """Log density of ``y`` where the network output is normal, (N,).
 
     In closed form for normal y, with the noise at the mean of f; of classes by the probit approximation of MacKay

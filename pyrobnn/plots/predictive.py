@@ -56,11 +56,7 @@ def _output(values: xr.DataArray, output: int) -> np.ndarray:
 
 
 def predictive_bands(
-    trees: Trees,
-    *,
-    output: int = 0,
-    xlim: tuple[float, float] | None = None,
-    ylim: tuple[float, float] | None = None,
+    trees: Trees, *, output: int = 0, xlim: tuple[float, float] | None = None, ylim: tuple[float, float] | None = None
 ) -> Figure:
     r"""Data, mean and 95 % bands against a single input, the two kinds of uncertainty apart.
 
@@ -83,9 +79,7 @@ def predictive_bands(
     """
     trees = gather(trees)
     with style():
-        figure, axes = panels(
-            len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True
-        )
+        figure, axes = panels(len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True)
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(label)
             x, mean = evidence.variable(GRID, "x"), evidence.variable(GRID, "mean")
@@ -109,9 +103,7 @@ def predictive_bands(
         return figure
 
 
-def _bands(
-    main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int
-) -> None:
+def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int) -> None:
     mean, zero = _output(means, output), xr.zeros_like(means)
     sds = []
     for kind in ("epistemic", "aleatoric"):

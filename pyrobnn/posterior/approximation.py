@@ -19,9 +19,7 @@ from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
     "full_rank": lambda state: dist.MultivariateNormal(state["loc"], scale_tril=state["scale_tril"]),
-    "low_rank": lambda state: dist.LowRankMultivariateNormal(
-        state["loc"], state["cov_factor"], state["cov_diag"]
-    ),
+    "low_rank": lambda state: dist.LowRankMultivariateNormal(state["loc"], state["cov_factor"], state["cov_diag"]),
 }
 
 DRAWS_AT_ONCE = 64  # of which the log joint is taken together
@@ -57,9 +55,7 @@ class SampleStats(UserDict[str, Tensor]):
             fit waits for.
     """
 
-    def __init__(
-        self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None
-    ):
+    def __init__(self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None):
         self._known, self._pending = dict(known), pending
 
     @property
@@ -131,9 +127,7 @@ def state_points(layout: Density) -> None:
     if layout.owner is None:
         for name, value in points:
             stored = pyro.param(name, value.clone(), constraint=layout.constraints[name]).detach()
-            if stored.shape != value.shape or not torch.allclose(
-                stored, value.to(stored), rtol=1e-4, atol=1e-6
-            ):
+            if stored.shape != value.shape or not torch.allclose(stored, value.to(stored), rtol=1e-4, atol=1e-6):
                 raise ValueError(
                     f"Pyro's param store holds {stored} as {name!r} where this fit has {value}, and the program would "
                     "use it: call guide and program inside 'with pyro.get_param_store().scope():'"
@@ -150,9 +144,7 @@ def state_points(layout: Density) -> None:
 
 
 @torch.no_grad()
-def log_importance(
-    density: Density, approximation: Approximation, draws: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
+def log_importance(density: Density, approximation: Approximation, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """log p (joint, constrained space) and log q of draws (chain, draw, \\*shape), both (chain, draw) in float64.
 
     In batches of draws, and where the program is a BNN's of rows too.

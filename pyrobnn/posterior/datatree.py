@@ -87,9 +87,7 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
 
 def _dataset(**values: tuple[Any, ...]) -> xr.Dataset:
     """Draws (chain, draw, …), each with the names of its other dimensions."""
-    return xr.Dataset(
-        {n: ((*group.SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()}
-    )
+    return xr.Dataset({n: ((*group.SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()})
 
 
 def _thinned(posterior: Posterior, num_points: int) -> Posterior:
@@ -124,8 +122,7 @@ def _function_groups(
 ) -> dict[str, xr.Dataset]:
     norms, likelihood = layer_norms(posterior.draws), posterior.bnn.likelihood
     found = _dataset(
-        f=(posterior.function(probe_x), "probe", "output"),
-        layer_norm=(torch.stack(list(norms.values()), -1), "layer"),
+        f=(posterior.function(probe_x), "probe", "output"), layer_norm=(torch.stack(list(norms.values()), -1), "layer")
     )
     found["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
     found["probe_kind"] = (("probe",), np.array(kinds))
@@ -153,10 +150,7 @@ def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
 
 
 def _grid_group(
-    posterior: Posterior,
-    x: Tensor,
-    grid: Tensor | None,
-    true_function: Callable[[Tensor], Tensor] | None,
+    posterior: Posterior, x: Tensor, grid: Tensor | None, true_function: Callable[[Tensor], Tensor] | None
 ) -> dict[str, xr.Dataset]:
     if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.targets.classes:
         return {}
@@ -355,9 +349,7 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
     # residuals that a program computes from latent values are no data; gaps that those fill may stay
     data = {name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()}
     shapes = {name: first[name]["value"].shape[: value.dim() - 2] for name, value in terms.items()}
-    of_terms = {
-        n: axes[n][: len(shapes[n])] for n, v in terms.items() if n in axes and v.shape[2:] == shapes[n]
-    }
+    of_terms = {n: axes[n][: len(shapes[n])] for n, v in terms.items() if n in axes and v.shape[2:] == shapes[n]}
     drawn = derived.replicates(density, few.draws, seed)
     groups = {
         group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
@@ -384,9 +376,7 @@ def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, di
     """Log prior (chain, draw) with the factors of no datum, and each datum's terms, site → (chain, draw, \\*axes)."""
     z = density.unconstrain(posterior.draws)
     parts = [
-        at_each(
-            lambda one: {"": density.log_base(one), **density.data_terms(one)}, part
-        )  # no site has this name
+        at_each(lambda one: {"": density.log_base(one), **density.data_terms(one)}, part)  # no site has this name
         for part in z.reshape(-1, density.dim).split(64)
     ]
     terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -394,9 +384,7 @@ def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, di
     return base, {n: v.reshape(*z.shape[:-1], *(v.shape[1:] or (1,))) for n, v in terms.items()}
 
 
-def _draws(
-    values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS
-) -> xr.Dataset:
+def _draws(values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS) -> xr.Dataset:
     """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
     known: dict[Hashable, Sequence[Hashable]] = {n: [*sample_dims, *dims[n]] for n in values if n in dims}
     arrays = {name: to_numpy(value) for name, value in values.items()}

@@ -130,11 +130,7 @@ def _paths(module: nn.Module, names: Sequence[str]) -> list[str]:
     owners = {name.partition(".")[0] for name in names}
     children = dict(module.named_children())
     first = next((name for name in children if name in owners), None)
-    if (
-        first is None
-        or not owners <= children.keys()
-        or (len(owners) > 1 and type(module) is not nn.Sequential)
-    ):
+    if first is None or not owners <= children.keys() or (len(owners) > 1 and type(module) is not nn.Sequential):
         return []
     inside = [name.removeprefix(f"{first}.") for name in names if name.startswith(f"{first}.")]
     return [*(f"{first}.{path}" for path in _paths(children[first], inside)), first]

@@ -115,9 +115,7 @@ def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
     """
     chains = posterior.meta.get("kind") == "chains"
-    if posterior.num_chains * posterior.num_draws < 200 or not (
-        chains or posterior.approximation is not None
-    ):
+    if posterior.num_chains * posterior.num_draws < 200 or not (chains or posterior.approximation is not None):
         return None
     density = posterior_density(posterior, x, y)
     if density is None:

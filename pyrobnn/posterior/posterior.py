@@ -250,9 +250,7 @@ class Posterior:
             groups |= datatree.held_out_groups(self, *test, seed)
         tree = datatree.whole_tree(self, groups, label)
         if exact_loo:
-            importlib.import_module("pyrobnn.diagnostics.leave_one_out").add_exact(
-                tree, self, exact_loo, seed
-            )
+            importlib.import_module("pyrobnn.diagnostics.leave_one_out").add_exact(tree, self, exact_loo, seed)
         return tree
 
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:

@@ -63,8 +63,7 @@ class Prediction:
         self._moments = moments
         # numbers of the data's own type: float32 has no room for a mean of 1e8 and a spread of 1
         self._y_mean, self._y_scale = (
-            value.to(standard_f.device) if isinstance(value, Tensor) else float(value)
-            for value in (y_mean, y_scale)
+            value.to(standard_f.device) if isinstance(value, Tensor) else float(value) for value in (y_mean, y_scale)
         )
 
     @property

@@ -116,9 +116,7 @@ def problems() -> dict[str, Problem]:
         "gap_5": Problem(_gap, 240, (5,), _fixed, **on_gap),
         "gap_50": Problem(_gap, 60, (50,), _inferred, **on_gap),
         "gap_3x50": Problem(_gap, 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False),
-        "polynomial_hetero_10": Problem(
-            lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2
-        ),
+        "polynomial_hetero_10": Problem(lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2),
         "diabetes_10": Problem(diabetes, 60, (10,), _inferred),
         "diabetes_hetero_5": Problem(diabetes, 60, (5,), _varying, 2),
         "iris_5": Problem(lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3),

@@ -53,9 +53,7 @@ def quantities(posterior: Posterior, data: Dataset, probe_x: Tensor, probe_kinds
     prediction, likelihood = posterior.predict(probe_x), posterior.bnn.likelihood
     f = prediction.f
     probes, outputs = f.shape[2:]
-    names = [
-        f"f at probe {k}{f', output {i}' if outputs > 1 else ''}" for k, i in np.ndindex(probes, outputs)
-    ]
+    names = [f"f at probe {k}{f', output {i}' if outputs > 1 else ''}" for k, i in np.ndindex(probes, outputs)]
     kinds = [kind for kind in probe_kinds for _ in range(outputs)]
     columns = [f.flatten(2)]
     varies = likelihood.targets.heads > 1
@@ -124,10 +122,7 @@ class Comparison:
 
     def __str__(self) -> str:
         means = abs(self.table).groupby("kind").mean().to_dataframe().round(3)
-        lines = [
-            f"from the reference {self.reference}, in its sd, means over the quantities of a kind:",
-            f"{means}",
-        ]
+        lines = [f"from the reference {self.reference}, in its sd, means over the quantities of a kind:", f"{means}"]
         if self.evidence_difference is not None:
             lines.append(f"log evidence {self.evidence_difference:+.2f} ± {self.evidence_error:.2f} nats")
         return shown("\n".join(lines))
@@ -253,12 +248,7 @@ class Reference:
         rest = np.flatnonzero(~of_function)
         density = {names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in rest}
         tree = xr.DataTree.from_dict({POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)})
-        tree.attrs |= {
-            "method": "NUTS",
-            "label": f"reference {self.name}",
-            "kind": "chains",
-            "claim": "exact",
-        }
+        tree.attrs |= {"method": "NUTS", "label": f"reference {self.name}", "kind": "chains", "claim": "exact"}
         tree.attrs |= {"iid": 0, "likelihood": self.model().likelihood.task}
         return tree
 

@@ -13,14 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import (
-    CLASSES,
-    COUNTS,
-    NUM_QUANTILES,
-    is_censored,
-    is_classification,
-    same_data,
-)
+from pyrobnn.diagnostics.points import CLASSES, COUNTS, NUM_QUANTILES, is_censored, is_classification, same_data
 
 MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
 

@@ -174,10 +174,7 @@ def _table(results: Results) -> dict[str, object]:
     if [column.key for column in columns] == ["fit_seconds"]:  # seconds alone stand with the settings
         return {}
     best = {column.key: best_labels(rows, column) for column in columns}
-    cells = [
-        (row.label, [(*cell(row, column), row.label in best[column.key]) for column in columns])
-        for row in rows
-    ]
+    cells = [(row.label, [(*cell(row, column), row.label in best[column.key]) for column in columns]) for row in rows]
     return {"columns": columns, "rows": cells}
 
 

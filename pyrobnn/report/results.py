@@ -52,10 +52,7 @@ COLUMNS = (
     Column("crps_standardized", "CRPS / sd", "mean of outputs", "lower"),
     Column("brier", "Brier", "", "lower"),
     Column("ece", "ECE", "", "lower"),
-    *(
-        Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}")
-        for level in LEVELS
-    ),
+    *(Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}") for level in LEVELS),
     Column("aleatoric", "aleatoric", "mean"),
     Column("epistemic", "epistemic", "mean"),
     Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),

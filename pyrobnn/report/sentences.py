@@ -83,11 +83,7 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     if draws == "fail":
         first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
         return f"{first}{verdict.fault('draws')}.", todo
-    first = (
-        f"Trust the draws of {best}."
-        if draws == "pass"
-        else f"Use {best}, with care: {verdict.fault('draws')}."
-    )
+    first = f"Trust the draws of {best}." if draws == "pass" else f"Use {best}, with care: {verdict.fault('draws')}."
     return first, _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
 
 
@@ -149,9 +145,7 @@ def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
             if words and words not in found.setdefault(name, []):
                 found[name].append(words)
     return {
-        name: words[0] if len(words) == 1 else f"differs: {'; '.join(words)}"
-        for name, words in found.items()
-        if words
+        name: words[0] if len(words) == 1 else f"differs: {'; '.join(words)}" for name, words in found.items() if words
     }
 
 

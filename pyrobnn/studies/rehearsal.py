@@ -70,9 +70,7 @@ class Rehearsal:
         return asdict(self) | {"ok": self.ok}
 
     def __str__(self) -> str:
-        lines = [
-            f"On data like yours, in {self.num_worlds} worlds of {self.worlds}, intervals of {self.method} held:"
-        ]
+        lines = [f"On data like yours, in {self.num_worlds} worlds of {self.worlds}, intervals of {self.method} held:"]
         for row in self.coverage:
             where = f"{row.quantity}, {row.region}"
             found = f"{row.share:4.0%} ± {row.error:.0%}"
@@ -177,13 +175,7 @@ def _worlds(method: Method, first: Posterior, x: Tensor, y: Tensor, seed: int) -
 
 
 def _refits(
-    method: Method,
-    model: BNN,
-    x: Tensor,
-    y: Tensor,
-    truths: list[Posterior],
-    num_draws: int,
-    seed: int,
+    method: Method, model: BNN, x: Tensor, y: Tensor, truths: list[Posterior], num_draws: int, seed: int
 ) -> Iterator[Posterior]:
     """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
     targets, twice = model.likelihood.targets, torch.cat([x, x])
@@ -245,9 +237,7 @@ def _one_draw(posterior: Posterior, index: int) -> Posterior:
 def _regions(x: Tensor) -> dict[str, Tensor]:
     """Points near the data, in the gaps between them and outside."""
     points, kinds = probes(x)
-    found = {
-        word: points[[each == kind for each in kinds]] for kind, word in _REGIONS.items() if kind in kinds
-    }
+    found = {word: points[[each == kind for each in kinds]] for kind, word in _REGIONS.items() if kind in kinds}
     if "gap" in found and x.shape[1] == 1:
         ordered = x[:, 0].sort().values
         widest = int((ordered[1:] - ordered[:-1]).argmax())

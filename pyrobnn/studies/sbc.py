@@ -49,14 +49,7 @@ class Uniformity:
 
 
 def replicate(
-    model: BNN,
-    method: Method,
-    x: Tensor,
-    probe_x: Tensor,
-    *,
-    num_draws: int,
-    num_ranked: int = 99,
-    seed: int = 0,
+    model: BNN, method: Method, x: Tensor, probe_x: Tensor, *, num_draws: int, num_ranked: int = 99, seed: int = 0
 ) -> dict[str, int]:
     r"""One replication: θ* from the prior, y from the likelihood, a fit, and the rank of θ* among its draws.
 
@@ -147,9 +140,7 @@ def rank(
     """Ranks of the truth among the draws of a posterior; arguments and result as of :func:`replicate`."""
     total = posterior.num_chains * posterior.num_draws
     if total < num_ranked:
-        raise ValueError(
-            f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws."
-        )
+        raise ValueError(f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws.")
     expected, found = ranked_quantities(truth, x, y, probe_x), ranked_quantities(posterior, x, y, probe_x)
     keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
     rng = np.random.default_rng(seed)

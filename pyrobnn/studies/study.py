@@ -70,9 +70,7 @@ RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
 _SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
     "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
     "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
-    "beta": lambda given: likelihoods.Beta(
-        dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
-    ),
+    "beta": lambda given: likelihoods.Beta(dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]),
 }
 
 
@@ -133,9 +131,7 @@ def make_study(
     check_choice("response", response, tuple(RESPONSES))
     needed = "classification" if response == "ordinal" else "regression"
     if response != "gaussian" and dataset.task != needed:
-        raise ValueError(
-            f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})"
-        )
+        raise ValueError(f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})")
     train, test = train_test_split(dataset, test_fraction, seed)
     units = Standardizer.fit(train)
     columns = dataset.x.shape[1]
@@ -187,9 +183,7 @@ def build(settings: dict[str, Any]) -> BNN:
         net = networks.small_cnn(width, shape[0], shape[-1], seed=seed)
     else:
         inputs = shape[0] - (likelihood.targets.exposure is not None)
-        net = networks.mlp(
-            inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
-        )
+        net = networks.mlp(inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed)
     stored = [settings["units"][name] for name in UNITS]
     units = [torch.tensor(each["values"], dtype=getattr(torch, each["dtype"])) for each in stored]
     prior = priors.FanInNormal(settings["prior_scale"])

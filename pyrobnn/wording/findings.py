@@ -57,14 +57,10 @@ def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:
     return [{"code": each.code, **each.values} for each in found if isinstance(each, Finding)]
 
 
-def _search_unfinished(
-    steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
-) -> str:
+def _search_unfinished(steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0) -> str:
     more = "raise num_steps (or the learning rate)"
     if gain is None and fall is None:
-        return (
-            f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {more}"
-        )
+        return f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {more}"
     if gain is None:
         seen = f"its loss fell by {fall:.3g} nats over the last fifth"
     else:

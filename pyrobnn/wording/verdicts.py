@@ -190,8 +190,7 @@ ACTIONS: dict[str, str] = {
     "few_draws": "Raise num_draws to 1000: draws from an approximation cost little.",
     "density_not_finite": "Fit again with a smaller step size or more damping.",
     **dict.fromkeys(
-        ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "virial"]
-        + ["score", "reference"],
+        ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "virial"] + ["score", "reference"],
         "{remedy}",
     ),
     "held_out_rows": "Hold out rows that the fit has not seen: these scores are of the training data.",

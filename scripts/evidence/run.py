@@ -118,10 +118,7 @@ def table(records: list[dict]) -> str:
         cells = [
             "" if exact is None else f"{exact:.2f}",
             f"{told:.2f} ({several}{max(r['error'] for r in rows):.2f})",
-            *(
-                f"{fmean(values[name, way]):.2f}" if (name, way) in values else ""
-                for way in ("Laplace", "SVI")
-            ),
+            *(f"{fmean(values[name, way]):.2f}" if (name, way) in values else "" for way in ("Laplace", "SVI")),
             f"{fmean(r['cpu_seconds'] for r in rows):.0f}",
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
@@ -136,9 +133,7 @@ def table(records: list[dict]) -> str:
 
 def main() -> None:
     """Run what is not in the results file yet; print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -46,9 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         command = [sys.executable, "-m", "pytest", "-m", "cuda", str(HERE.parents[1] / "tests")]
         failed += subprocess.run(command, check=False).returncode != 0
     known = read_records(options.results)
-    done = {
-        (r["name"], r["device"]) for r in known if r["commit"] == commit() and r["small"] == options.small
-    }
+    done = {(r["name"], r["device"]) for r in known if r["commit"] == commit() and r["small"] == options.small}
     for name in options.only:
         for device in dict.fromkeys((options.device, "cpu")):
             if name not in CASES or (name, device) in done:
@@ -74,9 +72,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = ["tests", *CASES]
     add = parser.add_argument
     add("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))

@@ -128,9 +128,7 @@ def study(path: Path) -> None:
 def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
     """Predictions of a regressor, as its package gives them."""
     if name == BOOSTING:
-        fits = {
-            q: ensemble.GradientBoostingRegressor(loss="quantile", alpha=q, random_state=0) for q in LEVELS
-        }
+        fits = {q: ensemble.GradientBoostingRegressor(loss="quantile", alpha=q, random_state=0) for q in LEVELS}
         quantiles = np.sort([fit.fit(x, y).predict(new) for fit in fits.values()], axis=0)
         return dict(zip(LEVELS, quantiles, strict=True))
     if name == TREES:
@@ -144,9 +142,7 @@ def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
         return {0.05: intervals[:, 0, 0], 0.95: intervals[:, 1, 0]}
     kernel = gp.kernels.ConstantKernel(1.0) * gp.kernels.RBF(2.0) + gp.kernels.WhiteKernel(0.1)
     process = gp.GaussianProcessRegressor(kernel, normalize_y=True)
-    mean, sd = (
-        (linear_model.BayesianRidge() if name == LINE else process).fit(x, y).predict(new, return_std=True)
-    )
+    mean, sd = (linear_model.BayesianRidge() if name == LINE else process).fit(x, y).predict(new, return_std=True)
     return stats.norm(mean, sd)
 
 
@@ -157,9 +153,7 @@ def regressors(path: Path, files: list[Path]) -> None:
     for file in files:
         options: dict[str, Any] = {"delimiter": ",", "skiprows": 1} if file.suffix == ".csv" else {}
         tables[file.stem if options else file.parent.name] = np.loadtxt(file, **options)
-    for name, regressor in (
-        (name, each) for name in tables for each in (BOOSTING, PROCESS, LINE, TREES, INTERVALS)
-    ):
+    for name, regressor in ((name, each) for name in tables for each in (BOOSTING, PROCESS, LINE, TREES, INTERVALS)):
         if (name, regressor) in done:
             continue
         rows = np.random.default_rng(0).permutation(tables[name])[:1200]
@@ -167,13 +161,7 @@ def regressors(path: Path, files: list[Path]) -> None:
         said = predicted(regressor, x[:cut], y[:cut], x[cut:])
         verdict = pb.judge(said, y[cut:], x=x[cut:], x_train=x[:cut], y_train=y[:cut])
         against = next(check.value for check in verdict.checks if check.name == "baseline")
-        row = {
-            "table": name,
-            "regressor": regressor,
-            "model": verdict.model,
-            "rows": len(y) - cut,
-            "ratio": against,
-        }
+        row = {"table": name, "regressor": regressor, "model": verdict.model, "rows": len(y) - cut, "ratio": against}
         append_record(path, row | {"seen": [c.name for c in (*verdict.failed, *verdict.warned)]})
 
 

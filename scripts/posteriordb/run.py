@@ -109,9 +109,7 @@ def gaussian_process(x, y):
     rho = pyro.sample("rho", dist.Gamma(25.0, 4.0))
     alpha = pyro.sample("alpha", dist.HalfNormal(2.0))
     sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
-    cov = alpha**2 * torch.exp(-0.5 * ((x[:, None] - x) / rho) ** 2) + sigma * torch.eye(
-        len(y), dtype=x.dtype
-    )
+    cov = alpha**2 * torch.exp(-0.5 * ((x[:, None] - x) / rho) ** 2) + sigma * torch.eye(len(y), dtype=x.dtype)
     pyro.sample("y", dist.MultivariateNormal(torch.zeros_like(y), cov), obs=y)
 
 
@@ -128,11 +126,7 @@ def mixture(x, y):
 
 def problem(name, data):
     """The program, its arguments in float64, and a function from draws to the reference's scalars."""
-    d = {
-        key: torch.tensor(value, dtype=torch.float64)
-        for key, value in data.items()
-        if not isinstance(value, str)
-    }
+    d = {key: torch.tensor(value, dtype=torch.float64) for key, value in data.items() if not isinstance(value, str)}
 
     def columns(*parts):
         return torch.stack([torch.ones_like(parts[0]), *parts], 1)
@@ -297,9 +291,7 @@ def table(records):
 
 def main():
     """Print a row per posterior, and how many are right."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -317,9 +309,7 @@ def main():
             dtype = torch.get_default_dtype()
             result = row(path.stem, posterior, dtype=dtype, seed=seed, num_draws=options.draws)
             outcomes.append(result["outcome"])
-            line = {
-                k: f"{v:.4g}" if isinstance(v, float) else v for k, v in result.items() if k != "warnings"
-            }
+            line = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in result.items() if k != "warnings"}
             print(*(f"{key}={value}" for key, value in line.items()), sep="  ", flush=True)
             for text in result["warnings"]:
                 print("    ", text[:160], flush=True)

@@ -85,12 +85,8 @@ def torch_program(case):
     def program(x, y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
         spread = pyro.sample("spread", dist.HalfNormal(1.0))
-        offset = pyro.sample(
-            "offset", dist.Normal(torch.zeros(case["groups"], device=x.device), 1.0).to_event(1)
-        )
-        slope = pyro.sample(
-            "slope", dist.Normal(torch.zeros(case["inputs"], device=x.device), 1.0).to_event(1)
-        )
+        offset = pyro.sample("offset", dist.Normal(torch.zeros(case["groups"], device=x.device), 1.0).to_event(1))
+        slope = pyro.sample("slope", dist.Normal(torch.zeros(case["inputs"], device=x.device), 1.0).to_event(1))
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
         loc = mean + spread * offset[x[:, -1].long()] + x[:, :-1] @ slope
         with pyro.plate("data", len(x)):
@@ -356,16 +352,12 @@ def show(row):
 
 def main():
     """Print the rows; write what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=list(CASES))
     parser.add_argument("--chains", nargs="+", type=int, default=[4, 16, 64])
     parser.add_argument("--warmup", type=int, default=200)
     parser.add_argument("--draws", type=int, default=1000, help="over all chains, at least 50 in each")
-    parser.add_argument(
-        "--fit-up-to", type=int, default=16, help="chains; with more, only gradients are timed"
-    )
+    parser.add_argument("--fit-up-to", type=int, default=16, help="chains; with more, only gradients are timed")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--clock", choices=["wall", "cpu"], default="wall")
     parser.add_argument("--numpyro-python", default=sys.executable)

@@ -95,9 +95,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--check", action="store_true", help="compare, add no record; 1 where something is worse")
     add("--repeats", type=int, default=5, help=f"processes, at least {FEWEST}")
@@ -162,9 +160,7 @@ def worse(now: Record, history: Sequence[Record]) -> list[str]:
     found: dict[str, str] = {}
     for name, record in pairs:
         number = NUMBERS[name]
-        (old, old_error), (new, new_error) = (
-            centre(number.scaled(each["values"][name])) for each in (record, now)
-        )
+        (old, old_error), (new, new_error) = (centre(number.scaled(each["values"][name])) for each in (record, now))
         error = math.hypot(old_error, new_error)
         if not new > old:
             continue
@@ -289,10 +285,7 @@ def nuts(seed: int) -> dict[str, float]:
         )
     )
     values = long.predict(x[:: len(x) // 16]).f[..., 0].numpy()
-    return {
-        "nuts gradient": cost * 30_000 / gradients,
-        "nuts ess": 1000 * slowest(values) / long.meta["num_gradients"],
-    }
+    return {"nuts gradient": cost * 30_000 / gradients, "nuts ess": 1000 * slowest(values) / long.meta["num_gradients"]}
 
 
 def svi(seed: int) -> dict[str, float]:
@@ -309,9 +302,7 @@ def svi(seed: int) -> dict[str, float]:
         net = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
     methods = [pb.SVI(num_steps=steps, estimator="weights") for steps in (1000, 11_000)]
-    short, long = (
-        lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed) for method in methods
-    )
+    short, long = (lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed) for method in methods)
     return {"svi step": in_turn(difference(short, long)) / 10}
 
 

@@ -92,13 +92,7 @@ def study(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[s
 
 
 def _judged(
-    method: Any,
-    name: str,
-    data: Dataset,
-    noise: str,
-    options: argparse.Namespace,
-    seed: int,
-    draws: Path | None = None,
+    method: Any, name: str, data: Dataset, noise: str, options: argparse.Namespace, seed: int, draws: Path | None = None
 ) -> dict[str, Any]:
     started = time.process_time()
     kept = {}
@@ -194,9 +188,7 @@ def _is(record: dict[str, Any], name: str, noise: str, method: str) -> bool:
 
 def main() -> None:
     """Run the parts that are asked for; print and append their records."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
     parser.add_argument("--noise", nargs="+", default=NOISES, choices=NOISES)
@@ -206,9 +198,7 @@ def main() -> None:
     parser.add_argument("--depth", type=int, default=DEPTH, help="of NUTS' trees, at most")
     parser.add_argument("--warmup", type=int, default=WARMUP, help="transitions, at first")
     parser.add_argument("--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at")
-    parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
-    )
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill")
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.nuts = pb.NUTS(

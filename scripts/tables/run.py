@@ -69,9 +69,7 @@ class Rule(NamedTuple):
 
         prior = pb.priors.IIDPrior(dist.Normal(0.0, self.prior_scale))
         net = wide_net(x.shape[1], self.hidden, self.activation, self.noise)
-        members = pb.DeepEnsemble(
-            num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch
-        )
+        members = pb.DeepEnsemble(num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch)
         known = pb.BNN(net.mean_only(), prior, pb.likelihoods.HomoskedasticGaussian(self.noise))
         starts = members.fit(known, x, y, seed=seed)
         if not self.draws:
@@ -213,12 +211,7 @@ def agreement(f: Any) -> dict[str, float]:
     axes = {"chain_axis": 0, "draw_axis": 1}
     rhat = [float(array_stats.rhat(probe, **axes)) for probe in np.moveaxis(f, -1, 0)]
     ess = [float(array_stats.ess(probe, **axes)) for probe in np.moveaxis(f, -1, 0)]
-    return {
-        "rhat": float(np.median(rhat)),
-        "rhat_max": max(rhat),
-        "ess": float(np.median(ess)),
-        "ess_min": min(ess),
-    }
+    return {"rhat": float(np.median(rhat)), "rhat_max": max(rhat), "ess": float(np.median(ess)), "ess_min": min(ess)}
 
 
 def over_seeds(records: list[dict]) -> dict[str, Any]:
@@ -272,9 +265,7 @@ def table(records: list[dict]) -> str:
 
 def main() -> None:
     """Run what is missing, then print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the two files")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -289,9 +280,7 @@ def main() -> None:
     sys.path.insert(0, str(HERE.parent))
     from records import append_record, read_records
 
-    rule = Rule(**{name: getattr(options, name) for name in Rule._fields})._replace(
-        hidden=tuple(options.hidden)
-    )
+    rule = Rule(**{name: getattr(options, name) for name in Rule._fields})._replace(hidden=tuple(options.hidden))
     part = "validation" if options.validate else "test"
     for name in options.tables:
         for seed in options.seeds:

@@ -33,18 +33,13 @@ HERE = Path(__file__).parent
 
 def sets() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Classification sets that come with scikit-learn, and made ones of several difficulties."""
-    found = {
-        n: getattr(datasets, f"load_{n}")(return_X_y=True)
-        for n in ("digits", "wine", "breast_cancer", "iris")
-    }
+    found = {n: getattr(datasets, f"load_{n}")(return_X_y=True) for n in ("digits", "wine", "breast_cancer", "iris")}
     for k in range(8):
         shape = {"n_samples": (150, 400)[k % 2], "n_features": 10, "n_informative": 6, "n_classes": 2 + k % 3}
         found[f"made_{k}"] = datasets.make_classification(flip_y=0.1 * (k % 4), random_state=k, **shape)
     for k in range(4):
         found[f"moons_{k}"] = datasets.make_moons(100 + 100 * k, noise=0.2 + 0.1 * k, random_state=k)
-        found[f"circles_{k}"] = datasets.make_circles(
-            100 + 100 * k, noise=0.1 + 0.05 * k, factor=0.5, random_state=k
-        )
+        found[f"circles_{k}"] = datasets.make_circles(100 + 100 * k, noise=0.1 + 0.05 * k, factor=0.5, random_state=k)
     return found
 
 
@@ -78,15 +73,11 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
     n = len(xs) // 3
     xs = (xs - xs[:n].mean(0)) / xs[:n].std(0).clamp_min(1e-3)
     (xt, yt), held, (xn, yn) = (xs[:n], ys[:n]), (xs[n : 2 * n], ys[n : 2 * n]), (xs[2 * n :], ys[2 * n :])
-    net = train(
-        nn.Sequential(nn.Linear(xs.shape[1], 50), nn.ReLU(), nn.Linear(50, int(ys.max()) + 1)), xt, yt
-    )
+    net = train(nn.Sequential(nn.Linear(xs.shape[1], 50), nn.ReLU(), nn.Linear(50, int(ys.max()) + 1)), xt, yt)
     far = 3 * torch.randn(len(xn), xs.shape[1])
     given = pb.posthoc(net, xt, yt, held_out=held)
     alone = pb.posthoc(net, xt, yt)
-    torch_kron = Torch(
-        copy.deepcopy(net), "classification", subset_of_weights="last_layer", hessian_structure="kron"
-    )
+    torch_kron = Torch(copy.deepcopy(net), "classification", subset_of_weights="last_layer", hessian_structure="kron")
     torch_kron.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(xt, yt), 64))
     torch_kron.optimize_prior_precision(method="marglik")
     with torch.no_grad():

@@ -201,8 +201,7 @@ def markdown(records: Sequence[Record], metric: str, methods: Sequence[str], tab
     for method in methods:
         cells = [values[name].get(method) for name in names]
         texts = [
-            _text(list(cell.values()), shares[name]) if cell else ""
-            for name, cell in zip(names, cells, strict=True)
+            _text(list(cell.values()), shares[name]) if cell else "" for name, cell in zip(names, cells, strict=True)
         ]
         lines += [f"| {method} | {' | '.join(texts)} |"] if any(texts) else []
     for column in table["columns"]:
@@ -211,9 +210,7 @@ def markdown(records: Sequence[Record], metric: str, methods: Sequence[str], tab
             facts = ["± sd"] * (column["spread"] != "se") + ["own splits"] * (column["splits"] != "standard")
             facts += ["heteroskedastic"] * (column["noise"] != "homoskedastic")
             label = f"*{column['label']}{', '.join(['', *facts])}*"
-            shown = [
-                "" if e is None else f"{e[0]:g}" + ("" if e[1] is None else f" ± {e[1]:g}") for e in entries
-            ]
+            shown = ["" if e is None else f"{e[0]:g}" + ("" if e[1] is None else f" ± {e[1]:g}") for e in entries]
             lines.append(f"| {label} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
@@ -247,9 +244,7 @@ def beats_floor(records: Sequence[Record]) -> dict[tuple[str, str], tuple[float,
     return found
 
 
-def best_published(
-    records: Sequence[Record], table: Mapping[str, Any]
-) -> dict[str, tuple[str, float, float]]:
+def best_published(records: Sequence[Record], table: Mapping[str, Any]) -> dict[str, tuple[str, float, float]]:
     """By data set: our best method, its log density, and the best published one of one noise on the same splits."""
     density, found = values_of(records, "log_density"), {}
     for name, methods in density.items():
@@ -260,11 +255,7 @@ def best_published(
             and (column["noise"], column["splits"]) == ("homoskedastic", "standard")
             and column["id"] != FLOOR
         ]
-        means = {
-            m: mean_and_error(list(s.values()))[0]
-            for m, s in methods.items()
-            if len(s) >= FEWEST and m != FLOOR
-        }
+        means = {m: mean_and_error(list(s.values()))[0] for m, s in methods.items() if len(s) >= FEWEST and m != FLOOR}
         if peers and means:
             best = max(means, key=means.__getitem__)
             found[name] = best, means[best], max(peers)
@@ -280,10 +271,7 @@ def claims(records: Sequence[Record], table: Mapping[str, Any]) -> list[str]:
         f"{'met    ' if ours >= theirs else 'NOT MET'} {name}: {best} {ours:.3f}, best published {theirs:.3f}"
         for name, (best, ours, theirs) in sorted(best_published(records, table).items())
     ]
-    return [
-        *lines,
-        *(f"{column['label']}: {column['citation']} {column['url']}" for column in table["columns"]),
-    ]
+    return [*lines, *(f"{column['label']}: {column['citation']} {column['url']}" for column in table["columns"])]
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -326,10 +314,7 @@ class Candidate:
         scale = dist.HalfNormal(1.0) if noise == "inferred" else noise
         net = mlp(train.x.shape[1], (self.num_hidden,), activation="relu", seed=seed)
         return BNN(
-            net,
-            FanInNormal(self.prior_scale),
-            HomoskedasticGaussian(scale),
-            standardizer=Standardizer.fit(train),
+            net, FanInNormal(self.prior_scale), HomoskedasticGaussian(scale), standardizer=Standardizer.fit(train)
         )
 
     def fit(self, train: Dataset, seed: int, num_draws: int | None) -> Posterior:
@@ -385,9 +370,7 @@ class Rule:
         if self.choose not in ("evidence", "validation", None):
             raise ValueError(f"'choose' must be 'evidence', 'validation' or None, got {self.choose!r}")
         if self.choose is None and len(list(self.candidates())) != 1:
-            raise ValueError(
-                "a rule with several candidates must choose: pass choose='validation' or 'evidence'"
-            )
+            raise ValueError("a rule with several candidates must choose: pass choose='validation' or 'evidence'")
 
     def candidates(self) -> Iterator[Candidate]:
         """The grid."""
@@ -460,9 +443,7 @@ class Rule:
         candidate = self._judge(candidate)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", UserWarning
-                )  # of candidates that may be far off; the last fit's count
+                warnings.simplefilter("ignore", UserWarning)  # of candidates that may be far off; the last fit's count
                 prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
         except FloatingPointError:  # a step size beyond stability: not the one to choose
             return -math.inf
@@ -529,9 +510,7 @@ def _rules() -> dict[str, Rule]:
     inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
-        "ensemble": Rule(
-            DeepEnsemble(num_steps=1000, batch_size=whole), **validated | {"validate_with": unpolished}
-        ),
+        "ensemble": Rule(DeepEnsemble(num_steps=1000, batch_size=whole), **validated | {"validate_with": unpolished}),
         "svi-rt": Rule(svi, **inferred, choose="evidence", num_draws=400),
         "svi-lrt": Rule(lrt, **inferred, choose="evidence", num_draws=400),
         "laplace": Rule(

@@ -49,10 +49,7 @@ def group(name: str, number: int, num_draws: int) -> Posterior:
     """The first draws of four chains, the `number`-th group of four of all runs."""
     run = long_run(name, 1 + number // 4)
     chains = slice(CHAINS * (number % 4), CHAINS * (number % 4 + 1))
-    cut = [
-        {key: value[chains, :num_draws] for key, value in part.items()}
-        for part in (run.draws, run.sample_stats)
-    ]
+    cut = [{key: value[chains, :num_draws] for key, value in part.items()} for part in (run.draws, run.sample_stats)]
     # what was said of all chains is not said of these: their own divergences are judged
     return replace(run, draws=cut[0], sample_stats=cut[1], meta=run.meta | {"warnings": []})
 
@@ -79,9 +76,7 @@ def ten_times(name: str, seed: int) -> Posterior:
     """NUTS on ten copies of every row, short: each gradient takes ten times as long."""
     found = reference(name)
     x, y = (torch.cat([part] * 10) for part in (found.data.x, found.data.y))
-    return pb.NUTS(num_chains=CHAINS, num_warmup=WARMUP).fit(
-        found.model(), x, y, num_draws=SHORT, seed=1 + seed
-    )
+    return pb.NUTS(num_chains=CHAINS, num_warmup=WARMUP).fit(found.model(), x, y, num_draws=SHORT, seed=1 + seed)
 
 
 def fast_swag(name: str, seed: int) -> Posterior:
@@ -90,9 +85,7 @@ def fast_swag(name: str, seed: int) -> Posterior:
     method = pb.SWAG(num_steps=400, compile=False)
     fit = functools.partial(method.fit, found.model(), found.data.x, found.data.y, seed=seed)
     rate = fit(num_draws=2).meta["lr"]
-    return replace(method, lr=5.0 * rate).fit(
-        found.model(), found.data.x, found.data.y, num_draws=4 * SHORT, seed=seed
-    )
+    return replace(method, lr=5.0 * rate).fit(found.model(), found.data.x, found.data.y, num_draws=4 * SHORT, seed=seed)
 
 
 def rounded(posterior: Posterior, _: Reference) -> Posterior:
@@ -189,9 +182,7 @@ def upper_half(posterior: Posterior, found: Reference) -> Posterior:
     keep = f.argsort(1)[:, -half:].sort(1).values
     rows = torch.arange(len(keep))[:, None]
     cut = {name: value[rows, keep] for name, value in posterior.draws.items()}
-    return replace(
-        posterior, draws=cut, sample_stats={n: v[rows, keep] for n, v in posterior.sample_stats.items()}
-    )
+    return replace(posterior, draws=cut, sample_stats={n: v[rows, keep] for n, v in posterior.sample_stats.items()})
 
 
 def chain_away(posterior: Posterior, found: Reference) -> Posterior:
@@ -311,9 +302,7 @@ FAULTS = {
 }
 
 
-def cases(
-    healthy: int, sick: int, lengths: dict[str, tuple[int, int]]
-) -> Iterator[tuple[str, str, str, int]]:
+def cases(healthy: int, sick: int, lengths: dict[str, tuple[int, int]]) -> Iterator[tuple[str, str, str, int]]:
     """Kind, net, length and number of each case, of `healthy` and `sick` groups of chains of every net.
 
     A fault is put into one length at a time, healthy chains are judged at every length; in an order at random, so
@@ -324,9 +313,7 @@ def cases(
     for index, (kind, fault) in enumerate(FAULTS.items()):
         for place, name in enumerate(fault.nets or known):
             for n in range(sick):
-                at = (
-                    0 if fault.fit is not None else (index + place + n) % len(lengths)
-                )  # what is fitted is short
+                at = 0 if fault.fit is not None else (index + place + n) % len(lengths)  # what is fitted is short
                 found.append((kind, name, list(lengths)[at], n))
     random.Random(0).shuffle(found)
     yield from sorted(found, key=lambda case: FAULTS.get(case[0], NetFault()).fit is not None)
@@ -344,9 +331,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
         distance = found.compare(posterior)
         train = (found.held_out.x, found.held_out.y) if fault.others else data
         train = train if fault.data is None else fault.data(train)
-        tree = posterior.to_datatree(
-            *train, test=data if fault.others else (found.held_out.x, found.held_out.y)
-        )
+        tree = posterior.to_datatree(*train, test=data if fault.others else (found.held_out.x, found.held_out.y))
         if fault.tree is not None:
             fault.tree(tree)
         evidence = Evidence.of(tree)  # what it finds is found once
@@ -364,9 +349,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
                 "draws": verdict.draws,
                 "model": verdict.model,
                 "distance": None if fault.data is not None or fault.others else _distance(distance.table),
-                "checks": {
-                    c.name: [c.status, c.value] for c in (*verdict.checks, *audit) if c.name not in known
-                },
+                "checks": {c.name: [c.status, c.value] for c in (*verdict.checks, *audit) if c.name not in known},
             }
             known = {check.name for check in verdict.checks}  # counted once
 

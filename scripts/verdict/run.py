@@ -75,8 +75,7 @@ def make_case(seed: list[int], shape: tuple[int, int], change: Callable[[Case], 
     x, x_test = rng.normal(size=(num, inputs)), rng.normal(size=(HELD_OUT, inputs))
     errors = tuple(rng.normal(size=len(part)) for part in (x, x_test))
     y, y_test = (
-        part @ weights[:-1] + weights[-1] + noise * error
-        for part, error in zip((x, x_test), errors, strict=True)
+        part @ weights[:-1] + weights[-1] + noise * error for part, error in zip((x, x_test), errors, strict=True)
     )
     case = Case(rng, x, y, x_test, y_test, noise, shape, errors=errors)
     if change is not None:
@@ -125,9 +124,7 @@ def spread(factor: float) -> Callable[[Case], np.ndarray]:
     return spoil
 
 
-def moved(
-    sds: float, chains: slice = slice(None), draws: slice = slice(None)
-) -> Callable[[Case], np.ndarray]:
+def moved(sds: float, chains: slice = slice(None), draws: slice = slice(None)) -> Callable[[Case], np.ndarray]:
     """Some of the draws `sds` posterior sd away, in every weight."""
 
     def spoil(case: Case) -> np.ndarray:
@@ -454,9 +451,7 @@ def some_of_the_prior(case: Case) -> np.ndarray:
     return found
 
 
-def shaped(
-    draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray],
-) -> Callable[[Case], np.ndarray]:
+def shaped(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Callable[[Case], np.ndarray]:
     """Draws of another distribution with the posterior's mean and, where `draw` has variance one, its covariance."""
 
     def spoil(case: Case) -> np.ndarray:
@@ -676,9 +671,7 @@ SICK = {
     "log-likelihood of the other sign": Fault(tree=other_sign, checks=LIKELIHOOD),
     "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
     "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
-    "noise twice the model's": Fault(
-        data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION
-    ),
+    "noise twice the model's": Fault(data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION),
     "noise that grows with an input": Fault(data=renoised(heteroskedastic), checks=("coverage_by_region",)),
     "noise with heavy tails": Fault(
         data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
@@ -802,20 +795,14 @@ def _spoke(row: dict, name: str) -> bool:
 def main() -> None:
     import nets as verdict_nets  # beside this script: who reads the rates alone needs no nets
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("records.jsonl"))
-    parser.add_argument(
-        "--rates", type=Path, default=RATES, help="where the package keeps what follows from them"
-    )
+    parser.add_argument("--rates", type=Path, default=RATES, help="where the package keeps what follows from them")
     parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
     parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs")
     parser.add_argument("--net-healthy", type=int, default=4, help="groups of chains of each net, healthy")
-    parser.add_argument(
-        "--net-sick", type=int, default=1, help="groups of chains of each net, with each fault"
-    )
+    parser.add_argument("--net-sick", type=int, default=1, help="groups of chains of each net, with each fault")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     kept = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
@@ -832,9 +819,7 @@ def main() -> None:
     with arguments.results.open("a", encoding="utf-8") as file:
         for case in wanted:
             _write(file, [run(*case)])
-        for kind, net, length, number in verdict_nets.cases(
-            arguments.net_healthy, arguments.net_sick, lengths
-        ):
+        for kind, net, length, number in verdict_nets.cases(arguments.net_healthy, arguments.net_sick, lengths):
             if (kind, length, str([net, number])) not in done:
                 _write(file, verdict_nets.run(kind, net, length, number, lengths[length][1]))
     rows = [json.loads(line) for line in arguments.results.read_text(encoding="utf-8").splitlines()]

@@ -43,9 +43,7 @@ def test_bald_of_classes_given_nothing_is_their_mutual_information_and_agrees_wi
     p = pb.Prediction(f if likelihood.targets.kind == "label" else f[..., :1], likelihood, {})
     exact = pb.acquire.bald(p)
     assert torch.equal(exact, p.epistemic_entropy)
-    sure = torch.zeros_like(
-        p.standard_f[:, :, :1]
-    )  # a point that tells nothing, given: the estimate of the others
+    sure = torch.zeros_like(p.standard_f[:, :, :1])  # a point that tells nothing, given: the estimate of the others
     with_one = pb.Prediction(torch.cat([sure, p.standard_f], 2), likelihood, {})
     estimates = torch.stack([pb.acquire.bald(with_one, given=[0], seed=s)[1:] for s in range(8)])
     assert ((estimates.mean(0) - exact).abs() < 5 * estimates.std(0) / 8**0.5 + 1e-3).all()
@@ -53,15 +51,10 @@ def test_bald_of_classes_given_nothing_is_their_mutual_information_and_agrees_wi
 
 def test_epig_prefers_what_bears_on_the_targets():
     z = normal_f([1.0, 3.0], 512)
-    candidates, targets = (
-        prediction(z),
-        prediction(z[:, :1]),
-    )  # the wide candidate has nothing to do with the target
+    candidates, targets = (prediction(z), prediction(z[:, :1]))  # the wide candidate has nothing to do with the target
     epig, bald = pb.acquire.epig(candidates, targets), pb.acquire.bald(candidates)
     assert bald.argmax() == 1 and epig.argmax() == 0
-    found = torch.stack(
-        [pb.acquire.epig(candidates, targets, num_draws=512, seed=10 * s)[0] for s in range(4)]
-    )
+    found = torch.stack([pb.acquire.epig(candidates, targets, num_draws=512, seed=10 * s)[0] for s in range(4)])
     exact = -0.5 * math.log(1 - (1 / 1.25) ** 2)  # ρ of two targets of one f with variance 1 and noise 0.5
     assert abs(float(found.mean()) - exact) < 4 * float(found.std()) / 2 + 0.05
 

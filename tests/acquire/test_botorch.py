@@ -29,9 +29,7 @@ def test_values_are_those_of_predict_and_gradients_flow(posterior):
     from pyrobnn.botorch import BNNModel
 
     model = BNNModel(posterior, num_draws=50)
-    X = (
-        4 * torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ).requires_grad_()
+    X = (4 * torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).requires_grad_()
     found = model.posterior(X)
     assert found.values.shape == (3, 100, 4, 2) and model.num_outputs == 2
     expected = posterior.predict(X.detach()[1]).f.flatten(0, 1)
@@ -61,9 +59,7 @@ def test_an_acquisition_function_is_optimised_and_rows_are_added(posterior):
         best, value = optimize_acqf(acquire, bounds, q=2, num_restarts=2, raw_samples=32)
     np.random.set_state(before)
     pairs = 4 * torch.rand(200, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    assert (
-        value >= acquire(pairs).max()
-    )  # a pair that gradients found is no worse than the best of 200 at random
+    assert value >= acquire(pairs).max()  # a pair that gradients found is no worse than the best of 200 at random
     assert ((best >= 0) & (best <= 4)).all()
     x = torch.tensor([[2.0, 2.0]], dtype=torch.float64)
     more = model.condition_on_observations(x, torch.tensor([[100.0, 2.0]], dtype=torch.float64))

@@ -45,18 +45,7 @@ def table(tmp_path):
 
 def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
     out = tmp_path / "out"
-    argv = [
-        "compare",
-        "--data",
-        str(table),
-        "--target",
-        "price",
-        "--methods",
-        "map",
-        "ensemble",
-        "--out",
-        str(out),
-    ]
+    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map", "ensemble", "--out", str(out)]
     assert cli.main([*argv, *FAST]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["methods"]) == {"map", "ensemble"}
@@ -192,9 +181,7 @@ def test_a_method_that_fails_is_left_out_and_named(error, table, tmp_path, monke
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(
-    place, table, tmp_path, monkeypatch, capsys
-):
+def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(place, table, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "_fitted", None)
     (tmp_path / "file").write_text("in the way")
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
@@ -253,13 +240,7 @@ class Answers:
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [
-        ([], 0),
-        (["--strict", "draws"], 0),
-        (["--strict", "model"], 1),
-        (["--strict", "all"], 1),
-        (["--strict"], 1),
-    ],
+    [([], 0), (["--strict", "draws"], 0), (["--strict", "model"], 1), (["--strict", "all"], 1), (["--strict"], 1)],
 )
 def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeypatch):
     monkeypatch.setattr("pyrobnn.cli.saved.judge_saved", lambda *written: {"a": Answers()})

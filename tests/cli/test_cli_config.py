@@ -66,10 +66,7 @@ def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_pat
     assert config.methods["svi"][0] == pb.SVI(guide="full_rank", lr=1e-3, kl_weight=Linear(warmup=0.2))
     assert config.study.hidden == [7] and config.study.data == "clusters"
     assert config.methods["größe_2"][0] == pb.MLE()
-    assert list(read(["--config", path, "--methods", "nuts-long", "map"], "compare").methods) == [
-        "nuts-long",
-        "map",
-    ]
+    assert list(read(["--config", path, "--methods", "nuts-long", "map"], "compare").methods) == ["nuts-long", "map"]
     guide = read(["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare")
     assert guide.methods["svi"][0].guide.__name__ == "AutoDiagonalNormal"
 
@@ -95,16 +92,7 @@ def test_quick_on_the_command_line_shortens_what_a_file_says(tmp_path):
 def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjudged, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     options = ["--methods", "svi-a=svi", "--svi-a.guide", "low_rank", "--svi-a.num_steps", "30"]
-    options += [
-        "--svi-a.num_draws",
-        "4",
-        "--seed",
-        "5",
-        "--svi-a.optimizer",
-        "SGD",
-        "--svi-a.optimizer.lr",
-        "1e-6",
-    ]
+    options += ["--svi-a.num_draws", "4", "--seed", "5", "--svi-a.optimizer", "SGD", "--svi-a.optimizer.lr", "1e-6"]
     assert cli.main(["compare", *FAST, *options, "--out", str(first)]) == 0
     assert cli.main(["compare", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
     assert_same(first / "svi-a.nc", second / "svi-a.nc")
@@ -127,10 +115,7 @@ def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjud
         ("methods: {svi: [1, 2]}", "'methods' names to options"),
         ("methods: {svi: {lr: x}}", "'svi.lr': expected float, got x"),
         ("methods: {svi: {lr: -1}}", "svi: 'lr' must be > 0"),
-        (
-            "methods: {svi: {kl_weight: Linnear}}",
-            "Subtypes: [float, KLSchedule] Errors: - Expected a float",
-        ),
+        ("methods: {svi: {kl_weight: Linnear}}", "Subtypes: [float, KLSchedule] Errors: - Expected a float"),
         ("methods: {svi: {guide: no.where.Guide}}", "'no.where.Guide' cannot be imported"),
         ("svi: {lr: 1}", "Option 'svi.lr' is not accepted"),
         ("quick: 3", "'quick': expected bool, got 3"),
@@ -152,10 +137,7 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, 
         (["--methods", "nuts", "--nuts.num_warmup", "-5"], "nuts: 'num_warmup' must be at least 0, got -5"),
         (["--methods", "svi", "--nuts.num_warmup", "5"], "name the method in --methods"),
         (["--methods", "nuts", "--nuts.num_warmups", "5"], "--nuts.num_warmups"),
-        (
-            ["--methods", "svi", "--svi.kl", "cl"],
-            "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl",
-        ),
+        (["--methods", "svi", "--svi.kl", "cl"], "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl"),
         (["--methods", "a=svi", "a=nuts"], "two methods are called 'a'"),
         (["--methods", "svi=nuts"], "'svi' is no name for this nuts"),
         (["--methods", "x.y=nuts"], "'x.y' is no name for this nuts"),
@@ -179,9 +161,7 @@ def test_help_says_what_the_exit_status_means(command, capsys):
         with pytest.raises(SystemExit):
             cli.main([command, "--methods" if command == "compare" else "--method", "nuts", "--help"])
         # from the field and the docstring
-        assert (
-            "--nuts.target_accept" in (said := capsys.readouterr().out) and "acceptance rate aimed at" in said
-        )
+        assert "--nuts.target_accept" in (said := capsys.readouterr().out) and "acceptance rate aimed at" in said
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -234,16 +214,7 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
     table, model, new = folder / "tabelle.csv", folder / "modell.nc", folder / "neu.csv"
     frame.to_csv(table, sep=";", decimal=",", index=False)
     pd.DataFrame({"ort": ["Oslo", "Rom"], "größe": [0.5, 7.5]}).to_csv(new, sep=";", decimal=",", index=False)
-    options = [
-        "--target",
-        "preis",
-        "--method",
-        "mle",
-        "--mle.num_steps",
-        "20",
-        "--no-compile",
-        "--no-progress",
-    ]
+    options = ["--target", "preis", "--method", "mle", "--mle.num_steps", "20", "--no-compile", "--no-progress"]
     assert cli.main(["fit", str(table), *options, "--hidden", "3", "--out", str(model)]) == 0
     said = capsys.readouterr().out
     assert f"saved: {model}" in said and "(MLE): " in said and f"pyrobnn predict '{model}'" in said

@@ -28,9 +28,7 @@ def fit(frame, tmp_path, *options):
 def predicted(tmp_path, frame):
     frame.to_csv(tmp_path / "new.csv", index=False)
     out = tmp_path / "predicted.csv"
-    assert (
-        cli.main(["predict", str(tmp_path / "model.nc"), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
-    )
+    assert cli.main(["predict", str(tmp_path / "model.nc"), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
     return pd.read_csv(out)
 
 
@@ -46,11 +44,7 @@ def test_a_table_of_counts(tmp_path, capsys):
 
 def test_studies_that_earlier_versions_saved_have_their_likelihood():
     settings = {"task": "regression", "noise": "inferred", "exposure": 1}
-    for response, name in (
-        ("poisson", "Poisson"),
-        ("weibull", "Weibull"),
-        ("censored_normal", "CensoredNormal"),
-    ):
+    for response, name in (("poisson", "Poisson"), ("weibull", "Weibull"), ("censored_normal", "CensoredNormal")):
         assert type(likelihood_of(settings | {"response": response})).__name__ == name
     assert likelihood_of(settings | {"response": "poisson"}).targets.exposure == 1
 

@@ -32,9 +32,7 @@ def table(tmp_path_factory):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(40, 2))
     y = 1e4 + 20 * (x[:, 0] - x[:, 1]) + generator.normal(size=40)
-    frame = pd.DataFrame(
-        {"a": x[:, 0], "b, ß": 1e6 + x[:, 1], "price": y, "kind": np.where(y > 1e4, "hi", "lo")}
-    )
+    frame = pd.DataFrame({"a": x[:, 0], "b, ß": 1e6 + x[:, 1], "price": y, "kind": np.where(y > 1e4, "hi", "lo")})
     path = tmp_path_factory.mktemp("table") / "table.csv"
     frame.to_csv(path, index=False)
     return path
@@ -144,18 +142,7 @@ def test_a_mixed_table_from_file_to_predictions(missing, tmp_path, capsys):
     frame.loc[[2, 5], "size"] = np.nan
     path, out = tmp_path / "train.csv", tmp_path / "run"
     frame.to_csv(path, index=False, sep=";", decimal=",")
-    command = [
-        "compare",
-        "--data",
-        str(path),
-        "--target",
-        "grade",
-        "--methods",
-        "map",
-        "--hidden",
-        "2",
-        "--quick",
-    ]
+    command = ["compare", "--data", str(path), "--target", "grade", "--methods", "map", "--hidden", "2", "--quick"]
     command += ["--out", str(out), "--no-progress", "--no-compile", "--missing", missing]
     assert cli.main(command) == 2
     assert "may be numbers or classes: say task=" in capsys.readouterr().err

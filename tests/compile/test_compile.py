@@ -41,10 +41,7 @@ def test_compiled_equals_eager_with_gradients():
 )
 def test_small_batched_products(rows, inner, columns):
     generator = torch.Generator().manual_seed(0)
-    a, b = (
-        torch.randn(2, rows, inner, generator=generator),
-        torch.randn(2, inner, columns, generator=generator),
-    )
+    a, b = (torch.randn(2, rows, inner, generator=generator), torch.randn(2, inner, columns, generator=generator))
     torch.testing.assert_close(compiled(torch.bmm, a, b)(a, b), a @ b)
     c = torch.ones(columns)
     torch.testing.assert_close(compiled(torch.addmm, c, a[0], b[0])(c, a[0], b[0]), c + a[0] @ b[0])
@@ -63,9 +60,7 @@ def test_tiny_products_read_what_was_stored(units):
         return (h @ e[:, None]).square().sum()
 
     fn = grad_and_value(loss)
-    torch.testing.assert_close(
-        compiled(fn, z)(z), fn(z), rtol=1e-5, atol=1e-2
-    )  # of thousands; no warning either
+    torch.testing.assert_close(compiled(fn, z)(z), fn(z), rtol=1e-5, atol=1e-2)  # of thousands; no warning either
 
 
 @pytest.mark.parametrize("chains", [1, 4, pytest.param(40, marks=SLOW)])

@@ -51,9 +51,7 @@ def replayed(graph: GraphModule, *inputs: torch.Tensor) -> None:
             elif node.op == "call_function":
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.get)
                 args, kwargs = pytree.tree_map(on_cuda, (args, kwargs))
-                tensors = [
-                    leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-                ]
+                tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
                 here = [tuple(tensor.shape) for tensor in tensors if tensor.device == CPU and tensor.dim()]
                 mixed = here and len(here) < len(tensors)
                 packet = getattr(node.target, "overloadpacket", None)
@@ -65,9 +63,7 @@ def views_of_the_cpu(graph: GraphModule) -> list[str]:
     """Scalars read from a longer tensor of the CPU: no literals to inductor, and no memory that CUDA can read."""
     constants = [node for node in graph.graph.nodes if node.op == "get_attr"]
     long = [
-        node
-        for node in constants
-        if getattr(graph, node.target).device == CPU and getattr(graph, node.target).dim()
+        node for node in constants if getattr(graph, node.target).device == CPU and getattr(graph, node.target).dim()
     ]
     return [user.format_node() for node in long for user in node.users if user.op == "call_function"]
 
@@ -88,9 +84,9 @@ def traced(fn, *example) -> GraphModule:
     leaves, spec = pytree.tree_flatten(example)
     inputs = [leaf.detach().clone() for leaf in leaves]
     with torch.no_grad(), _Tracing():
-        graph = make_fx(
-            lambda *flat: fn(*pytree.tree_unflatten(list(flat), spec)), decomposition_table=DECOMPOSITIONS
-        )(*inputs)
+        graph = make_fx(lambda *flat: fn(*pytree.tree_unflatten(list(flat), spec)), decomposition_table=DECOMPOSITIONS)(
+            *inputs
+        )
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
@@ -100,9 +96,7 @@ def traced(fn, *example) -> GraphModule:
 def device(monkeypatch):
     # constants of the stand-in are traced like those of CUDA
     monkeypatch.setattr(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, ElsewhereTensor))
-    monkeypatch.setattr(
-        "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)
-    )
+    monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
     with stand_in_device() as device:
         yield device
 

@@ -87,9 +87,7 @@ def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
     checked = []
     monkeypatch.setattr("pyrobnn.compile.disagreement", lambda *_: checked.append(1))
     # instead of the compiler
-    monkeypatch.setattr(
-        private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward
-    )
+    monkeypatch.setattr(private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward)
     z = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
 
     def times(factor, power=2, data=1.0):
@@ -142,11 +140,7 @@ def used(path: Path) -> set[str]:
         for name in names:
             root, *rest = name.split(".")
             hidden = [p for p in rest if p in ("experimental", "prims") or re.match("_[^_]|inductor", p)]
-            if (
-                root in {"torch", "nn", "pyro", "poutine", "tyxe"}
-                and re.fullmatch(r"[\w.]+", name)
-                and hidden
-            ):
+            if root in {"torch", "nn", "pyro", "poutine", "tyxe"} and re.fullmatch(r"[\w.]+", name) and hidden:
                 found.add(name)
     return found
 
@@ -165,13 +159,7 @@ PRIVATE = PACKAGE / "compile" / "private.py"
 TOLD = {"torch.fx.experimental.proxy_tensor.make_fx": "eager"}
 NAMES = sorted(name for name in used(PRIVATE) if not name.endswith((".ir", ".compile_fx")))
 KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_stack_allocation"]
-FAST = {
-    "alignment_asserts",
-    "compile",
-    "make_fx",
-    "force_stride_order",
-    "get_proxy_mode",
-}
+FAST = {"alignment_asserts", "compile", "make_fx", "force_stride_order", "get_proxy_mode"}
 
 
 def some_slow(names: list[str]) -> list:
@@ -392,9 +380,6 @@ def test_import_needs_no_private_name():
         "assert pyrobnn.compile.compiled(torch.sin, torch.ones(2), enabled=False)(torch.ones(2)).shape == (2,)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

@@ -58,9 +58,7 @@ def test_what_a_handler_raises_ends_every_stage_of_a_compile(stage, number, erro
         compiled(lambda z: z.sin() * 0.1234, torch.ones(3))
 
 
-@pytest.mark.parametrize(
-    "method", [pb.NUTS(num_chains=1, num_warmup=5), pb.SVI(num_steps=3), pb.MAP(num_steps=3)]
-)
+@pytest.mark.parametrize("method", [pb.NUTS(num_chains=1, num_warmup=5), pb.SVI(num_steps=3), pb.MAP(num_steps=3)])
 def test_an_alarm_ends_a_fit_that_compiles(method, alarm, monkeypatch):
     monkeypatch.setattr(private, "compile_graph", raising(signal.SIGALRM))
     net = pb.networks.mlp(1, (2,), seed=0)

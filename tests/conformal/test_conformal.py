@@ -37,9 +37,7 @@ def test_intervals_hold_what_they_promise_where_the_model_is_wrong():
     for seed in range(100):
         x, y = linear(59, seed, heavy=True)
         posterior = exact(x[:20], y[:20], 0.3)
-        held.append(
-            pb.conformal_interval(posterior, x[39:], calibration=(x[20:39], y[20:39])).contains(y[39:])
-        )
+        held.append(pb.conformal_interval(posterior, x[39:], calibration=(x[20:39], y[20:39])).contains(y[39:]))
         low, high = posterior.predict(x[39:]).quantile(torch.tensor([0.05, 0.95]))
         plain.append((low <= y[39:]) & (y[39:] <= high))
     held = torch.stack(held).double().mean(1)
@@ -51,9 +49,7 @@ def test_of_a_point_it_is_the_quantile_of_the_residuals():
     x, y = linear(60)
     point = exact(x[:20], y[:20], 0.5, num_draws=1)
     found = pb.conformal_interval(point, x[59:], calibration=(x[20:59], y[20:59]))
-    half = (
-        (y[20:59] - point.predict(x[20:59]).mean).abs()[:, 0].sort().values[35]
-    )  # the 36th of 39: ceil(0.9 · 40)
+    half = (y[20:59] - point.predict(x[20:59]).mean).abs()[:, 0].sort().values[35]  # the 36th of 39: ceil(0.9 · 40)
     centre = point.predict(x[59:]).mean[:, 0]
     torch.testing.assert_close(found.lower, centre - half, rtol=1e-5, atol=0)
     torch.testing.assert_close(found.upper, centre + half, rtol=1e-5, atol=0)
@@ -104,9 +100,7 @@ def test_counts_and_truth_values():
     assert float(found.contains(y).double().mean()) >= 0.8
     binary = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.Bernoulli())
     truths = (x[:, :1] > 0).float()
-    sets = pb.conformal_set(
-        pb.MAP(num_steps=50, compile=False).fit(binary, x, truths), x, calibration=(x, truths)
-    )
+    sets = pb.conformal_set(pb.MAP(num_steps=50, compile=False).fit(binary, x, truths), x, calibration=(x, truths))
     assert sets.member.shape == (40, 2) and float(sets.contains(truths).double().mean()) >= 0.85
 
 

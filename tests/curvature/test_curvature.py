@@ -167,9 +167,7 @@ def expected_hessian(likelihood, f, params):
     total = 0
     for weight, y in cases:
         y = y if isinstance(likelihood, Categorical) else y.double()
-        second = torch.autograd.functional.hessian(
-            lambda g, y=y: -likelihood.log_prob(g[None], y, params).sum(), f
-        )
+        second = torch.autograd.functional.hessian(lambda g, y=y: -likelihood.log_prob(g[None], y, params).sum(), f)
         total = total + weight * second
     return total
 
@@ -211,9 +209,7 @@ def test_full_and_diagonal_ggn(name, num_data):
     torch.testing.assert_close(diagonal.prec, precision.diagonal())
 
 
-@pytest.mark.parametrize(
-    "name, names", [("mlp", ["4.weight", "4.bias"]), ("mlp", ["2.weight"]), ("cnn", ["0.weight"])]
-)
+@pytest.mark.parametrize("name, names", [("mlp", ["4.weight", "4.bias"]), ("mlp", ["2.weight"]), ("cnn", ["0.weight"])])
 def test_full_ggn_of_one_layer_sums_the_columns_first(name, names):
     make, inputs = NETS[name]
     x = inputs(80)

@@ -80,17 +80,20 @@ def compare(whole: pb.Posterior, split: pb.Posterior) -> None:
         torch.testing.assert_close(split.moments(X[:7]), whole.moments(X[:7]))
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"predictive": "draws"}, {"structure": "kron", "tune": "marginal_likelihood"}, {"curvature": "hessian"},
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"predictive": "draws"}, {"structure": "kron", "tune": "marginal_likelihood"}, {"curvature": "hessian"}],
+    ids=str,
+)
 @pytest.mark.parametrize("kind", CASES)
 def test_the_head_is_the_whole_net(kind, options, monkeypatch, tmp_path):
     _, subset, path = CASES[kind]
     if options.get("structure") == "kron" and kind == "tied":
         pytest.skip("a layer that is used twice has no factors")
     for likelihood, y in (
-        (pb.likelihoods.Categorical(), LABELS), (pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), Y),
-    ):  # fmt: skip
+        (pb.likelihoods.Categorical(), LABELS),
+        (pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), Y),
+    ):
         net = build(kind, 2 if likelihood.targets.classes else 1)
         with monkeypatch.context() as patched:
             patched.setattr(head, "_paths", lambda *args: [])
@@ -122,17 +125,12 @@ def test_the_trunk_runs_as_often_as_it_must(monkeypatch):
     seen.clear()
     monkeypatch.setattr("pyrobnn.posterior.posterior.CHUNK_SCALARS", 100)
     again.predict(X)
-    assert sum(seen) <= 2 * len(X) + 2, (
-        seen
-    )  # for the draws and for the moments; one row to look at the widths
+    assert sum(seen) <= 2 * len(X) + 2, seen  # for the draws and for the moments; one row to look at the widths
 
 
 FITS = {
     "nuts": (pb.NUTS(num_chains=2, num_warmup=10, compile=False), {"num_draws": 4}),
-    "sghmc": (
-        pb.SGHMC(num_chains=2, num_warmup=20, batch_size=8, init_steps=5, compile=False),
-        {"num_draws": 4},
-    ),
+    "sghmc": (pb.SGHMC(num_chains=2, num_warmup=20, batch_size=8, init_steps=5, compile=False), {"num_draws": 4}),
     "svi": (pb.SVI(num_steps=20, compile=False), {"num_draws": 4}),
     "map": (pb.MAP(num_steps=20, compile=False), {}),
     "swag": (pb.SWAG(num_steps=40, lr=0.001, collect_every=4, compile=False), {"num_draws": 4}),
@@ -142,9 +140,7 @@ FITS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", FITS)
-def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_method(
-    name, monkeypatch, tmp_path
-):
+def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_method(name, monkeypatch, tmp_path):
     method, options = FITS[name]
     net = build("own forward", 1)
     prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide_module_types=[nn.Conv2d])

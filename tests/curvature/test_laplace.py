@@ -11,31 +11,14 @@ import pyro.distributions as dist
 import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
-from models import (
-    diabetes_linear,
-    diabetes_model,
-    joined,
-    joint_covariance,
-    normal_prior,
-    toy,
-    toy_model,
-    toy_net,
-)
+from models import diabetes_linear, diabetes_model, joined, joint_covariance, normal_prior, toy, toy_model, toy_net
 from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.likelihoods import (
-    Bernoulli,
-    Categorical,
-    HeteroskedasticGaussian,
-    HomoskedasticGaussian,
-    base,
-)
+from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian, base
 
-FAST = {
-    "map": pb.MAP(num_steps=1, lr=1e-6, compile=False)
-}  # the polishing finds the mode of a convex problem
+FAST = {"map": pb.MAP(num_steps=1, lr=1e-6, compile=False)}  # the polishing finds the mode of a convex problem
 
 
 @contextmanager
@@ -68,9 +51,7 @@ def test_conjugate_case_is_exact(curvature, structure):
     torch.testing.assert_close(joint, design @ truth["cov"] @ design.T)
     # log p − log q is the log evidence at every draw, so every importance weight is the same
     weights = posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"]
-    torch.testing.assert_close(
-        weights, torch.full_like(weights, float(truth["log_evidence"])), rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(weights, torch.full_like(weights, float(truth["log_evidence"])), rtol=0, atol=1e-6)
     draws = joined(posterior.draws)
     assert_mean_within(draws, truth["mean"])
     assert_var_within(draws, truth["cov"].diagonal())
@@ -81,9 +62,7 @@ def test_conjugate_case_is_exact(curvature, structure):
 
 def test_diagonal_has_its_closed_form():
     truth = diabetes_linear()
-    posterior = Laplace(structure="diag", **FAST).fit(
-        diabetes_model(), truth["x"], truth["y"], num_draws=2000
-    )
+    posterior = Laplace(structure="diag", **FAST).fit(diabetes_model(), truth["x"], truth["y"], num_draws=2000)
     prec = truth["precision"].diagonal()
     assert_var_within(joined(posterior.draws), 1 / prec)
     gap = 0.5 * (prec.log().sum() - truth["precision"].logdet())
@@ -142,9 +121,7 @@ def curved(x, y):
 def test_a_pyro_program_in_unconstrained_space():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 2, generator=generator, dtype=torch.float64)
-    y = x @ torch.tensor([1.0, -1.0]).double() + 0.5 * torch.randn(
-        50, generator=generator, dtype=torch.float64
-    )
+    y = x @ torch.tensor([1.0, -1.0]).double() + 0.5 * torch.randn(50, generator=generator, dtype=torch.float64)
     posterior = Laplace(curvature="hessian", **FAST).fit(curved, x, y, num_draws=500)
     assert posterior.meta["gradient_norm"] < 1e-4
     assert (posterior.draws["scale"] > 0).all()
@@ -152,9 +129,7 @@ def test_a_pyro_program_in_unconstrained_space():
     exact = -torch.autograd.functional.hessian(density.log_joint, posterior.approximation.loc)
     block = posterior.approximation.blocks[0]
     torch.testing.assert_close(block.prec_tril @ block.prec_tril.T, exact)
-    wanted = (
-        density.log_joint(posterior.approximation.loc) + 1.5 * math.log(2 * math.pi) - 0.5 * exact.logdet()
-    )
+    wanted = density.log_joint(posterior.approximation.loc) + 1.5 * math.log(2 * math.pi) - 0.5 * exact.logdet()
     assert posterior.log_evidence == pytest.approx(float(wanted), abs=1e-8)
     # importance sampling from q gives the true evidence; its own standard error is the measure
     ratio = (posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"])[0]
@@ -171,9 +146,7 @@ def test_heteroskedastic_precision_is_the_expected_fisher(structure):
     model = pb.BNN(toy_net(out=2).double(), normal_prior(), HeteroskedasticGaussian())
     fit = trained(model, x, y)
     with ignored("not a mode"):
-        posterior = Laplace(structure=structure, predictive="linearized").fit(
-            model, x, y, init=fit, num_draws=50
-        )
+        posterior = Laplace(structure=structure, predictive="linearized").fit(model, x, y, init=fit, num_draws=50)
     jacobian = posterior.network.jacobian
     f, rows = jacobian.rows(x)
     sigma, slope = nn.functional.softplus(f[:, 1]) + 1e-3, f[:, 1].sigmoid()
@@ -256,9 +229,7 @@ def test_every_likelihood_and_structure(likelihood, out, y, structure):
     model = toy_model(likelihood, out=out)
     fit = trained(model, x, y, 60)
     with ignored("not a mode"):
-        posterior = Laplace(structure=structure, predictive="linearized").fit(
-            model, x, y, init=fit, num_draws=1000
-        )
+        posterior = Laplace(structure=structure, predictive="linearized").fit(model, x, y, init=fit, num_draws=1000)
     assert math.isfinite(posterior.log_evidence)
     f, cov = posterior.network.output_moments(x[:5])
     joint = joint_covariance(posterior.network, x[:5])

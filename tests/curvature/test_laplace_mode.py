@@ -100,9 +100,7 @@ def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(
         posterior = pb.Laplace(map=search).fit(model, x, y, num_draws=200)
     exact = pb.Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=200)
     assert posterior.meta["newton_distance"] > 1 and exact.meta["newton_distance"] < 1e-3
-    assert posterior.meta["warnings"] == [] and posterior.log_evidence == pytest.approx(
-        exact.log_evidence, abs=1e-3
-    )
+    assert posterior.meta["warnings"] == [] and posterior.log_evidence == pytest.approx(exact.log_evidence, abs=1e-3)
     for ours, theirs in zip(posterior.moments(x[:5]), exact.moments(x[:5])):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(posterior.approximation.loc, exact.approximation.loc, atol=1e-6, rtol=1e-6)

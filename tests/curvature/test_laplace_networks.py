@@ -109,9 +109,7 @@ def test_a_layer_without_factors_is_named():
     diagonal = Laplace(structure="diag").fit(model, x, y, init=net, num_draws=5)
     factor = full.approximation.blocks[0]
     size = len(factor.index)
-    torch.testing.assert_close(
-        factor.quad(torch.eye(size)).to(torch.float32), diagonal.approximation.blocks[0].prec
-    )
+    torch.testing.assert_close(factor.quad(torch.eye(size)).to(torch.float32), diagonal.approximation.blocks[0].prec)
     # without the normalisation layer's parameters the factors exist
     linear = tuple(name for name in model.priors if ".1." not in name)
     Laplace(structure="kron", subset=linear).fit(model, x, y, init=net, num_draws=5)

@@ -59,8 +59,7 @@ def test_tuned_prior_precision_is_the_brute_force_maximum(structure, num_data):
 
 
 @pytest.mark.parametrize(
-    "structure, num_data",
-    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])],
+    "structure, num_data", [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
 )
 def test_prior_precision_per_layer_and_noise_together(structure, num_data):
     x, y, net = trained_net(num_data)
@@ -135,9 +134,7 @@ def test_cross_validation_scores_a_mode_that_has_not_seen_the_points():
             torch.cat(
                 [
                     # the worse of a mode that has not seen the points and of the one that has
-                    torch.minimum(
-                        scores(held, order[~torch.isin(order, held)], tau), scores(held, order, tau)
-                    )
+                    torch.minimum(scores(held, order[~torch.isin(order, held)], tau), scores(held, order, tau))
                     for held in order.split(12)
                 ]
             )
@@ -194,11 +191,7 @@ def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error
     for num, seed in ((44, 2), (2000, 1001)):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(num, 7, generator=generator)
-        f = (
-            0.3 * x[:, :3].sum(1, keepdim=True)
-            if kind == "line"
-            else torch.tanh(x[:, :2].sum(1, keepdim=True))
-        )
+        f = 0.3 * x[:, :3].sum(1, keepdim=True) if kind == "line" else torch.tanh(x[:, :2].sum(1, keepdim=True))
         data.append((x, f + 0.04 * torch.randn(num, 1, generator=generator)))
     (x, y), (test_x, test_y) = data
     with seeded(2):
@@ -236,7 +229,5 @@ def test_no_signal_ends_at_the_bound_and_says_so():
         net.bias.zero_()
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.7))
     with pytest.warns(UserWarning, match="at its bound"):
-        posterior = Laplace(tune="marginal_likelihood").fit(
-            model, truth["x"], truth["y"], init=net, num_draws=5
-        )
+        posterior = Laplace(tune="marginal_likelihood").fit(model, truth["x"], truth["y"], init=net, num_draws=5)
     assert all(torch.isfinite(value).all() for value in posterior.draws.values())

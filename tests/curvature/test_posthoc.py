@@ -92,9 +92,7 @@ def test_the_last_layer_is_that_of_laplace(bias):
     torch.testing.assert_close(ours, cov)
     posterior = last.posterior(net, "1", model.likelihood, 4.0, torch.ones(3), x, seed=0)
     torch.testing.assert_close(posterior.log_q(laplace.draws), laplace.log_q())
-    torch.testing.assert_close(
-        posterior.predict(x).f.var(1)[0], cov.diagonal(dim1=1, dim2=2), rtol=0.3, atol=0.05
-    )
+    torch.testing.assert_close(posterior.predict(x).f.var(1)[0], cov.diagonal(dim1=1, dim2=2), rtol=0.3, atol=0.05)
 
 
 def test_what_cannot_be_is_said():

@@ -15,13 +15,7 @@ GENERATORS = {
     "polynomial": (data.polynomial, 100, (-1, 1), lambda x: 0.5 * x**2 + 0.25 * x**3, lambda x: 0.2 + 0 * x),
     "sinusoid": (data.sinusoid, 150, (0, 10), np.sin, lambda x: 0.3 + 0 * x),
     "sine": (data.sine, 92, (-0.5, 0.5), lambda x: 10 * np.sin(2 * np.pi * x), lambda x: 2 + 0 * x),
-    "sinx3": (
-        data.sinx3,
-        500,
-        (-5, 5),
-        lambda x: 3 * np.sin(x),
-        lambda x: np.abs(0.7 + 2 * np.sin(0.2 * x)),
-    ),
+    "sinx3": (data.sinx3, 500, (-5, 5), lambda x: 3 * np.sin(x), lambda x: np.abs(0.7 + 2 * np.sin(0.2 * x))),
 }
 
 
@@ -36,9 +30,7 @@ def test_generator_has_the_published_size_range_function_and_noise(name):
     np.testing.assert_allclose(dataset.true_f.numpy(), function(x), atol=1e-5)
     np.testing.assert_allclose(dataset.true_noise.numpy(), noise(x), atol=1e-6)
     grid = torch.linspace(low, high, 7).unsqueeze(-1)
-    np.testing.assert_allclose(
-        dataset.true_function(grid).numpy(), function(grid.numpy()), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(dataset.true_function(grid).numpy(), function(grid.numpy()), rtol=1e-4, atol=1e-5)
 
 
 def _nats(dataset, sigma):
@@ -231,9 +223,7 @@ class TestSplit:
         _, test = data.train_test_split(data.digits(), 0.1, seed=0)
         assert torch.bincount(test.y).tolist() == pytest.approx([18] * 10, abs=1)
 
-    @pytest.mark.parametrize(
-        ("fraction", "message"), [(0.0, "in"), (1.5, "in"), (0.001, "leaves a part empty")]
-    )
+    @pytest.mark.parametrize(("fraction", "message"), [(0.0, "in"), (1.5, "in"), (0.001, "leaves a part empty")])
     def test_bad_fractions(self, fraction, message):
         with pytest.raises(ValueError, match=message):
             data.train_test_split(data.sinusoid(), fraction, 0)
@@ -254,9 +244,7 @@ class TestStandardizer:
         """Of inputs of 1e200 a net learned nothing, without a word; targets of 1e300 were predicted as inf."""
         values = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
         parts = {"x": values, "y": values} | {name: size * values}
-        with pytest.raises(
-            ValueError, match=f"'{name}' has values so .* .column 1.: give them in other units"
-        ):
+        with pytest.raises(ValueError, match=f"'{name}' has values so .* .column 1.: give them in other units"):
             Standardizer.fit(Dataset(parts["x"], parts["y"], "d", "regression"))
 
     def test_a_constant_column_keeps_scale_one(self):
@@ -301,10 +289,7 @@ class TestStandardizer:
         z = Standardizer.fit(dataset).transform(dataset)
         torch.testing.assert_close(z.true_function(z.x), z.true_f, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(
-            (z.y - z.true_f) / z.true_noise,
-            (dataset.y - dataset.true_f) / dataset.true_noise,
-            rtol=1e-2,
-            atol=1e-3,
+            (z.y - z.true_f) / z.true_noise, (dataset.y - dataset.true_f) / dataset.true_noise, rtol=1e-2, atol=1e-3
         )
 
     def test_labels_stay(self):

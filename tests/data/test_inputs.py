@@ -33,9 +33,19 @@ def frozen() -> np.ndarray:
 
 @pytest.mark.parametrize(
     "value",
-    [FRAME, FRAME.astype(object), FRAME.astype("Float64"), frozen(), TABLE[::-1].copy()[::-1], TABLE.astype(">f4"),
-     TABLE.astype(np.longdouble), TABLE.tolist(), [*TABLE], [*torch.from_numpy(TABLE)]],
-)  # fmt: skip
+    [
+        FRAME,
+        FRAME.astype(object),
+        FRAME.astype("Float64"),
+        frozen(),
+        TABLE[::-1].copy()[::-1],
+        TABLE.astype(">f4"),
+        TABLE.astype(np.longdouble),
+        TABLE.tolist(),
+        [*TABLE],
+        [*torch.from_numpy(TABLE)],
+    ],
+)
 def test_numbers_in_any_form(value):
     assert torch.equal(as_tensor("x", value).float(), torch.from_numpy(TABLE))
 
@@ -54,9 +64,15 @@ def test_columns_of_several_types():
 
 @pytest.mark.parametrize(
     "labels",
-    [LABELS, LABELS.astype(object), LABELS.tolist(), pd.Series(LABELS), pd.Series(LABELS, dtype="category"),
-     pd.Series(LABELS, dtype="string")],
-)  # fmt: skip
+    [
+        LABELS,
+        LABELS.astype(object),
+        LABELS.tolist(),
+        pd.Series(LABELS),
+        pd.Series(LABELS, dtype="category"),
+        pd.Series(LABELS, dtype="string"),
+    ],
+)
 def test_labels_in_words(labels):
     with pytest.raises(TypeError, match="'y' .* holds text such as 'a': make integers .*numpy.unique"):
         prepare(model(), TABLE, labels, points="free")
@@ -95,9 +111,7 @@ def test_a_data_set_of_arrays_and_frames():
         assert len(data.subset([0, 3]).x) == 2
 
 
-@pytest.mark.parametrize(
-    "method", [pb.MAP(num_steps=2, compile=False), pb.Laplace(num_steps=2, compile=False)]
-)
+@pytest.mark.parametrize("method", [pb.MAP(num_steps=2, compile=False), pb.Laplace(num_steps=2, compile=False)])
 @pytest.mark.filterwarnings("ignore:the centre is not a mode")
 def test_inputs_of_another_width(method):
     data = pb.data.Dataset(TABLE, TABLE[:, :1], "t", "regression")

@@ -52,11 +52,7 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("a,y\n1,dog\n2,dog\n", "y", "single class"),
         ("a,y\n1,2.5\n2,?\n3,4.5\n4,1.5\n", "y", r"missing values in row 2 \(column 'y' \(1\)\)"),
         ("a,y\n1,2.5\n2,3\n-,4.5\n4,1.5\n", "y", r"missing values in row 3 \(column 'a' \(1\)\)"),
-        (
-            "a,y\n1,2.5\n2,x\n3,4.5\n4,1.5\n",
-            "y",
-            r"'y' holds numbers but for 1 of 4 cells, first 'x' in row 2",
-        ),
+        ("a,y\n1,2.5\n2,x\n3,4.5\n4,1.5\n", "y", r"'y' holds numbers but for 1 of 4 cells, first 'x' in row 2"),
         ("a,y,b,y\n1,2,3,2\n4,5,6,5\n", "y", "names the column 'y' more than once"),
         ("a,y ,y\n1,2,2\n4,5,5\n", "y", "names the column 'y' more than once"),
         ("a,y\n1,2,3\n4,5,6\n", "y", "begins with the line of names: Length of header"),
@@ -65,16 +61,8 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("# of\n# the lab\na,y\n4,5\n", "y", "begins with the line of names: .*Expected 1 fields"),
         ("1.5,2.5\n3.5,4.5\n", "y", "no column 'y': its columns are 1.5, 2.5"),
         ('a,y\n1,"2,5"\n2,"4,1"\n3,9\n', "y", "'y' holds numbers with commas, such as '2,5': write points"),
-        (
-            "a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n",
-            "y",
-            "column 'b' has decimal commas and column 'a' has points",
-        ),
-        (
-            "a;b;y\n1.234,56;1.234;1\n2,5;2.5;2\n",
-            "y",
-            "column 'a' has decimal commas and column 'b' has points",
-        ),
+        ("a;b;y\n1.5;2,5;1\n2;4,5;2\n3;4,1;3\n", "y", "column 'b' has decimal commas and column 'a' has points"),
+        ("a;b;y\n1.234,56;1.234;1\n2,5;2.5;2\n", "y", "column 'a' has decimal commas and column 'b' has points"),
         ("a,y\n1,3\n2,3\n", "y", "2 rows of one value, 3: there is nothing to learn"),
         ("a,y\n1,2\n", "y", "one row: there is nothing to learn"),
         (b"\x1f\x8b\x08\x00", "y", "holds no rows"),
@@ -106,13 +94,7 @@ def test_other_ways_to_write_a_table(tmp_path, text):
 
 
 def test_points_between_thousands(tmp_path):
-    rows = (
-        "a;d;y",
-        "1.234,56;2024-01-02;1",
-        "-2,5;2024-01-03;2,5",
-        "1.234.567;2024-01-15;3",
-        "12;2024-01-16;4",
-    )
+    rows = ("a;d;y", "1.234,56;2024-01-02;1", "-2,5;2024-01-03;2,5", "1.234.567;2024-01-15;3", "12;2024-01-16;4")
     path = write(tmp_path, "\n".join(rows))
     with pytest.warns(UserWarning, match="numbers have decimal commas and are read so"):
         dataset = data.from_csv(path, "y")
@@ -153,18 +135,12 @@ def test_the_index_that_pandas_writes_is_left_out(tmp_path):
 
 @pytest.mark.parametrize(
     ("column", "message"),
-    [
-        ("same", "'same' is constant: nothing can be learned"),
-        ("copy", "'copy' equals the target 'y': drop it"),
-    ],
+    [("same", "'same' is constant: nothing can be learned"), ("copy", "'copy' equals the target 'y': drop it")],
 )
 def test_what_is_probably_a_mistake_is_said(tmp_path, column, message):
     rng = np.random.default_rng(0)
     y = rng.normal(size=40)
-    columns = {
-        "same": np.full(40, 0.1),
-        "copy": y,
-    }
+    columns = {"same": np.full(40, 0.1), "copy": y}
     path = tmp_path / "t.csv"
     pd.DataFrame({"a": rng.normal(size=40), "y": y, column: columns[column]}).to_csv(path, index=False)
     with pytest.warns(UserWarning, match=message):
@@ -174,9 +150,7 @@ def test_what_is_probably_a_mistake_is_said(tmp_path, column, message):
 
 def test_few_whole_numbers_are_asked_about():
     frame = pd.DataFrame({"a": np.random.default_rng(0).normal(size=40), "few": np.arange(40) % 3})
-    with pytest.raises(
-        ValueError, match="'few' has 3 values, all whole numbers, .* say task='regression' or"
-    ):
+    with pytest.raises(ValueError, match="'few' has 3 values, all whole numbers, .* say task='regression' or"):
         data.from_frame(frame, "few")
     assert data.from_frame(frame, "few", task="regression").task == "regression"
     assert data.from_frame(frame, "few", task="classification").num_outputs == 3
@@ -284,9 +258,7 @@ def test_new_tables_become_the_same_inputs_and_what_is_new_in_them_is_said():
     x, keep = again.transform(new, "new")
     np.testing.assert_array_equal(x, data.from_frame(people(), "price", missing="impute").x.flip(0))
     assert keep.all()
-    with pytest.warns(
-        UserWarning, match=r"'city' has categories that .* in 1 rows \('Pisa'\): they count as none"
-    ):
+    with pytest.warns(UserWarning, match=r"'city' has categories that .* in 1 rows \('Pisa'\): they count as none"):
         x, _ = again.transform(new.assign(city=["Pisa", *new["city"][1:]]), "new")
     assert x[0, 2:6].tolist() == [0, 0, 0, 0]
     with pytest.warns(UserWarning, match="'member' has missing values, in 60 rows, and had none"):
@@ -300,10 +272,7 @@ def test_new_tables_become_the_same_inputs_and_what_is_new_in_them_is_said():
 
 
 def test_dates_and_times_as_0_2_0_saved_them_are_read():
-    kinds = (
-        {"name": "d", "kind": "date", "day_first": True},
-        {"name": "t", "kind": "time", "cycles": ["day"]},
-    )
+    kinds = ({"name": "d", "kind": "date", "day_first": True}, {"name": "t", "kind": "time", "cycles": ["day"]})
     columns = Columns.of({"columns": kinds, "missing": "refuse"})
     x, _ = columns.transform(pd.DataFrame({"d": ["02.03.2024", "13.02.2024"], "t": ["18:00", "6:00"]}), "new")
     np.testing.assert_allclose(x, [[19784, 0.75, -1, 0], [19766, 0.25, 1, 0]], atol=1e-12)
@@ -373,11 +342,7 @@ def rows(**columns):
         (rows().rename(columns={"a": "y"}), {}, "names the column 'y' more than once"),
         (rows().assign(y="yes"), {}, "target 'y' holds a single class, 'yes'"),
         (rows(b=[1.0, None] * 6, c=[None, 1.0] * 6), {"missing": "drop"}, "missing value in every row"),
-        (
-            rows().drop(columns="a").assign(label=[f"p{i}" for i in range(12)]),
-            {},
-            "no column to predict from",
-        ),
+        (rows().drop(columns="a").assign(label=[f"p{i}" for i in range(12)]), {}, "no column to predict from"),
     ],
 )
 @LABEL
@@ -389,9 +354,7 @@ def test_a_malformed_table_is_explained_in_a_line(frame, options, message):
 
 def test_truth_values_with_gaps_are_classes():
     with pytest.warns(UserWarning, match="1 of 3 rows have a missing value"):
-        dataset = data.from_frame(
-            pd.DataFrame({"a": [1.0, 4, 9], "y": [True, None, False]}), "y", missing="drop"
-        )
+        dataset = data.from_frame(pd.DataFrame({"a": [1.0, 4, 9], "y": [True, None, False]}), "y", missing="drop")
     assert dataset.task == "classification" and dataset.class_names == ("False", "True")
 
 

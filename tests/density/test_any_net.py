@@ -66,9 +66,7 @@ NETS = {
     "gru-both-ways": lambda: Recurrent(nn.GRU, bidirectional=True, bias=False),
     "rnn": lambda: Recurrent(nn.RNN),
     "rnn-relu": lambda: Recurrent(nn.RNN, nonlinearity="relu", batch_first=True),
-    "weight-norm": lambda: nn.Sequential(
-        nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 1))
-    ),
+    "weight-norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 1))),
     "weight-norm-of-all": lambda: nn.Sequential(
         nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 1), dim=None)
     ),
@@ -83,11 +81,7 @@ def model_and_data(name, rows=12):
         net = NETS[name]().eval()
         x = torch.randn(rows, 4, 2)
         y = x[..., 0].sum(1, keepdim=True) / 2 + 0.1 * torch.randn(rows, 1)
-    return (
-        pb.BNN(net, prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1)),
-        x,
-        y,
-    )
+    return (pb.BNN(net, prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1)), x, y)
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -223,11 +217,7 @@ class Centred(nn.Module):
 
 def flat(net_class):
     with seeded(0):
-        model = pb.BNN(
-            net_class(),
-            prior=pb.priors.FanInNormal(),
-            likelihood=pb.likelihoods.HomoskedasticGaussian(0.1),
-        )
+        model = pb.BNN(net_class(), prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1))
         return model, torch.randn(12, 2), torch.randn(12, 1)
 
 
@@ -285,9 +275,7 @@ class Noisy(Dropped):
 
 
 def recurrent_with_dropout():
-    return nn.Sequential(
-        nn.Unflatten(1, (1, 2)), Recurrent(nn.LSTM, num_layers=2, dropout=0.5, batch_first=True)
-    )
+    return nn.Sequential(nn.Unflatten(1, (1, 2)), Recurrent(nn.LSTM, num_layers=2, dropout=0.5, batch_first=True))
 
 
 @pytest.mark.parametrize("net", [Dropped, recurrent_with_dropout])

@@ -146,9 +146,7 @@ def test_sums_are_accumulated_in_float64():
     exact = Density(minibatch_free, (x.double(), y.double()))
     z = torch.tensor([2.9])
     assert density.log_joint(z).dtype == torch.float64
-    assert (
-        abs(density.log_joint(z) - exact.log_joint(z.double())) < 0.01
-    )  # a float32 sum is off by several units
+    assert abs(density.log_joint(z) - exact.log_joint(z.double())) < 0.01  # a float32 sum is off by several units
 
 
 def minibatch_free(x, y):

@@ -79,9 +79,7 @@ def test_chains_start_apart_around_init_where_the_density_is_finite():
     assert len(starts.unique()) == 6 and bool(((starts - 5).abs() < 0.3).all())
     wide = pb.LogDensity(lambda values: -(values["z"] ** 2), {"z": 5.0}).starts(99, seed=1).draws["z"]
     assert 3.0 <= float(wide.min()) < 4.0 and 6.0 < float(wide.max()) <= 7.0
-    draws = pb.sample(
-        narrow, {"z": 5.0}, method=pb.NUTS(num_chains=2, num_warmup=50, compile=False), num_draws=50
-    )
+    draws = pb.sample(narrow, {"z": 5.0}, method=pb.NUTS(num_chains=2, num_warmup=50, compile=False), num_draws=50)
     assert bool(((draws.draws["z"] - 5).abs() < 0.3).all())
 
 

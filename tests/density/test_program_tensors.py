@@ -24,18 +24,14 @@ def test_a_matrix_without_a_cholesky_factor_ends_no_run():
     density = Density(program, (x, torch.sin(9.0 * x)))
     z = torch.tensor([[-2.0], [7.0]])
     with pytest.raises(ValueError):
-        pyro.poutine.trace(pyro.poutine.condition(program, {"length": z[1, 0].exp()})).get_trace(
-            *density.args
-        )
+        pyro.poutine.trace(pyro.poutine.condition(program, {"length": z[1, 0].exp()})).get_trace(*density.args)
     value = torch.func.vmap(density.log_joint)(z)
     assert value[0].isfinite() and not value[1].isfinite()
     posterior = pb.NUTS(num_chains=2, num_warmup=40, compile=False).fit(program, *density.args, num_draws=5)
     assert posterior.sample_stats["lp"].isfinite().all()
 
 
-@pytest.mark.parametrize(
-    "method", [pb.NUTS(compile=False), pb.MAP(compile=False), pb.SVI(compile=False)], ids=repr
-)
+@pytest.mark.parametrize("method", [pb.NUTS(compile=False), pb.MAP(compile=False), pb.SVI(compile=False)], ids=repr)
 def test_a_recursion_in_place_is_refused_with_the_remedy(method):
     """Autograd has no gradient of values that were overwritten; ``torch.stack`` of a list has."""
 

@@ -67,9 +67,7 @@ def test_deterministic_sites_are_in_the_draws_whatever_the_method(method):
 def test_a_program_with_data_of_its_own_has_all_groups_without_being_given_any():
     posterior = fitted(closed, None, None)
     tree = posterior.to_datatree()
-    assert {"log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"} <= set(
-        tree.children
-    )
+    assert {"log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"} <= set(tree.children)
     np.testing.assert_array_equal(tree["observed_data"]["effect"], EFFECTS)
     assert "posterior_predictive" not in fitted().to_datatree().children  # its data are not at hand
 
@@ -90,9 +88,7 @@ def test_prior_replicates_have_the_moments_of_the_prior():
     expected = torch.sqrt(25.0 + 25.0 + ERRORS**2)  # mu, tau (whose second moment is 25) times eta, noise
     ratio = data["effect"][0].double().std(0) / expected
     assert bool(((ratio - 1).abs() < 0.12).all())
-    torch.testing.assert_close(
-        sites["theta"], sites["mu"][..., None] + sites["tau"][..., None] * sites["eta"]
-    )
+    torch.testing.assert_close(sites["theta"], sites["mu"][..., None] + sites["tau"][..., None] * sites["eta"])
 
 
 def counts(x, y):

@@ -23,13 +23,7 @@ from known_posteriors import (
 )
 from scipy import stats
 
-from pyrobnn.diagnostics import (
-    diagnose,
-    importance,
-    leave_one_out,
-    loo,
-    refit_points,
-)
+from pyrobnn.diagnostics import diagnose, importance, leave_one_out, loo, refit_points
 
 
 def check(verdict, name):
@@ -151,9 +145,7 @@ def test_khat_of_hopeless_ratios_is_never_small(spread):
     """At spreads that underflow, arviz_stats.psislw answers k-hat 0.02 with NaN weights."""
     tree = healthy_laplace()
     ratio = spread * np.random.default_rng(0).normal(size=(1, 1000))
-    tree["sample_stats"] = (
-        tree["sample_stats"].to_dataset().assign(log_p=tree["sample_stats"]["log_q"] + ratio)
-    )
+    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(log_p=tree["sample_stats"]["log_q"] + ratio)
     found = importance(tree)
     assert found.k > 5 and found.ess < 2 and np.isfinite(found.ess)
     verdict = diagnose(tree)
@@ -248,9 +240,7 @@ def test_chains_that_share_starts_in_groups_use_nested_rhat():
     rng = np.random.default_rng(0)
     weights = np.repeat(rng.normal(size=(16, 1, 2)), 2, axis=0) + 0.01 * rng.normal(size=(32, 50, 2))
     assert (
-        check(
-            diagnose(line_tree(weights, x, y, 0.5, attrs={"superchains": superchains})), "rhat_function"
-        ).status
+        check(diagnose(line_tree(weights, x, y, 0.5, attrs={"superchains": superchains})), "rhat_function").status
         == "fail"
     )
 

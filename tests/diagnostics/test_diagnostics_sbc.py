@@ -47,15 +47,7 @@ def ranks_of(method):
         net = nn.Linear(2, 1).double()
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(NOISE))
     each = [
-        replicate(
-            model,
-            method,
-            x,
-            probes,
-            num_draws=NUM_RANKED,
-            num_ranked=NUM_RANKED,
-            seed=replication_seed("t", i),
-        )
+        replicate(model, method, x, probes, num_draws=NUM_RANKED, num_ranked=NUM_RANKED, seed=replication_seed("t", i))
         for i in range(REPLICATIONS)
     ]
     return {name: np.array([ranks[name] for ranks in each]) for name in each[0]}
@@ -71,9 +63,7 @@ def test_an_exact_posterior_is_uniform():
     assert combined({name: result.p_value for name, result in found.items()}) > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("wrong", "seen_by"), [(Conjugate(stretch=0.5), "f0.0"), (Conjugate(shift=0.7), "f0.0")]
-)
+@pytest.mark.parametrize(("wrong", "seen_by"), [(Conjugate(stretch=0.5), "f0.0"), (Conjugate(shift=0.7), "f0.0")])
 def test_narrow_and_biased_posteriors_are_rejected(wrong, seen_by):
     result = verdicts(wrong)[seen_by]
     assert result.p_value < 1e-3 and result.outside
@@ -103,9 +93,7 @@ def test_replications_fitted_as_one_batch_have_their_own_posteriors():
     x = torch.randn(12, 2, dtype=torch.float64, generator=generator)
     with seeded(0):
         net = nn.Linear(2, 1).double()
-    model = pb.BNN(
-        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE)
-    )
+    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE))
     targets = [simulate(model, x, seed)[1] for seed in range(3)]
     method = pb.NUTS(num_chains=4, num_warmup=150, compile=False)
     for y, fit in zip(targets, fit_batch(method, model, x, targets, num_draws=300), strict=True):

@@ -223,9 +223,7 @@ def test_narrow_intervals_are_caught():
     replicates = tree["predictions"]["y"].values
     center = replicates.mean(axis=(0, 1))
     tree["predictions"] = (
-        tree["predictions"]
-        .to_dataset()
-        .assign(y=((*SAMPLE, "pred_point"), center + 0.4 * (replicates - center)))
+        tree["predictions"].to_dataset().assign(y=((*SAMPLE, "pred_point"), center + 0.4 * (replicates - center)))
     )
     verdict = diagnose(tree)
     assert find(verdict, "pit").status == "fail" and find(verdict, "pit").code == "too_narrow"
@@ -245,9 +243,7 @@ def test_fidelity_measures_shift_and_scale_against_the_reference():
     found = fidelity(tree, reference)
     np.testing.assert_allclose(found.per_point["wasserstein"], 0.5, atol=1e-6)
     np.testing.assert_allclose(found.per_point["sd_ratio"], 1.0, atol=1e-6)
-    tree["function"] = (
-        tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
-    )
+    tree["function"] = tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
     tree.attrs |= {"claim": "none", "remedy": pb.DeepEnsemble.remedy}  # its members have no guide
     narrow = find(diagnose(tree, reference=reference), "reference")
     assert narrow.status == "fail" and narrow.action == pb.DeepEnsemble.remedy
@@ -278,9 +274,7 @@ def big_tree(chains=4, draws=1000, weights=751, num=455):
     y = rng.normal(size=num).astype(np.float32)
     train = 0.1 * rng.normal(size=(*shape, num)).astype(np.float32)
     groups = {
-        "posterior": {
-            "net.0.weight": ((*SAMPLE, "w"), rng.normal(size=(*shape, weights)).astype(np.float32))
-        },
+        "posterior": {"net.0.weight": ((*SAMPLE, "w"), rng.normal(size=(*shape, weights)).astype(np.float32))},
         "sample_stats": {name: (SAMPLE, value) for name, value in healthy_stats(shape).items()},
         "function": {
             "f": ((*SAMPLE, "probe", "output"), f),
@@ -289,9 +283,7 @@ def big_tree(chains=4, draws=1000, weights=751, num=455):
         },
         "log_likelihood": {"y": ((*SAMPLE, "obs"), stats.norm.logpdf(y, train).astype(np.float32))},
         "log_prior": {"log_prior": (SAMPLE, 19 * rng.normal(size=shape))},
-        "posterior_predictive": {
-            "y": ((*SAMPLE, "obs"), train + rng.normal(size=(*shape, num)).astype(np.float32))
-        },
+        "posterior_predictive": {"y": ((*SAMPLE, "obs"), train + rng.normal(size=(*shape, num)).astype(np.float32))},
         "observed_data": {"y": ("obs", y)},
         "constant_data": {"x": (("obs", "feature"), rng.normal(size=(num, 10)).astype(np.float32))},
     }

@@ -18,14 +18,7 @@ from known_posteriors import classes_tree, exact_tree, healthy_svi
 import pyrobnn
 from pyrobnn.core import groups
 from pyrobnn.core.chains import ess
-from pyrobnn.diagnostics import (
-    Evidence,
-    convergence,
-    diagnose,
-    judge,
-    leave_one_out,
-    loo,
-)
+from pyrobnn.diagnostics import Evidence, convergence, diagnose, judge, leave_one_out, loo
 from pyrobnn.diagnostics.check_table import Row
 from pyrobnn.diagnostics.evidence import statistic
 from pyrobnn.diagnostics.judge import judge_all

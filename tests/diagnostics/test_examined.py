@@ -55,11 +55,7 @@ WITHOUT_DENSITY = {
 @pytest.fixture(scope="module")
 def overconfident():
     """Fits whose noise is a thirtieth of that of the data."""
-    model = pb.BNN(
-        toy_net(),
-        normal_prior(),
-        pb.likelihoods.HomoskedasticGaussian(0.01),
-    )
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.01))
     x, y = wave(40, 0)
     return x, y, {name: method.fit(model, x, y, seed=0) for name, method in WITHOUT_DENSITY.items()}
 
@@ -108,10 +104,7 @@ def test_members_that_are_one_are_told():
 def test_predictions_that_nobody_looked_at_come_last():
     """NUTS whose chains disagree a little fails; a point without held-out data only warns, and came first."""
     nuts = exact_tree()
-    f = (
-        nuts["function"]["f"].values
-        + 0.3 * np.arange(4)[:, None, None, None] * nuts["function"]["f"].values.std()
-    )
+    f = nuts["function"]["f"].values + 0.3 * np.arange(4)[:, None, None, None] * nuts["function"]["f"].values.std()
     nuts["function"] = nuts["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), f))
     point = exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1})
     del point["predictions"], point["predictions_constant_data"]
@@ -126,10 +119,7 @@ def test_predictions_that_nobody_looked_at_come_last():
 
 
 def test_a_point_that_is_recommended_was_examined_less():
-    trees = {
-        "map": exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1}),
-        "nuts": exact_tree(4, 20),
-    }
+    trees = {"map": exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1}), "nuts": exact_tree(4, 20)}
     point = trees["map"]["predictions"].to_dataset()
     center = point["mean"].values
     drawn = center[None, :, 0] + 0.5 * np.random.default_rng(0).normal(size=(1000, len(center)))
@@ -191,9 +181,7 @@ def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
         posterior = kind(num_steps=steps, lr=lr, compile=False, **options).fit(model, x, y, seed=0)
         tree = posterior.to_datatree()
         found = find(diagnose(tree), "fit")
-        status[steps] = (
-            "pass" if found is None or found.code not in ("unfinished", "few_steps") else found.status
-        )
+        status[steps] = "pass" if found is None or found.code not in ("unfinished", "few_steps") else found.status
         told[steps] = [note for note in posterior.meta["warnings"] if "the search was stopped" in note]
     assert len(told[3]) == 1 and "raise num_steps" in told[3][0] and told[1000] == []
     assert status[3] in ("warn", "fail") and status[60] in ("warn", "fail") and status[1000] == "pass"

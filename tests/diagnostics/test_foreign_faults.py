@@ -85,9 +85,7 @@ def test_class_shares_are_judged_where_no_rows_are_held_out(off):
     x, noise = rng.uniform(-2.0, 2.0, 300), 0.1 * rng.normal(size=(4, 500, 1))
     y = (rng.random(300) < 1.0 / (1.0 + np.exp(-x))).astype(int)
     verdict = classes(x, y, (1.0 + noise) * x + off + noise, rng)
-    assert find(verdict, "ece").status == ("fail" if off else "pass") and (verdict.model == "pass") == (
-        not off
-    )
+    assert find(verdict, "ece").status == ("fail" if off else "pass") and (verdict.model == "pass") == (not off)
 
 
 def test_an_infinite_variance_and_a_function_held_at_a_point_are_healthy():

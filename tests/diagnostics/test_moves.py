@@ -43,22 +43,14 @@ CASES = {size: line(size, num_data) for size, num_data in ((2, 40), (150, 300))}
 def of_draws(model, weights):
     """What a fit of a density gives for draws (draw, weight) of the net's weights and bias."""
     draws = {"net.weight": weights[None, :, None, :-1].float(), "net.bias": weights[None, :, -1:].float()}
-    meta = {
-        "method": "SVI",
-        "kind": "independent",
-        "claim": "approximate",
-        "likelihood": "gaussian",
-        "iid": True,
-    }
+    meta = {"method": "SVI", "kind": "independent", "claim": "approximate", "likelihood": "gaussian", "iid": True}
     return Posterior(model, draws, approximation=object(), meta=meta)
 
 
 def planted(model, exact, factor, shift, num_draws=1000):
     """Draws of the exact posterior, then `factor` times as far from the mean and `shift` sd beside it."""
     mean, covariance = exact
-    normal = torch.randn(
-        num_draws, len(mean), generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+    normal = torch.randn(num_draws, len(mean), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     sd = covariance.diagonal().sqrt()
     return of_draws(model, mean + factor * normal @ torch.linalg.cholesky(covariance).T + shift * sd)
 

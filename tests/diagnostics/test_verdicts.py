@@ -55,9 +55,7 @@ def foreign_tree(**sites):
     y = np.random.default_rng(0).normal(size=30)
     pointwise = -0.5 * (y - 0.1 * mu[..., None]) ** 2
     groups = {
-        "posterior": {
-            name: ((*SAMPLE, *(f"{name}_{i}" for i in range(v.ndim - 2))), v) for name, v in sites.items()
-        },
+        "posterior": {name: ((*SAMPLE, *(f"{name}_{i}" for i in range(v.ndim - 2))), v) for name, v in sites.items()},
         "log_likelihood": {"y": ((*SAMPLE, "obs"), pointwise)},
     }
     return xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
@@ -100,12 +98,8 @@ def test_only_the_weights_of_a_net_are_excused():
     swapped[:2] += 4.0
     tree = foreign_tree(mu=chains(), **{"net.0.weight": swapped, "net.2.weight": chains(3)})
     assert diagnose(tree).draws == "pass"
-    line = foreign_tree(
-        mu=chains(), **{"net.weight": swapped[:, :, None]}
-    )  # without hidden units nothing can swap
-    line["function"] = (
-        function_tree(chains(5))["function"].to_dataset().assign(probe_x=(("probe", "d"), np.eye(5, 6)))
-    )
+    line = foreign_tree(mu=chains(), **{"net.weight": swapped[:, :, None]})  # without hidden units nothing can swap
+    line["function"] = function_tree(chains(5))["function"].to_dataset().assign(probe_x=(("probe", "d"), np.eye(5, 6)))
     assert find(diagnose(line), "rhat_function").status == "fail"  # passed before
 
 
@@ -314,17 +308,13 @@ def test_a_programs_draws_are_judged_by_its_own_density():
     y = rng.normal(1.0, 0.7, size=15)
     mean, scale = (part.ravel() for part in np.meshgrid(np.linspace(-1, 3, 400), np.linspace(0.05, 4, 400)))
     log_p = stats.norm.logpdf(y[:, None], mean, scale).sum(0) - mean**2 / 18 - scale**2 / 8
-    picked = rng.choice(
-        log_p.size, size=(4, 200), p=np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum()
-    )
+    picked = rng.choice(log_p.size, size=(4, 200), p=np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum())
     draws = {"mean": mean[picked] + 0.005 * rng.uniform(-1, 1, (4, 200)), "scale": scale[picked]}
     data = torch.tensor(y)
 
     def judged(draws):
         tensors = {name: torch.tensor(value) for name, value in draws.items()}
-        return diagnose(
-            Posterior(program, tensors, meta={"kind": "chains"}).to_datatree(torch.zeros(15), data)
-        )
+        return diagnose(Posterior(program, tensors, meta={"kind": "chains"}).to_datatree(torch.zeros(15), data))
 
     assert find(judged(draws), "virial").status == find(judged(draws), "score").status == "pass"
     wide = {"mean": draws["mean"], "scale": draws["scale"] ** 2 / np.median(draws["scale"])}

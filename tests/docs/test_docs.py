@@ -111,9 +111,7 @@ def test_the_architecture_names_files_that_exist():
     assert len(rooms) > 8 and all((ROOT / room).is_dir() for room in rooms)
     drawn = " ".join(re.findall(r">([^<]+)</text>", (DOCS / "_static/architecture.svg").read_text()))
     names = {
-        path.stem
-        for path in (ROOT / "pyrobnn").iterdir()
-        if path.suffix == ".py" or (path / "__init__.py").exists()
+        path.stem for path in (ROOT / "pyrobnn").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert {name for name in names if not name.startswith("__")} - set(re.findall(r"\w+", drawn)) == set()
 
@@ -162,9 +160,7 @@ def test_the_reference_has_every_public_name(extension, tmp_path):
     expected = {f"pyrobnn.{name}" for name in pb.__all__ if not inspect.ismodule(getattr(pb, name))}
     for module in {value for name in pb.__all__ if inspect.ismodule(value := getattr(pb, name))}:
         listed = getattr(module, "__all__", None) or [
-            name
-            for name, value in vars(module).items()
-            if getattr(value, "__module__", "") == module.__name__
+            name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
         ]
         public = [name for name in listed if not name.startswith("_")]
         expected |= {f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))}
@@ -200,10 +196,7 @@ def test_the_examples_of_the_checks_run(extension, capsys):
     page = extension("check_pages").pages()["rhat_function"]
     f = np.random.default_rng(0).normal(size=(4, 200, 3, 1))
     dims = ("chain", "draw", "probe", "output")
-    groups = {
-        "posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}),
-        "function": xr.Dataset({"f": (dims, f)}),
-    }
+    groups = {"posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}), "function": xr.Dataset({"f": (dims, f)})}
     (code,) = blocks(extension("check_pages").markdown(page), "python")
     exec(compile(code, "page", "exec"), {"pb": pb, "tree": xr.DataTree.from_dict(groups)})
     assert capsys.readouterr().out.startswith("pass rhat_function 1.0")
@@ -227,9 +220,7 @@ def dead_links(site):
 
 
 def test_a_dead_link_and_a_dead_place_are_found(tmp_path):
-    (tmp_path / "a.html").write_text(
-        '<a href="b.html#here"><a href="b.html#there"><a href="#top"><a href="c.html">'
-    )
+    (tmp_path / "a.html").write_text('<a href="b.html#here"><a href="b.html#there"><a href="#top"><a href="c.html">')
     (tmp_path / "b.html").write_text('<p id="here"><a href="https://pyro.ai"><img src="a.html?v=1">')
     assert sorted(dead_links(tmp_path)) == ["a.html: #top", "a.html: b.html#there", "a.html: c.html"]
 
@@ -237,27 +228,12 @@ def test_a_dead_link_and_a_dead_place_are_found(tmp_path):
 @pytest.mark.slow
 def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the extra 'docs'")
-    command = [
-        sys.executable,
-        "-m",
-        "sphinx",
-        "-W",
-        "--keep-going",
-        "-n",
-        "-b",
-        "html",
-        str(DOCS),
-        str(tmp_path),
-    ]
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-b", "html", str(DOCS), str(tmp_path)]
     built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert built.returncode == 0, built.stderr[-4000:]
     assert dead_links(tmp_path) == []
     index = (tmp_path / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
-    wanted = {
-        "bnnregressor": "howto/skpro",
-        "heteroskedast": "checks/coverage_by_region",
-        "khat": "questions",
-    }
+    wanted = {"bnnregressor": "howto/skpro", "heteroskedast": "checks/coverage_by_region", "khat": "questions"}
     for word, page in wanted.items():
         assert index["docnames"].index(page) in index["terms"][word], word

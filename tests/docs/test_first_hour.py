@@ -78,9 +78,7 @@ def test_what_a_user_prints_of_a_fit_needs_no_unicode(encoding, tmp_path):
     ids=["cp1252", "ascii"],
 )
 def test_a_terminal_without_colours_or_unicode_gets_its_table(environment, tmp_path):
-    (tmp_path / "t.csv").write_text(
-        "größe,y\n" + "\n".join(f"{i / 9},{i % 7}.5" for i in range(30)), encoding="utf-8"
-    )
+    (tmp_path / "t.csv").write_text("größe,y\n" + "\n".join(f"{i / 9},{i % 7}.5" for i in range(30)), encoding="utf-8")
     argv = ["-m", "pyrobnn", "compare", "--data", "t.csv", "--target", "y", "--quick", "--no-compile"]
     done = run([*argv, "--methods", "map", "laplace", "--out", "out"], tmp_path, **environment)
     encoding = environment.get("PYTHONIOENCODING", "ascii")

@@ -61,10 +61,7 @@ def test_no_table_has_an_empty_column(notebook):
     outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
     tables = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
     for table in tables:
-        rows = [
-            re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)
-            for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)
-        ]
+        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)]
         columns = zip(*(row for row in rows if row), strict=True)
         assert all(any(cell.strip() for cell in column) for column in columns)
 

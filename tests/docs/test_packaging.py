@@ -117,9 +117,7 @@ def test_every_file_of_the_package_is_installed():
         if path.suffix == ".py":
             assert (path.parent / "__init__.py").is_file(), f"{path.parent.name} has no __init__.py"
         else:
-            assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), (
-                f"{name} would not be installed"
-            )
+            assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), f"{name} would not be installed"
 
 
 def leaves_the_encoding_open(call):
@@ -148,9 +146,7 @@ def test_every_text_file_is_opened_in_an_encoding_that_is_named(folder):
 
 #: what Windows has not: modules, and functions of os
 POSIX = {"fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
-POSIX |= {
-    f"os.{name}" for name in ("fork", "getuid", "killpg", "mkfifo", "pread", "pwrite", "setsid", "uname")
-}
+POSIX |= {f"os.{name}" for name in ("fork", "getuid", "killpg", "mkfifo", "pread", "pwrite", "setsid", "uname")}
 
 
 def test_nothing_of_one_system_alone_is_needed_to_import_or_to_run():
@@ -230,11 +226,7 @@ def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
     # without the variables of a make that runs these tests
     environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "ARGS"}
     shown = subprocess.run(
-        ["make", "--dry-run", verb, "ARGS=--option"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env=environment,
+        ["make", "--dry-run", verb, "ARGS=--option"], cwd=ROOT, capture_output=True, text=True, env=environment
     )
     assert shown.returncode == 0, shown.stderr
     assert command in shown.stdout.splitlines()

@@ -37,10 +37,7 @@ from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
 SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
-CHECKED = [
-    pb.BNNRegressor(SHORT, hidden=(3,), random_state=0),
-    pb.BNNClassifier(SHORT, hidden=(3,), random_state=0),
-]
+CHECKED = [pb.BNNRegressor(SHORT, hidden=(3,), random_state=0), pb.BNNClassifier(SHORT, hidden=(3,), random_state=0)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -324,9 +321,7 @@ def test_a_method_is_chosen_by_size_and_the_choice_is_said(capsys, monkeypatch):
 def test_rows_far_beyond_the_training_data_are_told(table, fitted):
     x, _ = table
     far = x.assign(a=x["a"].where(x.index > 2, x["a"].max() + 0.6 * np.ptp(x["a"])))
-    with pytest.warns(
-        UserWarning, match="3 of 60 rows lie far beyond the training data, most of them in 'a'"
-    ):
+    with pytest.warns(UserWarning, match="3 of 60 rows lie far beyond the training data, most of them in 'a'"):
         fitted.predict_interval(far)
     fitted.predict(x.assign(a=x["a"].max() + 0.4 * np.ptp(x["a"])))  # warnings are errors
 
@@ -358,9 +353,7 @@ def test_the_default_is_good_on_a_hundred_rows():
     assert model.score(x[100:], y[100:]) > linear and 0.82 < covered < 0.97
 
 
-@pytest.mark.filterwarnings(
-    "ignore:1 of 1 rows lie far beyond"
-)  # MAPIE predicts at the origin to see whether it can
+@pytest.mark.filterwarnings("ignore:1 of 1 rows lie far beyond")  # MAPIE predicts at the origin to see whether it can
 def test_mapies_conformal_regressors_take_it(table):
     regression = pytest.importorskip("mapie.regression")
     x, y = table[0].to_numpy(), table[1].to_numpy()
@@ -374,9 +367,7 @@ def test_mapies_conformal_regressors_take_it(table):
 
 
 def test_auto_is_a_method_of_the_command_line(monkeypatch, table):
-    monkeypatch.setattr(
-        "pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (SHORT, f"because of {sizes}")
-    )
+    monkeypatch.setattr("pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (SHORT, f"because of {sizes}"))
     x, y = (torch.tensor(part.to_numpy()) for part in table)
     net = pb.networks.mlp(2, (3,), seed=0).double()
     model = pb.BNN(net, pb.priors.FanInNormal(), HomoskedasticGaussian(1.0))
@@ -384,9 +375,7 @@ def test_auto_is_a_method_of_the_command_line(monkeypatch, table):
     model.standardizer = pb.data.Standardizer.fit(data)
     found = METHODS["auto"].cls().fit(model, x, data.y, num_draws=1, seed=0)
     expected = SHORT.fit(model, x, data.y, seed=0)
-    assert (
-        found.meta["chosen"] == "because of (60, 13, 1)" and found.meta["method"] == expected.meta["method"]
-    )
+    assert found.meta["chosen"] == "because of (60, 13, 1)" and found.meta["method"] == expected.meta["method"]
     assert torch.equal(found.predict(x).mean, expected.predict(x).mean)
 
 

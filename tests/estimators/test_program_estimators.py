@@ -41,10 +41,7 @@ SEARCH = pb.MAP(num_steps=60, lr=0.3, compile=False)
 EXACT = pb.Laplace(curvature="hessian", map=SEARCH, compile=False)
 
 
-ESTIMATORS = [
-    pb.PyroRegressor(line, SHORT, random_state=0),
-    pb.PyroClassifier(softmax, SHORT, random_state=0),
-]
+ESTIMATORS = [pb.PyroRegressor(line, SHORT, random_state=0), pb.PyroClassifier(softmax, SHORT, random_state=0)]
 # the identifiers of parametrize_with_checks hold a function's address, which differs between workers
 CHECKS = [
     pytest.param(estimator, check, id=f"{type(estimator).__name__}-{index}")

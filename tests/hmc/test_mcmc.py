@@ -83,9 +83,7 @@ def conditioned_model(model, sigma, y):
 
 
 def logistic_regression(data, labels):
-    coefs = pyro.sample(
-        "coefs", dist.Normal(torch.zeros(data.shape[1]), torch.ones(data.shape[1])).to_event(1)
-    )
+    coefs = pyro.sample("coefs", dist.Normal(torch.zeros(data.shape[1]), torch.ones(data.shape[1])).to_event(1))
     with pyro.plate("rows", len(data)):
         return pyro.sample("obs", dist.Bernoulli(logits=data @ coefs), obs=labels)
 
@@ -257,13 +255,10 @@ def test_chains_start_where_they_are_told(options, start, monkeypatch):
 
 def test_the_seed_is_torchs_and_sites_can_be_left_out():
     first, second, other = (
-        drawn(NUTS(normal), num_samples=20, warmup_steps=20, seed=seed).get_samples()["z"]
-        for seed in (1, 1, 2)
+        drawn(NUTS(normal), num_samples=20, warmup_steps=20, seed=seed).get_samples()["z"] for seed in (1, 1, 2)
     )
     assert torch.equal(first, second) and not torch.equal(first, other)
-    few = drawn(
-        NUTS(partially_pooled_with_logit), AT_BATS, HITS, num_samples=5, warmup_steps=5, save_params=["loc"]
-    )
+    few = drawn(NUTS(partially_pooled_with_logit), AT_BATS, HITS, num_samples=5, warmup_steps=5, save_params=["loc"])
     assert [*few.get_samples()] == ["loc"] and "alpha" in few.posterior.draws
 
 
@@ -308,8 +303,7 @@ def _assert_agree(ours, theirs, min_ess):
     for name, value in theirs.items():
         heavy = name == "kappa"  # a Pareto of index 1.5 has no variance
         mine, other = (
-            (draws.log() if heavy else draws).double().reshape(*draws.shape[:2], -1)
-            for draws in (ours[name], value)
+            (draws.log() if heavy else draws).double().reshape(*draws.shape[:2], -1) for draws in (ours[name], value)
         )
         for power in (1, 2):
             a, b = ((draws - other.mean((0, 1))) ** power for draws in (mine, other))

@@ -69,8 +69,7 @@ def test_programs_start_in_a_box_and_nets_at_their_prior(monkeypatch):
     seen = {}
     begin = run.Run.begin
     monkeypatch.setattr(
-        "pyrobnn.inference.hmc.run.Run.begin",
-        lambda self, z, *rest: (seen.update(z=z), begin(self, z, *rest))[1],
+        "pyrobnn.inference.hmc.run.Run.begin", lambda self, z, *rest: (seen.update(z=z), begin(self, z, *rest))[1]
     )
 
     def vague(x, y):

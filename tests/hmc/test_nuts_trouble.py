@@ -39,9 +39,7 @@ def test_bad_starts_are_drawn_again():
 
     # half of the prior has no density at the data, and the edge makes divergences
     with pytest.warns(UserWarning, match="diverged"):
-        posterior = NUTS(num_chains=16, num_warmup=5, compile=False).fit(
-            program, None, torch.tensor(0.6), num_draws=5
-        )
+        posterior = NUTS(num_chains=16, num_warmup=5, compile=False).fit(program, None, torch.tensor(0.6), num_draws=5)
     assert (posterior.draws["top"] > 0.6).all()
 
 
@@ -172,9 +170,7 @@ def test_saturation_is_reported_from_a_tenth_on():
 
 def test_saturated_trees_are_said():
     config = NUTS(num_chains=2, num_warmup=0, step_size=0.01, max_tree_depth=2, compile=False)
-    with pytest.warns(
-        UserWarning, match="100% of the draws reached the maximum tree depth 2.*max_tree_depth"
-    ):
+    with pytest.warns(UserWarning, match="100% of the draws reached the maximum tree depth 2.*max_tree_depth"):
         posterior = config.fit(simple, num_draws=5)
     assert (posterior.sample_stats["n_steps"] == 3).all()
 
@@ -306,9 +302,7 @@ def test_a_changed_model_does_not_go_on_with_the_chains_of_the_old_one(tmp_path)
     whole = config.fit(program(1.0), num_draws=20, checkpoint=path)
     again = config.fit(program(1.0), num_draws=20, checkpoint=path)
     assert torch.equal(whole.draws["z"], again.draws["z"])
-    with pytest.raises(
-        ValueError, match="belongs to another model: where its chains are, the log density differs"
-    ):
+    with pytest.raises(ValueError, match="belongs to another model: where its chains are, the log density differs"):
         config.fit(program(1.01), num_draws=20, checkpoint=path)
 
 

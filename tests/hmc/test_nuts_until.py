@@ -45,9 +45,7 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
 
 def test_the_bar_says_how_far_it_is(monkeypatch):
     said = []
-    monkeypatch.setattr(
-        "pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words))
-    )
+    monkeypatch.setattr("pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words)))
     pb.NUTS(**UNTIL).fit(easy, seed=1, progress=True)
     looks = [words for words in said if "until converged" in words]
     assert looks and re.search(r"R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
@@ -106,8 +104,12 @@ def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
     with pytest.warns(UserWarning, match="its 60 draws of each chain are spent"):
         whole = config.fit(easy, **options)
     with pytest.warns(UserWarning, match="a callback stopped it"):
-        config.fit(easy, checkpoint=tmp_path / "run", **options,
-                   callbacks=[lambda _, seen: seen["phase"] == "sampling" and seen["draws"] > 20])  # fmt: skip
+        config.fit(
+            easy,
+            checkpoint=tmp_path / "run",
+            **options,
+            callbacks=[lambda _, seen: seen["phase"] == "sampling" and seen["draws"] > 20],
+        )
     with pytest.warns(UserWarning, match="its 60 draws of each chain are spent"):
         again = config.fit(easy, checkpoint=tmp_path / "run", **options)
     assert all(torch.equal(again.draws[site], whole.draws[site]) for site in whole.draws)

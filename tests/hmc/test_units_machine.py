@@ -8,15 +8,7 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
-from pyrobnn.inference.hmc.adaptation import (
-    FROZEN,
-    OWN,
-    POOLED,
-    dual_average,
-    dual_averaging,
-    first_step_size,
-    planned,
-)
+from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_average, dual_averaging, first_step_size, planned
 from pyrobnn.inference.hmc.metric import whitening
 from pyrobnn.inference.optim.sgd_rate import constant_rate
 from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, learning_rate_factors
@@ -240,11 +232,7 @@ def test_the_constant_rate_of_a_quadratic_is_the_formulas():
     assert rate == pytest.approx(2 / (num_data * deviation**2), rel=0.45)
     with seeded(0):
         slower = constant_rate(
-            lambda theta, y: 0.5 * (theta - y).square().sum(),
-            torch.zeros(4),
-            batches,
-            num_data=num_data,
-            momentum=0.9,
+            lambda theta, y: 0.5 * (theta - y).square().sum(), torch.zeros(4), batches, num_data=num_data, momentum=0.9
         )
     assert slower == pytest.approx(0.1 * 2 / (num_data * deviation**2), rel=0.45)
 

@@ -28,12 +28,7 @@ def keys(argument: str, values: torch.Tensor) -> torch.Tensor:
 def draws(argument: str, values: torch.Tensor = NUMBERS) -> dict[str, torch.Tensor]:
     found = keys(argument, values)
     first, second, sign = rng.chances(found)
-    return {
-        "first": first,
-        "second": second,
-        "sign": sign,
-        "normal": rng.normal(found, 1, torch.float64)[..., 0],
-    }
+    return {"first": first, "second": second, "sign": sign, "normal": rng.normal(found, 1, torch.float64)[..., 0]}
 
 
 LAWS = {"first": "uniform", "second": "uniform", "normal": "norm"}
@@ -192,9 +187,7 @@ def test_steps_calls_signs_and_particles_have_numbers_of_their_own():
 def test_the_numbers_of_an_evaluation_are_those_of_every_machine():
     """Golden values."""
     source = noise(7)
-    expected = torch.tensor(
-        [1.2138544409415155, -0.5226611361240041, -0.9366094479577751], dtype=torch.float64
-    )
+    expected = torch.tensor([1.2138544409415155, -0.5226611361240041, -0.9366094479577751], dtype=torch.float64)
     torch.testing.assert_close(source.normal(expected), expected, rtol=1e-14, atol=0)
     assert source.sign(torch.empty(2)).tolist() == [-1.0, 1.0]
     torch.testing.assert_close(noise(7).normal(expected.float()), expected.float(), rtol=1e-5, atol=1e-6)

@@ -62,9 +62,7 @@ def test_a_cast_that_loses_the_data_is_refused(name):
     with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps"):
         prepare(toy_model(), **data | {name: outlier}, points="free")
     whole = pb.data.Dataset(**data | {name: outlier}, name="d", task="regression")
-    model = pb.BNN(
-        toy_net(), normal_prior(), HomoskedasticGaussian(0.1), standardizer=pb.data.Standardizer.fit(whole)
-    )
+    model = pb.BNN(toy_net(), normal_prior(), HomoskedasticGaussian(0.1), standardizer=pb.data.Standardizer.fit(whole))
     with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps"):
         prepare(model, whole.x, whole.y, points="free")
     harmless = (

@@ -13,13 +13,13 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 30_311,
-    "code lines": 17_278,
+    "lines": 29_811,
+    "code lines": 16_864,
     "files": 161,
     "numbers in module constants": 261,
     "file names that stand in two rooms": 0,
     "scripts": 18,
-    "lines of scripts": 5_545,
+    "lines of scripts": 5_384,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 23,
     "warn and note calls": 10,

@@ -16,34 +16,11 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 #: verbs that users find on a noun: `posterior.to_datatree`, `save`, `load`
-CIRCLES = [
-    {
-        "pyrobnn.posterior.datatree",
-        "pyrobnn.posterior.posterior",
-        "pyrobnn.posterior.storage",
-    },
-]
+CIRCLES = [{"pyrobnn.posterior.datatree", "pyrobnn.posterior.posterior", "pyrobnn.posterior.storage"}]
 #: wing → those that it must not know
 ABOVE = {
-    "pyrobnn.data": (
-        "inference",
-        "posterior",
-        "diagnostics",
-        "plots",
-        "report",
-        "studies",
-        "references",
-        "estimators",
-    ),
-    "pyrobnn.posterior": (
-        "inference",
-        "diagnostics",
-        "plots",
-        "report",
-        "studies",
-        "references",
-        "estimators",
-    ),
+    "pyrobnn.data": ("inference", "posterior", "diagnostics", "plots", "report", "studies", "references", "estimators"),
+    "pyrobnn.posterior": ("inference", "diagnostics", "plots", "report", "studies", "references", "estimators"),
     "pyrobnn.inference": ("diagnostics", "plots", "report", "studies", "references", "estimators", "cli"),
     "pyrobnn.diagnostics": ("inference", "plots", "report", "studies", "references", "estimators", "cli"),
     "pyrobnn.plots": ("inference", "report", "studies", "references", "estimators", "cli"),
@@ -68,9 +45,7 @@ def imports(node: ast.AST, late: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 ARROWS = {
-    name: {
-        (target, late) for target, late in imports(ast.parse(path.read_text("utf-8"))) if target in MODULES
-    }
+    name: {(target, late) for target, late in imports(ast.parse(path.read_text("utf-8"))) if target in MODULES}
     for name, path in MODULES.items()
 }
 
@@ -131,15 +106,10 @@ def code_lines(text: str) -> int:
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             skip |= set(range(node.lineno, (node.end_lineno or 0) + 1))
-        if (
-            isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef))
-            and ast.get_docstring(node) is not None
-        ):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             skip |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     lines = enumerate(text.splitlines(), 1)
-    return sum(
-        1 for at, line in lines if at not in skip and line.strip() and not line.strip().startswith("#")
-    )
+    return sum(1 for at, line in lines if at not in skip and line.strip() and not line.strip().startswith("#"))
 
 
 def long_functions(tree: ast.AST) -> list[str]:

@@ -75,9 +75,7 @@ def test_rows_of_training_are_found_and_the_line_learns_from_training():
     assert verdict.worst("model").name == "held_out_rows" and verdict.model == "fail"
     other = np.random.default_rng(8)
     x = other.normal(size=(N, 2))
-    broad = pb.judge(
-        stats.norm(0.0 * F, 3.0), Y, x=X, x_train=x, y_train=x @ [1.0, -0.5] + other.normal(size=N)
-    )
+    broad = pb.judge(stats.norm(0.0 * F, 3.0), Y, x=X, x_train=x, y_train=x @ [1.0, -0.5] + other.normal(size=N))
     assert next(check for check in broad.checks if check.name == "baseline").status == "fail"
 
 
@@ -133,10 +131,7 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
     file, out = tmp_path / "made.csv", tmp_path / "out"
     table.to_csv(file, index=False)
     given = ["judge", str(file), "--target", "y"]
-    assert (
-        main([*given, "--quantiles", "q05", "q50", "q95", "--features", "age", "kind", "--out", str(out)])
-        == 0
-    )
+    assert main([*given, "--quantiles", "q05", "q50", "q95", "--features", "age", "kind", "--out", str(out)]) == 0
     assert "model: pass" in capsys.readouterr().out
     assert json.loads((out / "verdict.json").read_text())["model"] == "pass"
     page = (out / "report.html").read_text()

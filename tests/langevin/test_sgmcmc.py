@@ -83,9 +83,7 @@ def test_temperature_widens_and_is_recorded():
     "config",
     [
         pytest.param(
-            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100),
-            marks=pytest.mark.slow,
-            id="sgld",
+            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100), marks=pytest.mark.slow, id="sgld"
         ),
         pytest.param(SGHMC(num_chains=64, num_warmup=1000, step_size=0.01, thinning=50), id="sghmc"),
         pytest.param(
@@ -108,9 +106,7 @@ def test_the_preconditioner_leaves_the_target():
     def program(x=None, y=None):
         pyro.sample("z", dist.Normal(torch.zeros_like(steep), steep).to_event(1))
 
-    config = SGHMC(
-        num_chains=64, num_warmup=600, step_size=0.02, friction=0.3, thinning=20, preconditioner="rmsprop"
-    )
+    config = SGHMC(num_chains=64, num_warmup=600, step_size=0.02, friction=0.3, thinning=20, preconditioner="rmsprop")
     draws = config.fit(program, num_draws=150, seed=5).draws["z"]
     assert_var_within(draws, steep**2, mean=0.0)
 
@@ -129,9 +125,7 @@ def test_the_mini_batch_bias_shrinks_with_the_step_size(diabetes):
     x, y, mean, covariance = diabetes
     excess = []
     for step_size in (0.08, 0.02):
-        config = SGLD(
-            num_chains=32, num_warmup=2000, step_size=step_size, thinning=50, batch_size=64, init_steps=0
-        )
+        config = SGLD(num_chains=32, num_warmup=2000, step_size=step_size, thinning=50, batch_size=64, init_steps=0)
         posterior = config.fit(linear_model(), x, y, num_draws=60, seed=7)
         # the slowest direction has not mixed after so few steps: look at the others
         draws = whitened(posterior, mean, covariance)[..., :9]
@@ -158,9 +152,7 @@ def test_compiled_is_eager(diabetes, method, batch_size):
     settings = {"num_chains": 3, "num_warmup": 20, "thinning": 2, "batch_size": batch_size, "step_size": 0.01}
     settings["init_steps"] = 0
     fast = method(**settings, preconditioner="rmsprop").fit(linear_model(), x, y, num_draws=5, seed=8)
-    slow = method(**settings, preconditioner="rmsprop", compile=False).fit(
-        linear_model(), x, y, num_draws=5, seed=8
-    )
+    slow = method(**settings, preconditioner="rmsprop", compile=False).fit(linear_model(), x, y, num_draws=5, seed=8)
     torch.testing.assert_close(coefficients(fast), coefficients(slow), rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(fast.sample_stats["lp"], slow.sample_stats["lp"])
 
@@ -272,15 +264,7 @@ def test_the_defaults_beat_a_linear_fit(method):
         assert posterior.meta["kinetic_temperature"] == pytest.approx(1.0, abs=0.15)
 
 
-@pytest.mark.parametrize(
-    ("method", "batch_size"),
-    [
-        (SGHMC, None),
-        (SGLD, None),
-        (SGLD, 64),
-        (SGHMC, 64),
-    ],
-)
+@pytest.mark.parametrize(("method", "batch_size"), [(SGHMC, None), (SGLD, None), (SGLD, 64), (SGHMC, 64)])
 @pytest.mark.slow
 def test_a_chosen_step_size_samples_the_conjugate_posterior(diabetes, method, batch_size):
     x, y, mean, covariance = diabetes
@@ -317,6 +301,4 @@ def test_chains_that_lose_what_their_start_had_at_every_step_size_are_refused(di
     x, y, *_ = diabetes
     monkeypatch.setattr("pyrobnn.inference.langevin.step.StepSize.diverged", lambda *_: True)
     with pytest.raises(FloatingPointError, match="at each of 9 step sizes .*lost what their start had"):
-        SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(
-            linear_model(), x, y, num_draws=10
-        )
+        SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(linear_model(), x, y, num_draws=10)

@@ -45,10 +45,7 @@ def test_a_curvature_that_is_not_finite_is_named():
     def kink(batch):
         return lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None
 
-    with (
-        seeded(0),
-        pytest.raises(FloatingPointError, match="no step size can be chosen at step 1: the curvature"),
-    ):
+    with seeded(0), pytest.raises(FloatingPointError, match="no step size can be chosen at step 1: the curvature"):
         chooser.look(state, torch.ones(2), iter([None]), kink)
 
 

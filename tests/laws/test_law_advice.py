@@ -20,9 +20,7 @@ from pyrobnn.report.results import compare_rows
 from pyrobnn.report.sentences import recommended
 from pyrobnn.wording import verdicts as wording
 
-LIKELIHOODS = {
-    f"{name} {how}": getattr(case, how) for name, case in CASES.items() for how in ("fixed", "inferred")
-}
+LIKELIHOODS = {f"{name} {how}": getattr(case, how) for name, case in CASES.items() for how in ("fixed", "inferred")}
 LIKELIHOODS |= {
     "gaussian learned": lambda: lk.HomoskedasticGaussian("learned"),
     "student_t half": lambda: lk.StudentT(4.0, dist.HalfNormal(1.0)),
@@ -57,11 +55,7 @@ def test_words_decide_nothing(monkeypatch):
     runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
     before = [decisions(trees) for trees in runs]
     said = str(diagnose(sick))
-    for name, other in (
-        ("FAULTS", "chains are biased"),
-        ("SEEN", "R-hat is biased."),
-        ("ACTIONS", "Run NUTS."),
-    ):
+    for name, other in (("FAULTS", "chains are biased"), ("SEEN", "R-hat is biased."), ("ACTIONS", "Run NUTS.")):
         monkeypatch.setattr(wording, name, dict.fromkeys(getattr(wording, name), other))
     assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
 

@@ -48,9 +48,7 @@ def test_intervals_of_the_regressor_hold_or_it_warns(kind, ratio):
     heads = 2 if kind == "heteroskedastic" else 1
     num = int(ratio * ((INPUTS + 1) * HIDDEN + (HIDDEN + 1) * heads))
     x, y = rows(num + NEW, seed=100)
-    model = pb.BNNRegressor(
-        hidden=(HIDDEN,), random_state=0, compile=False, num_draws=200, **REGRESSORS[kind]
-    )
+    model = pb.BNNRegressor(hidden=(HIDDEN,), random_state=0, compile=False, num_draws=200, **REGRESSORS[kind])
     fitted, notes = told(lambda: model.fit(x[:num], y[:num]))
     interval = fitted.predict_interval(x[num:])
     covered = ((y[num:] >= interval[:, 0]) & (y[num:] <= interval[:, 1])).mean()

@@ -31,9 +31,7 @@ from pyrobnn.inference.fitting.batches import survey
 from pyrobnn.inference.fitting.problem import prepare
 
 # runs this short are told to be too short, as they should
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 
 NUM_DATA, BATCH = 34, 8
 X = torch.stack([torch.ones(NUM_DATA), (-1.0) ** torch.arange(NUM_DATA)], 1).double()
@@ -144,9 +142,7 @@ def test_the_batches_of_an_epoch_average_to_the_whole(source):
     with seeded(0):
         # an epoch in memory shows no more than whole batches of a permutation: in the mean over many
         many, size = (
-            (1000, BATCH)
-            if source == "mini"
-            else (1 if problem.epoch is None else problem.epoch.num_batches, None)
+            (1000, BATCH) if source == "mini" else (1 if problem.epoch is None else problem.epoch.num_batches, None)
         )
         batches = list(itertools.islice(problem.batches(size), many))
     values = torch.stack([problem.density.log_joint(z, *batch) for batch in batches])
@@ -170,12 +166,7 @@ def test_gathered_batches_are_the_data_to_the_last_bit(name):
         ({"batch_size": 8, "drop_last": True}, 32, 4, "draws 34 times from 34 points and shows 32"),
         ({"batch_size": 8, "sampler": SubsetRandomSampler(range(20))}, 20, 3, None),
         ({"batch_size": 8, "sampler": [3, 4, 5]}, 3, 1, None),
-        (
-            {"batch_size": 8, "sampler": RandomSampler(Y, num_samples=10)},
-            10,
-            2,
-            "draws 10 times from 34 points",
-        ),
+        ({"batch_size": 8, "sampler": RandomSampler(Y, num_samples=10)}, 10, 2, "draws 10 times from 34 points"),
         (
             {"batch_size": 8, "sampler": RandomSampler(Y, replacement=True, num_samples=100)},
             34,
@@ -205,9 +196,7 @@ def test_a_note_on_the_data_is_warned_of_and_kept():
         posterior = METHODS["MAP"].fit(linear(), fixed)
     assert "drop_last=False" in posterior.meta["warnings"][0] and posterior.meta["num_data"] == 32
     with pytest.warns(UserWarning, match="from 34 points and shows 32"), seeded(0):
-        METHODS["NUTS"].fit(
-            linear(), DataLoader(TensorDataset(X, Y), BATCH, True, drop_last=True), num_draws=2
-        )
+        METHODS["NUTS"].fit(linear(), DataLoader(TensorDataset(X, Y), BATCH, True, drop_last=True), num_draws=2)
 
 
 class Once:
@@ -227,10 +216,7 @@ class Once:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"batch_size": 50, "drop_last": True},
-            "holds 34 points and its sampler draws 34, fewer than a batch",
-        ),
+        ({"batch_size": 50, "drop_last": True}, "holds 34 points and its sampler draws 34, fewer than a batch"),
         ({"batch_size": 8, "sampler": []}, "gives no batch: .* draws 0"),
         ({"batch_sampler": iter([[0], [1]])}, "can be walked only once"),
         ({"batch_sampler": BatchSampler(iter(range(3)), 2, False)}, "can be walked only once"),

@@ -87,9 +87,7 @@ def device(request, monkeypatch):
         yield torch.device("cuda", torch.cuda.current_device())
         assert torch.equal(before, torch.cuda.get_rng_state()), "the GPU's random state was left changed"
         return
-    monkeypatch.setattr(
-        "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)
-    )
+    monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
     with stand_in_device() as device:
         yield device
 
@@ -142,9 +140,7 @@ def test_a_checkpoint_goes_on_on_the_other_device(there_first, device, tmp_path)
     model, y = everything()
     config = dataclasses.replace(METHODS["NUTS"], checkpoint_every=0.0)
     places = [device, CPU] if there_first else [CPU, device]
-    one, two = (
-        config.fit(model, X, y, device=place, checkpoint=tmp_path / "c", num_draws=9) for place in places
-    )
+    one, two = (config.fit(model, X, y, device=place, checkpoint=tmp_path / "c", num_draws=9) for place in places)
     assert [next(iter(each.draws.values())).device for each in (one, two)] == places
     for name, value in one.draws.items():
         torch.testing.assert_close(value.cpu(), two.draws[name].cpu())

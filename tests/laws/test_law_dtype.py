@@ -16,9 +16,7 @@ from test_contract import METHODS, X, Y, num_draws
 import pyrobnn as pb
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 DTYPES = (torch.float32, torch.float64)
 OTHER = {torch.float32: torch.float64, torch.float64: torch.float32}
 
@@ -26,9 +24,7 @@ OTHER = {torch.float32: torch.float64, torch.float64: torch.float32}
 # -- float64 data in a float32 net, and the other way round ------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
 @pytest.mark.parametrize("name", METHODS)
 def test_data_of_the_other_dtype(name, dtype):
     model = pb.BNN(toy_net().to(dtype), normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0)))
@@ -156,9 +152,7 @@ def test_training_with_dropout_agrees():
         x, y = truth["x"][:6].to(dtype), truth["y"][:6].to(dtype)
         with seeded(1):
             net = torch.nn.Linear(10, 1, dtype=torch.float64).to(dtype)
-        fits = [
-            method.fit(diabetes_model(dtype), x, y, seed=seed, init=net, num_draws=50) for seed in range(40)
-        ]
+        fits = [method.fit(diabetes_model(dtype), x, y, seed=seed, init=net, num_draws=50) for seed in range(40)]
         # a mask has nothing of the bias, and keeps or drops a weight as it was trained
         weights = torch.stack([fit.draws["net.weight"].abs().amax((0, 1)).flatten() for fit in fits])
         trained.append(torch.cat([weights, torch.stack([fit.draws["net.bias"][0, 0] for fit in fits])], 1))

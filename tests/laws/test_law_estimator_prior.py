@@ -86,12 +86,8 @@ def _check(prior: str, kind: str, method: str, scale: float, monkeypatch) -> Non
     def shorter(first, *rest):
         return _short(first), *rest
 
-    monkeypatch.setattr(
-        "pyrobnn.estimators.estimator.choose", lambda *size, **facts: shorter(*choose(*size, **facts))
-    )
-    monkeypatch.setattr(
-        "pyrobnn.estimators.estimator.named", lambda name, **facts: shorter(*named(name, **facts))
-    )
+    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *size, **facts: shorter(*choose(*size, **facts)))
+    monkeypatch.setattr("pyrobnn.estimators.estimator.named", lambda name, **facts: shorter(*named(name, **facts)))
     options = {"method": method, "hidden": (HIDDEN,), "compile": False, "random_state": 0}
     wide = {"width": 2} if prior == "SitePriors" and kind in ("heteroskedastic", "classes") else {}
     declared = PRIORS[prior](scale, **wide)
@@ -154,9 +150,7 @@ def test_a_laplace_prior_is_taken_as_wide_as_it_is_declared(kind, method, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "kind", "scale"), GRID)
 @pytest.mark.parametrize("prior", PRIORS)
-def test_every_prior_is_taken_as_wide_as_it_is_declared_or_it_is_said(
-    prior, method, kind, scale, monkeypatch
-):
+def test_every_prior_is_taken_as_wide_as_it_is_declared_or_it_is_said(prior, method, kind, scale, monkeypatch):
     _check(prior, kind, method, scale, monkeypatch)
 
 

@@ -23,9 +23,7 @@ def tanh_net(units: int) -> tuple[pb.BNN, torch.Tensor]:
         ).double()
     y = 1.5 * torch.tanh(0.7 * X) - (0.8 * torch.tanh(3 * X) if units == 2 else 0.0)
     y = y + NOISE * torch.randn(X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model = pb.BNN(
-        net, pb.priors.IIDPrior(dist.Normal(0.0, PRIOR)), pb.likelihoods.HomoskedasticGaussian(NOISE)
-    )
+    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, PRIOR)), pb.likelihoods.HomoskedasticGaussian(NOISE))
     return model, y
 
 

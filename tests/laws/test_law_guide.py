@@ -48,9 +48,7 @@ def _bnn(scale=0.2, hide: str | None = None, **options) -> pb.BNN:
 
 
 def _standardized() -> pb.BNN:
-    return _bnn(
-        "learned", standardizer=pb.data.Standardizer.fit(pb.data.Dataset(X, 30 + 9 * Y, "far", "regression"))
-    )
+    return _bnn("learned", standardizer=pb.data.Standardizer.fit(pb.data.Dataset(X, 30 + 9 * Y, "far", "regression")))
 
 
 LAW_MODELS = MODELS | {
@@ -64,9 +62,7 @@ WITH_POINTS = ("learned", "hidden", "standardizer")
 @functools.cache
 def fit(name: str, kind: str, draws: int = 6) -> pb.Posterior:
     model, y = LAW_MODELS[kind]()
-    return _short_fit(
-        (METHODS | GUIDED)[name], model, X, y, **({"num_draws": draws} if num_draws(name) else {})
-    )
+    return _short_fit((METHODS | GUIDED)[name], model, X, y, **({"num_draws": draws} if num_draws(name) else {}))
 
 
 def _short_fit(method, model, *data, **options) -> pb.Posterior:
@@ -143,9 +139,7 @@ def test_the_density_of_a_guide_is_that_of_its_trace(name):
 def test_a_model_given_stacked_draws_is_the_fitted_one(name):
     posterior = fit(name, "inferred" if name in NO_POINTS else "hidden")
     if name == "MCDropout":
-        pytest.skip(
-            "its draws are the trained weights; the masks are the network's, not sites of the program"
-        )
+        pytest.skip("its draws are the trained weights; the masks are the network's, not sites of the program")
     model, stacked = posterior.model, posterior.stacked()
     for i in (0, -1):
         values = {site: value[i] for site, value in stacked.items()}

@@ -223,9 +223,7 @@ def test_the_density_is_that_of_scipy(name, dtype):
     assert found.dtype == dtype and found.shape == (20, N)
     log_law = getattr(law, "logpdf", None) if not hasattr(law.dist, "pmf") else law.logpmf
     expected = torch.tensor(log_law(column(name, y.double()).numpy()))
-    torch.testing.assert_close(
-        found.double(), expected, rtol=1e-4, atol=2e-4 if dtype == torch.float32 else 1e-9
-    )
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-4 if dtype == torch.float32 else 1e-9)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -282,9 +280,7 @@ def test_mean_and_variance_are_those_of_its_draws(name):
 
 def prediction(name: str, num: int, num_functions: int = 1) -> pb.Prediction:
     f = outputs(name, num=num)
-    shifts = (
-        torch.linspace(-0.3, 0.3, num_functions, dtype=f.dtype) if num_functions > 1 else torch.zeros(1).to(f)
-    )
+    shifts = torch.linspace(-0.3, 0.3, num_functions, dtype=f.dtype) if num_functions > 1 else torch.zeros(1).to(f)
     return pb.Prediction((f + shifts[:, None, None])[None], CASES[name].fixed(), {})
 
 
@@ -338,11 +334,7 @@ def test_extreme_outputs_are_finite(name):
     for dtype in (torch.float32, torch.float64):
         f = torch.tensor([-50.0, 50.0], dtype=dtype)[:, None].expand(2, CASES[name].width).clone()
         f.requires_grad_()
-        y = (
-            torch.ones(2, dtype=torch.long)
-            if likelihood.targets.kind == "label"
-            else torch.ones(2, 1, dtype=dtype)
-        )
+        y = torch.ones(2, dtype=torch.long) if likelihood.targets.kind == "label" else torch.ones(2, 1, dtype=dtype)
         y = likelihood.targets.observed(y)
         log_prob = likelihood.log_prob(f, y, {})
         gradient = torch.autograd.grad(log_prob.sum(), f)[0]
@@ -361,9 +353,7 @@ def test_extreme_outputs_are_finite(name):
         assert bool(torch.isfinite(mean).all() and torch.isfinite(var).all())
         with seeded(0):
             drawn = likelihood.targets.values(likelihood.distribution(f, {}).sample())
-        assert bool(torch.isfinite(drawn).all()) and not (
-            likelihood.targets.kind == "count" and float(drawn.min()) < 0
-        )
+        assert bool(torch.isfinite(drawn).all()) and not (likelihood.targets.kind == "count" and float(drawn.min()) < 0)
         if dtype == torch.float64:
             assert bool(((drawn - mean).abs() < 60 * var.sqrt() + 1).all())
 
@@ -435,9 +425,7 @@ def fit(name: str, method: str) -> pb.Posterior:
 FAST = {"MAP", "Laplace"}
 
 
-@pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
-)
+@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
 @pytest.mark.parametrize("name", CASES)
 def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
     try:
@@ -468,10 +456,7 @@ def test_its_tree_is_judged(name):
     # how far a mean is from a value that was not seen, nobody knows
     assert ("rmse" in scores) == (name not in CENSORED and not classes)
     verdict = pb.diagnose(tree)
-    assert (
-        verdict.status in ("pass", "warn", "fail")
-        and tree.attrs["likelihood"] == posterior.bnn.likelihood.task
-    )
+    assert verdict.status in ("pass", "warn", "fail") and tree.attrs["likelihood"] == posterior.bnn.likelihood.task
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -510,9 +495,7 @@ def test_the_expected_curvature_is_the_observed_one_where_data_are_many(name):
     widths = [
         torch.cat([v.std(1).flatten() for v in posterior.draws.values()])
         for posterior in (
-            pb.Laplace(curvature=c, predictive="draws", compile=False).fit(
-                model, x, y, num_draws=500, init=mode
-            )
+            pb.Laplace(curvature=c, predictive="draws", compile=False).fit(model, x, y, num_draws=500, init=mode)
             for c in ("ggn", "hessian")
         )
     ]
@@ -658,10 +641,7 @@ def test_ranks_of_the_truth_are_uniform(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = fit_batch(method, model, x, ys, num_draws=132)
-    each = [
-        rank(truth, found, x, y, x[:1], 33, index)
-        for index, (truth, found, y) in enumerate(zip(truths, fits, ys))
-    ]
+    each = [rank(truth, found, x, y, x[:1], 33, index) for index, (truth, found, y) in enumerate(zip(truths, fits, ys))]
     assert {"f0.0", "log_joint"} <= set(each[0])
     found = {name: uniformity(np.array([ranks[name] for ranks in each]), 33).p_value for name in each[0]}
     assert combined(found) > 0.001, found

@@ -23,9 +23,7 @@ def test_draws_that_do_not_fit_are_refused_before_the_first_step(name):
     method, asked = METHODS[name], {"num_draws": MANY}
     if name == "DeepEnsemble":
         method, asked = dataclasses.replace(method, num_members=MANY), {}
-    with pytest.raises(
-        NotEnoughMemory, match=r"draws × 25 parameters needs .* bytes but .* are free: lower num_draws"
-    ):
+    with pytest.raises(NotEnoughMemory, match=r"draws × 25 parameters needs .* bytes but .* are free: lower num_draws"):
         method.fit(toy_model(), X, Y, callbacks=[_stepped], **asked)
 
 

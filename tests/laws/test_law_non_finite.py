@@ -17,9 +17,7 @@ from test_contract import METHODS, MODELS, X, Y, fit, num_draws
 import pyrobnn as pb
 from pyrobnn import plots
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 SAMPLED = {"chain", "draw"}
 
 

@@ -45,9 +45,7 @@ CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
     model = model_of(dist.HalfNormal(1.0) if name in NO_POINTS else "learned")
     posterior, said = told(METHODS[name], model, *CASES[case](), **num_draws(name))
-    kept = [
-        text for text in posterior.meta["warnings"] if text != CAVEAT
-    ]  # stands in the docstring, for every fit
+    kept = [text for text in posterior.meta["warnings"] if text != CAVEAT]  # stands in the docstring, for every fit
     assert sorted(said) == sorted(kept)
     assert len(set(kept)) == len(kept)
     if case == "loader":
@@ -66,9 +64,10 @@ def test_a_point_parameter_that_nobody_fitted_is_told(name):
     fitted = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model_of(), X, Y)
     members = METHODS["DeepEnsemble"].fit(model_of(), X, Y)
     hidden = pb.BNN(
-        toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["2.bias"]),
+        toy_net(),
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["2.bias"]),
         pb.likelihoods.HomoskedasticGaussian(0.2),
-    )  # fmt: skip
+    )
     for model, init, expected in (
         (model_of(), None, "'likelihood.scale'"),
         (model_of(), fitted, None),
@@ -105,10 +104,7 @@ def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
         return next((check for check in checks if check.code == "fit_warned"), None)
 
     rounded = Finding("prior_averaged")
-    others = [
-        Finding("loader_epoch", {"drawn": 8, "size": 4, "points": 8, "num_data": 4}),
-        Finding("one_island"),
-    ]
+    others = [Finding("loader_epoch", {"drawn": 8, "size": 4, "points": 8, "num_data": 4}), Finding("one_island")]
     found = warned(findings=as_json([*others, rounded]), warnings=[*map(str, others), str(rounded)])
     assert found.status == "warn" and found.value == 1.0 and str(rounded) in found.evidence
     assert warned(findings=as_json(others), warnings=list(map(str, others))) is None

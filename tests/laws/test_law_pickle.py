@@ -22,9 +22,7 @@ from torch import nn
 import pyrobnn as pb
 from pyrobnn.density.density import Density
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 
 
 def by_pickle(value):
@@ -173,9 +171,7 @@ def test_another_process_loads_what_was_saved(tmp_path):
         posterior, prediction = fit(name, "inferred"), fit(name, "inferred").predict(X)
         assert (q is True) == (posterior.guide is None), name
         # Laplace factorises its blocks again: equal to rounding
-        torch.testing.assert_close(
-            (mean, var), (prediction.mean, prediction.var), rtol=1e-4, atol=1e-6, msg=name
-        )
+        torch.testing.assert_close((mean, var), (prediction.mean, prediction.var), rtol=1e-4, atol=1e-6, msg=name)
         if posterior.guide is not None:
             torch.testing.assert_close(q, posterior.log_q(), rtol=1e-4, atol=1e-4, msg=name)
 
@@ -196,16 +192,9 @@ def code_without_a_name():
         return program(x, y)
 
     bnn = pb.BNN(
-        Local(X.shape[1], 1),
-        pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
-        pb.likelihoods.HomoskedasticGaussian(0.2),
+        Local(X.shape[1], 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.2)
     )
-    kinds = {
-        "lambda": lambda x, y: program(x, y),
-        "local": local,
-        "partial": functools.partial(local),
-        "net": bnn,
-    }
+    kinds = {"lambda": lambda x, y: program(x, y), "local": local, "partial": functools.partial(local), "net": bnn}
     return {kind: pb.Posterior(model, {"slope": torch.zeros(1, 3)}) for kind, model in kinds.items()}
 
 

@@ -39,9 +39,7 @@ def _iid(distribution) -> pb.priors.IIDPrior:
 
 #: every family of ``pb.priors``
 FAMILIES = {
-    "DictPrior": lambda: pb.priors.DictPrior(
-        {name: dist.Normal(0.0, 1.0) for name, _ in toy_net().named_parameters()}
-    ),
+    "DictPrior": lambda: pb.priors.DictPrior({name: dist.Normal(0.0, 1.0) for name, _ in toy_net().named_parameters()}),
     "FanInNormal": pb.priors.FanInNormal,
     "IIDPrior": lambda: _iid(dist.Normal(0.0, 1.0)),
     "LambdaPrior": lambda: pb.priors.LambdaPrior(lambda name, module, param: dist.Laplace(0.0, 1.0)),
@@ -129,9 +127,7 @@ SELECTIVE = {
     ),
     "FanInNormal": pb.priors.FanInNormal,
     "IIDPrior": lambda **chosen: pb.priors.IIDPrior(dist.Normal(0.0, 1.0), **chosen),
-    "LambdaPrior": lambda **chosen: pb.priors.LambdaPrior(
-        lambda name, module, param: dist.Laplace(0.0, 1.0), **chosen
-    ),
+    "LambdaPrior": lambda **chosen: pb.priors.LambdaPrior(lambda name, module, param: dist.Laplace(0.0, 1.0), **chosen),
     "LayerwiseNormalPrior": lambda **chosen: pb.priors.LayerwiseNormalPrior("radford", **chosen),
     "ScaleMixture": pb.priors.ScaleMixture,
 }
@@ -183,9 +179,7 @@ def test_an_argument_without_effect_is_an_error(family, idle):
 
 def test_one_entry_needs_no_list_and_types_may_be_one():
     model = pb.BNN(
-        toy_net(),
-        pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide="2.bias"),
-        pb.likelihoods.HomoskedasticGaussian(0.2),
+        toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide="2.bias"), pb.likelihoods.HomoskedasticGaussian(0.2)
     )
     assert set(model.priors) == {"net.0.weight", "net.0.bias", "net.2.weight"}
     for types in ([torch.nn.Linear], (torch.nn.Linear,), torch.nn.Linear):

@@ -26,9 +26,7 @@ from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.families import MeanField
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 
 N = 12
 X = torch.linspace(-1.5, 2.0, N, dtype=torch.float64)[:, None]
@@ -253,9 +251,7 @@ def test_a_label_outside_of_the_classes_may_be_masked():
     def program(x, y):
         s = slope()
         with pyro.plate("data", N), pyro.poutine.mask(mask=KEEP):
-            pyro.sample(
-                "y", dist.Categorical(logits=torch.stack([torch.zeros(N), s * X[:, 0]], -1)), obs=LABELS
-            )
+            pyro.sample("y", dist.Categorical(logits=torch.stack([torch.zeros(N), s * X[:, 0]], -1)), obs=LABELS)
 
     density, z = Density(program, (X, Y)), torch.tensor([0.6], dtype=torch.float64)
     logits = torch.stack([torch.zeros(N), 0.6 * X[:, 0]], -1)
@@ -291,9 +287,7 @@ LAPLACE = {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, comp
 ALL = METHODS | GUIDES | LAPLACE
 NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
 CASES = [
-    pytest.param(method, name, marks=() if name in FAST else pytest.mark.slow)
-    for name in PROGRAMS
-    for method in ALL
+    pytest.param(method, name, marks=() if name in FAST else pytest.mark.slow) for name in PROGRAMS for method in ALL
 ]
 
 
@@ -312,9 +306,7 @@ def test_every_method_fits_that_density_or_refuses(method, name):
     config, program = ALL[method], PROGRAMS[name][0]
     if method.startswith(("MAP", "MLE", "DeepEnsemble")):
         # four rows of twelve and one column of two are noisier than the rest
-        steps = (
-            {"num_steps": 1500, "lr": 0.01} if name == "subsample_nested" else {"num_steps": 400, "lr": 0.03}
-        )
+        steps = {"num_steps": 1500, "lr": 0.01} if name == "subsample_nested" else {"num_steps": 400, "lr": 0.03}
         config = dataclasses.replace(config, **steps)
     draws = {} if method in ONE_DRAW or method == "DeepEnsemble" else {"num_draws": 10}
     if refuses(method, name):
@@ -357,9 +349,7 @@ def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
         for draw in range(0, 20, 7):
             values = {name: value[chain, draw] for name, value in posterior.draws.items()}
             trace = pyro.poutine.trace(pyro.poutine.condition(two_sites, values)).get_trace(X, Y, N)
-            expected = trace.log_prob_sum() + (
-                values["noise"].log() if "lp" in posterior.sample_stats else 0.0
-            )
+            expected = trace.log_prob_sum() + (values["noise"].log() if "lp" in posterior.sample_stats else 0.0)
             found = posterior.sample_stats.get("lp", posterior.sample_stats.get("log_p"))[chain, draw]
             assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
@@ -475,9 +465,7 @@ def test_the_mode_of_a_subsampling_program_is_that_of_all_data():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "method", [pb.SGLD(step_size=2e-3, thinning=50), pb.SGHMC(step_size=5e-4, thinning=20)]
-)
+@pytest.mark.parametrize("method", [pb.SGLD(step_size=2e-3, thinning=50), pb.SGHMC(step_size=5e-4, thinning=20)])
 def test_stochastic_gradient_chains_of_a_subsampling_program(method):
     config = dataclasses.replace(method, num_chains=16, num_warmup=2000, compile=False)
     posterior = config.fit(subsample, X, Y, num_draws=150)
@@ -563,9 +551,7 @@ def test_distributions_that_pick_or_overwrite_values_are_run_at_many_points_at_o
     assert not why
     for found, expected in zip(gradient(z), zip(*[single(one) for one in z], strict=True), strict=True):
         torch.testing.assert_close(found, torch.stack(expected))
-    for one, found in zip(
-        z, gradient(z)[0], strict=True
-    ):  # as the program itself has it, without our handlers
+    for one, found in zip(z, gradient(z)[0], strict=True):  # as the program itself has it, without our handlers
 
         def plain(value):
             site = {"slope": value.to(X.dtype).squeeze()}
@@ -588,27 +574,19 @@ def test_a_program_that_cannot_be_batched_has_its_tree_verdict_and_prediction(pr
     for posterior in fits:
         tree = posterior.to_datatree(X, Y)
         expected = [
-            pyro.poutine.trace(pyro.poutine.condition(program, {"slope": value}))
-            .get_trace(X, Y)
-            .log_prob_sum()
+            pyro.poutine.trace(pyro.poutine.condition(program, {"slope": value})).get_trace(X, Y).log_prob_sum()
             for value in posterior.draws["slope"].flatten()
         ]
         found = tree["log_likelihood"]["y"].sum("data") + tree["log_prior"]["log_prior"]
         torch.testing.assert_close(
-            torch.from_numpy(found.values).flatten(),
-            torch.stack(expected),
-            check_dtype=False,
-            rtol=1e-4,
-            atol=1e-3,
+            torch.from_numpy(found.values).flatten(), torch.stack(expected), check_dtype=False, rtol=1e-4, atol=1e-3
         )
         assert pb.diagnose(tree).summary
 
 
 def test_a_loop_over_the_rows_of_a_subsample_is_fitted_by_map_and_svi():
     mean, sd, log_evidence = exact("subsample")
-    assert pb.MAP(num_steps=20, compile=False).fit(row_by_row, X, Y).draws["slope"].item() == pytest.approx(
-        mean
-    )
+    assert pb.MAP(num_steps=20, compile=False).fit(row_by_row, X, Y).draws["slope"].item() == pytest.approx(mean)
     posterior = pb.SVI(num_steps=20, compile=False).fit(row_by_row, X, Y, num_draws=10)
     expected = pyro_log_joint("subsample", posterior.draws["slope"])
     torch.testing.assert_close(posterior.sample_stats["log_p"], expected)

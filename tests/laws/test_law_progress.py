@@ -103,16 +103,12 @@ def test_a_callback_that_stops_is_said(bars):
 def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
     reasons = ["the log density was still rising"]
     monkeypatch.setattr("pyrobnn.inference.nuts.DEFAULT_WARMUP", 30)
-    monkeypatch.setattr(
-        "pyrobnn.inference.hmc.run.not_stationary", lambda *rest: reasons.pop() if reasons else ""
-    )
+    monkeypatch.setattr("pyrobnn.inference.hmc.run.not_stationary", lambda *rest: reasons.pop() if reasons else "")
     posterior = replace(METHODS["NUTS"], num_warmup=None).fit(toy_model(), X, Y, progress=True, num_draws=5)
     [bar] = bars
     warmup = posterior.meta["num_warmup"]
     assert warmup > 30 and (bar.n, bar.total) == (warmup + 5, warmup + 5)
-    assert bar.lines == [
-        f"NUTS: the warm-up goes on to {warmup} transitions: the log density was still rising"
-    ]
+    assert bar.lines == [f"NUTS: the warm-up goes on to {warmup} transitions: the log density was still rising"]
     assert any("warm-up" in told for told in bar.told)
 
 

@@ -107,9 +107,7 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
     ]
     p, q = (score(tree) for tree in trees)
     assert "rmse" not in p and "crps" not in p  # no number of two units
-    assert all(
-        name in p for name in ("rmse[0]", "rmse[1]", "rmse_standardized", "crps_standardized", "width_90[1]")
-    )
+    assert all(name in p for name in ("rmse[0]", "rmse[1]", "rmse_standardized", "crps_standardized", "width_90[1]"))
     for there in q.values():
         here = p[there.name].value
         if there.name == "log_prob":
@@ -128,8 +126,7 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_trees_hold_functions_in_the_units_of_the_data(kind, name):
     trees = [
-        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5)
-        for units, (x, y) in UNITS.items()
+        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5) for units, (x, y) in UNITS.items()
     ]
     for group in ("function", "prior_predictive"):
         p, q = (torch.tensor(tree[group]["f"].values) for tree in trees)

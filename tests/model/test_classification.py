@@ -70,14 +70,9 @@ def test_a_mode_and_swag_classify_digits():
         expected = prediction.f.softmax(-1).flatten(0, 1).mean(0)
         torch.testing.assert_close(prediction.probs, expected)
         torch.testing.assert_close(
-            prediction.entropy,
-            prediction.aleatoric_entropy + prediction.epistemic_entropy,
-            atol=1e-5,
-            rtol=1e-4,
+            prediction.entropy, prediction.aleatoric_entropy + prediction.epistemic_entropy, atol=1e-5, rtol=1e-4
         )
-        assert -float(prediction.log_prob(test.y).mean()) == pytest.approx(
-            scores(prediction, test.y)["nll"], rel=1e-4
-        )
+        assert -float(prediction.log_prob(test.y).mean()) == pytest.approx(scores(prediction, test.y)["nll"], rel=1e-4)
     assert float(mode.predict(test.x).epistemic_entropy.max()) < 1e-5
 
 

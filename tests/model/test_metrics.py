@@ -49,9 +49,7 @@ def test_crps_of_many_normal_draws_is_the_closed_form():
 def test_crps_of_one_draw_is_the_absolute_error_and_far_draws_keep_their_digits():
     assert metrics.crps(torch.tensor([[3.0]]), torch.tensor([5.0])).tolist() == [2.0]
     draws, y = normal(50, 3), normal(3, seed=1)
-    torch.testing.assert_close(
-        metrics.crps(draws + 1e6, y + 1e6), metrics.crps(draws, y), rtol=1e-6, atol=1e-8
-    )
+    torch.testing.assert_close(metrics.crps(draws + 1e6, y + 1e6), metrics.crps(draws, y), rtol=1e-6, atol=1e-8)
 
 
 def test_pit_is_uniform_for_a_calibrated_predictive_and_not_for_a_narrow_one():

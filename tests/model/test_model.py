@@ -95,12 +95,7 @@ def test_hide_and_expose_must_match_something(selection, message):
         (pb.priors.FanInNormal(), 8**-0.5),
         (pb.priors.LayerwiseNormalPrior("radford", expose_all=True), 8**-0.5),
         (pb.priors.LambdaPrior(lambda name, module, param: dist.Normal(0.0, 0.25)), 0.25),
-        (
-            pb.priors.DictPrior(
-                {f"{i}.{p}": dist.Normal(0.0, 0.5) for i in (0, 2) for p in ("weight", "bias")}
-            ),
-            0.5,
-        ),
+        (pb.priors.DictPrior({f"{i}.{p}": dist.Normal(0.0, 0.5) for i in (0, 2) for p in ("weight", "bias")}), 0.5),
     ],
 )
 def test_every_kind_of_prior(prior, scale):

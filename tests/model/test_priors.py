@@ -21,19 +21,14 @@ FAMILIES = {
     "TransformedDistribution": dist.TransformedDistribution(
         dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE), transforms.TanhTransform()]
     ),
-    "inverse": dist.TransformedDistribution(
-        dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE).inv]
-    ),
+    "inverse": dist.TransformedDistribution(dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE).inv]),
     "Independent": dist.Normal(LOC.expand(8, 1), SCALE).to_event(1),
     "ExpandedDistribution": dist.Uniform(-SCALE, SCALE).expand([1]),
     "MultivariateNormal": dist.MultivariateNormal(torch.zeros(1), torch.eye(1)),
     "MixtureSameFamily": dist.MixtureSameFamily(
-        dist.Categorical(torch.tensor([0.3, 0.7])),
-        dist.Normal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1])),
+        dist.Categorical(torch.tensor([0.3, 0.7])), dist.Normal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1]))
     ),
-    "MaskedMixture": dist.MaskedMixture(
-        torch.tensor(True), dist.Normal(LOC, SCALE), dist.Laplace(LOC, SCALE)
-    ),
+    "MaskedMixture": dist.MaskedMixture(torch.tensor(True), dist.Normal(LOC, SCALE), dist.Laplace(LOC, SCALE)),
     "Delta": dist.Delta(LOC),
     "ScaleMixture": pb.priors.ScaleMixture().distribution,
     "StudentT": dist.StudentT(4.0, LOC, SCALE),
@@ -101,9 +96,7 @@ def test_numbers_with_a_graph_are_cut_from_it(leaf):
 
 @pytest.mark.parametrize("prior", [lambda n: pb.priors.ScaleMixture(0.5, n, n), pb.priors.FanInNormal])
 def test_a_scale_may_be_a_whole_number(prior):
-    whole, real = (
-        pb.BNN(toy_net(), prior(scale), pb.likelihoods.HomoskedasticGaussian(0.1)) for scale in (100, 100.0)
-    )
+    whole, real = (pb.BNN(toy_net(), prior(scale), pb.likelihoods.HomoskedasticGaussian(0.1)) for scale in (100, 100.0))
     for name, of in whole.priors.items():
         at = torch.ones(of.shape())
         torch.testing.assert_close(of.log_prob(at), real.priors[name].log_prob(at))
@@ -117,9 +110,7 @@ def test_the_mixture_has_finite_second_derivatives(value):
     torch.testing.assert_close(density(at).double(), narrow.log_prob(exact), rtol=1e-5, atol=1e-5)
     second = torch.func.grad(torch.func.grad(density))(at)
     step = 1e-5
-    difference = (
-        narrow.log_prob(exact + step) - 2 * narrow.log_prob(exact) + narrow.log_prob(exact - step)
-    ) / step**2
+    difference = (narrow.log_prob(exact + step) - 2 * narrow.log_prob(exact) + narrow.log_prob(exact - step)) / step**2
     torch.testing.assert_close(second.double(), difference, rtol=1e-2, atol=1e-2)
 
 

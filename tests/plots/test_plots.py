@@ -112,9 +112,7 @@ def test_the_words_about_the_gap_lie_over_no_axes() -> None:
     assert widest_gap(tree) is not None
     figure = plots.predictive_bands(tree)
     figure.draw_without_rendering()
-    words = [
-        text for text in figure.findobj(Text) if "epistemic sd" in text.get_text() and text.axes is not None
-    ]
+    words = [text for text in figure.findobj(Text) if "epistemic sd" in text.get_text() and text.axes is not None]
     words = [text for text in words if "gap" in text.get_text() or text.get_text().startswith("no ")]
     assert len(words) == 1
     assert not any(words[0].get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
@@ -131,9 +129,7 @@ def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
     assert figure.axes == list(axes[:, 0])
 
 
-@pytest.mark.parametrize(
-    ("count", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))]
-)
+@pytest.mark.parametrize(("count", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))])
 def test_the_last_row_of_panels_is_not_left_half_empty(count: int, shape: tuple[int, int]) -> None:
     _, axes = panels(count)
     assert axes[0, 0].get_gridspec().get_geometry() == shape
@@ -205,9 +201,7 @@ def test_training_puts_every_fit_into_one_axes() -> None:
 def test_a_history_of_means_over_blocks_is_drawn_against_its_steps() -> None:
     tree = xr.DataTree.from_dict({"history": xr.Dataset({"loss": ("step", -np.arange(100.0))})})
     tree.attrs["num_steps"] = 300
-    assert max(line.get_xdata().max() for line in plots.training(tree).axes[0].lines) == pytest.approx(
-        300, rel=0.02
-    )
+    assert max(line.get_xdata().max() for line in plots.training(tree).axes[0].lines) == pytest.approx(300, rel=0.02)
 
 
 def test_counts_have_intervals_of_counts():
@@ -227,9 +221,7 @@ def test_counts_have_intervals_of_counts():
                     "epistemic_var": ((*point, "output"), 0 * rate[:, None]),
                 }
             ),
-            "predictions_constant_data": xr.Dataset(
-                {"x": ((*point, "feature"), x), "y": (point, y.astype(float))}
-            ),
+            "predictions_constant_data": xr.Dataset({"x": ((*point, "feature"), x), "y": (point, y.astype(float))}),
         }
     )
     tree.attrs = {"method": "Laplace", "iid": 1, "likelihood": "poisson"}

@@ -78,9 +78,16 @@ def test_dropout2d_drops_channels_of_a_cnn():
     x, y = images()
     with seeded(4):
         net = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Dropout2d(0.25), nn.MaxPool2d(2),
-            nn.Conv2d(4, 6, 3), nn.Dropout2d(0.5), nn.ReLU(), nn.Flatten(), nn.Linear(24, 3),
-        )  # fmt: skip
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.ReLU(),
+            nn.Dropout2d(0.25),
+            nn.MaxPool2d(2),
+            nn.Conv2d(4, 6, 3),
+            nn.Dropout2d(0.5),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(24, 3),
+        )
     posterior = MCDropout(**STILL).fit(bnn(net, Categorical()), x, y, init=net, num_draws=100)
     assert posterior.meta["dropout_p"] == pytest.approx({"4": 0.25, "8": 0.5})
     first, last = posterior.draws["net.4.weight"][0], posterior.draws["net.8.weight"][0]
@@ -125,9 +132,7 @@ def test_training_lowers_the_loss_and_compiled_is_eager():
         )
         for compile in (True, False)
     ]
-    torch.testing.assert_close(
-        fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4
-    )
+    torch.testing.assert_close(fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4)
     loss = fits[0].history["loss"]
     assert float(loss[-10:].mean()) < 0.7 * float(loss[:10].mean())
     assert fits[0].meta["iid"] and "not the posterior" in fits[0].meta["warnings"][0]
@@ -143,19 +148,14 @@ def test_starts_at_a_posterior_and_leaves_the_net_alone():
     net.train()
     posterior = MCDropout(**STILL).fit(bnn(net), x, y, init=start, num_draws=2)
     torch.testing.assert_close(posterior.draws["net.0.weight"][0, 0], start.draws["net.0.weight"][0, 0])
-    assert net.training and all(
-        bool((value == before[name]).all()) for name, value in net.state_dict().items()
-    )
+    assert net.training and all(bool((value == before[name]).all()) for name, value in net.state_dict().items())
 
 
 def test_what_cannot_be_a_mask_is_refused():
     x, y = data()
     cases = [
         (mlp(4, (5,), 1, seed=0), "no dropout layer .* pass p=0.05"),
-        (
-            nn.Sequential(linear(4, 5), nn.Dropout(0.1), nn.Tanh(), linear(5)),
-            "'1' is not a mask .* right before",
-        ),
+        (nn.Sequential(linear(4, 5), nn.Dropout(0.1), nn.Tanh(), linear(5)), "'1' is not a mask .* right before"),
         (nn.Sequential(linear(4, 1), nn.Dropout(0.1)), "no linear or convolution layer follows .*'1'"),
         (nn.Sequential(nn.AlphaDropout(0.1), linear(4, 1)), "'0' is an alpha dropout"),
     ]
@@ -169,9 +169,7 @@ def test_what_cannot_be_a_mask_is_refused():
     with pytest.raises(ValueError, match="drops 64 units .* use nn.Dropout2d"):
         MCDropout(**STILL).fit(bnn(net, Categorical()), pictures, labels, init=net)
     with pytest.raises(ValueError, match="groups=2"):
-        MCDropout(p=0.1, **STILL).fit(
-            bnn(grouped, Categorical()), pictures.expand(-1, 2, -1, -1), labels, init=grouped
-        )
+        MCDropout(p=0.1, **STILL).fit(bnn(grouped, Categorical()), pictures.expand(-1, 2, -1, -1), labels, init=grouped)
 
 
 def test_settings_are_checked():

@@ -18,9 +18,7 @@ def _bowl(theta, center):
 
 def _fit(start=None, **options):
     options = {"num_steps": 300, "lr": 0.1} | options
-    made = {
-        name: options.pop(name) for name in ("kind", "schedule", "clip_norm", "average") if name in options
-    }
+    made = {name: options.pop(name) for name in ("kind", "schedule", "clip_norm", "average") if name in options}
     if made:
         options["optimizer"] = Optimizer(**made)
     watching = {name: options.pop(name) for name in ("callbacks", "snapshot") if name in options}
@@ -108,18 +106,14 @@ def test_interrupt_keeps_what_is_trained():
 @pytest.mark.parametrize("members", [1, 3])
 def test_divergence_names_step_loss_and_remedy(members):
     start = torch.ones(3) if members == 1 else torch.ones(members, 3)
-    with pytest.raises(
-        FloatingPointError, match=r"at step \d+ \(it was .* before\): use a smaller lr than 0.1"
-    ):
+    with pytest.raises(FloatingPointError, match=r"at step \d+ \(it was .* before\): use a smaller lr than 0.1"):
         _fit(start, optimizer=lambda p: torch.optim.SGD(p, lr=5.0), num_steps=500, compile=False)
 
 
 @pytest.mark.slow
 def test_batches_of_two_shapes():
     batches = itertools.cycle([(torch.ones(4, 3),), (torch.ones(2, 3),)])
-    result = minimize(
-        lambda theta, x: (theta - x).square().mean(), torch.zeros(3), batches, Training(200, lr=0.1)
-    )
+    result = minimize(lambda theta, x: (theta - x).square().mean(), torch.zeros(3), batches, Training(200, lr=0.1))
     torch.testing.assert_close(result.params, torch.ones(3), atol=1e-2, rtol=0)
 
 

@@ -37,11 +37,7 @@ def test_learned_noise_is_the_residual_scale():
     posterior = pb.MAP(num_steps=500, lr=0.05, compile=False).fit(model, truth["x"], truth["y"])
     residual = truth["y"] - posterior.predict(truth["x"]).mean
     torch.testing.assert_close(
-        posterior.draws["likelihood.scale"][0, 0],
-        residual.square().mean().sqrt(),
-        rtol=1e-5,
-        atol=0,
-        check_dtype=False,
+        posterior.draws["likelihood.scale"][0, 0], residual.square().mean().sqrt(), rtol=1e-5, atol=0, check_dtype=False
     )
     assert posterior.meta["point_sites"] == ["likelihood.scale"]
 
@@ -82,19 +78,14 @@ def test_members_trained_together_are_as_if_alone():
 @pytest.mark.parametrize("num_steps", [100, pytest.param(1, marks=pytest.mark.slow)])
 def test_compiled_equals_eager(num_steps):
     x, y = toy()
-    fits = [
-        pb.MAP(num_steps=num_steps, polish_steps=0, compile=flag).fit(toy_model(), x, y)
-        for flag in (True, False)
-    ]
+    fits = [pb.MAP(num_steps=num_steps, polish_steps=0, compile=flag).fit(toy_model(), x, y) for flag in (True, False)]
     torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=1e-3, atol=1e-4)
 
 
 def test_any_torch_optimizer_and_schedule():
     truth = diabetes_linear()
     sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-    method = pb.MAP(
-        num_steps=800, optimizer=Optimizer(sgd, None, clip_norm=10.0), polish_steps=0, compile=False
-    )
+    method = pb.MAP(num_steps=800, optimizer=Optimizer(sgd, None, clip_norm=10.0), polish_steps=0, compile=False)
     posterior = method.fit(diabetes_model(), truth["x"], truth["y"])
     shift = joined(posterior.draws)[0, 0] - truth["mean"]
     assert float((shift @ truth["precision"] @ shift).sqrt()) < 1.0

@@ -148,9 +148,7 @@ def test_the_posterior_guide_runs_in_predictive():
 def test_learned_noise_is_trained_along_and_held():
     x, y = data()
     bnn = model(scale="learned")
-    posterior = SWAG(rank=5, num_steps=400, collect_every=5, batch_size=8, compile=False).fit(
-        bnn, x, y, num_draws=6
-    )
+    posterior = SWAG(rank=5, num_steps=400, collect_every=5, batch_size=8, compile=False).fit(bnn, x, y, num_draws=6)
     scale = posterior.draws["likelihood.scale"]
     assert bool((scale == scale[0, 0]).all()) and 0.2 < float(scale[0, 0]) < 0.45
     assert posterior.meta["point_sites"] == ["likelihood.scale"]
@@ -210,9 +208,7 @@ def test_compiled_is_eager():
         SWAG(rank=5, **(QUICK | {"compile": compile})).fit(model(), x, y, num_draws=3, seed=9)
         for compile in (True, False)
     ]
-    torch.testing.assert_close(
-        fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4
-    )
+    torch.testing.assert_close(fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4)
 
 
 def test_a_rank_above_the_iterates_is_recorded():

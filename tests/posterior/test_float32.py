@@ -78,9 +78,7 @@ def test_energies_and_curvature_are_computed_in_it(name, monkeypatch):
 
         monkeypatch.setattr(pb.Density, owner, call)
     dict(METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name)).sample_stats)  # log p, computed now
-    exact = name.startswith(
-        ("NUTS", "Laplace")
-    )  # SVI and SWAG search with the user's flags, and weigh in full
+    exact = name.startswith(("NUTS", "Laplace"))  # SVI and SWAG search with the user's flags, and weigh in full
     flags = seen["log_joint" if exact else "log_parts"]
     assert flags and not (any(flags) if exact else flags[-1])
     assert _BACKENDS.cudnn.allow_tf32

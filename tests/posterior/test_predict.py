@@ -41,11 +41,7 @@ def test_law_of_total_variance_and_mixture_density(kind):
         likelihood = HomoskedasticGaussian(dist.HalfNormal(torch.ones(shape)))
         draws = SIGMA if kind == "inferred" else torch.stack([SIGMA, 2 * SIGMA], -1)
         f, loc, params = F, F, {SCALE: draws}
-        sigma = (
-            draws[..., None, None].expand(F.shape)
-            if kind == "inferred"
-            else draws[:, :, None].expand(F.shape)
-        )
+        sigma = draws[..., None, None].expand(F.shape) if kind == "inferred" else draws[:, :, None].expand(F.shape)
     p = Prediction(f, likelihood, params)
     means, variances, density = mixture_parts(loc, sigma, Y)
     torch.testing.assert_close(p.mean, means.mean(0))
@@ -76,10 +72,7 @@ MIXTURES = {
     "smooth": (rows(9, 300), 0.3 + 0.1 * rows(9, 300, uniform=True)),
     "one draw": (rows(9, 1), 0.1 + rows(9, 1, uniform=True)),
     "noise alone": (rows(9, 1).expand(9, 50), torch.full((9, 50), 0.5).double()),
-    "far apart": (
-        torch.where(torch.arange(301) % 3 == 0, -1000.0, 10.0) + rows(9, 301),
-        0.1 + 0 * rows(9, 301),
-    ),
+    "far apart": (torch.where(torch.arange(301) % 3 == 0, -1000.0, 10.0) + rows(9, 301), 0.1 + 0 * rows(9, 301)),
     "tiny noise": (rows(9, 301), torch.full((9, 301), 1e-6).double()),
     "wild noise": (rows(9, 301), (3 * rows(9, 301)).exp()),
     "heavy tails": (rows(9, 500) / rows(9, 500, uniform=True), torch.full((9, 500), 0.3).double()),
@@ -151,9 +144,7 @@ def test_samples_have_the_predictive_moments():
 
 def test_far_out_mixture_density_does_not_underflow():
     p = Prediction(torch.zeros(1, 3, 1, 1), HomoskedasticGaussian(0.01), {})
-    assert p.log_prob(torch.full((1, 1), 100.0)).item() == pytest.approx(
-        stats.norm.logpdf(100, 0, 0.01), rel=1e-6
-    )
+    assert p.log_prob(torch.full((1, 1), 100.0)).item() == pytest.approx(stats.norm.logpdf(100, 0, 0.01), rel=1e-6)
 
 
 def test_chunked_equals_whole(monkeypatch):

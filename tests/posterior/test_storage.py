@@ -106,9 +106,7 @@ def test_a_fresh_process_that_imports_the_posterior_alone_has_the_approximation(
         posterior = eval(f"pb.{made}", scope).fit(scope["model"], x, y, num_draws=3)
     path = posterior.save(tmp_path / "p.nc")
     code = f"{setup}p = Posterior.load({str(path)!r}, model)\nprint(float(p.log_q().sum()))"
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) == pytest.approx(float(posterior.log_q().sum()), rel=1e-4)
 
@@ -117,10 +115,7 @@ def test_a_tree_with_labels_comes_back(posterior, tmp_path):
     tree = posterior.to_datatree(*toy())
     names = [f"größe {i}" for i in range(len(toy()[0]))]
     tree = xr.DataTree.from_dict(
-        {
-            path: each.assign_coords(obs=names) if "obs" in each.dims else each
-            for path, each in tree.to_dict().items()
-        }
+        {path: each.assign_coords(obs=names) if "obs" in each.dims else each for path, each in tree.to_dict().items()}
     )
     labels = {name for node in tree.subtree for name, v in node.coords.items() if v.dtype.kind in "OU"}
     assert labels
@@ -150,9 +145,7 @@ def test_a_failed_write_leaves_the_old_file(posterior, tmp_path, monkeypatch):
 
 def test_a_limit_on_the_size_of_files_is_an_error_and_leaves_the_old_file(tmp_path, capfd):
     """And neither pages of traces nor the end of the process, which HDF5 makes of it."""
-    tree = xr.DataTree.from_dict(
-        {"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})}
-    )
+    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})})
     path = write_atomically(tree, tmp_path / "p.nc")
     before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
@@ -213,6 +206,4 @@ def test_log_prior_of_the_tree_is_the_programs():
     for draw, z in enumerate(density.unconstrain(posterior.draws)[0]):
         prior, likelihood = density.log_parts(z)
         assert tree["log_prior"]["log_prior"].values[0, draw] == pytest.approx(prior.item(), rel=1e-5)
-        assert tree["function"]["log_likelihood"].values[0, draw] == pytest.approx(
-            likelihood.item(), rel=1e-5
-        )
+        assert tree["function"]["log_likelihood"].values[0, draw] == pytest.approx(likelihood.item(), rel=1e-5)

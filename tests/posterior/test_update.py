@@ -122,14 +122,10 @@ def test_a_net_is_updated_in_the_units_of_its_first_fit():
     x, y = 100 + 20 * data.x, 7 - 3 * data.y
     units = pb.data.Standardizer.fit(pb.data.Dataset(x[:25], y[:25], "waves", "regression"))
     net = pb.networks.mlp(1, (4,), 1, seed=0)
-    model = pb.BNN(
-        net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3), standardizer=units
-    )
+    model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3), standardizer=units)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        posterior = pb.SMC(num_particles=80, max_moves=1, max_leapfrogs=4, compile=False).fit(
-            model, x[:25], y[:25]
-        )
+        posterior = pb.SMC(num_particles=80, max_moves=1, max_leapfrogs=4, compile=False).fit(model, x[:25], y[:25])
         more = posterior.update(x[25:], y[25:])
     assert more.model is model and more.draws["net.0.weight"].shape == (4, 20, 4, 1)
     added = more.meta["log_evidence_added"]
@@ -159,9 +155,7 @@ def numbered(x, y):
         pyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
 
 
-@pytest.mark.parametrize(
-    "program, words", [(coupled, "depends on"), (joint, "no sum over"), (numbered, "depends on")]
-)
+@pytest.mark.parametrize("program, words", [(coupled, "depends on"), (joint, "no sum over"), (numbered, "depends on")])
 def test_rows_that_depend_on_each_other_are_refused(fitted, program, words):
     posterior = pb.Posterior(program, fitted.draws, meta=fitted.meta, rows=fitted.rows)
     with pytest.raises(Refused, match=words):
@@ -178,9 +172,7 @@ def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
     with pytest.raises(Refused, match="holds no rows"):
         pb.Posterior(line, fitted.draws, meta=fitted.meta).update(x, y)
     with pytest.raises(Refused, match="temperature"):
-        pb.Posterior(line, fitted.draws, meta=fitted.meta | {"temperature": 0.5}, rows=fitted.rows).update(
-            x, y
-        )
+        pb.Posterior(line, fitted.draws, meta=fitted.meta | {"temperature": 0.5}, rows=fitted.rows).update(x, y)
     with pytest.raises(Refused, match="prior"):
         fitted.remove(range(OLD))
     for rows in (OLD, -1, [1, 1], [], 0.5, slice(0, 3), torch.ones(3, dtype=torch.bool)):
@@ -243,9 +235,7 @@ def test_exact_leave_one_out_is_in_the_units_of_the_data():
     marginal = inputs @ inputs.T + 0.25 * torch.eye(OLD).double()
     rest = torch.arange(OLD) != 7
     log_p = [
-        dist.MultivariateNormal(torch.zeros(int(at.sum())).double(), marginal[at][:, at]).log_prob(
-            targets[at]
-        )
+        dist.MultivariateNormal(torch.zeros(int(at.sum())).double(), marginal[at][:, at]).log_prob(targets[at])
         for at in (rest | True, rest)
     ]
     truth = float(log_p[0] - log_p[1] - units.y_scale.log())
@@ -277,18 +267,14 @@ def test_laplace_of_a_linear_model_is_updated_exactly(tmp_path):
 
 
 @pytest.mark.parametrize("options", [{}, {"structure": "kron"}, {"tune": "marginal_likelihood"}])
-@pytest.mark.parametrize(
-    "likelihood", [pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGaussian(0.5)]
-)
+@pytest.mark.parametrize("likelihood", [pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGaussian(0.5)])
 def test_laplace_of_a_net_is_updated_to_its_refit(options, likelihood, tmp_path):
     x, y = X.float(), Y.float().tanh()[:, None]
     y = (y > 0).float() if isinstance(likelihood, pb.likelihoods.Bernoulli) else y
     model = pb.BNN(pb.networks.mlp(DIM, (3,), 1, seed=0), pb.priors.FanInNormal(), likelihood)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        posterior = pb.Laplace(num_steps=300, compile=False, **options).fit(
-            model, x[:90], y[:90], num_draws=20
-        )
+        posterior = pb.Laplace(num_steps=300, compile=False, **options).fit(model, x[:90], y[:90], num_draws=20)
         more = posterior.update(x[90:], y[90:])
         # tuning a prior leaves the mode where it is
         mode = pb.MAP(num_steps=1, lr=1e-6, compile=False).fit(model, x, y, init=posterior)

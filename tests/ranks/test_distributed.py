@@ -89,9 +89,7 @@ def test_two_ranks_make_one_posterior(tmp_path):
 def test_a_job_has_the_draws_of_its_number_wherever_it_runs(method, along):
     model, x, y = problem()
     with ThreadPoolExecutor(2) as workers:
-        found = distributed.fit_on_workers(
-            method, model, x, y, workers=workers, num_jobs=3, num_draws=4, seed=5
-        )
+        found = distributed.fit_on_workers(method, model, x, y, workers=workers, num_jobs=3, num_draws=4, seed=5)
     options = {"num_draws": 4} if along == 0 else {}
     alone = [method.fit(model, x, y, seed=15 + job, **options) for job in range(3)]
     expected = torch.cat([posterior.draws["net.weight"] for posterior in alone], along)

@@ -113,9 +113,7 @@ def test_the_page_is_semantic(html: str) -> None:
 
 
 def test_verdicts_come_before_numbers_before_figures(html: str) -> None:
-    order = [
-        html.index(f'id="{name}"') for name in ("verdicts", "comparison", "predictions", "checks", "settings")
-    ]
+    order = [html.index(f'id="{name}"') for name in ("verdicts", "comparison", "predictions", "checks", "settings")]
     assert order == sorted(order)
     assert html.index('class="lead') < order[0]
 
@@ -146,10 +144,7 @@ def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: di
 
 
 def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
-    trees = {
-        "svi": factory.regression_1d("SVI", iid=True),
-        "laplace": factory.regression_1d("Laplace", iid=True),
-    }
+    trees = {"svi": factory.regression_1d("SVI", iid=True), "laplace": factory.regression_1d("Laplace", iid=True)}
     html = write_report(trees, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "R-hat ↓" not in html.replace("&nbsp;", " ")
     assert "should overlap like one band" not in html
@@ -166,13 +161,9 @@ def test_chains_have_r_hat_and_no_k_hat(one_dimensional: dict[str, xr.DataTree])
 def test_r_hat_of_f_is_that_of_f() -> None:
     tree = factory.regression_1d("NUTS")
     before = compare_rows({"nuts": tree})[0].values
-    apart = (
-        100.0 * np.arange(tree["posterior"].sizes["chain"])[:, None]
-    )  # chains agree on f, not on its density
+    apart = 100.0 * np.arange(tree["posterior"].sizes["chain"])[:, None]  # chains agree on f, not on its density
     function = tree["function"].to_dataset()
-    function["log_likelihood"] = (
-        function["f"][..., 0, 0].drop_vars(("probe", "output"), errors="ignore") + apart
-    )
+    function["log_likelihood"] = function["f"][..., 0, 0].drop_vars(("probe", "output"), errors="ignore") + apart
     tree["function"] = function
     verdicts = judge_all({"nuts": tree})
     worst = {check.name: check.value for check in verdicts["nuts"].checks}["rhat_function"]
@@ -208,9 +199,7 @@ def test_trees_that_lack_groups_still_make_a_page(make, tmp_path: Path) -> None:
     assert 'id="verdicts"' in html and "nan" not in Page(html).text.lower().split()
 
 
-@pytest.mark.parametrize(
-    "group", ["sample_stats", "function", "predictions", "observed_data", "constant_data"]
-)
+@pytest.mark.parametrize("group", ["sample_stats", "function", "predictions", "observed_data", "constant_data"])
 def test_any_single_group_may_be_missing(group: str, tmp_path: Path) -> None:
     tree = factory.regression_1d("SVI", iid=True)
     del tree[group]
@@ -263,9 +252,7 @@ def judged(label: str, status: str) -> Verdict:
     )
 
 
-def test_the_best_verdict_is_recommended_before_the_best_score(
-    one_dimensional: dict[str, xr.DataTree],
-) -> None:
+def test_the_best_verdict_is_recommended_before_the_best_score(one_dimensional: dict[str, xr.DataTree]) -> None:
     trees = {"good": one_dimensional["svi"], "bad": one_dimensional["nuts"]}
     verdicts = {"good": judged("good", "pass"), "bad": judged("bad", "fail")}
     rows = compare_rows(trees)
@@ -300,9 +287,7 @@ def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
         "data": "ward",
         "target": "pressure",
         "command": "pyrobnn compare --data ward",
-        "model": json.dumps(
-            {"net": "5-20-1, Tanh", "prior": "FanInNormal(scale=1)", "likelihood": "Gaussian"}
-        ),
+        "model": json.dumps({"net": "5-20-1, Tanh", "prior": "FanInNormal(scale=1)", "likelihood": "Gaussian"}),
     }
     page = Page(write_report({"nuts": tree}, tmp_path / "report.html").read_text(encoding="utf-8"))
     y = tree["observed_data"]["y"].values
@@ -316,9 +301,7 @@ def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
     ):
         assert words in page.text
     summary = json.loads(write_summary({"nuts": tree}, None, tmp_path / "s.json").read_text(encoding="utf-8"))
-    assert {"data", "inputs", "target", "net", "prior", "likelihood", "command", "seed"} == set(
-        summary["facts"]
-    )
+    assert {"data", "inputs", "target", "net", "prior", "likelihood", "command", "seed"} == set(summary["facts"])
 
 
 def linear_tree(slope: float, seed: int = 0) -> xr.DataTree:
@@ -437,9 +420,7 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     numbers = {"outer": 0.5, "count": 100, "which": "held-out", "p": 1e-9}
     narrow = Check("pit", "fail", "model", 0.5, code="too_narrow", numbers=numbers)
     said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
-    assert said.startswith(
-        "Whether the draws are the posterior was not checked; the model does not fit the data: "
-    )
+    assert said.startswith("Whether the draws are the posterior was not checked; the model does not fit the data: ")
     assert "On 100 held-out points it explains " in said
     assert "of the variance of y, and predicts worse than a linear model." in said
     fine = Verdict.from_checks("SVI", "it", [Check("virial", "pass")])
@@ -476,9 +457,7 @@ def test_the_draws_of_another_librarys_tree_are_said_to_be_its(tmp_path):
 @pytest.mark.parametrize("size", [np.float32(1e30), 1e200])
 def test_a_prior_too_vague_for_numbers_is_no_fault_of_the_draws(size):
     tree = of_another_library()
-    tree["prior_predictive"]["effect"] = (
-        tree["prior_predictive"]["effect"].astype(np.asarray(size).dtype) * size
-    )
+    tree["prior_predictive"]["effect"] = tree["prior_predictive"]["effect"].astype(np.asarray(size).dtype) * size
     verdict = judge_all({"run": tree})["run"]
     assert verdict.draws == "pass"
 
@@ -490,7 +469,5 @@ def test_few_draws_of_classes_have_replicates_enough_for_a_check():
     with seeded(0):
         model = pb.BNN(torch.nn.Linear(2, 3), normal_prior(), pb.likelihoods.Categorical())
     draws = {name: torch.randn(1, 4, *site.shape(), generator=rng) for name, site in model.priors.items()}
-    tree = pb.Posterior(model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}).to_datatree(
-        x, y
-    )
+    tree = pb.Posterior(model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}).to_datatree(x, y)
     assert tree["posterior_predictive"]["y_sample"].shape == (200, 30)

@@ -41,9 +41,7 @@ def test_it_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
     table = pd.read_csv(out / "table.csv")
     assert list(table["method"]) == ["wide"] * 2 and list(table["seed"]) == [0, 1]
     assert table["in gap"].nunique() == 2 and " ± " in capsys.readouterr().out
-    assert {"report.html", "bands.png", "wide.nc"} <= {
-        each.name for each in (out / "gap-inferred-0").iterdir()
-    }
+    assert {"report.html", "bands.png", "wide.nc"} <= {each.name for each in (out / "gap-inferred-0").iterdir()}
     assert (out / "gaps.png").exists()
     monkeypatch.setattr(compare, "_fitted", None)  # nothing is fitted again
     assert SCRIPT["main"](words) == 0

@@ -21,9 +21,7 @@ del sys.modules["run"]  # other claims have a script of that name
     "name", [n if n in ("nuts-4", "laplace") else pytest.param(n, marks=pytest.mark.slow) for n in gpu.CASES]
 )
 def test_every_case_runs_on_the_stand_in(name, monkeypatch):
-    monkeypatch.setattr(
-        "pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given)
-    )
+    monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
     with stand_in_device() as device:
         row = gpu.measure(name, str(device), small=True)
     assert "error" not in row, row["error"]

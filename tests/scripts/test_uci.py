@@ -100,10 +100,7 @@ def line_data(num_data=60):
 
 def test_validation_chooses_the_noise_of_the_data():
     rule = Rule(
-        MAP(num_steps=150, lr=0.05, compile=False, polish_steps=0),
-        (1.0,),
-        (0.005, 0.08, 2.0),
-        choose="validation",
+        MAP(num_steps=150, lr=0.05, compile=False, polish_steps=0), (1.0,), (0.005, 0.08, 2.0), choose="validation"
     )
     posterior, chosen, criterion = rule.fit(line_data(), seed=0)
     assert chosen.noise == 0.08  # 0.3 / sd(y)
@@ -144,9 +141,7 @@ def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method,
         x, slope = torch.randn(2000, 3), torch.randn(3)
         f = x @ slope
         y = (f / f.std() + noise * torch.randn(2000))[:, None]
-    train, test = (
-        Dataset(x[rows], y[rows], "line", "regression") for rows in (slice(1000), slice(1000, 2000))
-    )
+    train, test = (Dataset(x[rows], y[rows], "line", "regression") for rows in (slice(1000), slice(1000, 2000)))
     posterior, chosen, _ = RULES[method].fit(train, seed=0)
     mean, scale = LinearFloor.fit(train).predict(test.x)
     floor = torch.distributions.Normal(mean, scale).log_prob(test.y[:, 0].double())
@@ -159,10 +154,7 @@ def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method,
 AXES = {
     "noise": (Rule(MAP(), (1.0,), (OfLinear(0.5), OfLinear(1.0)), "validation"), lambda c: c.noise.share),
     "prior": (Rule(MAP(), (1.0, 2.0), ("learned",), "validation"), lambda c: c.prior_scale),
-    "option": (
-        Rule(MCDropout(), (1.0,), ("learned",), "validation", ({"p": 0.1}, {"p": 0.2})),
-        lambda c: c.method.p,
-    ),
+    "option": (Rule(MCDropout(), (1.0,), ("learned",), "validation", ({"p": 0.1}, {"p": 0.2})), lambda c: c.method.p),
 }
 
 
@@ -250,16 +242,7 @@ def test_the_noise_of_a_rule_is_a_share_of_what_a_line_leaves(small_sets):
 
 def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path, capsys):
     results = tmp_path / "results.jsonl"
-    common = [
-        "--data-root",
-        str(small_sets),
-        "--results",
-        str(results),
-        "--data",
-        "mine",
-        "--methods",
-        "linear",
-    ]
+    common = ["--data-root", str(small_sets), "--results", str(results), "--data", "mine", "--methods", "linear"]
     assert benchmark.main([*common, "--check", "50%"]) == 2  # nothing is no proof
     assert benchmark.main(common) == 0
     assert benchmark.main([*common, "--check", "100%"]) == 0
@@ -297,13 +280,7 @@ def test_the_floor_on_the_standard_splits_is_the_known_one():
 def record(method, split, log_density, rmse=1.0, dataset="yacht"):
     scores = {"log_density": log_density, "rmse": rmse, "crps": 0.5, "coverage": 0.95}
     sizes = {"num_train": 90, "num_test": 10}
-    return {
-        "dataset": dataset,
-        "split": split,
-        "method": method,
-        "scores": scores,
-        "cpu_seconds": 1.0,
-    } | sizes
+    return {"dataset": dataset, "split": split, "method": method, "scores": scores, "cpu_seconds": 1.0} | sizes
 
 
 def test_gains_over_the_linear_model_are_paired_and_need_both_scores():
@@ -322,9 +299,7 @@ def test_gains_over_the_linear_model_are_paired_and_need_both_scores():
 def test_a_table_gives_splits_and_the_published_columns_cite_their_source():
     text = markdown([record("map", k, -1.0 - k) for k in range(3)], "log_density", ["map"], published())
     assert "| map | -2.000 ± " in text and "[3]" in text and "MC dropout 2018" in text
-    assert all(
-        column["url"].startswith("https://") for column in published()["columns"] if column["id"] != "linear"
-    )
+    assert all(column["url"].startswith("https://") for column in published()["columns"] if column["id"] != "linear")
 
 
 def test_the_records_are_read_by_the_script(capsys):

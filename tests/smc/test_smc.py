@@ -118,9 +118,7 @@ def test_the_parts_of_the_density_add_up_to_the_joint():
         base, rest = parts(density, z)
         torch.testing.assert_close(base + rest, density.log_joint(z))
         values = density.constrain(z)
-        prior = dist.Normal(0.0, 2.0).log_prob(values["mean"]).sum() + dist.HalfNormal(1.0).log_prob(
-            values["noise"]
-        )
+        prior = dist.Normal(0.0, 2.0).log_prob(values["mean"]).sum() + dist.HalfNormal(1.0).log_prob(values["noise"])
         torch.testing.assert_close(base, (prior + density.log_jacobian(z)).double(), rtol=1e-5, atol=1e-5)
 
 
@@ -201,9 +199,7 @@ def test_particles_that_lag_behind_say_so():
     with warnings.catch_warnings():  # the islands' spread may be warned of too
         warnings.simplefilter("ignore")
         posterior = pb.SMC(num_particles=80, ess=0.5, max_leapfrogs=10, compile=False).fit(steep)
-    assert any(
-        re.search("lag behind, many of the draws .* too low by", each) for each in posterior.meta["warnings"]
-    )
+    assert any(re.search("lag behind, many of the draws .* too low by", each) for each in posterior.meta["warnings"])
     assert posterior.log_evidence < exact
 
 

@@ -48,12 +48,8 @@ def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
     model, x, y = line()
     exact = pb.rehearse(Shrunk(), model, x, y, num_worlds=60, num_draws=300)
     assert exact.ok, str(exact)
-    narrow = pb.rehearse(
-        Shrunk(0.3), model, x, y, num_worlds=60, num_draws=300, worlds=Shrunk().fit(model, x, y)
-    )
-    assert {row.verdict for row in narrow.coverage if row.quantity == "function" and row.level == 0.9} == {
-        "too narrow"
-    }
+    narrow = pb.rehearse(Shrunk(0.3), model, x, y, num_worlds=60, num_draws=300, worlds=Shrunk().fit(model, x, y))
+    assert {row.verdict for row in narrow.coverage if row.quantity == "function" and row.level == 0.9} == {"too narrow"}
     assert json.loads(json.dumps(narrow.to_dict()))["ok"] is False
     assert "too narrow" in str(narrow)
 
@@ -61,12 +57,17 @@ def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
 def test_a_point_has_no_interval_of_the_function():
     model, x, y = line()
     found = pb.rehearse(
-        pb.MLE(num_steps=20, compile=False), model, x, y, num_worlds=5, regions={"mine": x[:3]},
+        pb.MLE(num_steps=20, compile=False),
+        model,
+        x,
+        y,
+        num_worlds=5,
+        regions={"mine": x[:3]},
         worlds=Shrunk().fit(model, x, y),
-    )  # fmt: skip
-    assert [row.share for row in found.coverage[:2]] == [0.0, 0.0] and {
-        row.region for row in found.coverage
-    } == {"mine"}
+    )
+    assert [row.share for row in found.coverage[:2]] == [0.0, 0.0] and {row.region for row in found.coverage} == {
+        "mine"
+    }
 
 
 def test_all_worlds_are_fitted_in_one_search():
@@ -102,9 +103,7 @@ def test_labels_are_rehearsed():
 
 def test_false_alarms_of_right_intervals_are_rare():
     g = torch.Generator().manual_seed(0)
-    dependent = (
-        torch.rand(2000, 100, 1, 1, generator=g).expand(-1, -1, 4, 1) < 0.9
-    )  # the points of a world hold alike
+    dependent = torch.rand(2000, 100, 1, 1, generator=g).expand(-1, -1, 4, 1) < 0.9  # the points of a world hold alike
     alarms = sum(_coverage("f", "gap", 0.9, held).verdict != "ok" for held in dependent)
     assert alarms / 2000 < 0.05 / 6  # six intervals of 90 % in a rehearsal
 

@@ -163,10 +163,7 @@ def test_every_guide_serves_predictive_and_log_q(guide):
     model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
     posterior = _fit(guide=guide, num_steps=20, model=model, num_draws=30, num_particles=2)
     x, _ = toy()
-    assert (
-        posterior.draws["likelihood.scale"].shape == (1, 30)
-        and (posterior.draws["likelihood.scale"] > 0).all()
-    )
+    assert posterior.draws["likelihood.scale"].shape == (1, 30) and (posterior.draws["likelihood.scale"] > 0).all()
     assert torch.isfinite(posterior.log_q()).all() and torch.isfinite(posterior.sample_stats["log_p"]).all()
     with seeded(0):
         drawn = pyro.infer.Predictive(model, guide=posterior.guide, num_samples=4)(x)
@@ -229,9 +226,7 @@ def test_loaders_are_streamed():
     assert abs(posterior.log_evidence / whole.log_evidence - 1) < 0.5
     density = pb.Density(functools.partial(toy_model().pyro_model, num_data=50), (x, y))
     z = density.unconstrain({name: value[0, 0] for name, value in posterior.draws.items()})
-    torch.testing.assert_close(
-        posterior.sample_stats["log_p"][0, 0], density.log_joint(z), atol=1e-3, rtol=1e-5
-    )
+    torch.testing.assert_close(posterior.sample_stats["log_p"][0, 0], density.log_joint(z), atol=1e-3, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -269,9 +264,7 @@ def test_tempered_posterior_is_the_tempered_one(exact):
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"estimator": "local_reparameterization", "num_particles": 2}, {"guide": AutoNormal}],
-    ids=str,
+    "options", [{}, {"estimator": "local_reparameterization", "num_particles": 2}, {"guide": AutoNormal}], ids=str
 )
 def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monkeypatch):
     """Neither for a generator's normals nor for a library's products: one call, and its memory can be the stack."""
@@ -284,9 +277,7 @@ def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monke
     monkeypatch.setattr("pyrobnn.inference.optim.minimize.compiled", trace)
     with seeded(0):
         x = torch.randn(100, 13)
-    model = pb.BNN(
-        pb.networks.mlp(13, (20,), 1, seed=0), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1)
-    )
+    model = pb.BNN(pb.networks.mlp(13, (20,), 1, seed=0), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
     SVI(num_steps=2, batch_size=32, **options).fit(model, x, x[:, :1], num_draws=2)
     random = torch.Tag.nondeterministic_seeded
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
@@ -299,9 +290,7 @@ def test_steps_of_every_parameter_keep_a_full_rank_guide_well_conditioned():
     start = family.initial()
     with seeded(0):  # what Adam's noise does to parameters without a gradient: ten steps of 0.01 on each
         walked = start + 0.1 * torch.randn_like(start) * (torch.arange(family.size) >= 2 * 200)
-        before, after = (
-            family.draw(phi, Noise(torch.tensor(0))).moments.var.sqrt() for phi in (start, walked)
-        )
+        before, after = (family.draw(phi, Noise(torch.tensor(0))).moments.var.sqrt() for phi in (start, walked))
         assert float((after / before - 1).abs().max()) < 0.05
         q = family.approximation(
             walked, pb.Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(200), 1.0).to_event(1)))
@@ -318,9 +307,7 @@ def test_correlated_guides_end_above_mean_field_on_a_relu_net(guide):
     y = torch.sin(x[:, :1]) * x[:, 1:] + 0.1 * torch.randn(100, 1, generator=generator)
     net = pb.networks.mlp(2, (50,), 1, activation=torch.nn.ReLU, seed=0)
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
-    richer, simple = (
-        SVI(guide=name, num_steps=2000).fit(model, x, y, num_draws=100) for name in (guide, "mean_field")
-    )
+    richer, simple = (SVI(guide=name, num_steps=2000).fit(model, x, y, num_draws=100) for name in (guide, "mean_field"))
     assert richer.log_evidence > simple.log_evidence - 5 * simple.meta["elbo_error"]
     assert not richer.meta["warnings"] and richer.log_evidence < float(richer.history["elbo"].max())
 
@@ -341,18 +328,14 @@ def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
     with pytest.warns(UserWarning, match="has not converged"):
         # a learning rate that jumps when the fit is nearly done
         posterior = _fit(
-            num_steps=600,
-            lr=0.03,
-            optimizer=Optimizer("adam", lambda k: 1.0 if k < 590 else 50.0, average=0.0),
+            num_steps=600, lr=0.03, optimizer=Optimizer("adam", lambda k: 1.0 if k < 590 else 50.0, average=0.0)
         )
     assert [each["code"] for each in posterior.meta["findings"]] == ["elbo_below_best"]
 
 
 def test_scale_cap_holds_and_can_be_left_again():
     x, y = toy(3)  # three points: most scales want to grow to the prior's
-    free, capped = (
-        _fit(data=(x, y), guide=Guide(max_scale=cap), num_steps=150, lr=0.1) for cap in (None, 0.1)
-    )
+    free, capped = (_fit(data=(x, y), guide=Guide(max_scale=cap), num_steps=150, lr=0.1) for cap in (None, 0.1))
     scales = [posterior.approximation.state()[1]["scale"] for posterior in (free, capped)]
     assert scales[0].max() > 0.3 and 0.09 < scales[1].max() <= 0.1
 
@@ -402,9 +385,7 @@ def test_starts_where_it_is_told():
 
 @pytest.mark.slow
 def test_scale_mixture_prior_has_no_closed_form_and_fits():
-    model = pb.BNN(
-        toy_net(), pb.priors.ScaleMixture(0.5, 1.0, 0.05), pb.likelihoods.HomoskedasticGaussian(0.2)
-    )
+    model = pb.BNN(toy_net(), pb.priors.ScaleMixture(0.5, 1.0, 0.05), pb.likelihoods.HomoskedasticGaussian(0.2))
     posterior = _fit(model=model, num_steps=800, lr=0.03)
     error = (posterior.predict(toy()[0]).mean - toy()[1]).square().mean().sqrt()
     assert float(error) < 0.25

@@ -52,10 +52,7 @@ def _options(estimator):
 def _conv_model():
     with seeded(0):
         net = torch.nn.Sequential(
-            torch.nn.Conv2d(2, 3, 3, padding=1, groups=1),
-            torch.nn.Tanh(),
-            torch.nn.Flatten(),
-            torch.nn.Linear(48, 1),
+            torch.nn.Conv2d(2, 3, 3, padding=1, groups=1), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(48, 1)
         )
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(1.0))
     generator = torch.Generator().manual_seed(0)
@@ -181,9 +178,7 @@ def test_elbo_is_pyros():
     with seeded(0), torch.no_grad(), pyro.get_param_store().scope():
         theirs = TraceMeanField_ELBO(num_particles=1)
         values = [-theirs.loss(model, guide, x, y) for _ in range(1500)]
-        ours = torch.func.vmap(lambda key: torch.stack(elbo.parts(theta, key)))(
-            Noise(torch.tensor(0)).split(3000)
-        )
+        ours = torch.func.vmap(lambda key: torch.stack(elbo.parts(theta, key)))(Noise(torch.tensor(0)).split(3000))
     theirs = torch.tensor(values, dtype=torch.float64)
     difference = float((ours[:, 0] - ours[:, 1]).mean() - theirs.mean())
     error = float((theirs.var() / len(theirs) + (ours[:, 0] - ours[:, 1]).var() / len(ours)).sqrt())
@@ -221,9 +216,7 @@ def test_particles_average():
 def test_the_elbo_of_a_small_net_takes_few_runs_of_its_program(monkeypatch):
     """Four thousand draws of a small net cost little beside the calls that they are made by."""
     x, y = toy()
-    problem = prepare(
-        toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free"
-    )
+    problem = prepare(toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free")
     elbo, theta = build_elbo(SVI(init_scale=0.2), problem, None, 0)
     runs, genuine = [], pb.Density.log_parts
     monkeypatch.setattr(pb.Density, "log_parts", lambda *rest: (runs.append(1), genuine(*rest))[1])
@@ -270,9 +263,7 @@ def test_the_stated_error_covers_the_distance_to_the_known_optimum(rows, noise, 
     """Weights around a random mean are a narrow valley, in which some seeds are late: what is returned is not."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 24, generator=generator)
-    y = x @ (centre + 0.25 * torch.randn(24, generator=generator)) + noise * torch.randn(
-        rows, generator=generator
-    )
+    y = x @ (centre + 0.25 * torch.randn(24, generator=generator)) + noise * torch.randn(rows, generator=generator)
 
     def program(x, y=None):
         mean = pyro.sample("mean", dist.Normal(0.0, 8.0))

@@ -106,9 +106,7 @@ def _schools():
 
 def _net(likelihood, x, y, inputs=1, hidden=10, out=1):
     with seeded(0):
-        net = torch.nn.Sequential(
-            torch.nn.Linear(inputs, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, out)
-        )
+        net = torch.nn.Sequential(torch.nn.Linear(inputs, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, out))
     return pb.BNN(net, normal_prior(), likelihood), x, y
 
 
@@ -137,12 +135,8 @@ def _counts():
 SIX = {
     "line": _line,
     "hierarchical program": _schools,
-    "homoskedastic": functools.partial(
-        _sine, likelihood=pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
-    ),
-    "heteroskedastic": functools.partial(
-        _sine, 0.1, likelihood=pb.likelihoods.HeteroskedasticGaussian(), out=2
-    ),
+    "homoskedastic": functools.partial(_sine, likelihood=pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))),
+    "heteroskedastic": functools.partial(_sine, 0.1, likelihood=pb.likelihoods.HeteroskedasticGaussian(), out=2),
     "classes": _iris,
     "correlated counts": _counts,
 }

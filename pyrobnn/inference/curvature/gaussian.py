@@ -234,9 +234,7 @@ class BlockGaussian:
         values = self.layout.constrain(z)
         for site in self.layout.sites:
             density = -self.layout.log_jacobian(z, site) if site in self.sites else z.new_zeros(())
-            pyro.sample(
-                site.name, dist.Delta(values[site.name], log_density=density, event_dim=len(site.shape))
-            )
+            pyro.sample(site.name, dist.Delta(values[site.name], log_density=density, event_dim=len(site.shape)))
         return values
 
     def state(self) -> tuple[str, dict[str, Tensor]]:

@@ -57,9 +57,7 @@ def check_finite(curvature: Tensor) -> Tensor:
 Structure = Literal["full", "kron", "diag"]
 
 
-def ggn(
-    jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor
-) -> Curvature:
+def ggn(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor) -> Curvature:
     r"""Whitened Gauss-Newton matrix of the log likelihood, :math:`H = \sum_n J_n^\top H_n J_n`.
 
     Args:
@@ -285,9 +283,7 @@ class KronCurvature(Curvature):
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         factors = tau.expand(len(self.group_names))
-        return torch.stack(
-            [(factors[group] + c * v).log().sum() for _, group, _, _, v, _ in self.layers]
-        ).sum()
+        return torch.stack([(factors[group] + c * v).log().sum() for _, group, _, _, v, _ in self.layers]).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         factors = tau.expand(len(self.group_names))
@@ -359,9 +355,7 @@ def hessian(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
 
 def hessian_diagonal(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
     """Diagonal (p,) of :func:`hessian`, float64, without the matrix in memory."""
-    return torch.cat(
-        [part.gather(1, rows[:, None])[:, 0] for rows, part in _columns(density, z, index)]
-    ).double()
+    return torch.cat([part.gather(1, rows[:, None])[:, 0] for rows, part in _columns(density, z, index)]).double()
 
 
 def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:

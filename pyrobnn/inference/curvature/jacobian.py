@@ -96,15 +96,12 @@ def _layer_factors(
         f = torch.func.functional_call(net, params, (x,))
     for name, count in calls.items():
         if count != 1:
-            raise Refused(
-                f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
-            )
+            raise Refused(f"the layer {name!r} is called {count} times in one pass: its curvature is not a product")
     value = f.detach()
     columns = _identity(value) if root is None else root(value)
     ends = [outputs[name] for name in calls]
     pulled = [
-        torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True)
-        for k in range(columns.shape[-1])
+        torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True) for k in range(columns.shape[-1])
     ]
     grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
     named = zip(layers, grads, strict=True)
@@ -184,9 +181,7 @@ class NetworkJacobian:
     Attributes: ``layers``; ``unsupported`` (modules without layer product); ``params`` (of the net at the mode).
     """
 
-    def __init__(
-        self, model: BNN, density: Density, mode: Tensor, points: dict[str, Tensor], names: Sequence[str]
-    ):
+    def __init__(self, model: BNN, density: Density, mode: Tensor, points: dict[str, Tensor], names: Sequence[str]):
         self.model, self.density, self.mode = model, density, mode
         constrained = density.constrain(mode)
         known = {NET + name for name, _ in model.net.named_parameters()}

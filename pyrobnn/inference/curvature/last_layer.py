@@ -94,14 +94,7 @@ class LastLayer:
         return [10.0 ** (0.75 * k) * top for k in range(-9, 3)]
 
     def posterior(
-        self,
-        net: nn.Module,
-        name: str,
-        likelihood: Likelihood,
-        tau: float,
-        ratio: Tensor,
-        x: Tensor,
-        seed: int,
+        self, net: nn.Module, name: str, likelihood: Likelihood, tau: float, ratio: Tensor, x: Tensor, seed: int
     ) -> Posterior:
         """Draws of the layer ``name`` where noise has ``ratio`` times the precision of the net's."""
         prec, rows = self.precision(tau) * ratio.to(self.a)[:, None], self.rows

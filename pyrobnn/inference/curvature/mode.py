@@ -85,9 +85,7 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
             raise Refused(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
         return tuple(chosen)
     if unknown := [name for name in subset if name not in latent] or not subset:
-        raise ValueError(
-            f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}"
-        )
+        raise ValueError(f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}")
     return tuple(name for name in latent if name in subset)
 
 
@@ -198,8 +196,7 @@ def find_centre(
     if not bool(slope.isfinite().all()):
         site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
         raise FloatingPointError(
-            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew, "
-            "or use a larger noise"
+            f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew, or use a larger noise"
         )
     return Centre(problem, held, mode, points, names, slope.detach(), notes, parts)
 

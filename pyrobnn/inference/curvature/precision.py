@@ -18,13 +18,7 @@ from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import check_finite, ggn, hessian, hessian_diagonal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.mode import Centre
-from pyrobnn.inference.curvature.prior import (
-    Tuned,
-    hold_out,
-    maximize_evidence,
-    prior_precision,
-    with_precision,
-)
+from pyrobnn.inference.curvature.prior import Tuned, hold_out, maximize_evidence, prior_precision, with_precision
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
@@ -166,9 +160,7 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
     program = partial(model.pyro_model, num_data=problem.num_data)
-    free, held = (
-        Density(program, problem.density.args, points=kind, values=points) for kind in ("free", "held")
-    )
+    free, held = (Density(program, problem.density.args, points=kind, values=points) for kind in ("free", "held"))
     tuned_problem = replace(problem, model=model, density=free)
     # the gradient says whether the mode was found for the model it was searched in
     return replace(centre, problem=tuned_problem, density=held, points=points)
@@ -207,9 +199,5 @@ def report_frozen(draws: Mapping[str, Tensor], remarks: list[Finding | str]) -> 
     moved = torch.cat([(value != value[:, :1]).any(1).flatten() for value in draws.values()])
     some = next(iter(draws.values()))
     if some.shape[1] > 1 and not bool(moved.all()):
-        lost = {
-            "count": int((~moved).sum()),
-            "total": len(moved),
-            "dtype": str(some.dtype).removeprefix("torch."),
-        }
+        lost = {"count": int((~moved).sum()), "total": len(moved), "dtype": str(some.dtype).removeprefix("torch.")}
         remarks.append(Finding("draws_unresolved", lost))

@@ -175,10 +175,7 @@ def maximize_evidence(
     best = min(range(73), key=lambda at: float(loss(*factors(grid[at]))))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, 72)]
     found = optimize.minimize_scalar(
-        lambda log_rho: float(loss(*factors(log_rho))),
-        bounds=bounds,
-        method="bounded",
-        options={"xatol": 1e-8},
+        lambda log_rho: float(loss(*factors(log_rho))), bounds=bounds, method="bounded", options={"xatol": 1e-8}
     )
     log_tau, log_c = factors(float(found.x))
     if not per_layer or groups == 1:

@@ -66,9 +66,7 @@ def survey(loader: DataLoader) -> Epoch:
     try:
         size = len(dataset)
     except TypeError as error:
-        raise ValueError(
-            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
-        ) from error
+        raise ValueError("the DataLoader's dataset has no length, so N is unknown: use a map-style dataset") from error
     batching = loader.batch_sampler
     sampler: Any = loader.sampler if batching is None else batching
     if type(batching) is BatchSampler:
@@ -154,9 +152,7 @@ def check_batch_size(problem: Problem, batch_size: int | None) -> None:
             "leave out 'batch_size' and let it subsample in a pyro.plate"
         )
     if batch_size is not None and problem.loader is not None:
-        raise ValueError(
-            f"'batch_size' is that of the DataLoader here, got {batch_size} beside it: leave it out"
-        )
+        raise ValueError(f"'batch_size' is that of the DataLoader here, got {batch_size} beside it: leave it out")
 
 
 def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -43,9 +43,7 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
     values = {NET + name: value.detach().clone() for name, value in init.named_parameters()}
     own = model.initial_values() if isinstance(model, BNN) else {}
     if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
-        raise ValueError(
-            "'init' is a net with other parameters than the model's: pass the net the BNN was built from"
-        )
+        raise ValueError("'init' is a net with other parameters than the model's: pass the net the BNN was built from")
     return values
 
 

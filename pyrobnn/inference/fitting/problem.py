@@ -139,18 +139,14 @@ def prepare(
             "so it has no fixed density: call net.eval() before building the BNN"
         )
     if isinstance(x, (Dataset, torch.utils.data.Dataset)):
-        raise TypeError(
-            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
-        )
+        raise TypeError("'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader")
     epoch = None
     if loader is not None:
         if y is not None:
             raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
         x, y, epoch = batches.read(loader, gather=not stream)
     elif x is None or y is None:
-        raise TypeError(
-            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
-        )
+        raise TypeError("'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader")
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
@@ -343,9 +339,7 @@ def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None,
     return problem
 
 
-def snapshot(
-    problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any
-) -> Posterior:
+def snapshot(problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any) -> Posterior:
     """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -63,8 +63,15 @@ def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_c
 
 def first_step_size(
     gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-    q: Tensor, g: Tensor, lp: Tensor, r: Tensor, guess: Tensor | float, target: float, *, each: bool = False,
-) -> Tensor | float:  # fmt: skip
+    q: Tensor,
+    g: Tensor,
+    lp: Tensor,
+    r: Tensor,
+    guess: Tensor | float,
+    target: float,
+    *,
+    each: bool = False,
+) -> Tensor | float:
     """Double or halve until the mean (or ``each`` chain's) acceptance of a leapfrog from (q, r) crosses the target."""
     step = torch.zeros_like(lp) + guess
     direction, done = torch.zeros_like(lp), torch.zeros_like(lp, dtype=torch.bool)
@@ -137,9 +144,7 @@ def not_stationary(z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[in
     first, second = lp[:, : num // 2], lp[:, -(num // 2) :]
     rise = float((second.mean(1) - first.mean(1)).mean())
     if rise > float(torch.cat([first, second]).var(1).mean().sqrt()):
-        return (
-            f"the log density was still rising, by {rise:.3g} from the first to the second half of a window"
-        )
+        return f"the log density was still rising, by {rise:.3g} from the first to the second half of a window"
     if names is None:
         return ""
     columns = torch.cat([lp.unsqueeze(-1), z[:, :num, :1000].double()], -1)

@@ -71,9 +71,7 @@ def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
     head, _, body = content[len(_MAGIC) :].partition(b"\n")
     owner, _, digest = head.decode(errors="replace").partition(" ")
     if digest != hashlib.sha256(body).hexdigest():
-        raise ValueError(
-            f"the checkpoint {path} is damaged (its checksum does not match): delete it to start again"
-        )
+        raise ValueError(f"the checkpoint {path} is damaged (its checksum does not match): delete it to start again")
     if owner != run:
         raise ValueError(
             f"the checkpoint {path} belongs to a run with another model, data, seed or settings: resume with the "

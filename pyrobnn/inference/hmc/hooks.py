@@ -233,9 +233,7 @@ class Hooks:
         present = partial(self._snapshot, look)
         stop = self.watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
         if stop and (warming or not look.draws):
-            raise ValueError(
-                f"a callback stopped the run at step {look.steps}, before the first draw was kept"
-            )
+            raise ValueError(f"a callback stopped the run at step {look.steps}, before the first draw was kept")
         return stop
 
     def _snapshot(self, look: Progress) -> Posterior:
@@ -245,8 +243,6 @@ class Hooks:
     def _enough(self, result: Draws) -> bool:
         draws = constrained(self._problem.density, result.z)
         far = check_convergence(self._problem, draws, result.stats)
-        self._found = (
-            f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
-        )
+        self._found = f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
         self._stopped = "converged" if far.enough else self._stopped
         return far.enough

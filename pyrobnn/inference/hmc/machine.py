@@ -126,8 +126,7 @@ class Machine:
         slots = (self.num_chains, self.num_slots + 1)
         stats = torch.zeros(*slots, len(STATS), dtype=torch.float64, device=self.device)
         q, r, draws = (
-            torch.zeros(size, dtype=self.dtype, device=self.device)
-            for size in (check, check, (*slots, self.dim))
+            torch.zeros(size, dtype=self.dtype, device=self.device) for size in (check, check, (*slots, self.dim))
         )
         return Buffers(q, r, draws, stats)
 
@@ -152,9 +151,7 @@ class Machine:
         q, r, g, lp, energy = self._leapfrog(old, s, scale)
         error = energy - s.energy0
         fine = error <= MAX_ENERGY_ERROR  # false for NaN: nothing of a bad leaf is ever selected
-        s = s._replace(
-            steps=s.steps + 1, accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0)
-        )
+        s = s._replace(steps=s.steps + 1, accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0))
         chain = torch.arange(self.num_chains, device=self.device)
         chance = rng.chances(rng.stream(rng.stream(keys, s.transition.long()), s.steps.long()))
         extend = self._extend_path if self.trajectory else self._extend_tree
@@ -167,9 +164,7 @@ class Machine:
         buffers.stats.index_put_((chain, where), torch.stack(row, -1))
 
         dual = dual_average(state.dual, rate, ended, self.target_accept, self.num_chains)
-        r_new, begun = self._begin(
-            s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
-        )
+        r_new, begun = self._begin(s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2])
         fresh = ended.unsqueeze(-1)
         both = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
         ends = [torch.where(fresh, b, a) for a, b in zip(new[:6], both, strict=True)]
@@ -188,9 +183,15 @@ class Machine:
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
     def _extend_tree(
-        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor,
+        self,
+        new: Vectors,
+        s: Scalars,
+        buffers: Buffers,
+        lp: Tensor,
+        energy: Tensor,
+        fine: Tensor,
         chance: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
         q, r, g = new.q, new.r, new.g
         weight = torch.where(fine, s.energy0 - energy, -math.inf)
@@ -249,18 +250,22 @@ class Machine:
         return (ends & (late | early)).any(-1)
 
     def _extend_path(
-        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor,
+        self,
+        new: Vectors,
+        s: Scalars,
+        buffers: Buffers,
+        lp: Tensor,
+        energy: Tensor,
+        fine: Tensor,
         chance: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
         ended = ~fine | (s.steps >= (self.trajectory or math.inf))
         take = ended & fine & (chance[0] < (s.energy0 - energy).exp())
         col = take.unsqueeze(-1)
         # the acceptance rate of the end point alone: what a fixed path is tuned on
         rate = torch.where(fine, (s.energy0 - energy).clamp(max=0.0).exp(), 0.0)
-        vectors = new._replace(
-            q_prop=torch.where(col, new.q, new.q_prop), g_prop=torch.where(col, new.g, new.g_prop)
-        )
+        vectors = new._replace(q_prop=torch.where(col, new.q, new.q_prop), g_prop=torch.where(col, new.g, new.g_prop))
         s = s._replace(
             accept=rate * s.steps,
             lp_prop=torch.where(take, lp, s.lp_prop),

@@ -15,9 +15,16 @@ from pyrobnn.inference.hmc.adaptation import STATS
 
 
 def sample(
-    log_density: Callable[[Tensor], Tensor], z: Tensor, *, num_draws: int, num_warmup: int, dense: bool, seed: int,
-    config: Any, progress: bool = False,
-) -> tuple[Tensor, Tensor, int, bool]:  # fmt: skip
+    log_density: Callable[[Tensor], Tensor],
+    z: Tensor,
+    *,
+    num_draws: int,
+    num_warmup: int,
+    dense: bool,
+    seed: int,
+    config: Any,
+    progress: bool = False,
+) -> tuple[Tensor, Tensor, int, bool]:
     """Run one chain after the other from ``z`` (chain, dim).
 
     Returns:
@@ -32,9 +39,13 @@ def sample(
         with seeded(seed * 1_000_003 + number, z.device):
             # Pyro mixes the dtypes of energies and positions
             mcmc = MCMC(
-                chain.kernel, num_draws, num_warmup, initial_params={"z": start.double()}, hook_fn=chain,
+                chain.kernel,
+                num_draws,
+                num_warmup,
+                initial_params={"z": start.double()},
+                hook_fn=chain,
                 disable_progbar=not progress,
-            )  # fmt: skip
+            )
             try:
                 mcmc.run()
             except KeyboardInterrupt:
@@ -86,10 +97,7 @@ class _Chain:
         if stage.startswith("Warmup"):
             return
         count = len(self.rows) + 1  # the kernel keeps a running mean over the kept draws
-        rate, self._accept = (
-            count * kernel._mean_accept_prob - self._accept,
-            count * kernel._mean_accept_prob,
-        )
+        rate, self._accept = (count * kernel._mean_accept_prob - self._accept, count * kernel._mean_accept_prob)
         depth = math.floor(math.log2(steps + 1)) if steps else 0
         row = [self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)]
         self.rows.append((params["z"].detach().clone(), row))

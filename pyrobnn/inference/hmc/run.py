@@ -134,10 +134,19 @@ class Run:
     """
 
     def __init__(
-        self, machine: Machine, *, seed: int, num_warmup: int, most: int | None = None,
-        names: Callable[[int], str] | None = None, inspect: Callable[[Tensor, Tensor], str] | None = None,
-        mass_matrix: str = "diag", step_size: float | None = None, compile: bool = True, every: int = 16,
-    ) -> None:  # fmt: skip
+        self,
+        machine: Machine,
+        *,
+        seed: int,
+        num_warmup: int,
+        most: int | None = None,
+        names: Callable[[int], str] | None = None,
+        inspect: Callable[[Tensor, Tensor], str] | None = None,
+        mass_matrix: str = "diag",
+        step_size: float | None = None,
+        compile: bool = True,
+        every: int = 16,
+    ) -> None:
         self.machine, self.dense, self.every = machine, mass_matrix == "dense", every
         chains = torch.arange(machine.num_chains, device=machine.device)
         self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
@@ -164,9 +173,7 @@ class Run:
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
-        self.state = self.machine.start(
-            q, g, lp, dual_averaging(step, len(z), z.device, self._mode()), self.keys, zero
-        )
+        self.state = self.machine.start(q, g, lp, dual_averaging(step, len(z), z.device, self._mode()), self.keys, zero)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs."""
@@ -196,9 +203,13 @@ class Run:
     # -- running -----------------------------------------------------------------------------------------------------
 
     def sample(
-        self, num_draws: int, *, look: Callable[[Progress], bool] | None = None,
-        enough: Callable[[Draws], bool] | None = None, save: tuple[str | Path, str, float] | None = None,
-    ) -> Draws:  # fmt: skip
+        self,
+        num_draws: int,
+        *,
+        look: Callable[[Progress], bool] | None = None,
+        enough: Callable[[Draws], bool] | None = None,
+        save: tuple[str | Path, str, float] | None = None,
+    ) -> Draws:
         """Run the remaining phases and return the draws.
 
         Args:
@@ -337,9 +348,7 @@ class Run:
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
         if new_mass and not any(each.mass for each in self.plan[: self.phase - 1]):
-            step = self._find_step(
-                q, g, lp, transition, step
-            )  # later windows change the whitened scale little
+            step = self._find_step(q, g, lp, transition, step)  # later windows change the whitened scale little
         self.history.append([float(torch.as_tensor(step).median()), float(self.total_steps)])
         # a new average: the old one belongs to another scale, or to single chains
         dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
@@ -372,9 +381,7 @@ class Run:
         g, lp = self.machine.gradient(metric.unwhiten(q, self.scale))
         return metric.pulled(g, self.scale), lp
 
-    def _find_step(
-        self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float
-    ) -> Tensor | float:
+    def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
         r, each = rng.normal(keys, q.shape[1], q.dtype), self._mode() == OWN
         return first_step_size(self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each)
@@ -418,11 +425,7 @@ class Run:
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
             self.scale,
-            {
-                "warmup_step_size": steps,
-                "warmup_steps": total,
-                "warmup_metric": self.scale.detach().cpu().flatten(),
-            },
+            {"warmup_step_size": steps, "warmup_steps": total, "warmup_metric": self.scale.detach().cpu().flatten()},
             mode=self.mode,
             unfinished=self.unfinished,
             num_warmup=sum(each.length for each in self.plan),

@@ -43,9 +43,7 @@ class StepSize:
     ``share`` is κ, ``heating`` r, ``noisy`` whether there are mini-batches, ``drop`` nats that the log joint may fall.
     """
 
-    def __init__(
-        self, density: Density, *, share: float, heating: float, num_warmup: int, noisy: bool, drop: float
-    ):
+    def __init__(self, density: Density, *, share: float, heating: float, num_warmup: int, noisy: bool, drop: float):
         self.density, self.share, self.heating, self.noisy, self.drop = density, share, heating, noisy, drop
         self.num_warmup = num_warmup
         self.looks = {num_warmup * look // 10 for look in range(10)}
@@ -57,9 +55,7 @@ class StepSize:
         self.vector: Tensor | None = None
         self.saved: State | None = None
 
-    def look(
-        self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]
-    ) -> None:
+    def look(self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
         self.saved = State(state.step, *(value.clone() for value in (state.z, state.v, state.second)))
         root = metric.sqrt()

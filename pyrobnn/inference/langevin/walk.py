@@ -85,9 +85,7 @@ class Run:
         # a draw without its log joint is not whole
         num_kept = len(self._lp)
         if num_kept == 0:
-            raise ValueError(
-                f"a callback stopped the run at step {self.step}, before the first draw was kept"
-            )
+            raise ValueError(f"a callback stopped the run at step {self.step}, before the first draw was kept")
         self.z, self.lp = torch.stack(self.kept[:num_kept], 1), torch.stack(self._lp, 1)
         self.loss = torch.stack(self.losses)
 
@@ -187,9 +185,14 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     v = math.sqrt(config.temperature) * torch.randn_like(z)
     state, run = State(0, z, v, torch.zeros_like(z[0])), Run(z)
     watch = Watch(
-        num_steps, type(config).__name__, asked.callbacks, asked.progress, finished="num_draws",
-        starting=COMPILING if config.compile else "", worth_keeping=run.usable,
-    )  # fmt: skip
+        num_steps,
+        type(config).__name__,
+        asked.callbacks,
+        asked.progress,
+        finished="num_draws",
+        starting=COMPILING if config.compile else "",
+        worth_keeping=run.usable,
+    )
     started = time.perf_counter()
     with watch:
         _walk(config, problem, state, num_steps, watch, run, asked.seed)
@@ -198,9 +201,7 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     return run
 
 
-def _walk(
-    config: Any, problem: Problem, state: State, num_steps: int, watch: Watch, run: Run, seed: int
-) -> None:
+def _walk(config: Any, problem: Problem, state: State, num_steps: int, watch: Watch, run: Run, seed: int) -> None:
     """Take the steps and keep every ``thinning``-th after the warm-up."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
     control = state.z.new_zeros(3)  # at every step: ε, how much the preconditioner forgets, temperature
@@ -246,9 +247,7 @@ def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> 
     return snapshot(problem, config, draws, seed=seed, meta={"temperature": config.temperature})
 
 
-def _checked(
-    problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, control: Tensor
-) -> State | None:
+def _checked(problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, control: Tensor) -> State | None:
     """The state to go back to, of chains that diverged; None where they may go on."""
     diverged = chooser if chooser is not None and chooser.diverged(state.z, lp) else None
     if diverged is not None and (back := diverged.restart()) is not None:

@@ -19,9 +19,7 @@ class _Outside(Exception):
     """A step of L-BFGS ended where there is no finite density."""
 
 
-def descend(
-    slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int
-) -> tuple[Tensor, float]:
+def descend(slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int) -> tuple[Tensor, float]:
     """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
 
     A step across the edge of a bounded prior's support, where there is no finite density, ends it at the best point

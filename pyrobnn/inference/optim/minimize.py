@@ -198,9 +198,7 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str) ->
             "them), or, where the start was passed as init=, for weights that the prior's support leaves out"
         )
     value = float(losses[(row, *member)])
-    raise FloatingPointError(
-        f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}"
-    )
+    raise FloatingPointError(f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}")
 
 
 class _Step:
@@ -318,9 +316,7 @@ class _TorchStep(_Step):
         super().__init__(*args)
         self.optimizer = self.training.optimizer.kind([self.theta])
         if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise TypeError(
-                f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}"
-            )
+            raise TypeError(f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}")
         factors = self.table[:, 3].tolist() + [1.0]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
 

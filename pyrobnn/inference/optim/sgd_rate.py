@@ -65,9 +65,7 @@ def constant_rate(
     bound = 1.0 / max(curvature, 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     first = rate = min(best, bound)
-    while (
-        not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + TOLERATED_RISE
-    ):
+    while not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + TOLERATED_RISE:
         rate /= 2
         if rate < 1e-6 * first:
             raise FloatingPointError("SGD leaves the start at every learning rate: start from a mode")
@@ -75,11 +73,7 @@ def constant_rate(
 
 
 def _rise(
-    loss: Callable[..., Tensor],
-    theta: Tensor,
-    batches: Sequence[Sequence[Tensor]],
-    lr: float,
-    momentum: float,
+    loss: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]], lr: float, momentum: float
 ) -> float:
     """Mean rise of the loss over the second half of a trial of 128 steps; inf or NaN if it diverges."""
     slope, moved, velocity = torch.func.grad_and_value(loss), theta, torch.zeros_like(theta)
@@ -92,9 +86,7 @@ def _rise(
     return sum(rises[64:]) / 64
 
 
-def _largest_curvature(
-    slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]
-) -> float:
+def _largest_curvature(slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]) -> float:
     """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
     vector = torch.randn_like(theta)
     vector = vector / vector.norm()

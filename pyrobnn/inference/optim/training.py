@@ -47,8 +47,7 @@ class Optimizer:
             )
         if not (self.schedule is None or callable(self.schedule) or self.schedule in ("auto", *SCHEDULES)):
             raise ValueError(
-                "'schedule' must be None, 'cosine', 'hold_cosine' or a function step -> factor, got "
-                f"{self.schedule!r}"
+                f"'schedule' must be None, 'cosine', 'hold_cosine' or a function step -> factor, got {self.schedule!r}"
             )
         if self.clip_norm is not None:
             check_number("clip_norm", self.clip_norm, above=0)
@@ -107,6 +106,4 @@ def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
         return torch.ones_like(progress)
     if callable(schedule):
         return torch.tensor([float(schedule(step)) for step in range(num_steps)], dtype=torch.float64)
-    return 0.5 * (
-        1 + torch.cos(math.pi * (progress if schedule == "cosine" else (2 * progress - 1).clamp_min(0)))
-    )
+    return 0.5 * (1 + torch.cos(math.pi * (progress if schedule == "cosine" else (2 * progress - 1).clamp_min(0))))

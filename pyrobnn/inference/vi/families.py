@@ -112,9 +112,7 @@ class MeanField(_Normal):
         epsilon = noise.normal(loc)
         half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, scale.square(), _entropy(half_log_det, self.dim))
-        return Draw(
-            loc + scale * epsilon, _log_q(epsilon, half_log_det), moments, -(epsilon / scale).detach()
-        )
+        return Draw(loc + scale * epsilon, _log_q(epsilon, half_log_det), moments, -(epsilon / scale).detach())
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale = self.loc_scale(phi)

@@ -37,9 +37,7 @@ if TYPE_CHECKING:
     from pyrobnn.inference.svi import SVI
 
 
-def build_elbo(
-    config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int
-) -> tuple[Elbo, Tensor]:
+def build_elbo(config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int) -> tuple[Elbo, Tensor]:
     """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
     density, options = problem.density, config.options
     if options.init_loc == "prior" and init is None:
@@ -93,9 +91,7 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     plain_config = replace(config, guide=replace(options, family="mean_field"), num_steps=num_steps)
     plain = GuideFit(plain_config, problem, run.init, run.seed, owner=config)
     try:
-        result = plain.train(
-            [OffsetCallback(each, 0) for each in callbacks], run.progress, "SVI, mean-field first"
-        )
+        result = plain.train([OffsetCallback(each, 0) for each in callbacks], run.progress, "SVI, mean-field first")
         result = replace(result, asked=num_steps + config.num_steps)
         if result.stopped in ("callback", "interrupt"):
             return plain.posterior(result.params, run.num_draws, result)
@@ -111,9 +107,7 @@ def fit_guides(config: SVI, problem: Problem, ys: Tensor, run: FitRun) -> list[P
     """Fit a guide to each of several targets (set, N, …) in the place of the problem's, all in one search."""
     fitted = GuideFit(config, problem, None, run.seed)
 
-    def objective(
-        thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    def objective(thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
         each = torch.func.vmap(fitted.elbo, (0, None, 0, None, 0), (0, 1), randomness="different")
         return each(thetas, weight, Noise(key).split(len(ys)), x, ys)
 
@@ -127,12 +121,7 @@ class GuideFit:
     """One fit of a guide; ``owner`` is the user's configuration that ``config`` is a part of, if it is one."""
 
     def __init__(
-        self,
-        config: SVI,
-        problem: Problem,
-        init: Posterior | nn.Module | None,
-        seed: int,
-        owner: SVI | None = None,
+        self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int, owner: SVI | None = None
     ):
         self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
         self.elbo, self.start = build_elbo(config, problem, init, seed)
@@ -152,9 +141,16 @@ class GuideFit:
     def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
         """Fit the parameters: the guide's, then free points."""
         return minimize(
-            self._objective, self.start, self.batches(), self.config.training, tracked=TRACKED,
-            callbacks=callbacks, snapshot=self._snapshot, progress=progress, name=name,
-        )  # fmt: skip
+            self._objective,
+            self.start,
+            self.batches(),
+            self.config.training,
+            tracked=TRACKED,
+            callbacks=callbacks,
+            snapshot=self._snapshot,
+            progress=progress,
+            name=name,
+        )
 
     def _objective(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
@@ -192,9 +188,16 @@ class GuideFit:
         draws = {name: value[None] for name, value in q.sample(num_draws).items()}
         if result is None:
             return make_posterior(
-                problem, self.owner, draws, seed=self.seed, timings={}, approximation=q,
-                point_values=points, meta={"temperature": self._temperature(None)}, importance=False,
-            )  # fmt: skip
+                problem,
+                self.owner,
+                draws,
+                seed=self.seed,
+                timings={},
+                approximation=q,
+                point_values=points,
+                meta={"temperature": self._temperature(None)},
+                importance=False,
+            )
         temperature, begun = self._temperature(result.num_steps), time.perf_counter()
         mean_field_steps = 0 if self.owner is self.config else result.num_steps
         if self.before is not None:
@@ -209,20 +212,33 @@ class GuideFit:
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
         meta: dict[str, Any] = {
-            "num_steps": result.num_steps, "stopped": result.stopped, "estimator": self.elbo.estimator or "weights",
-            "log_evidence_kind": "elbo", "grad_norm": float(result.grad_norm), "temperature": temperature,
+            "num_steps": result.num_steps,
+            "stopped": result.stopped,
+            "estimator": self.elbo.estimator or "weights",
+            "log_evidence_kind": "elbo",
+            "grad_norm": float(result.grad_norm),
+            "temperature": temperature,
             "mean_field_steps": mean_field_steps,
-        }  # fmt: skip
+        }
         if temperature == 1.0:
             meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, density.dim)
         # of the estimate, and of a search that has not ended
         meta["elbo_error"] = None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
         return make_posterior(
-            problem, self.owner, draws, seed=self.seed, approximation=q, point_values=points, log_evidence=value,
-            timings=result.timings | {"evaluate": time.perf_counter() - begun}, history=_history(result), meta=meta,
-            interrupted=result.interrupted, notes=[*result.notes(self.config), *found],
+            problem,
+            self.owner,
+            draws,
+            seed=self.seed,
+            approximation=q,
+            point_values=points,
+            log_evidence=value,
+            timings=result.timings | {"evaluate": time.perf_counter() - begun},
+            history=_history(result),
+            meta=meta,
+            interrupted=result.interrupted,
+            notes=[*result.notes(self.config), *found],
             importance=partial(importance_stats, problem, layout, q, draws),
-        )  # fmt: skip
+        )
 
     def _temperature(self, num_steps: int | None) -> float:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""

@@ -90,9 +90,7 @@ class WeightUses(TorchFunctionMode):
 
     def __init__(self, values: Iterable[Tensor]):
         super().__init__()
-        self.found: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {
-            id(value): [] for value in values
-        }
+        self.found: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {id(value): [] for value in values}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -110,9 +108,13 @@ class WeightUses(TorchFunctionMode):
         """
         linear = [uses for uses in self.found.values() if any(func in _RANKS for func, _ in uses)]
         return bool(linear) and all(
-            len(uses) == 1 and uses[0][0] is F.linear and uses[0][1] is not None
-            and len(uses[0][1]) == 2 and uses[0][1][0] == num_rows for uses in linear
-        )  # fmt: skip
+            len(uses) == 1
+            and uses[0][0] is F.linear
+            and uses[0][1] is not None
+            and len(uses[0][1]) == 2
+            and uses[0][1][0] == num_rows
+            for uses in linear
+        )
 
 
 def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | None, dict]:

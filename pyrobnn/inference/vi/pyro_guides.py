@@ -46,9 +46,7 @@ class GuideFamily:
         Refused: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation).
     """
 
-    def __init__(
-        self, factory: GuideFactory, density: Density, loc: Tensor, init_scale: float, seed: int
-    ) -> None:
+    def __init__(self, factory: GuideFactory, density: Density, loc: Tensor, init_scale: float, seed: int) -> None:
         self.density = density
         self.latent = [site for site in density.sites if site.kind == "latent"]
         with _own_params(), seeded(seed, density.device):
