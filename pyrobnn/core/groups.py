@@ -8,7 +8,7 @@ HISTORY = "history"
 #: data that the posterior has seen, which updates need
 ROWS = "rows"
 #: exact leave-one-out log densities of the rows that were removed one by one
-LEFT_OUT = "left_out"
+LEFT_OUT = "exact_loo"
 LOG_LIKELIHOOD = "log_likelihood"
 LOG_PRIOR = "log_prior"
 #: f, its log densities and layer norms at the probes

@@ -17,14 +17,14 @@ from torch import Tensor
 from pyrobnn import likelihoods, networks, priors
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
-from pyrobnn.data.columns import Column, Columns
 from pyrobnn.inference import Posterior
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
-from pyrobnn.posterior import storage
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from pyrobnn.data.columns import Columns
 
 #: most rows of a quick run
 QUICK_ROWS = 500
@@ -197,6 +197,8 @@ def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
         FileNotFoundError: no such file.
         ValueError: not a file that ``pyrobnn compare`` wrote.
     """
+    from pyrobnn.posterior import storage  # and xarray
+
     written = storage.read(path).attrs.get("study")
     if not isinstance(written, str):
         raise ValueError(
@@ -209,6 +211,8 @@ def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
 
 def columns_of(settings: dict[str, Any]) -> Columns:
     """The columns of the table that a study was of; the features of a data set by name are numbers as they are."""
+    from pyrobnn.data.columns import Column, Columns  # and pandas
+
     if settings.get("columns"):
         return Columns.of(settings["columns"])
     return Columns(tuple(Column(name, "number") for name in settings["features"]))

@@ -13,7 +13,7 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_811,
+    "lines": 29_830,
     "code lines": 16_864,
     "files": 161,
     "numbers in module constants": 261,

@@ -208,7 +208,7 @@ def test_leave_one_out_is_exact_where_importance_fails():
     weighed, tree = posterior.to_datatree(x, y), posterior.to_datatree(x, y, exact_loo=3)
     assert refit_points(loo(weighed))[0] == 7
     assert next(c for c in pb.diagnose(weighed).checks if c.name == "loo_khat").status != "pass"
-    found, error = loo(tree), float(tree["left_out"]["error"][0])
+    found, error = loo(tree), float(tree["exact_loo"]["error"][0])
     # over eight sets of draws the removal is off by 0.22 nats (sd), without bias
     assert error < 0.2 and abs(float(found.elpd_i[7]) - truth) < 0.7 < float(loo(weighed).elpd_i[7]) - truth
     assert float(found.pareto_k[7]) == 0.0 and 7 not in refit_points(found)
@@ -229,7 +229,7 @@ def test_exact_leave_one_out_is_in_the_units_of_the_data():
     prior, noise = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.5)
     model = pb.BNN(net, prior, noise, standardizer=units)
     tree = pb.SMC(num_particles=600, compile=False).fit(model, x, y).to_datatree(x, y, exact_loo=1)
-    assert tree["left_out"]["row"].values.tolist() == [7]
+    assert tree["exact_loo"]["row"].values.tolist() == [7]
     inputs, targets = units.transform_x(x).double(), units.transform_y(y).double()[:, 0]
     inputs = torch.cat([inputs, torch.ones_like(inputs)], 1)
     marginal = inputs @ inputs.T + 0.25 * torch.eye(OLD).double()
