@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,3 +53,33 @@ def _carrying(handler: Callable[..., Any]) -> Callable[..., Any]:
 
     handle.carries = True  # type: ignore[attr-defined]
     return handle
+
+
+class TimeSpent(BaseException):
+    """Ends work whose seconds are spent; whoever catches exceptions on the way does not catch it."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float | None) -> Iterator[None]:
+    """Raises TimeSpent after so many seconds, in the main thread; another's alarm stays set."""
+    alarm = getattr(signal, "SIGALRM", None)
+    if seconds is None or alarm is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    began, theirs = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    if 0.0 < theirs[0] < seconds:
+        yield
+        return
+
+    def spent(*_: Any) -> None:
+        raise TimeSpent
+
+    before = signal.signal(alarm, spent)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(alarm, before)
+        if theirs[0]:
+            signal.setitimer(signal.ITIMER_REAL, max(theirs[0] - (time.monotonic() - began), 1e-3), theirs[1])

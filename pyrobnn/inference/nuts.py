@@ -58,7 +58,7 @@ class NUTS(Method):
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
             values, sites, log density) and their effective sample size, bulk and tail, is 400; num_draws is then the
             most that are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
-        max_seconds: and the seconds, the compile's not counted, after which it waits no longer; the warm-up is cut at
+        max_seconds: and the seconds after which it waits no longer; a compile is given up and the warm-up is cut at
             half of them, and the fit says so. None for no bound.
 
     Raises:
@@ -283,6 +283,7 @@ class NUTS(Method):
             mass_matrix=form,
             step_size=self.step_size,
             compile=self.compile and not why,
+            compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
 
     def _interruption(self, stats: Tensor, run: FitRun) -> Finding:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import re
+import signal
 import time
 
 import pyro
@@ -13,6 +15,7 @@ import torch
 from models import toy, toy_model
 
 import pyrobnn as pb
+from pyrobnn.inference.hmc import run
 from pyrobnn.inference.hmc.hooks import MOST_DRAWS, check_convergence
 
 #: two leapfrogs a draw: the machine is Python here
@@ -142,3 +145,32 @@ def test_what_does_not_move_has_not_converged():
 def test_bad_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         pb.NUTS(**options)
+
+
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
+@pytest.mark.parametrize("pending", [False, True])
+def test_the_seconds_bound_a_compile_whatever_it_catches(monkeypatch, pending):
+    """One of six minutes was not ended by 240 s."""
+    compile_step, caught = run.compiled, []
+
+    def slow(fn, *example, enabled=True, **options):
+        if enabled:
+            with contextlib.suppress(Exception):
+                time.sleep(60.0)
+        caught.append(enabled)
+        return compile_step(fn, *example, **options | {"enabled": False})
+
+    monkeypatch.setattr(run, "compiled", slow)
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 500.0 if pending else 0.0)
+        began = time.monotonic()
+        config = pb.NUTS(**UNTIL | {"compile": True}, max_seconds=2.0)
+        with pytest.warns(UserWarning, match="has not converged, stopped by max_seconds"):
+            posterior = config.fit(easy, seed=0)
+        assert time.monotonic() - began < 30.0 and posterior.meta["stopped"] == "max_seconds"
+        assert caught == [False]
+        assert 400.0 * pending <= signal.getitimer(signal.ITIMER_REAL)[0] < 500.0  # another's alarm is still set
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)

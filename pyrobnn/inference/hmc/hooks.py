@@ -191,7 +191,7 @@ class Hooks:
             metrics=("step_size", "tree_depth", "divergences"),
         )
         self._reported, self._stopped, self._found = -1, "num_draws", ""
-        self._began: float | None = None
+        self._began = time.monotonic()
         self.enough = None if config.until is None else self._enough
         self.look = self._look if self.watch.active or config.max_seconds else None
 
@@ -207,7 +207,6 @@ class Hooks:
             return True
         limit = self._config.max_seconds
         share = 0.5 if look.phase == "warm-up" else 1.0  # the draws have the other half
-        self._began = self._began or time.monotonic()  # the first look comes after the compile
         if limit is None or time.monotonic() - self._began < share * limit:
             return False
         self._stopped = "max_seconds"

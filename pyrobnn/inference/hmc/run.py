@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.compile import CudaGraph, compiled, first_line
+from pyrobnn.compile.interrupts import TimeSpent, limited
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint, metric
@@ -131,6 +132,7 @@ class Run:
         mass_matrix: ``"diag"`` or ``"dense"``.
         step_size: the first one; None finds it.
         every: steps between looks.
+        compile_within: seconds after which a compile is given up for the uncompiled step.
     """
 
     def __init__(
@@ -146,13 +148,14 @@ class Run:
         step_size: float | None = None,
         compile: bool = True,
         every: int = 16,
+        compile_within: float | None = None,
     ) -> None:
         self.machine, self.dense, self.every = machine, mass_matrix == "dense", every
         chains = torch.arange(machine.num_chains, device=machine.device)
         self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
         self.plan, self.most, self.names, self.inspect = planned(num_warmup), most, names, inspect
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
-        self.first_step, self.compile = step_size, compile
+        self.first_step, self.compile, self.compile_within = step_size, compile, compile_within
         self.buffers = machine.buffers()
         self.phase = self.total_steps = 0
         self.ready = 0  # draws that every chain had at the last look
@@ -282,7 +285,13 @@ class Run:
             return
         kept = [buffer.clone() for buffer in self.buffers] if self.total_steps else None
         example = (*(tensor.clone() for tensor in self.state), *self.buffers, self.scale, self.keys)
-        step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        begun = time.perf_counter()
+        try:
+            with limited(self.compile_within):
+                step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
+        except TimeSpent:
+            step = compiled(self.machine.step, *example, enabled=False, clone=False)
+            step.seconds = time.perf_counter() - begun
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
         self.compile_seconds, self.mode = step.seconds, step.mode
