@@ -19,6 +19,7 @@ Kind = Literal["number", "boolean", "category", "date", "time"]
 #: categories that get an input each, the most frequent
 MAX_CATEGORIES = 50
 DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
+_TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
 _THOUSANDS = r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?"
 #: days of the cycles of a date, a year of the Gregorian calendar
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
@@ -28,9 +29,9 @@ CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 class Column:
     """One column of a table and what was learned of it.
 
-    Attributes: ``name``; ``kind``; ``categories``, sorted, read in any case, "" for a gap; ``fill``, the median,
-    in place of a gap, and ``indicator``, whether an input says where there was one; the ``cycles`` of dates. Columns of
-    times of day and ``day_first``, of dates that begin with the day, are those of files that 0.2.0 has saved.
+    Attributes: ``name``; ``kind``; ``categories``, sorted, read in any case, "" for a gap; ``fill``, the median, in place
+    of a gap, and ``indicator``, whether an input says where there was one; ``day_first`` of dates, None where their text is
+    unambiguous, and their ``cycles``.
     """
 
     name: str
@@ -75,7 +76,7 @@ class Column:
         if cells.isna().all():
             return pd.Series(np.nan, index=cells.index)
         if self.kind in ("date", "time"):
-            return _days(where, cells, bool(self.day_first), self.kind == "time")
+            return _days(where, cells, self.day_first, time=self.kind == "time")
         values = numbers(where, cells)
         if values is None:
             first = as_text(cells).dropna().iloc[0]
@@ -249,19 +250,17 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     indicator = impute and bool(gaps.any())
     labels = isinstance(column.dtype, pd.CategoricalDtype)
     if pd.api.types.is_datetime64_any_dtype(column):
-        return _dates(where, column, indicator)
+        return _dates(where, column, None, indicator)
     values = None if labels else numbers(where, column)
     if values is not None:
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         return Column(name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator)
     text = as_text(column).dropna()
+    if text.str.fullmatch(_TIME).all():
+        fill = float(_days(where, column, None, time=True).median())
+        return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
     if text.str.fullmatch(DATE).all():
-        if len(other := text[~text.str.match(r"\d{4}")]):
-            raise ValueError(
-                f"{where}: column {name!r} holds dates such as {other.iloc[0]!r}, which begin with a day or a month: "
-                "write year-month-day, or pass a DataFrame with pandas.to_datetime(column, dayfirst=…)"
-            )
-        return _dates(where, column, indicator)
+        return _dates(where, column, _day_first(where, name, text), indicator)
     if not labels and len(text) >= 10 and 2 * text.nunique() > len(text):
         shown = {"column": name, "values": text.nunique(), "rows": len(text), "first": text.iloc[0]}
         report(where, Finding("column_of_labels", shown))
@@ -278,24 +277,48 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     return Column(name, "category", tuple(sorted(counts.index[:MAX_CATEGORIES])), indicator=indicator)
 
 
-def _dates(where: str, column: pd.Series, indicator: bool) -> Column:
+def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: bool) -> Column:
     """With the cycles that the dates span twice and resolve."""
-    known = _days(where, column).dropna()
+    known = _days(where, column, day_first).dropna()
     steps = np.diff(np.unique(known))
     span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
     cycles = tuple(name for name, days in CYCLES.items() if 2 * finest <= days <= (span + finest) / 2)
-    return Column(str(column.name), "date", (), float(known.median()), indicator, cycles=cycles)
+    return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
 
 
-def _days(where: str, column: pd.Series, day_first: bool = False, time: bool = False) -> pd.Series:
+def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
+    """Whether dates that do not begin with the year begin with the day: None where all begin with the year."""
+    parts = text.str.extract(r"^(\d{1,2})([-/.])(\d{1,2})").dropna()
+    if parts.empty:
+        return None
+    if (parts[1] == ".").all() or (parts[0].astype(int) > 12).any():
+        return True
+    if (parts[2].astype(int) > 12).any():
+        return False
+    raise ValueError(
+        f"{where}: column {name!r} holds dates such as {text[parts.index[0]]!r}, where day and month cannot be told "
+        "apart: write year-month-day"
+    )
+
+
+def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = False) -> pd.Series:
     """Days since 1970, or of times of day the share of the day, float64, NaN for gaps."""
     if not pd.api.types.is_datetime64_any_dtype(column):
         cells = as_text(column)
         text = "1970-01-01 " + cells if time else cells
-        found = pd.to_datetime(text, errors="coerce", dayfirst=day_first, format="mixed", utc=True)
-        if len(stray := cells[found.isna() & cells.notna()]):
-            raise ValueError(f"{where}: column {column.name!r} holds dates, but {stray.iloc[0]!r} is none")
-        column = found
+        by_year = text.str.match(r"\d{4}[-/.]").fillna(False).astype(bool)
+        # with dayfirst pandas takes 2024-01-05 for the first of May
+        parts = [
+            pd.to_datetime(text.where(rows), errors="coerce", dayfirst=first, format="mixed", utc=True)
+            for rows, first in ((by_year, False), (~by_year, bool(day_first)))
+        ]
+        stray = (parts[0].isna() & parts[1].isna() & cells.notna()).to_numpy()
+        if stray.any():
+            row, kind = int(stray.argmax()), "times of day" if time else "dates"
+            raise ValueError(
+                f"{where}: column {column.name!r} holds {kind}, but {cells.iloc[row]!r} in row {row + 1} is none"
+            )
+        column = parts[0].fillna(parts[1])
     if column.dt.tz is not None:
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)
     return ((column - pd.Timestamp(0)) / pd.Timedelta(days=1)).astype(np.float64)

@@ -78,9 +78,10 @@ def from_frame(
     """A DataFrame as a data set: one column is the target, the others are features.
 
     Numbers are features as they are, truth values 0 and 1. A column of categories becomes an input for each of them
-    (the 50 most frequent), of dates (year-month-day) the days since 1970, with a sine and a cosine of the cycles (day,
-    week, year) that the dates span twice and resolve. Text that is different in more than half of the rows is taken for
-    a label of the rows and left out. Values are float64: a network of float32 sees them after the standardizer.
+    (the 50 most frequent), of dates the days since 1970, with a sine and a cosine of the cycles (day, week, year) that
+    the dates span twice and resolve, of times of day (13:45) the share of the day, its sine and its cosine. Text that
+    is different in more than half of the rows is taken for a label of the rows and left out. Values are float64: a
+    network of float32 sees them after the standardizer.
 
     Args:
         frame: the table; its index is not looked at.

@@ -111,7 +111,7 @@ def _held(posterior: Posterior) -> Rows:
         raise Refused(
             "the point parameters differ between draws, which no density has: give them a prior, or hold them"
         )
-    return posterior.rows
+    return posterior.rows.checked()
 
 
 def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:

@@ -10,19 +10,22 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pyrobnn.core.checks import as_tensor
+from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.model import BNN
+
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
     """Inputs (N, …), or None of a program that takes none, and targets (N, …): references to what was given.
 
-    ``shared`` holds what updates of one posterior compute once; no file and no pickle has it.
+    ``digest`` (N,) int64 is taken when they are given: a tensor that is changed afterwards is found out. ``shared`` holds what updates of one posterior compute once; no file and no pickle has it.
     """
 
     x: Tensor | None
     y: Tensor
+    digest: Tensor
     shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -35,30 +38,56 @@ class Rows:
         tensors = isinstance(y, Tensor) and (x is None or isinstance(x, Tensor))
         if not tensors or not y.dim() or (x is not None and (not x.dim() or len(x) != len(y))):
             return None
-        return cls(x, y)
+        return cls(x, y, digest(x, y))
 
     def __len__(self) -> int:
         return len(self.y)
 
+    def checked(self) -> Rows:
+        """These, if they still are what the posterior has seen.
+
+        Raises:
+            Refused: the tensors were changed after the fit.
+        """
+        changed = (digest(self.x, self.y) != self.digest).nonzero()[:, 0]
+        if len(changed):
+            raise Refused(
+                f"{len(changed)} rows were changed after the fit (the first is {int(changed[0])}): a posterior keeps a "
+                "reference to its data. Fit copies, x.clone() and y.clone(), or fit again"
+            )
+        return self
+
     def at(self, kept: Tensor) -> Rows:
         """Those of the mask or indices ``kept``."""
         x = None if self.x is None else self.x[kept.to(self.x.device)]
-        return Rows(x, self.y[kept.to(self.y.device)], self.shared)
+        return Rows(x, self.y[kept.to(self.y.device)], self.digest[kept.cpu()], self.shared)
 
     def joined(self, more: Rows) -> Rows:
         """These and ``more`` of the same shapes."""
         y = torch.cat([self.y, more.y.to(self.y)])
         x = None if self.x is None or more.x is None else torch.cat([self.x, more.x.to(self.x)])
-        return Rows(x, y, self.shared)
+        return Rows(x, y, digest(x, y), self.shared)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors, enough to rebuild it."""
-        return {"y": self.y} | ({} if self.x is None else {"x": self.x})
+        return {"y": self.y, "digest": self.digest} | ({} if self.x is None else {"x": self.x})
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Rows | None:
         """Of :meth:`state`; None of nothing."""
-        return cls(state.get("x"), state["y"]) if state else None
+        return cls(state.get("x"), state["y"], state["digest"].cpu()) if state else None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"shared": {}}
+
+
+def digest(x: Tensor | None, y: Tensor) -> Tensor:
+    """A number for every row, (N,) int64 on the CPU, that changes with any value in it."""
+    total = torch.zeros(len(y), dtype=torch.int64)
+    for part in (each.detach().reshape(len(y), -1) for each in (x, y) if each is not None):
+        factors = torch.arange(1, part.shape[1] + 1, device=part.device) * _ODD | 1
+        some = part.split(max(1, 2**24 // max(part.shape[1], 1)))  # memory
+        bits = (each.double().contiguous().view(torch.int64) for each in some)
+        mixed = torch.cat([((each ^ (each >> 29)) * factors).sum(1) for each in bits])
+        total = (total ^ (total >> 31)) * _ODD + mixed.cpu()
+    return total

@@ -13,8 +13,8 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_830,
-    "code lines": 16_864,
+    "lines": 29_908,
+    "code lines": 16_931,
     "files": 161,
     "numbers in module constants": 261,
     "file names that stand in two rooms": 0,

@@ -184,6 +184,14 @@ def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
         fitted.update(x, y[:3])
 
 
+def test_data_that_were_changed_after_the_fit_are_found_out():
+    x, y = X[:OLD].clone(), Y[:OLD].clone()
+    posterior = exact_draws(x=x, y=y)
+    x[5, 1] += 1e-9
+    with pytest.raises(Refused, match="1 rows were changed .* first is 5"):
+        posterior.remove(0)
+
+
 def test_a_far_update_and_rows_far_outside_are_noted(fitted):
     x = torch.full((80, DIM), 9.0, dtype=torch.float64) * torch.eye(DIM).double()[0]
     with pytest.warns(UserWarning) as caught:
