@@ -29,9 +29,9 @@ CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 class Column:
     """One column of a table and what was learned of it.
 
-    Attributes: ``name``; ``kind``; ``categories``, sorted, read in any case, "" for a gap; ``fill``, the median, in place
-    of a gap, and ``indicator``, whether an input says where there was one; ``day_first`` of dates, None where their text is
-    unambiguous, and their ``cycles``.
+    Attributes: ``name``; ``kind``; ``categories``, sorted, read in any case, "" for a gap; ``fill``, the median, in
+    place of a gap, and ``indicator``, whether an input says where there was one; ``day_first`` of dates, None where
+    their text is unambiguous, and their ``cycles``.
     """
 
     name: str
