@@ -26,16 +26,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from records import (  # noqa: E402
-    Sweep,
-    append_record,
-    duration,
-    measured,
-    peak_mb,
-    read_records,
-    share,
-    within_budget,
-)
+from records import Sweep, append_record, duration, measured, peak_mb, read_records, share, within_budget  # noqa: E402
 
 RESULTS = HERE / "uci" / "records.jsonl"
 #: name in the tables → folder of the set; any other folder has its own name in the tables
