@@ -46,8 +46,8 @@ class BNNRegressor(RegressorMixin, Estimator):
         missing: ``"refuse"`` missing values of a DataFrame, or ``"impute"``: a number gets its column's median, and an
             input says that it was missing; a gap among categories is a category of its own. (Of arrays: SimpleImputer.)
         num_draws: of the posterior (per chain); default the method's own number.
-        max_seconds: what ``"auto"`` may spend, about, where all is open: more members, steps and thinning
-            (airfoil, 1,503 rows: see ``scripts/tables``); the number of steps then depends on the machine's speed.
+        max_seconds: what ``"auto"`` may spend, about, where all is open: more members, steps and thinning.
+            Not shown to predict better than the default yet; the number of steps depends on the machine's speed.
         compile: of a method that is chosen or named; False starts faster and runs slower.
         device: where to compute, ``"cpu"`` or ``"cuda"``.
         random_state: a whole number makes every fit the same; None takes NumPy's global generator.
