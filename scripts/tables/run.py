@@ -61,16 +61,19 @@ class Rule(NamedTuple):
     def fit(self, x: Any, y: Any, seed: int) -> Any:
         """The posterior of features x (N, feature) and standardised y (N, 1), float32."""
         import pyro.distributions as dist
+        from torch import nn
 
         import pyrobnn as pb
+        from pyrobnn.estimators.wide import Heads
 
         class Chains(pb.SGHMC):
             share = self.share
 
         prior = pb.priors.IIDPrior(dist.Normal(0.0, self.prior_scale))
-        net = wide_net(x.shape[1], self.hidden, self.activation, self.noise)
+        layers = wide_layers(x.shape[1], self.hidden, self.activation)
+        mean, both = (nn.Sequential(*layers, Heads(self.noise, mean_only)) for mean_only in (True, False))
         members = pb.DeepEnsemble(num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch)
-        known = pb.BNN(net.mean_only(), prior, pb.likelihoods.HomoskedasticGaussian(self.noise))
+        known = pb.BNN(mean, prior, pb.likelihoods.HomoskedasticGaussian(self.noise))
         starts = members.fit(known, x, y, seed=seed)
         if not self.draws:
             return starts
@@ -82,44 +85,18 @@ class Rule(NamedTuple):
             friction=self.friction,
             preconditioner="rmsprop",
         )
-        model = pb.BNN(net, prior, pb.likelihoods.HeteroskedasticGaussian())
+        model = pb.BNN(both, prior, pb.likelihoods.HeteroskedasticGaussian())
         return chains.fit(model, x, y, num_draws=self.draws, init=starts, seed=seed)
 
 
-def wide_net(num_inputs: int, hidden: tuple[int, ...], activation: str, noise: float) -> Any:
-    """A net of mean and scale whose weights start with variance 1 / inputs: torch's third of it, four layers damp.
-
-    Its scale is ``noise`` where its second output is zero; ``mean_only()`` is the net, its parameters' names and
-    shapes the same, that returns the first output alone.
-    """
-    import copy
-
-    import torch
-    from torch import nn
-
+def wide_layers(num_inputs: int, hidden: tuple[int, ...], activation: str) -> list[Any]:
+    """The layers of a net of mean and scale."""
+    from pyrobnn.estimators.wide import Layer
     from pyrobnn.networks import ACTIVATIONS
 
-    class Wide(nn.Linear):
-        def reset_parameters(self) -> None:
-            bound = 1 / math.sqrt(self.in_features)
-            nn.init.uniform_(self.weight, -math.sqrt(3) * bound, math.sqrt(3) * bound)
-            nn.init.uniform_(self.bias, -bound, bound)
-
-    class Heads(nn.Sequential):
-        only_mean = False
-
-        def forward(self, x: Any) -> Any:
-            mean, raw = super().forward(x).chunk(2, -1)
-            return mean if self.only_mean else torch.cat([mean, raw + math.log(math.expm1(noise))], -1)
-
-        def mean_only(self) -> Any:
-            other = copy.deepcopy(self)
-            other.only_mean = True
-            return other
-
     widths = [num_inputs, *hidden]
-    layers = [part for pair in zip(widths, hidden) for part in (Wide(*pair), ACTIVATIONS[activation]())]
-    return Heads(*layers, Wide(widths[-1], 2))
+    layers = [part for pair in zip(widths, hidden) for part in (Layer(*pair), ACTIVATIONS[activation]())]
+    return [*layers, Layer(widths[-1], 2)]
 
 
 def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
