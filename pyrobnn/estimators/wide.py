@@ -164,10 +164,11 @@ class Rule(NamedTuple):
         whole, model = num <= 2000, self.model(data[0], units, False)
         options: dict[str, Any] = {"num_chains": members, "batch_size": None if whole else 1000, "compile": compile}
         if seconds is not None:
-            timed = Chains(num_warmup=60, thinning=1, preconditioner="rmsprop", **options)
-            spent = timed.fit(model, *data, init=start, num_draws=1, **run).meta["timings"]["fit"]
+            timed = (Chains(num_warmup=each, thinning=1, preconditioner="rmsprop", **options) for each in (60, 360))
+            fits = (each.fit(model, *data, init=start, num_draws=1, **run) for each in timed)
+            few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare, and the first more than steps
             left = 0.8 * (seconds - (time.perf_counter() - begun))
-            effort = float(np.clip(left / (3000 * spent / 61), 0.05, 50))
+            effort = float(np.clip(left / (10 * max(more - few, 1e-3)), 0.05, 50))
         # the momentum lasts for thousands of steps where there is time: they have a long way
         chains = Chains(
             num_warmup=max(50, int(1000 * effort)),

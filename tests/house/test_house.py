@@ -13,13 +13,13 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_909,
-    "code lines": 16_931,
+    "lines": 29_910,
+    "code lines": 16_932,
     "files": 161,
     "numbers in module constants": 264,
     "file names that stand in two rooms": 0,
     "scripts": 18,
-    "lines of scripts": 5_384,
+    "lines of scripts": 5_352,
     "bytes of the results page": 8_192,
     "rows of the table of checks": 23,
     "warn and note calls": 10,
