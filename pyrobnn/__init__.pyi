@@ -41,10 +41,10 @@ from .inference import MCDropout as MCDropout
 from .inference import Optimizer as Optimizer
 from .inference import Posterior as Posterior
 from .inference import distributed as distributed
+from .inference.log_density import LogDensity as LogDensity
+from .inference.log_density import sample as sample
 from .inference.posthoc import posthoc as posthoc
 from .judging import judge as judge
-from .log_density import LogDensity as LogDensity
-from .log_density import sample as sample
 from .model import BNN as BNN
 from .posterior.datatree import to_datatree as to_datatree
 from .posterior.prediction import Prediction as Prediction

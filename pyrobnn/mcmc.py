@@ -18,7 +18,7 @@ from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference import NUTS as Sampler
-from pyrobnn.log_density import LogDensity, chain_starts
+from pyrobnn.inference.log_density import LogDensity, chain_starts
 from pyrobnn.posterior import Posterior
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,6 @@ from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, s
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import replicates
 from pyrobnn.diagnostics.verdict import Found, Status
-from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior
 
 #: data whose PIT is computed
 MAX_DATA = 2000
@@ -203,27 +202,24 @@ def loo(evidence: Evidence) -> ELPDData | None:
     )
 
 
-def add_exact(tree: xr.DataTree, posterior: Posterior, budget: int, seed: int) -> None:
-    """Remove the rows whose k-hat is too large, ``budget`` at most, and add their exact log densities to ``tree``.
+def add_exact(
+    tree: xr.DataTree, budget: int, num_rows: int | None, left_out: Callable[[int], tuple[float, float | None]]
+) -> None:
+    """Take the exact log densities of the rows whose k-hat is too large, the worst ``budget`` of them, into ``tree``.
 
-    .. math:: \\log p(y_i \\mid y_{-i}) = \\log p(y) - \\log p(y_{-i})
+    Args:
+        left_out: a row's log p(y_i | y_-i) = log p(y) - log p(y_-i), and its error.
 
     Raises:
         ValueError: the data of the tree are not the rows of the fit. Refused: as ``posterior.remove``.
     """
-    found = loo(tree)
+    found, pointwise = loo(tree), Evidence(tree).log_likelihood
     rows = [] if found is None else refit_points(found)[:budget]
     if not rows:
         return
-    held, pointwise = posterior.rows, Evidence(tree).log_likelihood
-    if held is not None and pointwise is not None and pointwise.shape[2] != len(held):
-        raise ValueError(f"'exact_loo' removes rows of the fit, which had {len(held)}: pass its own x and y")
-    less = [posterior.remove(row, seed=seed).meta for row in rows]
-    elpd = -np.array([each["log_evidence_added"] for each in less])
-    if held is not None and isinstance(posterior.model, BNN) and posterior.model.units is not None:
-        targets = posterior.model.likelihood.targets
-        elpd -= targets.log_volume(held.y[rows].reshape(len(rows), -1), posterior.model.units[1]).cpu().numpy()
-    errors = np.array([each["log_evidence_added_error"] or np.nan for each in less])
+    if num_rows is not None and pointwise is not None and pointwise.shape[2] != num_rows:
+        raise ValueError(f"'exact_loo' removes rows of the fit, which had {num_rows}: pass its own x and y")
+    elpd, errors = np.array([left_out(row) for row in rows], dtype=float).T
     tree[LEFT_OUT] = xr.DataTree(xr.Dataset({"elpd": ("row", elpd), "error": ("row", errors)}, coords={"row": rows}))
 
 

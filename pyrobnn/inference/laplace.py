@@ -197,7 +197,7 @@ class Laplace(Method):
             network = _network(vars(self), jacobian, blocks, loc if exact else None, features)
         tuned = precision.centre.problem
         return make_posterior(
-            tuned if centre.split is None else centre.split.of_inputs(tuned, problem.x),
+            tuned if centre.split is None else tuned.at_inputs(centre.split, problem.x),
             self,
             draws,
             seed=seed,

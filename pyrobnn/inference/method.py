@@ -13,7 +13,6 @@ from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
-from pyrobnn.posterior.head import held_trunk
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ class Method(abc.ABC):
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior is held: that is computed once."""
-        trunk = held_trunk(problem) if self.points == "held" else None
+        trunk = problem.held_trunk() if self.points == "held" else None
         if trunk is None:
             return self._fit(problem, run)
         told = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
@@ -144,7 +143,7 @@ class Method(abc.ABC):
             return {**metrics, "snapshot": lambda: whole(metrics["snapshot"]())}
 
         callbacks = tuple(MappedCallback(callback, mapped) for callback in run.callbacks)
-        return whole(self._fit(trunk.of_features(problem, "held"), replace(run, callbacks=callbacks)))
+        return whole(self._fit(problem.at_head(trunk, "held"), replace(run, callbacks=callbacks)))
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.

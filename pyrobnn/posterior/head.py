@@ -7,18 +7,13 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.density.density import Density
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.fitting.problem import Problem
 
 
 @contextmanager
@@ -37,10 +32,7 @@ class _Reached(Exception):
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The net ``whole`` as a trunk of parameters ``params`` and a head that begins at the module ``path``.
-
-    Where the path is empty there is no trunk, and the features are x.
-    """
+    """The net ``whole``: a trunk of parameters ``params``, none where ``path`` is empty, and a head from there on."""
 
     whole: BNN
     params: Mapping[str, Tensor]
@@ -73,34 +65,6 @@ class Split:
             except _Reached as reached:
                 return reached.args[0]
         raise RuntimeError(f"the net does not come to its layer {self.path!r}")
-
-    def of_features(self, problem: Problem, points: Literal["free", "held"] = "free") -> Problem:
-        """The problem of the head."""
-        if not self.path:
-            return problem
-        head, features = self.head, self.features(problem.x)
-        program = partial(head.pyro_model, num_data=problem.num_data)
-        density = Density(program, (features, problem.y), points=points, values=self.params)
-        return replace(problem, model=head, x=features, density=density)
-
-    def of_inputs(self, problem: Problem, x: Tensor) -> Problem:
-        """The problem of the whole net with the priors of one of the head; its density stays that of the head."""
-        if not self.path:
-            return problem
-        whole = copy.copy(self.whole)
-        whole.priors = problem.bnn.priors
-        return replace(problem, model=whole, x=x)
-
-
-def held_trunk(problem: Problem) -> Split | None:
-    """The split of a problem's net before its first parameter with a prior; None where nothing comes before it."""
-    points = problem.density.initial_points
-    if not problem.is_bnn or problem.loader is not None or not any(name.startswith(NET) for name in points):
-        return None
-    params = {name: value.detach() for name, value in (problem.bnn.initial_values() | points).items()}
-    params = {name: value for name, value in params.items() if name.startswith(NET)}
-    found = split(problem.bnn, [name for name in params if name not in points], params, problem.x)
-    return found if found.path else None
 
 
 def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> Split:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -250,7 +251,8 @@ class Posterior:
             groups |= datatree.held_out_groups(self, *test, seed)
         tree = datatree.whole_tree(self, groups, label)
         if exact_loo:
-            importlib.import_module("pyrobnn.diagnostics.leave_one_out").add_exact(tree, self, exact_loo, seed)
+            judging = importlib.import_module("pyrobnn.diagnostics.leave_one_out")
+            judging.add_exact(tree, exact_loo, self.rows and len(self.rows), partial(self._left_out, seed=seed))
         return tree
 
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
@@ -313,6 +315,13 @@ class Posterior:
             TypeError, ValueError: no such rows. Refused: as :meth:`update`, and to remove all.
         """
         return self._updates().remove(self, rows, seed)
+
+    def _left_out(self, row: int, seed: int) -> tuple[float, float | None]:
+        """The log density of a row given the others, in the units of the data, and its error."""
+        meta, volume = self.remove(row, seed=seed).meta, 0.0
+        if self.rows is not None and isinstance(self.model, BNN) and self.model.units is not None:
+            volume = float(self.bnn.likelihood.targets.log_volume(self.rows.y[row].reshape(1, -1), self.model.units[1]))
+        return -meta["log_evidence_added"] - volume, meta["log_evidence_added_error"]
 
     @staticmethod
     def _updates() -> Any:

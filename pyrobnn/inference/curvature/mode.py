@@ -189,7 +189,7 @@ def find_centre(
         values = problem.bnn.initial_values() | points | constrained
         params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
         parts = split(problem.bnn, names, params, problem.x)
-        problem = parts.of_features(problem)
+        problem = problem.at_head(parts)
     held = Density(problem.density.program, problem.density.args, points="held", values=points)
     mode = theta[: held.dim].detach()  # latent sites come first
     slope = -in_parts(held, problem.x, problem.y)(mode)[0] if bnn else torch.func.grad(held.log_joint)(mode)

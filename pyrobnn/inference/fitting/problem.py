@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import platform
 import warnings
@@ -30,9 +31,10 @@ from pyrobnn.inference.fitting.program import (
 )
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.optim.descent import stopped_short
-from pyrobnn.model import BNN, check_data
+from pyrobnn.model import BNN, NET, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
+from pyrobnn.posterior.head import Split, split
 from pyrobnn.wording.findings import Finding, as_json, warn
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
@@ -85,6 +87,30 @@ class Problem:
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The checked batches of one pass through the loader."""
         return (check_data(self.bnn, x, y, self.device) for x, y in self.loader or ())
+
+    def held_trunk(self) -> Split | None:
+        """The split of the net before its first parameter with a prior; None where nothing comes before it."""
+        points = self.density.initial_points
+        if not self.is_bnn or self.loader is not None or not any(name.startswith(NET) for name in points):
+            return None
+        params = {n: v.detach() for n, v in (self.bnn.initial_values() | points).items() if n.startswith(NET)}
+        found = split(self.bnn, [name for name in params if name not in points], params, self.x)
+        return found if found.path else None
+
+    def at_head(self, parts: Split, points: Literal["free", "held"] = "free") -> Problem:
+        """The problem of the head of a net, its data the features."""
+        if not parts.path:
+            return self
+        head, features = parts.head, parts.features(self.x)
+        program = partial(head.pyro_model, num_data=self.num_data)
+        density = Density(program, (features, self.y), points=points, values=parts.params)
+        return dataclasses.replace(self, model=head, x=features, density=density)
+
+    def at_inputs(self, parts: Split, x: Tensor) -> Problem:
+        """The problem of the whole net with the priors of this one of its head; the density stays that of the head."""
+        whole = copy.copy(parts.whole)
+        whole.priors = self.bnn.priors
+        return dataclasses.replace(self, model=whole, x=x) if parts.path else self
 
     def note(self, found: str | Finding) -> None:
         """Warn of what was found and keep it for the posterior, once."""
