@@ -96,8 +96,8 @@ TABLE = (
     Row("ess_function", "draws", smallest_ess, (400.0, 100.0), RHAT, of_chains),  # effective draws
     Row("divergences", "draws", divergences, (0.0, 0.01), HMC, of_chains),  # share beyond chance
     Row("bfmi", "draws", energy, (0.3, 0.2), BFMI, of_chains),  # share
-    # means in sd, ratios of sds
-    Row("importance", "draws", weighted, (0.25, 1.0, 0.8, 0.5), VARIATIONAL, of_independent),
+    # probabilities, of which a mean 0.25 and 1 sd away changes 0.1 and 0.38; ratios of sds
+    Row("importance", "draws", weighted, (0.1, 0.38, 0.8, 0.5), VARIATIONAL, of_independent),
     Row("function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws),  # sd, ratios of sds
     Row("density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains),  # sd, log ratios
     Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws),  # log ratio of variances

@@ -70,7 +70,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
         for datum in spread(pointwise.shape[2], _MAX_DATA):
             found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
         found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
-    found |= _named_sites(evidence)
+    found |= named_sites(evidence)
     titles = {"log_likelihood": "log-likelihood", "log_prior": "log prior", "layer_norm": _NORM, "noise": "noise"}
     several = {title: evidence.draws(FUNCTION, name) for name, title in titles.items()}
     several["log density"] = evidence.draws(SAMPLE_STATS, "lp")
@@ -80,7 +80,7 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     return {name: draws for name, draws in found.items() if np.isfinite(draws).all() and np.ptp(draws) > 0.0}
 
 
-def _named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
+def named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
     every, computed = evidence.identified_weights, evidence.computed
     stored = {n: d for n, d in evidence.sites.items() if every or not n.startswith(WEIGHTS) or n in computed}

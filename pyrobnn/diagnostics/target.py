@@ -19,8 +19,8 @@ from pyrobnn.diagnostics.verdict import Found, Limits, Status, grade_tested, wor
 
 #: rates at which right draws may warn, and fail: this library's convention
 RATES = 1e-3, 1e-5
-#: standard errors beyond which a change of the log density warns, and fails: this library's convention
-_SIGMAS = 3.5, 5.0
+#: standard errors beyond which a change counts, to warn and to fail: this library's convention
+SIGMAS = 3.5, 5.0
 #: acceptance rate below which the draws have hardly moved, and their correlation with where they were above which a
 #: fault that should fail might seem to pass: of an sd that is half, the moves then mend less than half
 _LEAST_ACCEPTED, _MOST_CORRELATED = 0.2, 0.65
@@ -173,7 +173,7 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     # in standard errors, negated as the smaller p is the surer
     status: Status = worse(
         *(
-            grade_tested(-effect / max(float(error), 1e-300), effect, (-_SIGMAS[0], -_SIGMAS[1]), of)
+            grade_tested(-effect / max(float(error), 1e-300), effect, (-SIGMAS[0], -SIGMAS[1]), of)
             for effect, error, of in zip(effects, errors, (limits[:2], limits[2:4]), strict=True)
         )
     )

@@ -118,7 +118,7 @@ SEEN: dict[str, Template] = {
     "divergences": "{count} of {total} transitions diverged; by chance {chance} may.",
     "bfmi": "The lowest energy fraction (BFMI) is {value:.2f}, in chain {chain}.",
     # the target
-    "importance": "Weighted to the posterior, means move by {shift:.2f} sd and sds change to {ratio:.2f} times.",
+    "importance": "Weighted to the posterior, probabilities move by up to {distance:.2f}, sds to {ratio:.2f} times.",
     "khat": "Pareto k-hat of posterior over approximation is {value:.2f} (reliable up to {limit:.2f}).",
     "khat_infinite": "One draw carries all the importance weight (k-hat is infinite).",
     "khat_undecided": "k-hat over all weights of the net is {khat}: of its function that says nothing.",

@@ -177,6 +177,32 @@ def test_khat_of_a_known_pareto_tail():
     assert abs(importance(tree).k - (1 - scale**2)) < 5 * (1 + 0.75) / np.sqrt(tail)
 
 
+def two_places_tree(sd, seed):
+    """Draws (1, 1000, 2) of the normal with the mean and the sd of two places at −1 and 1, each of this sd."""
+    whole = np.hypot(1.0, sd)
+    draws = whole * np.random.default_rng(seed).normal(size=(1, 1000, 2))
+    places = [stats.norm.logpdf(draws, at, sd) for at in (-1.0, 1.0)]
+    found = {"log_p": np.logaddexp(*places).sum(-1), "log_q": stats.norm.logpdf(draws, scale=whole).sum(-1)}
+    groups = {
+        "posterior": xr.Dataset({"w": ((*SAMPLE, "d"), draws)}),
+        "sample_stats": xr.Dataset({name: (SAMPLE, value) for name, value in found.items()}),
+    }
+    tree = xr.DataTree.from_dict(groups)
+    tree.attrs.update(method="SVI", kind="independent", claim="approximate", iid=1)
+    return tree
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_normal_with_the_moments_of_two_places_is_told(seed):
+    found = check(diagnose(two_places_tree(0.3, seed)), "importance")
+    at = np.linspace(-3, 3, 2000)
+    exact = (stats.norm.cdf(at, -1, 0.3) + stats.norm.cdf(at, 1, 0.3)) / 2 - stats.norm.cdf(at, scale=np.hypot(1, 0.3))
+    assert (found.status, found.code) == ("warn", "importance")
+    assert found.numbers["distance"] == pytest.approx(np.abs(exact).max(), abs=0.06)
+    assert found.numbers["ratio"] == pytest.approx(1.0, abs=0.1)
+    assert check(diagnose(two_places_tree(3.0, seed)), "importance").status == "pass"
+
+
 def test_loo_agrees_with_arviz_for_chains_and_approximations():
     tree = exact_tree()
     found = loo(tree)

@@ -176,6 +176,6 @@ def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
     pull = (f - f.mean((0, 1)))[:, :, 0, 0] / f[:, :, 0, 0].std()
     tree["sample_stats"] = stats.assign(log_q=stats["log_q"] - pull)
     moved = find(diagnose(tree), "importance")
-    assert moved.numbers["shift"] > 2.0 * before.numbers["shift"]
+    assert moved.numbers["distance"] > 2.0 * before.numbers["distance"]
     tree["sample_stats"] = stats.assign(log_q=stats["log_q"] - 30 * pull)
     assert find(diagnose(tree), "importance").code.startswith("khat")
