@@ -224,9 +224,9 @@ class Sweep:
         with ExitStack() as stack:
             options: dict[str, Any] = {"backend": "loky", "n_jobs": self.jobs, "inner_max_num_threads": 1}
             if self.scheduler is not None:
-                from pyrobnn.inference.distributed import dask_client
+                from distributed import Client
 
-                stack.enter_context(dask_client(self.scheduler))
+                stack.enter_context(Client(self.scheduler, timeout=30))
                 options = {"backend": "dask"}
             stack.enter_context(joblib.parallel_config(**options))
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(calls)

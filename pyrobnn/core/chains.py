@@ -41,18 +41,6 @@ def rhat(draws: Any) -> np.ndarray:
     return _of_each("rhat", draws)
 
 
-def nested_rhat(draws: Any, superchains: np.ndarray) -> np.ndarray:
-    """Nested R-hat (quantity,) of draws (quantity, chain, draw), between groups of chains that share their start.
-
-    `superchains` (chain,) names the group of each. Chains whose starts are their own must not be grouped: modes
-    that every group holds alike would go unseen.
-
-    References:
-        Nested R-hat (Margossian et al., 2024) https://doi.org/10.1214/24-BA1453
-    """
-    return _of_each("rhat_nested", draws, superchain_ids=superchains)
-
-
 def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarray:
     """Effective sample size: by Geyer's initial monotone sequence over the halves of all chains.
 

@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.core.chains import MIN_DRAWS, ess, nested_rhat, rhat
+from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
 from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, spread, statistic
@@ -34,11 +34,9 @@ class Convergence:
     Args:
         table: Dataset over ``quantity`` with ``rhat``, ``ess_bulk`` and ``ess_tail``; ``rhat`` is NaN where a single
             chain leaves it undefined. The coordinate names each quantity, e.g. ``"f at x≈1.3"``.
-        nested: Whether ``rhat`` is the nested R-hat of superchains, groups of chains that share their start.
     """
 
     table: xr.Dataset
-    nested: bool
 
     @property
     def of_function(self) -> xr.Dataset:
@@ -118,25 +116,12 @@ def convergence(evidence: Evidence) -> Convergence | None:
     if not found or next(iter(found.values())).shape[1] < MIN_DRAWS:
         return None
     draws = np.stack(list(found.values()))
-    groups = _superchains(evidence)
-    if groups is not None:
-        ratio = nested_rhat(draws, groups)
-    else:
-        ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
+    ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
     columns = {"rhat": ratio, "ess_bulk": ess(draws), "ess_tail": ess(draws, "tail")}
     table = xr.Dataset(
         {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
     )
-    return Convergence(table, groups is not None)
-
-
-def _superchains(evidence: Evidence) -> np.ndarray | None:
-    """The group of each chain, from the attribute ``superchains``: groups of equal size; None where there are none."""
-    said = evidence.json("superchains")
-    if not isinstance(said, list) or len(said) != evidence.num_chains:
-        return None
-    sizes = np.unique(said, return_counts=True)[1]
-    return np.asarray(said) if len(sizes) > 1 and sizes[0] > 1 and (sizes == sizes[0]).all() else None
+    return Convergence(table)
 
 
 def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: float) -> float:
@@ -187,7 +172,7 @@ def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     draws = float(evidence.draws_per_chain)
     if evidence.draws_per_chain < MIN_DRAWS:
         return Found("fail", draws, "chains_short", shape, limit=MIN_DRAWS)
-    if evidence.num_chains > evidence.draws_per_chain < limits[0] and _superchains(evidence) is None:
+    if evidence.num_chains > evidence.draws_per_chain < limits[0]:
         return Found("fail", draws, "chains_exchanged", shape)
     if convergence(evidence) is None:
         return Found("warn", draws, "nothing_identified", shape)
@@ -211,8 +196,7 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     worst = int(np.argmax(np.where(ratio > failing, 1e9, 1.0) * excess))
     value, limit = float(ratio[worst]), float(passing[worst])
     status = grade(value, limit, float(failing[worst]))
-    numbers = {"where": _shown(found.names[worst]), "count": ratio.size, "nested": found.nested}
-    numbers["more"] = evidence.more_draws
+    numbers = {"where": _shown(found.names[worst]), "count": ratio.size, "more": evidence.more_draws}
     if status == "pass":
         return Found(status, value, "", numbers, limit)
     slow = status == "warn" and float(found.table["ess_bulk"].min()) < ENOUGH_DRAWS

@@ -130,7 +130,7 @@ def fit_on_workers(
     x: Any = None,
     y: Any = None,
     *,
-    workers: str | Executor,
+    workers: Executor,
     num_jobs: int,
     num_draws: int = 1000,
     seed: int = 0,
@@ -144,13 +144,12 @@ def fit_on_workers(
 
     Args:
         method, model, x, y, num_draws, seed, init, checkpoint: as in :func:`fit_on_ranks`.
-        workers: address of a Dask scheduler (``"tcp://host:8786"``), or any executor. Jobs in threads of one process
-            run one after another: start Dask's workers with ``--nthreads 1``.
+        workers: any executor; of a Dask cluster ``distributed.Client("tcp://host:8786").get_executor(pure=False)``.
+            Jobs in threads of one process run one after another: start Dask's workers with ``--nthreads 1``.
         num_jobs: how many fits.
 
     Raises:
         TypeError: a method without chains or members.
-        ImportError: an address without ``pip install 'pyrobnn[cluster]'``.
 
     Example:
         >>> import pyrobnn as pb
@@ -166,21 +165,8 @@ def fit_on_workers(
     """
     check_count("num_jobs", num_jobs)
     job = partial(_job(method, (model, x, y), num_draws, seed, init, checkpoint), num_jobs)
-    with contextlib.ExitStack() as stack:
-        executor: Any = workers
-        if isinstance(workers, str):
-            executor = stack.enter_context(dask_client(workers)).get_executor(pure=False)
-        parts = list(executor.map(job, range(num_jobs)))
+    parts = list(workers.map(job, range(num_jobs)))
     return _joined(method, parts[0], [*map(_shown, parts)], seed) if num_jobs > 1 else parts[0]
-
-
-def dask_client(address: str) -> Any:
-    """A client of the Dask scheduler at an address; ImportError without the extra ``cluster``."""
-    try:
-        from distributed import Client
-    except ImportError as error:
-        raise ImportError("a Dask scheduler needs the extra: pip install 'pyrobnn[cluster]'") from error
-    return Client(address, timeout=30)
 
 
 #: a fit owns the random numbers of its process: threads of a worker take turns

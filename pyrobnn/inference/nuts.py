@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
-from pyrobnn.inference.fitting.initial import common_start, shared_starts, start_values
+from pyrobnn.inference.fitting.initial import common_start, start_values
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import require
@@ -213,7 +213,6 @@ class NUTS(Method):
                 "stopped": stopped,
                 "mass_matrix": form,
                 "common_start": common_start(run.init),
-                "superchains": shared_starts(run.init, self.num_chains),
                 **meta,
             },
             notes=[*notes, *run_findings(problem, draws, result, self)],

@@ -140,13 +140,13 @@ def disturbed(folder):
 CLUSTER = """
 import sys
 sys.path[:0] = sys.argv[2:]
-from distributed import LocalCluster
+from distributed import Client, LocalCluster
 import test_distributed as t
 
 if __name__ == "__main__":
-    with LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as cluster:
+    with LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as cluster, Client(cluster) as client:
         posterior = t.distributed.fit_on_workers(
-            t.disturbed(sys.argv[1]), *t.problem(), workers=cluster.scheduler_address, num_jobs=4,
+            t.disturbed(sys.argv[1]), *t.problem(), workers=client.get_executor(pure=False), num_jobs=4,
             num_draws=60, seed=5, checkpoint=sys.argv[1] + "/run",
         )
     posterior.save(sys.argv[1] + "/rank0.nc")

@@ -20,12 +20,6 @@ def common_start(init: Posterior | nn.Module | None) -> bool:
     return not isinstance(init, Posterior) or bool(init.meta.get("common_start", init.num_chains == 1))
 
 
-def shared_starts(init: Posterior | nn.Module | None, num_chains: int) -> list[int] | None:
-    """The chain of ``init`` that each chain starts from, where several start from one, and so are not found apart."""
-    chains = init.num_chains if isinstance(init, Posterior) and init.meta.get("kind") == "chains" else 1
-    return [chain % chains for chain in range(num_chains)] if 1 < chains < num_chains else None
-
-
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 
