@@ -203,8 +203,8 @@ class Population:
     z: Tensor
     num_islands: int
     seed: int
-    max_leapfrogs: int
-    max_moves: int
+    max_leapfrogs: int = 64
+    max_moves: int = 10
     #: first one; correlation below which particles count as moved; whether the metric is dense
     step_size: float | None = None
     moved_below: float = 0.1

@@ -158,15 +158,20 @@ def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, se
         start = torch.zeros_like(q.loc[q.index])
         if not bool(slope(start)[1].isfinite()):
             raise Refused("the new rows are impossible at the centre: check their values")
-        end, distance = descend(slope, start, num_steps=100)
-    if not distance <= 0.05 * math.sqrt(len(end)):
-        raise Refused(f"100 steps led to {distance:.2g} standard deviations off the new centre: fit again")
+        end, left = descend(slope, start, num_steps=100)
+        if not left <= 0.05 * math.sqrt(len(end)):
+            raise Refused(f"100 steps led to {left:.2g} standard deviations off the new centre: fit again")
+        # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
+        dip = max(float(slope(end * part / 10)[1]) for part in range(11)) - float(slope(start)[1])
     values = {name: value[None, None] for name, value in (q.layout.constrain(moved(end)) | fixed).items()}
     centre = Posterior(posterior.model, values)
     found = method.fit(
         posterior.model, after.x, after.y, init=centre, num_draws=posterior.num_draws, seed=seed, device=now.device
     )
-    warn(notes := _outside(rows.x, change > 0), stacklevel=5)
+    moved_by = {"distance": float(end.norm()), "dip": dip}
+    limit = 2.0 + math.sqrt(min(int((change != 0).sum()) * after.y[0].numel(), len(end)))
+    notes = _outside(rows.x, change > 0) + [Finding("far_update", moved_by)] * (dip > 0.1 or float(end.norm()) > limit)
+    warn(notes, stacklevel=5)
     added = None
     if found.log_evidence is not None and posterior.log_evidence is not None:
         added = found.log_evidence - posterior.log_evidence
@@ -176,7 +181,7 @@ def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, se
         "findings": [*found.meta["findings"], *as_json(notes)],
         "warnings": [*found.meta["warnings"], *map(str, notes)],
     }
-    facts = {"log_evidence_added": added, "log_evidence_added_error": None, "gradients": len(calls)}
+    facts = {"log_evidence_added": added, "log_evidence_added_error": None, "gradients": len(calls), **moved_by}
     return replace(found, meta=meta | found.meta | told), facts
 
 
@@ -190,19 +195,9 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     with full_float32(density.device), torch.no_grad():
         islands, z = _particles(posterior, density)
         step = _step(density, z, change)
-        dense = form_of("auto", isinstance(model, BNN), density.dim) == "dense"
+        size, dense = _first_step(posterior), form_of("auto", isinstance(model, BNN), density.dim) == "dense"
         try:
-            particles = Population(
-                step,
-                z,
-                islands,
-                mixed,
-                max_leapfrogs=64,
-                max_moves=10,
-                step_size=_first_step(posterior),
-                moved_below=0.5,
-                dense=dense,
-            )
+            particles = Population(step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense)
         except RuntimeError as unbatched:
             why = why_not_batched(unbatched)
             raise Refused(f"an update runs the program for many draws at once, and {why}") from unbatched

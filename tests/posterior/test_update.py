@@ -14,6 +14,8 @@ import torch
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
 from pyrobnn.diagnostics import loo, refit_points
+from pyrobnn.inference import update as _update
+from pyrobnn.inference.optim.descent import descend
 from pyrobnn.studies.sbc import uniformity
 
 DIM, NOISE, OLD = 3, 0.5, 40
@@ -261,6 +263,9 @@ def test_laplace_of_a_linear_model_is_updated_exactly(tmp_path):
     assert more.log_evidence == pytest.approx(log_evidence)
     added = log_evidence - exact(X[:OLD], Y[:OLD])[2]
     assert more.meta["log_evidence_added"] == pytest.approx(added) and more.num_draws == 50
+    before, precision, _ = exact(X[:OLD], Y[:OLD])
+    away = (mean - before) @ torch.linalg.inv(precision) @ (mean - before)
+    assert more.meta["distance"] == pytest.approx(float(away) ** 0.5) and more.meta["dip"] == 0.0
     less = more.remove(range(OLD, len(X)))
     torch.testing.assert_close(less.approximation.loc, posterior.approximation.loc)
     assert less.log_evidence == pytest.approx(posterior.log_evidence)
@@ -296,6 +301,30 @@ def test_laplace_of_a_net_is_updated_to_its_refit(options, likelihood, tmp_path)
         assert ((mean - true).abs() < tolerance * width.sqrt()).all()
         assert ((variance / width).log().abs() < tolerance).all()
         assert abs(found.log_evidence - expected.log_evidence) < tolerance
+
+
+def two_modes(x, y):
+    w = pyro.sample("w", dist.Normal(torch.tensor(0.0).double(), 10.0))
+    with pyro.plate("rows", len(x)):
+        pyro.sample("y", dist.Normal(x[:, 0] * w**2 + x[:, 1] * w, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("rows, new, jump, far", [(2, 0.5, 0.0, False), (2, 1.0, 0.0, True), (6, 0.5, 10.0, True)])
+def test_laplace_says_that_it_went_to_another_mode(rows, new, jump, far, monkeypatch):
+    x, y = torch.tensor([[1.0, 0.0]]).double().expand(rows, 2), torch.ones(rows).double()
+    start = pb.Posterior(two_modes, {"w": torch.full((1, 1), -1.0).double()})
+    laplace = pb.Laplace(curvature="hessian", num_steps=200, compile=False)
+    posterior = laplace.fit(two_modes, x, y, num_draws=50, init=start)
+    # a search that leaps over the valley between the modes
+    monkeypatch.setattr(_update, "descend", lambda slope, at, num_steps: descend(slope, at + jump, num_steps))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        more = posterior.update(torch.tensor([[0.0, 1.0]]).double(), torch.tensor([new]).double())
+    assert (float(more.approximation.loc) > 0.0) == far == any("led far: the centre" in str(w.message) for w in caught)
+    assert {"far_update"} & {each["code"] for each in more.meta["findings"]} == ({"far_update"} if far else set())
+    assert (more.meta["dip"] > 0.1) == (jump > 0.0) and (more.meta["distance"] > 3.0) == far
+    verdict = pb.diagnose(more.to_datatree(more.rows.x, more.rows.y))
+    assert not far or verdict.draws != "pass"
 
 
 @pytest.mark.slow
