@@ -116,9 +116,7 @@ def tasks(
     Raises:
         ValueError: an unknown data set or method, or a split that none of the sets has.
     """
-    from uci.rules import RULES
-
-    from pyrobnn.data import uci_num_hidden, uci_splits
+    from uci.rules import RULES, uci_num_hidden, uci_splits
 
     for name in methods:
         if name not in (FLOOR, *RULES):
@@ -145,9 +143,7 @@ def tasks(
 def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
     """Fit and score one task of :func:`tasks`; the record as :func:`records.measured` makes it."""
     import torch
-    from uci.rules import RULES, LinearFloor, held_out_scores, mixture_scores
-
-    from pyrobnn.data import uci, uci_num_hidden
+    from uci.rules import RULES, LinearFloor, held_out_scores, mixture_scores, uci, uci_num_hidden
 
     torch.set_num_threads(1)
     folder = DATASETS.get(task["dataset"], task["dataset"])

@@ -3,10 +3,6 @@ from .bundled import diabetes as diabetes
 from .bundled import digits as digits
 from .bundled import load as load
 from .bundled import names as names
-from .bundled import uci as uci
-from .bundled import uci_all as uci_all
-from .bundled import uci_num_hidden as uci_num_hidden
-from .bundled import uci_splits as uci_splits
 from .dataset import Dataset as Dataset
 from .dataset import Standardizer as Standardizer
 from .dataset import train_test_split as train_test_split

@@ -1,1 +1,1 @@
-"""Experiments with many fits: comparisons on one data set, calibration by simulation, the UCI benchmark."""
+"""Experiments with many fits: comparisons on one data set, calibration by simulation."""

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from pyrobnn import data
-from pyrobnn.data import Dataset, Standardizer, bundled
+from pyrobnn.data import Dataset, Standardizer
 
 GENERATORS = {
     "gap": (data.gap, 240, (-3, 3), lambda x: np.sin(1.2 * x), lambda x: 0.4 + 0 * x),
@@ -131,62 +131,9 @@ def test_a_data_set_refuses_what_is_not_data(change, error, message):
         Dataset(**{**good, **change})
 
 
-@pytest.fixture
-def uci_root(tmp_path):
-    folder = tmp_path / "uci" / "tiny"
-    folder.mkdir(parents=True)
-    (folder / "data.txt").write_text("1.0 \t2.0 \t10 \n3.0 4.0 20\n5.0 6.0 30\n")
-    (folder / "index_features.txt").write_text("0\n1\n")
-    (folder / "index_target.txt").write_text("2\n")
-    (folder / "index_train_0.txt").write_text("2\n0\n")
-    (folder / "index_test_0.txt").write_text("1.0\n")
-    return tmp_path
-
-
-class TestUci:
-    def test_indices_count_from_zero(self, uci_root):
-        train, test = data.uci("tiny", 0, uci_root)
-        assert train.x.tolist() == [[5, 6], [1, 2]] and train.y.tolist() == [[30], [10]]
-        assert test.x.tolist() == [[3, 4]] and test.y.tolist() == [[20]]
-
-    def test_an_offset_keeps_every_value(self, uci_root):
-        assert data.uci_all("tiny", uci_root).x.dtype == torch.float32
-        (uci_root / "uci/tiny/data.txt").write_text("100000001 2 10\n100000002 4 20\n100000003 6 30\n")
-        assert data.uci_all("tiny", uci_root).x[:, 0].diff().tolist() == [1, 1]
-
-    def test_root_by_variable_and_without_the_uci_folder(self, uci_root, monkeypatch):
-        monkeypatch.setenv("PYROBNN_DATA", str(uci_root / "uci"))
-        assert data.uci_all("tiny").num_data == 3
-
-    def test_what_is_missing_is_named(self, uci_root, monkeypatch):
-        with pytest.raises(ValueError, match="no file index_train_7.txt"):
-            data.uci("tiny", 7, uci_root)
-        with pytest.raises(ValueError, match="found tiny"):
-            data.uci("huge", 0, uci_root)
-        monkeypatch.delenv("PYROBNN_DATA", raising=False)
-        with pytest.raises(ValueError, match="set PYROBNN_DATA"):
-            data.uci("tiny", 0)
-
-    def test_rows_outside_the_table(self, uci_root):
-        (uci_root / "uci/tiny/index_test_0.txt").write_text("3\n")
-        with pytest.raises(ValueError, match="numbers of 0 … 2"):
-            data.uci("tiny", 0, uci_root)
-
-    @pytest.mark.parametrize("name", bundled.UCI)
-    def test_the_published_sets_split_without_overlap(self, name):
-        try:
-            full = data.uci_all(name)
-        except ValueError as error:
-            pytest.skip(f"the UCI sets are not at hand: {error}")
-        assert full.num_data > 300
-        train, test = data.uci(name, 19)
-        assert train.num_data + test.num_data == full.num_data
-        assert test.num_data == pytest.approx(0.1 * full.num_data, abs=1)
-
-
 class TestLoad:
-    def test_every_name_but_the_bundled_loads(self):
-        for name in set(data.names()) - set(bundled.UCI):
+    def test_every_name_loads(self):
+        for name in data.names():
             assert data.load(name).num_data > 0
 
     def test_a_seed_reaches_the_synthetic_sets(self):

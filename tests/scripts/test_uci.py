@@ -19,7 +19,8 @@ if str(SCRIPTS) not in sys.path:
 
 import benchmark_uci as benchmark  # noqa: E402
 from records import append_record, mean_and_error, read_records  # noqa: E402
-from uci.rules import (  # noqa: E402  # noqa: E402
+from uci import rules  # noqa: E402
+from uci.rules import (  # noqa: E402
     RULES,
     Candidate,
     LinearFloor,
@@ -33,7 +34,7 @@ from uci.rules import (  # noqa: E402  # noqa: E402
     published,
 )
 
-from pyrobnn.data import Dataset, diabetes, uci  # noqa: E402
+from pyrobnn.data import Dataset, diabetes  # noqa: E402
 from pyrobnn.inference.mc_dropout import MCDropout  # noqa: E402
 from pyrobnn.inference.point_methods import MAP, DeepEnsemble  # noqa: E402
 from pyrobnn.inference.sgmcmc import SGHMC  # noqa: E402
@@ -232,7 +233,7 @@ def test_a_set_has_the_splits_of_its_folder(small_sets):
 
 
 def test_the_noise_of_a_rule_is_a_share_of_what_a_line_leaves(small_sets):
-    train, _ = uci("mine", 0, small_sets)
+    train, _ = rules.uci("mine", 0, small_sets)
     residual = LinearFloor.fit(train).noise
     assert OfLinear(0.5).sd(train) == pytest.approx(0.5 * residual, rel=0.06)
     scaled = dataclasses.replace(train, y=1000 * train.y)  # a share knows no unit
@@ -305,3 +306,56 @@ def test_a_table_gives_splits_and_the_published_columns_cite_their_source():
 def test_the_records_are_read_by_the_script(capsys):
     assert benchmark.main(["--table-only"]) == 0
     assert "cells beat the linear model" in capsys.readouterr().out
+
+
+@pytest.fixture
+def tiny_root(tmp_path):
+    folder = tmp_path / "uci" / "tiny"
+    folder.mkdir(parents=True)
+    (folder / "data.txt").write_text("1.0 \t2.0 \t10 \n3.0 4.0 20\n5.0 6.0 30\n")
+    (folder / "index_features.txt").write_text("0\n1\n")
+    (folder / "index_target.txt").write_text("2\n")
+    (folder / "index_train_0.txt").write_text("2\n0\n")
+    (folder / "index_test_0.txt").write_text("1.0\n")
+    return tmp_path
+
+
+class TestUci:
+    def test_indices_count_from_zero(self, tiny_root):
+        train, test = rules.uci("tiny", 0, tiny_root)
+        assert train.x.tolist() == [[5, 6], [1, 2]] and train.y.tolist() == [[30], [10]]
+        assert test.x.tolist() == [[3, 4]] and test.y.tolist() == [[20]]
+
+    def test_an_offset_keeps_every_value(self, tiny_root):
+        assert rules.uci_all("tiny", tiny_root).x.dtype == torch.float32
+        (tiny_root / "uci/tiny/data.txt").write_text("100000001 2 10\n100000002 4 20\n100000003 6 30\n")
+        assert rules.uci_all("tiny", tiny_root).x[:, 0].diff().tolist() == [1, 1]
+
+    def test_root_by_variable_and_without_the_uci_folder(self, tiny_root, monkeypatch):
+        monkeypatch.setenv("PYROBNN_DATA", str(tiny_root / "uci"))
+        assert rules.uci_all("tiny").num_data == 3
+
+    def test_what_is_missing_is_named(self, tiny_root, monkeypatch):
+        with pytest.raises(ValueError, match="no file index_train_7.txt"):
+            rules.uci("tiny", 7, tiny_root)
+        with pytest.raises(ValueError, match="found tiny"):
+            rules.uci("huge", 0, tiny_root)
+        monkeypatch.delenv("PYROBNN_DATA", raising=False)
+        with pytest.raises(ValueError, match="set PYROBNN_DATA"):
+            rules.uci("tiny", 0)
+
+    def test_rows_outside_the_table(self, tiny_root):
+        (tiny_root / "uci/tiny/index_test_0.txt").write_text("3\n")
+        with pytest.raises(ValueError, match="numbers of 0 … 2"):
+            rules.uci("tiny", 0, tiny_root)
+
+    @pytest.mark.parametrize("name", ("bostonHousing", "concrete", "energy", "yacht"))
+    def test_the_published_sets_split_without_overlap(self, name):
+        try:
+            full = rules.uci_all(name)
+        except ValueError as error:
+            pytest.skip(f"the UCI sets are not at hand: {error}")
+        assert full.num_data > 300
+        train, test = rules.uci(name, 19)
+        assert train.num_data + test.num_data == full.num_data
+        assert test.num_data == pytest.approx(0.1 * full.num_data, abs=1)
