@@ -13,7 +13,9 @@ from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.point_methods import MAP
+from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
+from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
@@ -26,7 +28,14 @@ MAX_EVIDENCE_ROWS = 200
 
 
 def choose(
-    num_data: int, num_weights: int, width: int, *, normal: bool = True, joint: bool = False, compile: bool = True
+    num_data: int,
+    num_weights: int,
+    width: int,
+    *,
+    normal: bool = True,
+    joint: bool = False,
+    varying: bool = False,
+    compile: bool = True,
 ) -> tuple[Any, str]:
     """A configured method, and why it, in a sentence.
 
@@ -36,18 +45,23 @@ def choose(
         width: of the net's output.
         normal: whether the weights have normal priors, whose width can be tuned.
         joint: whether the elements of a weight depend on each other under its prior, which no diagonal holds.
+        varying: whether the noise is a function of the input.
         compile: the method's option.
     """
     size = f"{num_data:,} rows, {num_weights:,} weights"
     whole = num_data <= MAX_WHOLE_ROWS
     batch = None if whole else 1000
-    if joint or num_data <= FEW_ROWS:
+    varying = varying and num_data < 10 * num_weights
+    if joint or num_data <= FEW_ROWS or (varying and not normal):
         if joint:
             size += ", a prior of weights that depend on each other"
         if num_data <= MAX_NUTS_ROWS:
             return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
         svi = SVI(estimator="local_reparameterization", batch_size=batch, num_steps=10_000, compile=compile)
         return svi, f"{size}: mean-field SVI, whose variances are too small where weights correlate"
+    if varying:
+        why = "chains from several modes (SGHMC), for at one mode such a noise follows the residuals"
+        return SGHMC(batch_size=batch, compile=compile), f"{size}: {why}"
     # the Gram matrix of the rows stands for that of the weights where it is the smaller
     full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS
     search = MAP(compile=compile) if whole else MAP(num_steps=3000, batch_size=batch, compile=compile)
@@ -121,9 +135,10 @@ def _width(normal: bool) -> str:
 
 
 def families(model: BNN) -> dict[str, bool]:
-    """Of the priors of the net's weights, what :func:`choose` asks: ``normal`` and ``joint``."""
+    """What :func:`choose` asks of the priors of the net's weights, and of the noise."""
     priors = [elementwise(prior) for name, prior in model.priors.items() if name.startswith(NET)]
     return {
         "normal": all(isinstance(prior, Normal) for prior in priors),
         "joint": any(prior.event_shape for prior in priors),
+        "varying": isinstance(model.likelihood, HeteroskedasticGaussian),
     }

@@ -16,7 +16,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from pyro.distributions.torch_distribution import TorchDistributionMixin
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
@@ -25,11 +24,10 @@ from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.prior import with_precision
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGaussian, StudentT
-from pyrobnn.likelihoods.base import Sampled, Targets
+from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, StudentT
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding, as_json, warn
+from pyrobnn.wording.findings import warn
 
 #: a method of :class:`Laplace`, the model, x, y and the options of ``fit``, to the fit and what was found, in words
 Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]
@@ -51,8 +49,6 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
     free = likelihood.own.priors or likelihood.own.points or likelihood.targets.heads > 1
     if not free or num_data >= 10 * model.num_weights:
         return None
-    if type(likelihood) is HeteroskedasticGaussian:
-        return fit_noise_em
     if type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed":
         return fit_by_evidence
     return None
@@ -171,79 +167,6 @@ def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> Tensor:
 def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     units = model.standardizer
     return (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
-
-
-class Averaged(HeteroskedasticGaussian):
-    r"""The mean under a noise that is held, and the noise under squared errors that are held.
-
-    .. math:: -\frac{(y - f)^2}{2 s^2} - \log\sigma - \frac{q}{2 \sigma^2} - \tfrac12 \log 2\pi
-
-    y is (N, 3·out): the targets, s and q. With :math:`s = \sigma` and :math:`q = ((y - f)^2 + v) e^{2w}` of the round
-    before, v the variance of the mean and w that of :math:`\log\sigma`, it is the Gaussian log density averaged over
-    both: residuals of a mean that follows the data are not taken for the noise.
-    """
-
-    targets = Targets(heads=2, linear_mean=True)
-
-    def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        return y.to(dtype)
-
-    def distribution(self, f: Tensor, params: Mapping[str, Tensor]) -> TorchDistributionMixin:
-        return Sampled(self, f, params, 3 * (f.shape[-1] // 2))
-
-    def log_prob(self, f: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
-        y, held, square = y.chunk(3, -1)
-        loc, scale = self.loc_scale(f, params)
-        misfit = ((y - loc) / held).square() + square / scale.square()
-        return -(scale.log() + 0.5 * misfit + 0.5 * math.log(2 * math.pi)).sum(-1)
-
-
-def fit_noise_em(method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]) -> tuple[Posterior, str]:
-    """The fit of a net that gives its noise, at the mode of the log density averaged over the Gaussian around it.
-
-    A search for the mode and Laplace's approximation around it take turns: each search knows how uncertain the Gaussian
-    before it left the mean and the noise of each row, and has the prior's width that suited it, where this is tuned.
-    The first starts with the noise that a linear model leaves, so that it goes down from there.
-
-    Reference: Variational Heteroscedastic Gaussian Process Regression (Lázaro-Gredilla & Titsias, 2011).
-    """
-    likelihood = cast(HeteroskedasticGaussian, model.likelihood)
-    start = linear_residual_scale(model, x, y)
-    x_in, y_in = _standard(model, x, y)
-    common = {name: value for name, value in options.items() if name != "num_draws"}
-    factor, moved, count = 1.0, math.inf, 0
-    priors = BNN(model.net, model.prior, Averaged(likelihood.min_scale)).priors
-    held = torch.cat([start.expand_as(y), start.square().expand_as(y)], 1)
-    log_scale = start.log().expand_as(y)
-    with _quiet():
-        while count < 3 or (moved >= 0.05 and count < 8):  # until log σ moves by less than .05 on average
-            fresh = BNN(model.net, model.prior, Averaged(likelihood.min_scale))
-            fresh.priors = priors
-            data = x_in, torch.cat([y_in, held], 1)
-            mode = method.search.fit(fresh, *data, **common)
-            found = method.fit(fresh, *data, init=mode, num_draws=1, **common)
-            priors, count = found.bnn.priors, count + 1
-            if method.tune is not None:
-                factor *= found.meta["tuned"]["prior_precision_factor"]["all"]
-            device = found.bnn.device
-            f, cov = (part.to(y) for part in cast(Linearized, found.network).output_moments(x_in.to(device)))
-            loc, scale = found.bnn.likelihood.loc_scale(f, {})
-            var, raw_var = cov.diagonal(dim1=1, dim2=2).chunk(2, -1)
-            log_var = raw_var * (f.chunk(2, -1)[1].sigmoid() / scale).square()
-            raised = ((y_in - loc).square() + var) * (2 * log_var).clamp_max(2.0).exp()
-            held = torch.cat([scale, raised], 1)
-            moved, log_scale = float((scale.log() - log_scale).abs().mean()), scale.log()
-        final = BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
-        final.priors = priors
-        # the mode is that of the averaged density: what a fit finds wrong with it as a mode of the other says nothing
-        posterior = replace(method, tune=None).fit(final, x, y, init=mode, **options)
-    notes = [Finding("noise_still_moving", {"moved": moved, "rounds": count})] if moved >= 0.05 else []
-    warn(notes, stacklevel=4)
-    meta = posterior.meta | {"warnings": [str(note) for note in notes], "findings": as_json(notes)}
-    if method.tune is not None:
-        meta["tuned"] = {"prior_precision_factor": {"all": factor}, "noise_factor": 1.0}
-    words = f"mean and noise found in {count} rounds, each with the other's uncertainty averaged out"
-    return replace(posterior, meta=meta), words
 
 
 def select_prior_width(

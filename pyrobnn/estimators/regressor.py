@@ -40,8 +40,8 @@ class BNNRegressor(RegressorMixin, Estimator):
             units, instead of ``noise``; an exposure is a column of X.
         noise: its standard deviation: ``"inferred"`` (per output, under a HalfNormal(1) prior in standard units),
             ``"learned"``, ``"heteroskedastic"`` (a function of the input), or a number in the units of y. Where
-            ``"auto"`` takes Laplace's approximation and rows are few for the weights, it is found with the weights
-            averaged out, as a ``StudentT``'s scale is: by the evidence, or in rounds where it is a function.
+            rows are few for the weights, ``"auto"`` finds it, as a ``StudentT``'s scale, by the evidence, and where it
+            is a function by chains (``SGHMC``).
         standardize: bring inputs and targets to mean 0 and standard deviation 1, and predictions back.
         missing: ``"refuse"`` missing values of a DataFrame, or ``"impute"``: a number gets its column's median, and an
             input says that it was missing; a gap among categories is a category of its own. (Of arrays: SimpleImputer.)

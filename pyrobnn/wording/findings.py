@@ -206,9 +206,6 @@ DRAWS: Sentences = {
     ),
 }
 MODEL: Sentences = {
-    "noise_still_moving": (
-        "the noise still changed by {moved:.0%} in the last of {rounds} rounds: check its intervals on held-out rows"
-    ),
     "tuning_at_bound": "tuning ended at its bound: the data set no limit to this prior precision or noise",
     "cross_validation_at_edge": (
         "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data set no limit to "

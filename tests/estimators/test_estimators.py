@@ -23,14 +23,8 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
-from pyrobnn.estimators.auto import choose
-from pyrobnn.estimators.empirical_bayes import (
-    empirical_bayes,
-    fit_by_evidence,
-    fit_noise_em,
-    left_out,
-    select_prior_width,
-)
+from pyrobnn.estimators.auto import choose, families
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, left_out, select_prior_width
 from pyrobnn.estimators.wide import Lift, responses, search
 from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -209,7 +203,11 @@ def test_noise_is_found_by_the_evidence_where_rows_are_few_for_the_weights():
 
     noise = HomoskedasticGaussian(dist.HalfNormal(1.0))
     assert found(noise, 999) is fit_by_evidence and found(noise, 1000) is None
-    assert found(pb.likelihoods.HeteroskedasticGaussian(), 999, width=2) is fit_noise_em
+    varying = pb.BNN(
+        pb.networks.mlp(99, (), 2, seed=0), pb.priors.FanInNormal(), pb.likelihoods.HeteroskedasticGaussian()
+    )
+    assert isinstance(choose(999, 200, 2, **families(varying))[0], pb.SGHMC)
+    assert isinstance(choose(2000, 200, 2, **families(varying))[0], pb.Laplace)
     assert found(noise, 100, pb.NUTS()) is None and found(HomoskedasticGaussian(0.1), 100) is None
     assert found(pb.likelihoods.Categorical(), 10**6, width=2) is select_prior_width
     assert found(pb.likelihoods.NegativeBinomial(), 100) is None

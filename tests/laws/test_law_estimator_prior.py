@@ -76,6 +76,7 @@ def _short(method):
         "NUTS": {"num_chains": 2, "num_warmup": 40, "max_tree_depth": 3},
         "SVI": {"num_steps": 300, "batch_size": None},
         "MAP": {"num_steps": 60, "lr": 0.05, "polish_steps": 30},
+        "SGHMC": {"num_chains": 2, "num_warmup": 200, "init_steps": 100, "thinning": 2},
     }
     return dataclasses.replace(method, **settings[type(method).__name__])
 
