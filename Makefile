@@ -47,7 +47,7 @@ docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
 
 # what needs a GPU: its tests, then speed beside the CPU; appends to scripts/gpu/records.jsonl, goes on where it was cut
-#   make gpu ARGS="--only nuts-64 svi --budget 5m"      without CUDA the script says so and ends with 3, make with 2
+#   make gpu ARGS="--only nuts-64 svi --budget 300"      without CUDA the script says so and ends with 3, make with 2
 gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 	@$(BIN)/python scripts/gpu/run.py $(ARGS)
 

@@ -22,10 +22,9 @@ from statistics import fmean, median
 from typing import Any
 
 import joblib
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 Record = Mapping[str, Any]
-UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def append_record(path: str | Path, record: Record) -> None:
@@ -75,14 +74,6 @@ def read_records(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, 
     return records
 
 
-def duration(text: str) -> float:
-    """Seconds of ``"90s"``, ``"30m"``, ``"1.5h"``, ``"2d"``; an option's type."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|min|h|d)", text.strip())
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"a time is a number with s, m, h or d, such as 90m, got {text!r}")
-    return float(match[1]) * UNITS[match[2]]
-
-
 def share(text: str) -> float:
     """``"5%"`` → 0.05; an option's type."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*%", text.strip())
@@ -92,14 +83,10 @@ def share(text: str) -> float:
 
 
 def expected_seconds(task: Record, records: Sequence[Record]) -> float:
-    """CPU seconds of a task by earlier records: of its method on its data, else of its method, else of anything."""
+    """CPU seconds of a task by earlier records: the median of its method on its data, else the most of its method."""
     of_method = [record for record in records if record["method"] == task["method"]]
     exact = [record["cpu_seconds"] for record in of_method if record["dataset"] == task["dataset"]]
-    if exact:
-        return median(exact)
-    if of_method:
-        return max(record["cpu_seconds"] for record in of_method)
-    return fmean(record["cpu_seconds"] for record in records) if records else 60.0
+    return median(exact) if exact else max((record["cpu_seconds"] for record in of_method), default=60.0)
 
 
 def within_budget(
@@ -171,23 +158,16 @@ class Sweep:
         path: the file (JSON lines). Only one sweep may write to it at a time.
         key: what identifies the task of a record: records and tasks of one key are the same work.
         jobs: processes on this machine, one torch thread each; 1 runs in this process.
-        scheduler: address of a Dask scheduler (``"tcp://host:8786"``); its workers run the tasks instead.
     """
 
     path: str | Path
     key: Callable[[Record], Hashable]
     jobs: int = 1
-    scheduler: str | None = None
 
     def pending(self, tasks: Sequence[Record]) -> list[Record]:
         """The tasks, in their order and once each, that have no record yet."""
         seen = {self.key(record) for record in read_records(self.path)}
-        waiting = []
-        for task in tasks:
-            if self.key(task) not in seen:
-                seen.add(self.key(task))
-                waiting.append(task)
-        return waiting
+        return list({self.key(task): task for task in tasks if self.key(task) not in seen}.values())
 
     def run(
         self, function: Callable[[Record], Record], tasks: Sequence[Record]
@@ -197,20 +177,13 @@ class Sweep:
         A task that raises is yielded with its exception and leaves no line: the next sweep tries it again.
 
         Raises:
-            RuntimeError: another sweep is writing to this file.
+            Timeout: another sweep is writing to this file.
         """
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(f"{self.path}.lock", timeout=0, thread_local=False)  # gone with the process
-        try:
-            held = lock.acquire()
-        except Timeout as error:
-            raise RuntimeError(f"another sweep is writing to {self.path}: give another file") from error
-        with held:
+        with FileLock(f"{self.path}.lock", timeout=0, thread_local=False):  # gone with the process
             pending = self.pending(tasks)
-            alone = self.scheduler is None and self.jobs == 1
-            for task, outcome in (
-                (_attempt(function, task) for task in pending) if alone else self._parallel(function, pending)
-            ):
+            alone = (_attempt(function, task) for task in pending)
+            for task, outcome in alone if self.jobs == 1 else self._parallel(function, pending):
                 if not isinstance(outcome, Exception):
                     append_record(self.path, outcome)
                 yield task, outcome
@@ -218,17 +191,8 @@ class Sweep:
     def _parallel(
         self, function: Callable[[Record], Record], tasks: Sequence[Record]
     ) -> Iterator[tuple[Record, Record | Exception]]:
-        from contextlib import ExitStack
-
         calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
-        with ExitStack() as stack:
-            options: dict[str, Any] = {"backend": "loky", "n_jobs": self.jobs, "inner_max_num_threads": 1}
-            if self.scheduler is not None:
-                from distributed import Client
-
-                stack.enter_context(Client(self.scheduler, timeout=30))
-                options = {"backend": "dask"}
-            stack.enter_context(joblib.parallel_config(**options))
+        with joblib.parallel_config(backend="loky", n_jobs=self.jobs, inner_max_num_threads=1):
             yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(calls)
 
 

@@ -1,7 +1,7 @@
 """All that needs a GPU, in one command: the tests marked ``cuda``, then every method on both devices.
 
     make gpu                                                  # within 20 minutes; goes on where it was cut
-    make gpu ARGS="--only nuts-1024 svi --budget 5m"
+    make gpu ARGS="--only nuts-1024 svi --budget 300"
     python scripts/gpu/run.py --device cpu --small            # a rehearsal at tiny sizes, where there is no GPU
 
 Each measurement is one line of the records, appended as soon as it is made; a failure is a line with its error. Ends
@@ -25,7 +25,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from records import append_record, commit, duration, read_records, versions  # noqa: E402
+from records import append_record, commit, read_records, versions  # noqa: E402
 
 RESULTS = HERE / "records.jsonl"
 #: NUTS by 1,024 chains: gradients a second on the GPU over those on the CPU, at least
@@ -76,7 +76,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     names = ["tests", *CASES]
     add = parser.add_argument
     add("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
-    add("--budget", type=duration, default=1200.0, help="such as 20m")
+    add("--budget", type=float, default=1200.0, help="seconds")
     add("--device", default="cuda", help="cuda, or cpu for a rehearsal")
     add("--small", action="store_true", help="tiny sizes: whether it runs, not how fast")
     add("--results", type=Path, help="the file of the records (of a rehearsal, a temporary one)")

@@ -2,7 +2,7 @@
 
     python scripts/speed/run.py             # measure and add a record
     python scripts/speed/run.py --check     # measure and compare with the records: exit code 1 if worse
-    python scripts/speed/run.py --check --budget 5m     # with as many repeats as fit, three at least
+    python scripts/speed/run.py --check --budget 300    # with as many repeats as fit, three at least
     python scripts/speed/run.py --accept "nuts gradient=checks its input"   # slower, and meant to be
     python scripts/speed/nuts.py            # NUTS beside NumPyro and Pyro
 
@@ -31,7 +31,7 @@ from typing import Any, Literal
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from records import append_record, commit, duration, peak_mb, read_records, versions  # noqa: E402
+from records import append_record, commit, peak_mb, read_records, versions  # noqa: E402
 
 RESULTS = HERE / "records.jsonl"
 #: repeats that a standard error needs; chance of a false alarm, over all numbers and records
@@ -99,7 +99,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--check", action="store_true", help="compare, add no record; 1 where something is worse")
     add("--repeats", type=int, default=5, help=f"processes, at least {FEWEST}")
-    add("--budget", type=duration, default=math.inf, help="such as 5m: the repeats that fit into it")
+    add("--budget", type=float, default=math.inf, help="seconds: the repeats that fit into them")
     add("--accept", metavar="NUMBER=WHY", help="the next checks start at the last record")
     add("--results", type=Path, default=RESULTS, help="the file of the records")
     add("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)

@@ -1,10 +1,6 @@
 """The benchmark's arithmetic: exact scores of mixtures, the linear floor, one declared rule per method, and the tables.
 
-The UCI regression benchmark of *Probabilistic Backpropagation* (Hernández-Lobato & Adams, 2015),
-https://arxiv.org/abs/1502.05336, is read from a directory with a folder for each set: ``data.txt`` (rows of numbers),
-``index_features.txt`` and ``index_target.txt`` (0-based columns), ``index_train_S.txt`` and ``index_test_S.txt``
-(0-based rows of split S), and ``n_hidden.txt``, the hidden units of the benchmark's net.
-
+The sets have the layout of *Probabilistic Backpropagation* (Hernández-Lobato & Adams, 2015, arXiv:1502.05336).
 A rule says what is fixed, what is inferred, and what is chosen on the train part, and how.
 """
 
@@ -46,8 +42,6 @@ METRICS = {
     "cpu_seconds": "CPU seconds a split (choice of hyper-parameters included)",
 }
 FLOOR = "linear"
-#: hidden units of a set whose folder does not say how many
-NUM_HIDDEN = 50
 #: splits from which a standard error is given, and the standard errors by which a method beats the linear model
 FEWEST, CLEARLY = 3, 5.0
 
@@ -314,7 +308,7 @@ class Candidate:
     prior_scale: float
     noise: Noise
     init: Any = None
-    num_hidden: int = NUM_HIDDEN
+    num_hidden: int = 50
 
     def model(self, train: Dataset, seed: int) -> BNN:
         """One hidden layer of ReLU units on ``train`` in standard units; net initialised by ``seed``."""
@@ -372,7 +366,7 @@ class Rule:
     validate_with: Any = None
     num_draws: int | None = None
     init: Any = None
-    num_hidden: int = NUM_HIDDEN
+    num_hidden: int = 50
 
     def __post_init__(self) -> None:
         if self.choose not in ("evidence", "validation", None):
@@ -562,73 +556,42 @@ def _rules() -> dict[str, Rule]:
 RULES: dict[str, Rule] = _rules()
 
 
-# -- the sets ---------------------------------------------------------------------------------------------------------
-
-
 def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset, Dataset]:
-    """The train part and the test part of one standard split of a UCI set, in original units.
-
-    Args:
-        name: folder of the set, such as ``"concrete"``.
-        split: number of the split, from 0.
-        root: directory that holds the sets, or holds them under ``uci/``; by default the environment
-            variable ``PYROBNN_DATA``.
+    """The train part and the test part of one standard split of a set, in original units.
 
     Raises:
-        ValueError: no root, no such set (the message lists those found) or no such split.
+        ValueError: no root, or no such set (the message lists those found).
     """
     folder = _folder(name, root)
-    full = _read(folder)
-    parts = [_integers(folder, f"index_{part}_{split}.txt", full.num_data) for part in ("train", "test")]
-    return full.subset(parts[0]), full.subset(parts[1])
+    table = np.loadtxt(folder / "data.txt", ndmin=2)
+    files = ("features", "target", f"train_{split}", f"test_{split}")
+    features, (target,), *parts = (np.loadtxt(folder / f"index_{file}.txt", ndmin=1).astype(int) for file in files)
+    names = tuple(f"feature_{column}" for column in features)
+    x, y = _tensor(table[:, features]), _tensor(table[:, [target]])
+    full = Dataset(x, y, folder.name, "regression", names, f"column_{target}")
+    train, test = map(full.subset, parts)
+    return train, test
 
 
 def uci_splits(name: str, root: str | Path | None = None) -> int:
-    """How many standard splits a UCI set has; arguments and errors as in :func:`uci`."""
+    """How many standard splits a set has."""
     files = _folder(name, root).glob("index_test_*.txt")
     return sum(file.stem.rpartition("_")[2].isdigit() for file in files)
 
 
 def uci_num_hidden(name: str, root: str | Path | None = None) -> int:
-    """How many hidden units the benchmark gives a UCI set: what its ``n_hidden.txt`` says, else 50."""
+    """How many hidden units the benchmark gives a set: what its ``n_hidden.txt`` says, else 50."""
     path = _folder(name, root) / "n_hidden.txt"
-    return int(float(path.read_text(encoding="utf-8"))) if path.is_file() else NUM_HIDDEN
-
-
-def uci_all(name: str, root: str | Path | None = None) -> Dataset:
-    """All rows of a UCI set, unsplit; arguments and errors as in :func:`uci`."""
-    return _read(_folder(name, root))
+    return int(float(path.read_text(encoding="utf-8"))) if path.is_file() else 50
 
 
 def _folder(name: str, root: str | Path | None) -> Path:
-    root = root or os.environ.get("PYROBNN_DATA")
-    if not root:
+    if not (root := root or os.environ.get("PYROBNN_DATA")):
         raise ValueError(f"no directory for UCI set {name!r}: pass 'root' or set PYROBNN_DATA")
     found = {path.parent.name: path.parent for path in Path(root).glob("**/data.txt")}
     if name not in found:
-        raise ValueError(
-            f"there is no UCI set {name!r} in {str(root)!r}: found {', '.join(sorted(found)) or 'none'} "
-            "(a set is a folder with data.txt)"
-        )
+        raise ValueError(f"there is no UCI set {name!r} in {str(root)!r}: found {', '.join(sorted(found)) or 'none'}")
     return found[name]
-
-
-def _read(folder: Path) -> Dataset:
-    table = np.loadtxt(folder / "data.txt", ndmin=2)
-    features = _integers(folder, "index_features.txt", table.shape[1])
-    target = int(_integers(folder, "index_target.txt", table.shape[1])[0])
-    x, y = _tensor(table[:, features]), _tensor(table[:, [target]])
-    names = tuple(f"feature_{column}" for column in features)
-    return Dataset(x, y, folder.name, "regression", names, f"column_{target}")
-
-
-def _integers(folder: Path, file: str, below: int) -> np.ndarray:
-    if not (folder / file).is_file():
-        raise ValueError(f"there is no file {file} in {folder}")
-    values = np.loadtxt(folder / file, ndmin=1).astype(int)  # some are written as floats
-    if not values.size or values.min() < 0 or values.max() >= below:
-        raise ValueError(f"{folder / file} must hold numbers of 0 … {below - 1}: they count from 0")
-    return values
 
 
 def _tensor(values: np.ndarray) -> Tensor:
