@@ -76,22 +76,24 @@ def choose(
     return method, f"{size}: {'; '.join(words)}"
 
 
-@register("auto")
+@register("auto", quick={"quick": True, "num_draws": 150})
 @dataclass(frozen=True)
 class Auto(Method):
     """The method that suits the size of the data and the net, by :func:`choose`, as an estimator's ``"auto"`` takes it.
 
     Args:
         compile: the chosen method's option.
+        quick: with its steps of a quick run.
 
     Returns, by ``fit``: the posterior of the chosen method; ``meta["chosen"]`` says which, and why.
 
     Example:
         >>> Auto(compile=False)
-        Auto(compile=False)
+        Auto(compile=False, quick=False)
     """
 
     compile: bool = True
+    quick: bool = False
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
@@ -104,6 +106,9 @@ class Auto(Method):
         width = model.forward(model.initial_values(), problem.x[:2]).shape[-1]
         num = problem.num_rows
         method, why = choose(num, model.num_weights, width, **families(model), compile=self.compile)
+        if self.quick:
+            known = next(each.quick for each in METHODS.values() if each.cls is type(method))
+            method = replace(method, **{key: known[key] for key in known.keys() - {"num_draws", "compile"}})
         options = {"num_draws": run.num_draws, "seed": run.seed, "device": problem.device, "progress": run.progress}
         fit = empirical_bayes(method, model, num)
         if fit is None:
