@@ -3,27 +3,13 @@
 No figure touches pyplot, so nothing has to be closed and no setting outlives the call. In a notebook the figure shows
 itself as the cell's last value once ``%matplotlib inline`` or ``import matplotlib.pyplot`` has run. Each function draws
 one panel per method (or one line per method where lines can share a panel). A tree that lacks the groups of a figure
-gets a panel that names them, never an error. Ranks, energies, Pareto k-hat, LOO-PIT, replicates beside the data
+gets a panel that names them, never an error. Traces, ranks, energies, Pareto k-hat, LOO-PIT, replicates beside the data
 (``plot_ppc_dist``) and the prior beside the posterior are ``arviz_plots``'s, which takes the same trees.
 """
 
 from __future__ import annotations
 
-from pyrobnn.plots.predictive import (
-    calibration,
-    predicted_vs_observed,
-    predictive_bands,
-    reliability,
-    uncertainty_decomposition,
-)
-from pyrobnn.plots.sampling import trace, training
+from pyrobnn.plots.predictive import calibration, predicted_vs_observed, predictive_bands, reliability
+from pyrobnn.plots.sampling import training
 
-__all__ = [
-    "calibration",
-    "predicted_vs_observed",
-    "predictive_bands",
-    "reliability",
-    "trace",
-    "training",
-    "uncertainty_decomposition",
-]
+__all__ = ["calibration", "predicted_vs_observed", "predictive_bands", "reliability", "training"]

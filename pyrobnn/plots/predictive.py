@@ -223,49 +223,6 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
         return figure
 
 
-def uncertainty_decomposition(trees: Trees, *, output: int = 0) -> Figure:
-    """Noise that stays (aleatoric) and uncertainty of the function (epistemic), of each method.
-
-    One row per method and kind: the dot is the median over the held-out points, the thick line their middle
-    half, the thin line their middle 90 %. Regression shows standard deviations in the outcome's units;
-    classification shows entropies in nats (expected entropy, and mutual information of label and weights).
-
-    Args:
-        trees: one DataTree or a mapping from label to DataTree.
-        output: which output to show in a regression.
-
-    Returns:
-        A figure with one axes.
-    """
-    trees = gather(trees)
-    rows = {label: decomposed(evidence, output) for label, evidence in trees.items()}
-    rows = {label: pair for label, pair in rows.items() if any(each is not None for each in pair)}
-    classes = any(class_points(trees[label]) is not None for label in rows)
-    with style():
-        figure, axes = panels(1, size=(4.2, 1.0 + 0.5 * max(2, len(rows))))
-        ax = axes[0, 0]
-        if not rows:
-            empty_panel(ax, "no decomposed uncertainty in these trees")
-            return figure
-        for row, pair in enumerate(rows.values()):
-            for shift, values, colour in zip((-0.14, 0.14), pair, (ALEATORIC, EPISTEMIC), strict=True):
-                values = np.empty(0) if values is None else values[np.isfinite(values)]
-                if values.size:
-                    p5, p25, p50, p75, p95 = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95))
-                    ax.hlines(row + shift, p5, p95, color=colour, lw=1.0)
-                    ax.hlines(row + shift, p25, p75, color=colour, lw=3.2)
-                    ax.plot(p50, row + shift, "o", color=colour, ms=4.5, mec="white", mew=0.8)
-        ax.plot([], [], color=ALEATORIC, lw=3, label="aleatoric")
-        ax.plot([], [], color=EPISTEMIC, lw=3, label="epistemic")
-        of = outcome_label(next(iter(trees.values())), output)
-        ax.set_xlabel("entropy (nats)" if classes else f"sd of {of} at the held-out points")
-        ax.set_yticks(range(len(rows)), list(rows))
-        ax.set(xlim=(0, None), ylim=(len(rows) - 0.5, -0.5))
-        ax.grid(axis="y", visible=False)
-        figure.legend(loc="outside upper right", ncols=2)
-        return figure
-
-
 def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Aleatoric and epistemic uncertainty (point,): entropies in nats of classes, else sds in the outcome's units."""
     labelled, points = class_points(evidence), regression_points(evidence, output)

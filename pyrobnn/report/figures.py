@@ -19,7 +19,6 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import class_points, output_names, regression_points
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.plots.predictive import decomposed
 from pyrobnn.plots.sampling import histories
 
 Trees = Mapping[str, Evidence]
@@ -135,23 +134,6 @@ SPECS = (
         "lie.",
         plots.reliability,
         lambda tree: class_points(tree) is not None,
-    ),
-    Spec(
-        "calibration",
-        "Aleatoric and epistemic",
-        "Sand is noise that stays, however many data there are; blue is doubt that more data would remove. Dot: median "
-        "over held-out points; thick line: middle half; thin line: middle 90 %.",
-        plots.uncertainty_decomposition,
-        lambda tree: decomposed(tree)[1] is not None,
-        outputs=True,
-    ),
-    Spec(
-        "draws",
-        "Chains",
-        "Chains (one colour each) should overlap like one band. Shown are the log density, the function where the "
-        "chains agree least, and the noise; of programs, the sites where they agree least.",
-        plots.trace,
-        lambda tree: not tree.is_iid and tree.draws_per_chain > 1,
     ),
     Spec(
         "draws",

@@ -68,12 +68,7 @@ def test_style_is_restored_after_an_error() -> None:
 @pytest.mark.parametrize(("bad", "error"), [({}, ValueError), ({"a": 1}, TypeError), ([], TypeError)])
 def test_wrong_trees_are_refused(bad: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="trees"):
-        plots.trace(bad)
-
-
-def test_chains_of_independent_draws_are_not_drawn() -> None:
-    iid = factory.regression_1d("SVI", iid=True)
-    assert not plots.trace(iid).axes[0].lines
+        plots.training(bad)
 
 
 @pytest.mark.parametrize("num_data", [20, 60, 200])

@@ -16,7 +16,6 @@ from helpers import seeded
 from models import normal_prior
 
 import pyrobnn as pb
-from pyrobnn import plots
 from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
@@ -97,7 +96,7 @@ def test_the_page_refers_to_nothing_outside_itself(html: str) -> None:
 def test_every_figure_has_a_text_alternative(html: str) -> None:
     page = Page(html)
     figures = page.named("img")
-    assert len(page.named("figure")) == len(figures) >= 4
+    assert len(page.named("figure")) == len(figures) >= 3
     assert all(len(a.get("alt") or "") > 15 for a in figures)
 
 
@@ -213,7 +212,6 @@ def test_the_page_of_a_program_speaks_of_its_sites_by_their_names(tmp_path: Path
     log_likelihood = xr.Dataset({"obs": (("chain", "draw", "row"), np.abs(draws[:, :, [0, 2]]))})
     tree = xr.DataTree.from_dict({"posterior": sites, "log_likelihood": log_likelihood})
     tree.attrs |= {"timings": json.dumps({"fit": 2.0}), "model": json.dumps({"program": "my_model"})}
-    assert next(iter(plots.trace(tree).axes)).get_title(loc="left") == "theta[Rome]"
     (check,) = [each for each in judge_all(gather({"it": tree}))["it"].checks if each.name == "rhat_function"]
     assert check.numbers["where"] == "theta[Rome]"
     page = write_report({"it": tree}, tmp_path / "r.html").read_text(encoding="utf-8")
@@ -398,7 +396,7 @@ def two_outputs() -> xr.DataTree:
 
 def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: Path) -> None:
     page = Page(write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8"))
-    for heading in ("Predicted against observed", "Coverage", "Aleatoric and epistemic"):
+    for heading in ("Predicted against observed", "Coverage"):
         for name in ("depth", "speed"):
             assert f"{heading}: {name}" in page.text
     assert "depth, mean" in page.text and "speed, mean" in page.text
