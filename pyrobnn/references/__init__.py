@@ -1,9 +1,9 @@
 """Reference posteriors of small nets: what a method's answer can be held against, without running anything long.
 
 ``names()`` lists them, ``load(name)`` gives one: its model, its data, the moments, quantiles and some draws of its
-function at probes, its log evidence with the error, and ``compare(posterior)``.
+function at probes, and its log evidence with the error; ``pb.diagnostics.fidelity`` compares.
 """
 
-from pyrobnn.references.reference import Comparison, Reference, load, names
+from pyrobnn.references.reference import Reference, load, names
 
-__all__ = ["Comparison", "Reference", "load", "names"]
+__all__ = ["Reference", "load", "names"]

@@ -1,4 +1,4 @@
-"""Stored posteriors of nets that two samplers agree on, and how far another posterior is from one."""
+"""Stored posteriors of nets that two samplers agree on."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
-from pyrobnn.core.checks import check_finite
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.data import Dataset
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import log_densities
 from pyrobnn.references.problems import problems
-from pyrobnn.wording import shown
 
 #: kinds of quantities beside those of the probes
 NOISE, DENSITY = "noise", "density"
@@ -91,44 +89,6 @@ def summarise(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
-    """Distances of a posterior from a reference.
-
-    Args:
-        reference: name of the reference.
-        table: Dataset over ``quantity`` (coordinates: its name, and ``kind``) with ``mean_difference`` in sd of the
-            reference, ``sd_ratio`` over the reference's and ``wasserstein``, the 1-Wasserstein distance in sd of the
-            reference; ``mean_error`` and ``sd_error``, the standard errors of the first two, by the effective draws
-            of both; ``wasserstein_floor``, what it is expected to be between draws of one posterior.
-        evidence_difference: log evidence minus the reference's, nats; None where the posterior has none.
-        evidence_error: the standard error of that, nats; the reference's alone where the posterior's is unknown.
-    """
-
-    reference: str
-    table: xr.Dataset
-    evidence_difference: float | None
-    evidence_error: float | None
-
-    @property
-    def largest_z(self) -> float:
-        """The largest difference of a mean or an sd, in its standard error.
-
-        Between two runs that both have converged it is about 3 over some dozens of quantities.
-        """
-        with np.errstate(divide="ignore"):  # a point estimate has no sd, and no error of it
-            mean = np.abs(self.table["mean_difference"] / self.table["mean_error"])
-            sd = np.abs((self.table["sd_ratio"] - 1.0) / self.table["sd_error"])
-        return float(max(mean.max(), sd.max()))
-
-    def __str__(self) -> str:
-        means = abs(self.table).groupby("kind").mean().to_dataframe().round(3)
-        lines = [f"from the reference {self.reference}, in its sd, means over the quantities of a kind:", f"{means}"]
-        if self.evidence_difference is not None:
-            lines.append(f"log evidence {self.evidence_difference:+.2f} ± {self.evidence_error:.2f} nats")
-        return shown("\n".join(lines))
-
-
-@dataclass(frozen=True, eq=False)
 class Reference:
     """The posterior of a small net, by long runs of NUTS and of sequential Monte Carlo that agree.
 
@@ -157,8 +117,10 @@ class Reference:
         (60, True)
         >>> data, method = reference.data, pb.Laplace(compile=False)
         >>> laplace = method.fit(reference.model(), data.x, data.y, num_draws=500)
-        >>> sorted(set(reference.compare(laplace).table["kind"].values.tolist()))
-        ['between', 'density', 'noise', 'outside', 'train']
+        >>> tree = laplace.to_datatree(data.x, data.y)
+        >>> far = pb.diagnostics.fidelity(tree, reference.to_datatree()).per_point
+        >>> bool(far["wasserstein"].mean() < 1)  # of the function, in the reference's sd
+        True
     """
 
     name: str
@@ -177,66 +139,10 @@ class Reference:
         """The net with its prior and likelihood, in standard units; its initial weights are always the same."""
         return problems()[self.name].model()
 
-    def compare(self, posterior: Posterior | Tensor | np.ndarray) -> Comparison:
-        """How far a posterior of :meth:`model` given :attr:`data` is from this one, with Monte-Carlo errors.
-
-        Args:
-            posterior: by any method; or draws of the quantities of :attr:`summary` (chain, draw, quantity).
-
-        Returns:
-            Distances of every quantity, and of the log evidence where the posterior has one (an ELBO is a bound).
-
-        Raises:
-            TypeError: of another kind.
-            ValueError: a posterior of another net or other inputs; draws of another shape or not finite.
-
-        Caveat: one quantity at a time; dependence between probes is not compared.
-        """
-        difference = error = None
-        iid = False
-        if isinstance(posterior, Posterior):
-            expected = {name: site.shape() for name, site in self.model().priors.items()}
-            if expected != {n: v.shape[2:] for n, v in posterior.draws.items() if n in expected}:
-                raise ValueError(
-                    f"the posterior is not of the model of reference {self.name!r}: fit reference.model() to "
-                    "reference.data.x and reference.data.y"
-                )
-            draws = quantities(posterior, self.data, self.probe_x, list(self.probe_kinds)).draws
-            iid = bool(posterior.meta.get("iid", False))
-            if posterior.log_evidence is not None:
-                difference = float(posterior.log_evidence) - self.log_evidence
-                own = posterior.meta.get("log_evidence_error") or 0.0
-                error = float(np.hypot(own, self.log_evidence_error))
-        elif isinstance(posterior, Tensor | np.ndarray):
-            draws = np.asarray(posterior, dtype=np.float64)
-        else:
-            raise TypeError(f"'posterior' must be a Posterior or an array, got {type(posterior).__name__}")
-        count = self.summary.sizes["quantity"]
-        if draws.ndim != 3 or draws.shape[2] != count or draws.size == 0:
-            raise ValueError(f"draws must be (chain, draw, {count}), got shape {draws.shape}")
-        check_finite("draws", torch.from_numpy(draws))
-        return Comparison(self.name, self._table(summarise(draws, iid=iid)), difference, error)
-
-    def _table(self, ours: xr.Dataset) -> xr.Dataset:
-        """The table of a comparison, of the other posterior's moments."""
-        theirs = self.summary.reset_coords(drop=True)
-        scale, ratio = theirs["sd"], ours["sd"] / theirs["sd"]
-        # the 1-Wasserstein distance between effective draws of one distribution, by the errors of its quantiles
-        slope = np.gradient(theirs["quantiles"].values, LEVELS, axis=0)
-        variance = (1.0 / ours["ess_bulk"] + 1.0 / theirs["ess_bulk"]).values
-        errors = np.sqrt(LEVELS * (1.0 - LEVELS))[:, None] * slope * np.sqrt(variance)
-        columns = {
-            "mean_difference": (ours["mean"] - theirs["mean"]) / scale,
-            "mean_error": np.hypot(ours["mean_error"], theirs["mean_error"]) / scale,
-            "sd_ratio": ratio,
-            "sd_error": np.hypot(ours["sd_error"], ratio * theirs["sd_error"]) / scale,
-            "wasserstein": abs(ours["quantiles"] - theirs["quantiles"]).mean("level") / scale,
-            "wasserstein_floor": np.sqrt(2.0 / np.pi) * errors.mean(0) / scale,
-        }
-        return xr.Dataset(columns).assign_coords(self.summary.coords)
-
     def to_datatree(self) -> xr.DataTree:
-        """The function's draws as DataTree: ``pb.diagnose(tree, reference=reference.to_datatree())``."""
+        """The function's draws as DataTree: ``pb.diagnose(tree, reference=reference.to_datatree())``, and so for
+        :func:`pyrobnn.diagnostics.fidelity`.
+        """
         of_function = ~np.isin(self.summary["kind"].values, (NOISE, DENSITY))
         f = self.draws[:, :, of_function].reshape(*self.draws.shape[:2], len(self.probe_x), -1)
         function = {

@@ -21,7 +21,7 @@ import xarray as xr
 from torch import Tensor
 
 import pyrobnn as pb
-from pyrobnn.diagnostics import Evidence
+from pyrobnn.diagnostics import Evidence, fidelity
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import prior_posterior
 from pyrobnn.references import Reference
@@ -328,7 +328,7 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
         posterior = group(name, number, num_draws) if fault.fit is None else fault.fit(name, number)
         if fault.draws is not None:
             posterior = fault.draws(posterior, found)
-        distance = found.compare(posterior)
+        own = posterior.to_datatree(*data)
         train = (found.held_out.x, found.held_out.y) if fault.others else data
         train = train if fault.data is None else fault.data(train)
         tree = posterior.to_datatree(*train, test=data if fault.others else (found.held_out.x, found.held_out.y))
@@ -348,13 +348,12 @@ def run(kind: str, name: str, length: str, number: int, num_draws: int) -> Itera
                 "status": verdict.status,
                 "draws": verdict.draws,
                 "model": verdict.model,
-                "distance": None if fault.data is not None or fault.others else _distance(distance.table),
+                "distance": None if fault.data is not None or fault.others else _distance(own, found),
                 "checks": {c.name: [c.status, c.value] for c in (*verdict.checks, *audit) if c.name not in known},
             }
             known = {check.name for check in verdict.checks}  # counted once
 
 
-def _distance(table: xr.Dataset) -> float:
+def _distance(tree: xr.DataTree, found: Reference) -> float:
     """Mean 1-Wasserstein distance of the function at the probes, in sd of the reference."""
-    of_function = np.isin(table["kind"].values, ("train", "between", "outside"))
-    return round(float(table["wasserstein"].values[of_function].mean()), 4)
+    return round(float(fidelity(tree, found.to_datatree()).per_point["wasserstein"].mean()), 4)

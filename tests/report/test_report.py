@@ -126,7 +126,7 @@ def test_a_table_that_is_cut_on_a_phone_says_so(html: str) -> None:
 
 def test_figures_fold_on_a_phone_but_for_the_first(html: str) -> None:
     cards = [a for a in Page(html).named("details") if "figures" in (a.get("class") or "")]
-    assert len(cards) >= 4 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
+    assert len(cards) >= 3 and ["open" in a for a in cards] == [True] + [False] * (len(cards) - 1)
 
 
 def test_light_dark_and_print(html: str) -> None:
@@ -146,7 +146,6 @@ def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
     trees = {"svi": factory.regression_1d("SVI", iid=True), "laplace": factory.regression_1d("Laplace", iid=True)}
     html = write_report(trees, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "R-hat ↓" not in html.replace("&nbsp;", " ")
-    assert "should overlap like one band" not in html
     for row in compare_rows(trees):
         assert "rhat" not in row.values and "ess" not in row.values
         assert "khat" in row.values
