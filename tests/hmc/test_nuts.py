@@ -103,7 +103,7 @@ def test_pyro_engine_agrees_on_the_asymmetric_target():
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_scales_from_one_to_a_thousand(whole_zoo, engine):
-    posterior = whole_zoo if engine == "compiled" else _by_pyro(_scales, 300)
+    posterior = whole_zoo if engine == "compiled" else _by_pyro(_scales, 500)
     draws = posterior.draws["scales"] / torch.logspace(-3, 0, 7)
     assert_mean_within(draws, torch.zeros(7), **_enough(posterior))
     assert_var_within(draws, torch.ones(7), mean=torch.zeros(7), **_enough(posterior))
