@@ -141,19 +141,21 @@ def _decided(found: Found, evidence: Evidence, before: np.ndarray, after: np.nda
 
 
 def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the function stays as it is when draws are moved towards the posterior, as those of it would.
+    """Whether the function, or a program's sites, stay as they are when draws are moved towards the posterior.
 
     Two standard errors are taken off every change.
     """
-    pair, every = _moved(evidence, ""), evidence.f
-    if pair is None or isinstance(pair, Found) or every is None or every.shape[2:] != pair[0].shape[1:]:
-        return pair if isinstance(pair, Found) else None
-    every = every.reshape(-1, *every.shape[2:])
+    pair, at = _moved(evidence, ""), "sites" if evidence.f is None else "probes"
+    if pair is None or isinstance(pair, Found):
+        return pair
+    every = pair[0] if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
+    if every.shape[1:] != pair[0].shape[1:]:
+        return None
     still = np.ptp(every, axis=0) == 0.0
     shift, gap, errors = (np.where(still, np.nan, each) for each in _change(every, pair[1]))
     far, wide = (np.maximum(np.abs(each) - 2.0 * error, 0.0) for each, error in zip((shift, gap), errors))
-    status = grade_by_kind(far, np.exp(-wide), evidence, "probes", limits)
-    gaps = by_kind(gap, evidence, "probes").values()
+    status = grade_by_kind(far, np.exp(-wide), evidence, at, limits)
+    gaps = by_kind(gap, evidence, at).values()
     ratio = float(np.exp(max((float(np.median(each)) for each in gaps), key=abs)))
     numbers = {"shift": float(np.nanmedian(np.abs(shift))), "inverse": 1.0 / ratio, "remedy": _remedy(evidence)}
     return _decided(Found(status, ratio, "", numbers, limits[2]), evidence, *pair)

@@ -364,6 +364,8 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
         row, length = next(iter(rows)) if len(rows) == 1 else (None, None)
         dims = (row if row and length == len(x) else "obs", "feature")
         groups[group.CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
+    if (moved := moved_functions(posterior, x, y, None)) is not None:
+        groups[group.MOVED] = moved
     return {name: data for name, data in groups.items() if data.data_vars}
 
 

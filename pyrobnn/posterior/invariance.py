@@ -93,18 +93,18 @@ def _single(g: Tensor) -> Tensor:
     return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
 
 
-def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr.Dataset | None:
+def moved_functions(posterior: Any, x: Any, y: Any, probe_x: Tensor | None) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
     Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
     draws' own standard deviations. Such moves leave the model's posterior p as it is: draws of p stay draws of p, and
     those of another distribution come nearer to it with every move. What the function changes by is how far it was off,
-    or less where the way is longer than the moves.
+    or less where the way is longer than the moves: from a narrow mode some draws find the wide one around it.
 
     Args:
-        posterior: of a BNN: chains, or draws of an approximation with its density.
+        posterior: of a BNN: chains, or draws of an approximation with its density; of a program: these alone.
         x, y: the data that it was fitted to.
-        probe_x: inputs (probe, …).
+        probe_x: inputs (probe, …); None of a program, whose sites take the function's place, (site scalar, 1).
 
     Returns:
         Dataset with ``before`` and ``after`` (chain, draw, probe, output), ``density_before`` and ``density_after``
@@ -115,12 +115,14 @@ def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
     """
     chains = posterior.meta.get("kind") == "chains"
-    if posterior.num_chains * posterior.num_draws < 200 or not (chains or posterior.approximation is not None):
+    judged = posterior.approximation is not None or (chains and probe_x is not None)
+    if posterior.num_chains * posterior.num_draws < 200 or not judged:
         return None
     density = posterior_density(posterior, x, y)
     if density is None:
         return None
-    work = density.dim * len(y) * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
+    rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
+    work = density.dim * rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
     if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
         return None
     few = posterior.thin(max(1, (2 if work < 2e8 else 1) * NUM_DRAWS // posterior.num_chains))
@@ -131,7 +133,9 @@ def moved_functions(posterior: Any, x: Tensor, y: Tensor, probe_x: Tensor) -> xr
     moved = replace(few, draws=few.draws | density.constrain(end.reshape(start.shape)))
     dims, found = ("chain", "draw", "probe", "output"), xr.Dataset({"acceptance": acceptance})
     for when, each, z in (("before", few, flat), ("after", moved, end)):
-        found[when] = (dims, each.function(probe_x).double().cpu().numpy())
+        sites = [each.draws[site.name].flatten(2) for site in density.sites if site.kind == "latent"]
+        f = torch.cat(sites, -1)[..., None] if probe_x is None else each.function(probe_x)
+        found[when] = (dims, f.double().cpu().numpy())
         values = gradient(z)[1].detach().double().reshape(start.shape[:2])
         found[f"density_{when}"] = (dims[:2], values.cpu().numpy())
     return found
