@@ -104,6 +104,8 @@ def judged(
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {known.shape[1]}")
     names = [str(each) for each in getattr(x, "columns", ())]
     predicted = _read(predictions, outcomes, num_words)
+    if num_words is not None and "probs" not in predicted:
+        raise ValueError("'y' holds words or truth values, and these are predictions of numbers: give probabilities")
     evidence = Evidence(_tree(predicted, outcomes, inputs, known, past, names, label))
     found = (made(row, evidence) for row in MODEL_ROWS)
     checks = tuple(check for check in found if check is not None)

@@ -274,7 +274,8 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         rest = int(counts.iloc[MAX_CATEGORIES:].sum())
         shown = {"column": name, "categories": len(counts), "kept": MAX_CATEGORIES, "rest": rest}
         report(where, Finding("rare_categories", shown))
-    return Column(name, "category", tuple(sorted(counts.index[:MAX_CATEGORIES])), indicator=indicator)
+    kept = tuple(sorted(counts.index[:MAX_CATEGORIES]))
+    return Column(name, "category", kept, indicator=indicator and "" not in kept)
 
 
 def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: bool) -> Column:

@@ -129,7 +129,8 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
 def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
     """The targets, mean and covariance of f, and the likelihood's own parameters, in the model's units."""
     model, own = posterior.bnn, posterior.bnn.likelihood.own
-    x, y = (part.to(model.device) for part in _standard(model, x, y))
+    x, y = _standard(model, x, y)
+    x, y = x.to(next(model.net.parameters())), y.to(model.device)  # a net of float32 may have data of float64
     known = (*own.priors, *own.points)
     values = {name: value.mean((0, 1)) for name, value in posterior.draws.items() if name in known}
     f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))

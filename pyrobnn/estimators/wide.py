@@ -180,11 +180,8 @@ class Rule(NamedTuple):
         posterior = chains.fit(model, *data, init=start, num_draws=num_draws or 100, **run)
         kind = "normal noise that depends on the input" if self.likelihood is None else f"{self.likelihood}"
         words = f"{members} chains of {num_draws or 100} draws, {chains.thinning} steps apart, from an ensemble, {kind}"
-        return (
-            posterior,
-            chains,
-            f"{words}; four layers of 32 on powers of the features and {self.waves} waves of each",
-        )
+        words += f"; four layers of 32 on powers of the features and {self.waves} waves of each"
+        return posterior, chains, words
 
 
 def log_density(error: np.ndarray, var: Any) -> np.ndarray:

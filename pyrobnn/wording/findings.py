@@ -112,8 +112,8 @@ def _rows_together(change: float | None) -> str:
 
 def _constant(features: list[str]) -> str:
     named = ", ".join(map(repr, features))
-    subject = f"the feature {named} is" if len(features) == 1 else f"the features {named} are"
-    return f"{subject} constant: nothing can be learned from it"
+    subject, it = (f"the feature {named} is", "it") if len(features) == 1 else (f"the features {named} are", "them")
+    return f"{subject} constant: nothing can be learned from {it}"
 
 
 def _new_categories(column: str, rows: int, new: list[str]) -> str:

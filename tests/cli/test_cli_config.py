@@ -225,6 +225,15 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
     assert list(folder.glob("*.checkpoint")) == []
 
 
+def test_the_default_method_fits_numbers_of_a_file(tmp_path, capsys):
+    x = torch.linspace(-2, 2, 60)
+    table, model = tmp_path / "t.csv", tmp_path / "t.nc"
+    pd.DataFrame({"a": x, "y": x.sin()}).to_csv(table, index=False)
+    words = [str(table), "--target", "y", "--hidden", "3", "--quick", "--no-compile", "--no-progress"]
+    assert cli.main(["fit", *words, "--out", str(model)]) == 0
+    assert "by the evidence" in capsys.readouterr().out and model.exists()
+
+
 @pytest.mark.parametrize(
     "words, message",
     [

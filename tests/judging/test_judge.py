@@ -108,6 +108,7 @@ def test_the_power_is_tested_at_the_size_it_says():
         (np.where(Y > 2.0, np.nan, 0.0) + np.zeros((50, 1)), Y, "holds NaN"),
         (np.zeros((N, 50)), Y, r"expected draws \(S, 300\)"),
         (stats.norm(F, 1.0), np.where(Y > 2.0, np.nan, Y), "'y' .*NaN"),
+        (stats.norm(F, 1.0), np.where(Y > 2.0, "hot", "cold"), "'y' holds words"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_line(predictions, y, says):
