@@ -1,4 +1,4 @@
-"""What to do while a method runs: show progress, score held-out rows, stop.
+"""What to do while a method runs: show progress, stop.
 
 A callback is any function ``callback(step, metrics) -> bool | None``. ``step`` counts the finished steps from 1,
 ``metrics`` maps names to what the method reports at this step (``"loss"`` for the gradient methods), and True asks
@@ -16,16 +16,15 @@ import math
 import sys
 import warnings
 from collections import deque
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from pyrobnn.core.checks import as_tensor, check_count
+from pyrobnn.core.checks import check_count
 
-__all__ = ["EarlyStopping", "ProgressBar", "Validation", "scalars"]
+__all__ = ["EarlyStopping", "ProgressBar", "scalars"]
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -179,77 +178,3 @@ class EarlyStopping:
         elif mean < self._best - self.min_delta:
             self._best, self._best_step = mean, step
         return step - self._best_step >= self.patience
-
-
-class Validation:
-    r"""Scores held-out rows by the posterior so far: the curve shows when a fit begins to overfit.
-
-    .. math:: \mathrm{val\_loss} = -\frac{1}{M} \sum_{m=1}^M \log p(y_m \mid x_m, \text{the posterior so far})
-
-    Callbacks after it in the list see ``val_loss`` and ``val_error`` among the metrics: a tracker draws them, and
-    ``EarlyStopping(metric="val_loss")`` stops on them. Between two evaluations they keep their value.
-
-    Args:
-        x, y: held-out rows, in the units of the data.
-        every: steps between two evaluations; each costs a prediction of the rows.
-        num_draws: draws of each chain that are used.
-
-    Attributes:
-        history: ``"step"``, ``"val_loss"`` (nats a row), ``"val_error"`` (root mean squared error in the units of y, or
-            the share of wrong labels) and ``"loss"`` where the method reports one: lists of one length.
-
-    Raises:
-        ValueError: no rows, x and y of different length, a count below 1; when called, a method without snapshots.
-
-    Caveat: rows that decide when to stop are no longer held out: score the result on others.
-
-    Example:
-        >>> import torch, pyrobnn as pb
-        >>> x = torch.linspace(-1, 1, 30)[:, None]
-        >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
-        >>> held_out = pb.callbacks.Validation(x[::3], 2 * x[::3], every=50)
-        >>> _ = pb.MAP(num_steps=200, compile=False).fit(model, x, 2 * x, callbacks=[held_out])
-        >>> held_out.history["val_error"][-1] < held_out.history["val_error"][0]
-        True
-    """
-
-    def __init__(self, x: Tensor, y: Tensor, *, every: int = 100, num_draws: int = 50) -> None:
-        self.x, self.y = as_tensor("x", x).detach(), as_tensor("y", y).detach()
-        if self.x.dim() == 0 or self.y.dim() == 0 or len(self.x) != len(self.y) or len(self.x) == 0:
-            raise ValueError(
-                f"x has shape {tuple(self.x.shape)} and y {tuple(self.y.shape)}: they must have as many rows, "
-                "and one at least"
-            )
-        self.every, self.num_draws = check_count("every", every), check_count("num_draws", num_draws)
-        self.history: dict[str, list[float]] = {}
-        self._last = self._due = sys.maxsize
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
-        if step <= self._last:  # a new run
-            self._due, self.history = 0, {}
-        self._last = step
-        if step >= self._due:
-            self._due = step - step % self.every + self.every
-            self._evaluate(step, metrics)
-        if isinstance(metrics, MutableMapping):
-            metrics.update({name: self.history[name][-1] for name in ("val_loss", "val_error")})
-
-    def _evaluate(self, step: int, metrics: Mapping[str, Any]) -> None:
-        snapshot = metrics.get("snapshot")
-        if not callable(snapshot):
-            raise ValueError("this method reports no 'snapshot' while it runs, which Validation needs")
-        with torch.no_grad():
-            prediction = snapshot().predict(self.x, num_draws=self.num_draws)
-        y = self.y.to(prediction.f.device)
-        column = y.reshape(len(y), -1)
-        if not prediction.likelihood.targets.classes:
-            error = (prediction.mean.double() - column).square().mean().sqrt()
-        elif prediction.task == "categorical":
-            error = (prediction.probs.argmax(-1) != y).double().mean()
-        else:
-            error = ((prediction.probs > 0.5) != (column > 0.5)).double().mean()
-        found: dict[str, Any] = {"step": step, "val_loss": -prediction.log_prob(y).mean(), "val_error": error}
-        if "loss" in metrics:
-            found["loss"] = metrics["loss"]
-        for name, value in found.items():
-            self.history.setdefault(name, []).append(float(value))

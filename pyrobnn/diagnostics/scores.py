@@ -21,7 +21,7 @@ class Score:
     """One score with its error bar.
 
     Args:
-        name: ``"log_prob"``, ``"crps"``, ``"rmse"``, ``"coverage_90"``, ``"width_90"``, ``"sharpness"``; for
+        name: ``"log_prob"``, ``"crps"``, ``"rmse"``, ``"coverage_90"``, ``"width_90"``; for
             classes ``"log_prob"``, ``"accuracy"``, ``"brier"``, ``"ece"``. Of several outputs there is one of each,
             ``"rmse[0]"`` …, and ``"rmse_standardized"`` and the like: the mean over outputs of score / standard
             deviation of the output's training targets. Coverage has no unit: it is of all outputs together.
@@ -171,7 +171,6 @@ def _scores_of(y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None,
         name = f"coverage_{percent}{suffix.replace('_standardized', '')}"  # a share has no unit
         found.append(Score(name, float(inside.mean()), data_se, "nominal"))
         found.append(_mean_score(f"width_{percent}{suffix}", width.mean(axis=1), "lower"))
-    found.append(_mean_score(f"sharpness{suffix}", draws.std(axis=0).mean(axis=1), "lower"))
     return found
 
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
-from pyrobnn.callbacks import EarlyStopping, ProgressBar, Validation
+from pyrobnn.callbacks import EarlyStopping, ProgressBar
 
 
 class TestProgressBar:
@@ -77,59 +75,18 @@ class TestEarlyStopping:
             EarlyStopping()(1, {"elbo": 2.0, "snapshot": print})
 
 
-class TestValidation:
-    x = torch.linspace(-1, 1, 9).unsqueeze(-1)
+def test_a_fit_stops_where_held_out_rows_get_worse():
+    from test_contract import METHODS, gaussian, toy
 
-    def test_scores_rows_at_its_steps_and_later_callbacks_see_it(self):
-        held_out = Validation(self.x, self.x + 1.0, every=100)
-        seen = []
-        for step in (50, 100, 150, 200):
-            metrics = {"loss": 1.0, "snapshot": ScoredPosterior}
-            held_out(step, metrics)
-            seen.append(metrics["val_loss"])
-        assert held_out.history["step"] == [50, 100, 200] and held_out.history["loss"] == [1.0] * 3
-        assert seen == [0.5] * 4 and held_out.history["val_error"] == [1.0] * 3
-        assert stops(EarlyStopping(patience=2, window=1, metric="loss"), seen) == 3
+    x, y = toy()
+    losses = []
 
-    def test_a_method_that_looks_up_now_and_then_is_scored_at_the_looks(self):
-        held_out = Validation(self.x, self.x, every=100)
-        for step in (48, 96, 144, 192, 240):  # no multiple of 100 among them
-            held_out(step, {"snapshot": ScoredPosterior})
-        assert held_out.history["step"] == [48, 144, 240]
+    def held_out(step, metrics):
+        losses.append(-metrics["snapshot"]().predict(x[::4]).log_prob(y[::4]).mean().item())
+        metrics["val_loss"] = losses[-1]
 
-    def test_a_fit_stops_where_held_out_rows_get_worse(self):
-        from test_contract import METHODS, gaussian, toy
-
-        x, y = toy()
-        held_out = Validation(x[::4], y[::4], every=1)
-        METHODS["MAP"].fit(gaussian(), x, y, callbacks=[held_out, EarlyStopping(metric="val_loss")])
-        assert held_out.history["val_error"][-1] < 1.0
-
-    def test_classes_have_a_share_of_wrong_labels(self):
-        from test_contract import METHODS, MODELS, X
-
-        model, y = MODELS["classes"]()
-        held_out = Validation(X, y)
-        METHODS["MAP"].fit(model, X, y, callbacks=[held_out])
-        assert 0.0 <= held_out.history["val_error"][-1] < 0.7
-
-    def test_bad_input_is_named(self):
-        with pytest.raises(ValueError, match="as many rows"):
-            Validation(self.x, self.x[:3])
-        with pytest.raises(ValueError, match="'every' must be at least 1"):
-            Validation(self.x, self.x, every=0)
-        with pytest.raises(ValueError, match="no 'snapshot'"):
-            Validation(self.x, self.x)(1, {"loss": 1.0})
-
-
-class ScoredPosterior:
-    def predict(self, x, num_draws):
-        return SimpleNamespace(
-            f=x,
-            mean=x,
-            likelihood=SimpleNamespace(targets=SimpleNamespace(classes=False)),
-            log_prob=lambda y: torch.full((len(y),), -0.5, dtype=torch.float64),
-        )
+    METHODS["MAP"].fit(gaussian(), x, y, callbacks=[held_out, EarlyStopping(metric="val_loss")])
+    assert len(losses) > 1 and losses[-1] < losses[0]
 
 
 @pytest.mark.filterwarnings("ignore:the mean of the iterates is worse")  # after 20 steps
