@@ -67,9 +67,9 @@ def build_elbo(config: SVI, problem: Problem, init: Posterior | nn.Module | None
 def _estimator(config: SVI, problem: Problem) -> Estimator | None:
     """How the noise of the weights is drawn; by itself, local reparameterization where it leaves the ELBO unbiased.
 
-    That is where every layer but norms is linear and takes one vector of each datum, once: then the outputs that it draws have
-    the joint distribution of those of drawn weights; elsewhere (positions of a convolution, words of a sentence, shared
-    weights) their marginals alone.
+    That is where every layer but norms is linear and takes one vector of each datum, once: then the outputs that it
+    draws have the joint distribution of those of drawn weights; elsewhere (positions of a convolution, words of a
+    sentence, shared weights) their marginals alone.
     """
     if config.estimator != "auto":
         return None if config.estimator == "weights" else config.estimator
