@@ -120,3 +120,36 @@ def test_mean_field_is_condemned_and_nuts_passed_in_the_gap():
     assert found.ok, str(found)
     found = pb.rehearse(pb.SVI(num_steps=3000), model, data.x, data.y, num_worlds=20, num_draws=400)
     assert found.worlds == "NUTS" and not found.ok, str(found)
+
+
+def healthy(seed, bias=True):
+    """A linear model of which Laplace is exact, its data, and the posterior; without a bias mean field is exact too."""
+    g = torch.Generator().manual_seed(seed)
+    num, dim = int(torch.randint(8, 60, (), generator=g)), int(torch.randint(1, 4, (), generator=g)) if bias else 1
+    noise, scale = 0.2 + 0.8 * float(torch.rand((), generator=g)), 0.5 + 2.0 * float(torch.rand((), generator=g))
+    x = torch.randn(num, dim, generator=g)
+    y = scale * x @ torch.randn(dim, 1, generator=g) + noise * torch.randn(num, 1, generator=g)
+    with seeded(seed):
+        net = torch.nn.Linear(dim, 1, bias=bias)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, scale))
+    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(noise))
+    return model, x, y, pb.Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=2000, seed=seed)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_of_forty_healthy_cases_two_at_most_are_condemned():
+    methods = {
+        "Laplace": pb.Laplace(num_steps=200, compile=False),
+        "SVI": pb.SVI(num_steps=600, lr=0.03, compile=False),
+        "NUTS": pb.NUTS(num_chains=2, num_warmup=150, max_tree_depth=5, compile=False),
+    }
+    alarms = {}
+    for case in range(40):
+        name = ("Laplace", "Laplace", "Laplace", "SVI", "NUTS")[case % 5]
+        model, x, y, exact = healthy(case, bias=name != "SVI")
+        draws = 200 if name == "NUTS" else 500
+        found = pb.rehearse(methods[name], model, x, y, num_worlds=60, num_draws=draws, worlds=exact, seed=case)
+        if not found.ok:
+            alarms[case, name] = str(found)
+    assert len(alarms) <= 2, alarms
