@@ -110,11 +110,7 @@ def key(record: Record) -> tuple[Any, ...]:
 def tasks(
     datasets: Sequence[str], methods: Sequence[str], numbers: Sequence[int] | None, root: str | Path | None
 ) -> list[dict[str, Any]]:
-    """Every method on every split of every data set, all methods of a split together.
-
-    Raises:
-        ValueError: an unknown data set or method, or a split that none of the sets has.
-    """
+    """Every method on every split of every data set, all methods of a split together."""
     from uci.rules import RULES, uci_splits
 
     for name in methods:

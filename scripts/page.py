@@ -66,8 +66,9 @@ def gradients() -> Records:
 
 
 def posteriordb() -> str:
-    """A row per reference posterior."""
-    return script("posteriordb").table(records_of("posteriordb"))
+    """A row per reference posterior, and sbibm's tasks by method."""
+    run = script("posteriordb")
+    return f"{run.table(records_of('posteriordb'))}\n\n{run.sbibm_table(records_of('posteriordb', 'sbibm.jsonl'))}"
 
 
 def evidence() -> str:

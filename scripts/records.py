@@ -30,10 +30,7 @@ Record = Mapping[str, Any]
 def append_record(path: str | Path, record: Record) -> None:
     """Append one line of JSON in a single write, and wait until it is on the disk.
 
-    A line torn by an earlier crash is closed first, so that it spoils no other.
-
-    Raises:
-        OSError: the disk is full: the line is taken back.
+    A line torn by an earlier crash is closed first, so that it spoils no other; one torn by a full disk is taken back.
     """
     line = (json.dumps(record, allow_nan=False, sort_keys=True) + "\n").encode()
     with open(path, "ab+", buffering=0) as file:
@@ -48,15 +45,7 @@ def append_record(path: str | Path, record: Record) -> None:
 
 
 def read_records(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, Any]]:
-    """The records of a file in order; no file is no records.
-
-    Args:
-        path: the file.
-        needs: entries without which a record is skipped.
-
-    Warns:
-        UserWarning: lines that are skipped, by number: torn ones, and records that lack what they need.
-    """
+    """The records of a file in order, with a warning of lines that are torn or lack an entry of ``needs``."""
     if not Path(path).is_file():
         return []
     records, skipped = [], []
@@ -152,13 +141,7 @@ def versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Run a function on every task whose record is not in the file yet.
-
-    Args:
-        path: the file (JSON lines). Only one sweep may write to it at a time.
-        key: what identifies the task of a record: records and tasks of one key are the same work.
-        jobs: processes on this machine, one torch thread each; 1 runs in this process.
-    """
+    """Run a function on every task whose ``key`` no record in the file has yet, by so many processes of one thread."""
 
     path: str | Path
     key: Callable[[Record], Hashable]
@@ -175,9 +158,6 @@ class Sweep:
         """Run what is pending; yield (task, record) as each finishes, after its line is on the disk.
 
         A task that raises is yielded with its exception and leaves no line: the next sweep tries it again.
-
-        Raises:
-            Timeout: another sweep is writing to this file.
         """
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{self.path}.lock", timeout=0, thread_local=False):  # gone with the process
@@ -204,13 +184,9 @@ def _attempt(function: Callable[[Record], Record], task: Record) -> tuple[Record
 
 
 def mean_and_error(values: Sequence[float], overlap: float = 0.0) -> tuple[float, float]:
-    r"""Mean over splits and its standard error, NaN for fewer than three.
+    """Mean over splits and its standard error, NaN for fewer than three.
 
-    .. math:: sd\,\sqrt{1/n + n_{test}/n_{train}}
-
-    since splits share most of their training rows.
-
-    Reference: Inference for the Generalization Error (Nadeau & Bengio, 2003).
+    sd √(1/n + overlap), for splits share most of their training rows (Nadeau & Bengio, 2003).
     """
     mean = fmean(values)
     if len(values) < 3:

@@ -42,11 +42,7 @@ class ThisPython(AsyncKernelManager):
 
 
 def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
-    """The notebooks whose file names start with one of the names; all of them when none is given.
-
-    Raises:
-        ValueError: a name that fits none.
-    """
+    """The notebooks whose file names start with one of the names; all of them when none is given."""
     found = sorted(folder.glob("*.ipynb"))
     stems = [Path(name).name.removesuffix(".ipynb") for name in names]
     for stem in stems:
@@ -56,16 +52,7 @@ def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
 
 
 def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookNode:
-    """Run a copy of the notebook in a fresh kernel and return it with its outputs.
-
-    Args:
-        path: the notebook; its folder is the working directory.
-        smoke: set ``PYROBNN_SMOKE=1`` in the kernel; unset otherwise.
-        timeout: seconds a single cell may take.
-
-    Raises:
-        RuntimeError: a cell failed, took too long or killed the kernel; it names notebook and cell.
-    """
+    """A copy of the notebook, run in its folder by a fresh kernel; a cell that fails or takes too long is named."""
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":

@@ -1,25 +1,33 @@
-"""NUTS at its defaults on reference posteriors: which moments are right, which wrong, and whether a fit said so.
+"""Methods at their defaults on reference posteriors: which are right, which wrong, and whether a fit said so.
 
     python scripts/posteriordb/run.py FOLDER --results rows.jsonl
+    python scripts/posteriordb/run.py --sbibm WHEEL
 
 FOLDER holds one JSON file per posterior (data, and mean, sd and their Monte-Carlo errors of every scalar), made from
-posteriordb (Magnusson, Bürkner & Vehtari, 2023). A run is right where every R-hat is at most 1.05, every bulk ESS at
-least 100, and every mean and sd within four combined Monte-Carlo errors of the reference.
+posteriordb (Magnusson, Bürkner & Vehtari, 2023); WHEEL is sbibm (Lueckmann et al., 2021), unpacked. claim.md says when
+a run is right.
 """
 
 from __future__ import annotations
 
 import argparse
+import bz2
+import itertools
 import json
+import math
 import time
 import warnings
 from math import hypot, sqrt
 from pathlib import Path
 
+import numpy as np
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.distributions import constraints
+from scipy.stats import ks_2samp
+
+import pyrobnn as pb
 
 
 def flat(size=None, support=constraints.real):
@@ -87,17 +95,6 @@ def garch(x, y):
     alpha0 = pyro.sample("alpha0", flat(support=constraints.positive))
     alpha1 = pyro.sample("alpha1", dist.Uniform(0.0, 1.0))
     beta1 = pyro.sample("beta1", flat(support=constraints.interval(0.0, 1.0 - alpha1)))
-    var = [x**2]
-    for t in range(1, len(y)):
-        var.append(alpha0 + alpha1 * (y[t - 1] - mu) ** 2 + beta1 * var[-1])
-    pyro.sample("y", dist.Normal(mu, torch.stack(var).sqrt()).to_event(1), obs=y)
-
-
-def garch_simplex(x, y):
-    """The same posterior with the triangle as a simplex."""
-    mu = pyro.sample("mu", flat())
-    alpha0 = pyro.sample("alpha0", flat(support=constraints.positive))
-    alpha1, beta1, _ = pyro.sample("weights", dist.Dirichlet(torch.ones(3, dtype=y.dtype))).unbind(-1)
     var = [x**2]
     for t in range(1, len(y)):
         var.append(alpha0 + alpha1 * (y[t - 1] - mu) ** 2 + beta1 * var[-1])
@@ -174,8 +171,6 @@ def scalars(draws):
     draws = dict(draws)
     if "theta_trans" in draws:
         draws["theta"] = draws["mu"][..., None] + draws["tau"][..., None] * draws.pop("theta_trans")
-    if "weights" in draws:
-        draws["alpha1"], draws["beta1"], _ = draws.pop("weights").unbind(-1)
     out = {}
     for name, value in draws.items():
         value = value.double().numpy()
@@ -217,8 +212,6 @@ def cast(value, dtype):
 
 def row(name, posterior, *, dtype, seed, num_draws):
     """One fit at the defaults, judged against the reference."""
-    import pyrobnn as pb
-
     program, x, y = problem(name, posterior["data"])
     record = {"name": name, "dtype": str(dtype).removeprefix("torch."), "seed": seed}
     started = time.perf_counter()
@@ -237,16 +230,11 @@ def row(name, posterior, *, dtype, seed, num_draws):
     stats = fitted.sample_stats
     return record | {
         "outcome": "right" if right else "warned" if said else "WRONG",
-        "errors": z,
-        "where": where,
-        "rhat": rhat,
-        "ess": bulk,
-        "status": status,
+        **{"errors": z, "where": where, "rhat": rhat, "ess": bulk, "status": status},
         "acceptance": float(stats["acceptance_rate"].mean()),
         "step_size": float(stats["step_size"][0, -1]),
         "tree_depth": float(stats["tree_depth"].double().mean()),
-        "divergences": int(stats["diverging"].sum()),
-        "gradients": fitted.meta["num_gradients"],
+        **{"divergences": int(stats["diverging"].sum()), "gradients": fitted.meta["num_gradients"]},
         "seconds": round(seconds, 1),
         "warnings": said,
     }
@@ -256,8 +244,8 @@ def table(records):
     """How many runs of each posterior are right, and the worst of them by each number."""
     lines = [
         "| posterior | runs | right | warned of | wrong, and silent | largest error, in Monte-Carlo errors | of what "
-        "| largest R-hat | least ESS | accepted (aim: 0.8) | divergences | 1000 gradients, all chains |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| largest R-hat | least ESS | divergences | 1000 gradients, all chains |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     runs = {(r["name"], r["dtype"], r["seed"]): r for r in records}  # the last of each
     for name in sorted({name for name, _, _ in runs}):
@@ -266,33 +254,132 @@ def table(records):
         cells = [len(rows), *(outcomes.count(each) for each in ("right", "warned", "WRONG"))]
         if ran := [each for each in rows if each["outcome"] != "refused"]:
             worst = max(ran, key=lambda each: each["errors"])
-            accepted = sorted(each["acceptance"] for each in ran)
             gradients = sorted(each["gradients"] / 1e3 for each in ran)
-            cells += [
-                f"{worst['errors']:.1f}",
-                worst["where"],
-                f"{max(each['rhat'] for each in ran):.3f}",
-                f"{min(each['ess'] for each in ran):.0f}",
-                f"{accepted[0]:.2f} to {accepted[-1]:.2f}",
-                sum(each["divergences"] for each in ran),
-                f"{gradients[0]:.0f} to {gradients[-1]:.0f}",
-            ]
+            cells += [f"{worst['errors']:.1f}", worst["where"], f"{max(each['rhat'] for each in ran):.3f}"]
+            cells += [f"{min(each['ess'] for each in ran):.0f}", sum(each["divergences"] for each in ran)]
+            cells.append(f"{gradients[0]:.0f} to {gradients[-1]:.0f}")
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     outcomes = [run["outcome"] for run in runs.values()]
     told = sum(run["outcome"] == "right" and bool(run["warnings"]) for run in runs.values())
-    lines += [
-        "",
-        f"Of {len(outcomes)} runs {outcomes.count('right')} are right ({told} of them warned all the same), "
-        f"{outcomes.count('warned')} are not and were warned of, {outcomes.count('refused')} were refused, and "
-        f"{outcomes.count('WRONG')} are wrong without a warning.",
-    ]
-    return "\n".join(lines)
+    right, warned, refused, wrong = map(outcomes.count, ("right", "warned", "refused", "WRONG"))
+    text = f"Of {len(outcomes)} runs {right} are right ({told} of them warned all the same), {warned} are not and were "
+    return "\n".join([*lines, "", f"{text}warned of, {refused} were refused, and {wrong} are wrong without a warning."])
+
+
+# sbibm: likelihoods after Lueckmann et al. (2021), appendix T
+
+
+def box(size, bound):
+    """A uniform prior."""
+    return pyro.sample("theta", dist.Uniform(-bound, bound).expand([size]).to_event(1))
+
+
+def gaussian_mixture(x, y):
+    """One mean, and a noise of sd 1 or 0.1."""
+    theta = box(2, 10.0)
+    pyro.factor("likelihood", torch.logaddexp(*(dist.Normal(theta, sd).log_prob(y).sum() for sd in (1.0, 0.1))))
+
+
+def two_moons(x, y):
+    """A crescent, seen through |theta[1] + theta[2]|: two of them, with edges."""
+    theta = box(2, 1.0)
+    u = y[0] + (theta[0] + theta[1]).abs() / sqrt(2) - 0.25
+    r = torch.hypot(u, y[1] + (theta[0] - theta[1]) / sqrt(2))
+    density = dist.Normal(0.1, 0.01).log_prob(r) - r.log()
+    pyro.factor("likelihood", torch.where(u >= 0, density, torch.full_like(u, -math.inf)))
+
+
+def slcp(x, y):
+    """Four points of a normal whose sds are squares: four modes."""
+    theta = box(5, 3.0)
+    first, second = ((y.reshape(4, 2) - theta[:2]) / theta[2:4] ** 2).unbind(-1)
+    rho = theta[4].tanh()
+    square = (first**2 - 2 * rho * first * second + second**2) / (1 - rho**2)
+    pyro.factor("likelihood", -square.sum() / 2 - 8 * theta[2:4].abs().log().sum() - 2 * torch.log1p(-(rho**2)))
+
+
+def bernoulli_glm(x, y):
+    """A logistic regression with a smooth filter as prior; ``x`` is the design."""
+    size = x.shape[1] - 1
+    step = torch.eye(size) - torch.ones(size - 1).diag(-1)
+    factor = step @ step + (torch.arange(size) / size).sqrt().diag()
+    precision = torch.block_diag(torch.tensor([[0.5]]), factor.T @ factor)
+    theta = pyro.sample("theta", dist.MultivariateNormal(torch.zeros(size + 1), precision_matrix=precision))
+    with pyro.plate("data", len(y)):
+        pyro.sample("y", dist.Bernoulli(logits=x @ theta), obs=y)
+
+
+SBIBM = {each.__name__: each for each in (gaussian_mixture, two_moons, slcp, bernoulli_glm)}
+METHODS = {"NUTS": pb.NUTS(), "SMC": pb.SMC(), "SVI": pb.SVI(guide="full_rank")}
+METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
+
+
+def sbibm_row(folder, task, number, method):
+    """One fit at the defaults, judged against the 10,000 draws of an observation."""
+    files = folder / "sbibm" / "tasks" / task / "files"
+    here, glm = files / f"num_observation_{number}", task == "bernoulli_glm"
+    x = torch.load(files / "design_matrix.pt").double() if glm else None
+    y = np.loadtxt(here / f"observation{'_raw' * glm}.csv", delimiter=",", skiprows=1)
+    with bz2.open(here / "reference_posterior_samples.csv.bz2", "rt") as file:
+        truth = np.loadtxt(file, delimiter=",", skiprows=1)
+    y, record, started = torch.tensor(y), {"task": task, "observation": number, "method": method}, time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            fitted = METHODS[method].fit(SBIBM[task], x, y, num_draws=1000, seed=number)
+        except (ValueError, RuntimeError, ArithmeticError) as error:
+            return record | {"outcome": "told", "warnings": [f"refused: {error}"[:300]]}
+        seconds = time.process_time() - started
+        verdict = pb.diagnose(fitted.to_datatree(x, y)).draws
+    theta, n, reference, off = fitted.draws["theta"].double().numpy(), len(truth), {}, []
+    for i, column in enumerate(truth.T):
+        draws, sd, fourth = theta[..., i].ravel(), column.std(), ((column - column.mean()) ** 4).mean()
+        errors = {"mcse_mean": sd / sqrt(n), "mcse_sd": sd * sqrt((fourth / sd**4 - 1) / (4 * n))}
+        reference[f"theta[{i + 1}]"] = {"mean": column.mean(), "sd": sd, "ess": n, **errors}
+        distance = ks_2samp(draws, column).statistic
+        off.append([abs(draws.mean() - column.mean()) / sd, abs(np.log(draws.std() / sd)), distance])
+    rhat, _, (errors, where) = judged({name: theta[..., i] for i, name in enumerate(reference)}, reference)
+    shift, log_sd, distance = np.max(off, axis=0).round(3).tolist()
+    right = rhat <= 1.05 and errors <= 4
+    if method in ("SVI", "Laplace"):
+        right = shift <= 0.25 and log_sd <= np.log(1.25) and distance <= 0.1
+    told = verdict != "pass" or bool(fitted.meta["warnings"])
+    return record | {
+        "outcome": "right" if right else "told" if told else "WRONG",
+        **{"verdict": verdict, "shift": shift, "log_sd": log_sd, "distance": distance, "errors": round(errors, 2)},
+        **{"where": where, "rhat": round(rhat, 3), "cpu_seconds": round(seconds, 1)},
+        "warnings": [str(text)[:200] for text in fitted.meta["warnings"]],
+    }
+
+
+def sbibm_table(records):
+    """Runs that are right, told of and silent, by task and method."""
+    runs = {(each["task"], each["observation"], each["method"]): each["outcome"] for each in records}
+    lines = [f"| task (right / told / silent) | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
+    for task in SBIBM:
+        own = [[o for (t, _, m), o in runs.items() if (t, m) == (task, method)] for method in METHODS]
+        cells = [" / ".join(str(each.count(o)) for o in ("right", "told", "WRONG")) for each in own]
+        lines += [f"| {task} | {' | '.join(cells)} |"] * any(own)
+    wrong = list(runs.values()).count("WRONG")
+    return "\n".join([*lines, "", f"Of {len(runs)} runs {wrong} are wrong without a warning."])
+
+
+def sbibm(options):
+    """A row per task, observation and method; of repeated runs the last counts."""
+    torch.set_default_dtype(torch.float64)
+    path = options.results or Path(__file__).with_name("sbibm.jsonl")
+    for key in itertools.product(SBIBM, options.observations, METHODS):
+        if any(part in "-".join(map(str, key)) for part in options.only):
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(sbibm_row(options.sbibm, *key)) + "\n")
 
 
 def main():
     """Print a row per posterior, and how many are right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, nargs="?")
+    parser.add_argument("--sbibm", type=Path, help="the unpacked wheel; rows go to sbibm.jsonl")
+    parser.add_argument("--observations", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
@@ -300,6 +387,8 @@ def main():
     parser.add_argument("--results", type=Path, help="append the rows here, one JSON object a line")
     options = parser.parse_args()
     torch.set_default_dtype(getattr(torch, options.dtype))
+    if options.sbibm:
+        return sbibm(options)
     outcomes = []
     for path in sorted(options.folder.glob("*.json")):
         if not any(part in path.stem for part in options.only):
@@ -309,10 +398,7 @@ def main():
             dtype = torch.get_default_dtype()
             result = row(path.stem, posterior, dtype=dtype, seed=seed, num_draws=options.draws)
             outcomes.append(result["outcome"])
-            line = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in result.items() if k != "warnings"}
-            print(*(f"{key}={value}" for key, value in line.items()), sep="  ", flush=True)
-            for text in result["warnings"]:
-                print("    ", text[:160], flush=True)
+            print(json.dumps(result), flush=True)
             if options.results:
                 with options.results.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(result) + "\n")

@@ -7,12 +7,7 @@ DIR holds ``airfoil.csv`` (its last column is the target) and ``bike_sharing_hou
 of the published comparison: one split (a fifth is the test part), y standardised on the train part, errors and
 negative log likelihoods in these units, the likelihood that of a normal with the predictive's mean and sd. Each run is
 one line of the results file; what is there is not run again.
-
-The rule: features without skew and waves of them; members of an ensemble trained on the mean alone, with noise that is
-small and known, for a net that may choose its noise explains by noise what it learns late; and as many chains of
-underdamped Langevin dynamics on all of the data, which start there and find the noise too. Its defaults come from
-held-out parts of airfoil's train part (three splits) and were held against the rule before them on concrete
-(``--validate`` scores any other).
+The rule is ``Rule``'s; its defaults come from held-out parts of airfoil's train part (three splits).
 """
 
 from __future__ import annotations
@@ -102,10 +97,8 @@ def wide_layers(num_inputs: int, hidden: tuple[int, ...], activation: str) -> li
 def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     """Features without skew, and ``waves`` sines and cosines of each, (n, feature · (1 + 2 waves)).
 
-    A net of small weights is smooth, and what is fast in a feature, or in the logarithm of one, it learns last: random
-    Fourier features (Tancik et al., 2020) of frequency N(0, 1), and before them a power, Box and Cox's where a feature
-    is positive (which finds a logarithm), Yeo and Johnson's of the standardised one elsewhere. All are shrunk together,
-    so that the same prior on the weights means as large a function as of the plain features.
+    Random Fourier features (Tancik et al., 2020) of frequency N(0, 1), and before them Box and Cox's power where a
+    feature is positive, Yeo and Johnson's elsewhere. All are shrunk together: the function is as large under the prior.
     """
     import numpy as np
     from sklearn.compose import make_column_transformer

@@ -58,19 +58,7 @@ def mixture_scores(
 ) -> dict[str, float]:
     r"""RMSE, mean log density, mean CRPS and coverage of equal-weight mixtures of normals.
 
-    .. math:: p(y_n) = \frac1S \sum_s N(y_n; \mu_{sn}, \sigma_{sn}^2)
-
-    Args:
-        loc, scale: mean and standard deviation of every component, (draw, point), in the units of y.
-        y: targets (point,).
-        mean: the predictive mean (point,) where it is known better than as the mean of ``loc``.
-        level: of the central interval whose coverage is counted.
-
-    Returns:
-        ``rmse``, ``log_density`` (nats a point), ``crps`` (units of y), ``coverage`` (share of points inside).
-
-    Raises:
-        ValueError: shapes that disagree, or a level outside (0, 1).
+    Of components ``loc, scale`` (draw, point) at targets ``y`` (point,); ``mean`` (point,) where it is known better.
 
     Example:
         >>> scores = mixture_scores(torch.zeros(1, 2), torch.ones(1, 2), torch.tensor([0.0, 3.0]))
@@ -106,11 +94,7 @@ def mixture_crps(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
 
     More than 256 components are thinned evenly.
 
-    Args:
-        loc, scale: (draw, point). y: (point,).
-
-    Reference: Calibrated Probabilistic Forecasting Using Ensemble Model Output Statistics (Gneiting et al., 2005);
-    Grimit et al. (2006) for mixtures.
+    Reference: Grimit et al. (2006).
 
     Example:
         >>> crps = mixture_crps(torch.zeros(1, 1), torch.ones(1, 1), torch.zeros(1))
@@ -143,12 +127,6 @@ class LinearFloor:
         (\hat\lambda, \hat\alpha) = \arg\max p(y \mid \lambda, \alpha)
 
     Reference: Bayesian Interpolation (MacKay, 1992).
-
-    Example:
-        >>> from pyrobnn.data import diabetes
-        >>> mean, scale = LinearFloor.fit(diabetes()).predict(diabetes().x)
-        >>> bool((mean - diabetes().y[:, 0]).square().mean().sqrt() < 54)
-        True
     """
 
     ridge: BayesianRidge
@@ -349,13 +327,6 @@ class Rule:
         init: the method whose fit is where this one starts; None for its own start.
         num_hidden: hidden units of the net.
 
-    Raises:
-        ValueError: more than one candidate and no way to choose.
-
-    Example:
-        >>> rule = Rule(MAP(), prior_scales=(1.0, 2.0), noises=(0.1,), choose="validation")
-        >>> len(list(rule.candidates()))
-        2
     """
 
     method: Any
@@ -381,12 +352,7 @@ class Rule:
             yield Candidate(method, scale, noise, self.init, self.num_hidden)
 
     def fit(self, train: Dataset, seed: int) -> tuple[Posterior, Candidate, dict[str, float]]:
-        """Apply the rule to a train part.
-
-        Returns:
-            The posterior on the whole train part, the candidate behind it, and the criterion of every candidate by
-            its label.
-        """
+        """The posterior on the whole train part, the candidate behind it, and every candidate's criterion by label."""
         candidates = list(self.candidates())
         if self.choose is None:
             return candidates[0].fit(train, seed, self.num_draws), candidates[0], {}
@@ -557,11 +523,7 @@ RULES: dict[str, Rule] = _rules()
 
 
 def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset, Dataset]:
-    """The train part and the test part of one standard split of a set, in original units.
-
-    Raises:
-        ValueError: no root, or no such set (the message lists those found).
-    """
+    """The train part and the test part of one standard split of a set, in original units."""
     folder = _folder(name, root)
     table = np.loadtxt(folder / "data.txt", ndmin=2)
     files = ("features", "target", f"train_{split}", f"test_{split}")
