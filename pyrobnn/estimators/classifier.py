@@ -107,8 +107,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
         check_number("level", level, above=0, below=1)
         if conformal is not False:
             held = self._calibration(conformal)
-            found = conformal_set(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
-            return found.member.numpy()
+            return conformal_set(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level).numpy()
         probs = self.predict_proba(X)
         order = np.argsort(-probs, axis=1, kind="stable")
         falling = np.take_along_axis(probs, order, 1)

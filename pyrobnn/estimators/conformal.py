@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -14,49 +13,12 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.wording.findings import Finding, warn
 
-__all__ = ["ConformalInterval", "ConformalSet", "conformal_interval", "conformal_set"]
+__all__ = ["conformal_interval", "conformal_set"]
 
 Rows = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class ConformalInterval:
-    """Intervals of new outcomes: ``lower`` and ``upper`` (point,) in the units of y, and ``alpha``."""
-
-    lower: Tensor
-    upper: Tensor
-    alpha: float
-
-    @property
-    def width(self) -> Tensor:
-        """Of the intervals (point,)."""
-        return self.upper - self.lower
-
-    def contains(self, y: Tensor) -> Tensor:
-        """Whether the interval of each point holds its outcome y (point,) or (point, 1); (point,)."""
-        y = _as_many("y", y, len(self.lower)).to(self.lower)
-        return (self.lower <= y) & (y <= self.upper)
-
-
-@dataclass(frozen=True, eq=False)
-class ConformalSet:
-    """Sets of classes: ``member`` (point, class), whether a class belongs to the set of a point, and ``alpha``."""
-
-    member: Tensor
-    alpha: float
-
-    @property
-    def size(self) -> Tensor:
-        """Number of classes in each set (point,)."""
-        return self.member.sum(1)
-
-    def contains(self, y: Tensor) -> Tensor:
-        """Whether the set of each point holds its label y (point,); (point,)."""
-        y = _as_many("y", y, len(self.member)).long()
-        return self.member[torch.arange(len(y)), y]
-
-
-def conformal_interval(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: float = 0.1) -> ConformalInterval:
+def conformal_interval(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: float = 0.1) -> Rows:
     r"""Intervals that hold a new outcome with probability 1 − α or more, from rows that the fit has not seen.
 
     With the predictive median m and the quantiles l, u of α/2 and 1 − α/2, the interval is
@@ -71,6 +33,9 @@ def conformal_interval(posterior: Posterior, x: Tensor, *, calibration: Rows, al
         x: inputs (point, …) in the units of the data.
         calibration: (x, y), rows (n, …) and (n,) or (n, 1) that the fit has not seen.
         alpha: share of the outcomes that the intervals may miss, in (0, 1).
+
+    Returns:
+        Their lower and their upper ends, each (point,) in the units of y.
 
     Raises:
         Refused: several outputs, censored targets.
@@ -106,10 +71,10 @@ def conformal_interval(posterior: Posterior, x: Tensor, *, calibration: Rows, al
     q = _quantile(torch.maximum((median - y) / below, (y - median) / above), alpha)
     low, median, high = _predicted(posterior, as_tensor("x", x), quantiles).T
     below, above = (median - low).clamp_min(tiny), (high - median).clamp_min(tiny)
-    return ConformalInterval(median - q * below, median + q * above, alpha)
+    return median - q * below, median + q * above
 
 
-def conformal_set(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: float = 0.1) -> ConformalSet:
+def conformal_set(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: float = 0.1) -> Tensor:
     r"""Sets of classes that hold a new label with probability 1 − α or more, from rows that the fit has not seen.
 
     A class belongs to the set where its probability is at least the ⌊α (n + 1)⌋-th smallest that the labels of the n
@@ -118,6 +83,9 @@ def conformal_set(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: 
     Args:
         posterior: of a BNN with a likelihood of labels, or a Bernoulli one of one output (classes 0 and 1).
         x, calibration, alpha: as of :func:`pyrobnn.conformal_interval`; y are labels (n,).
+
+    Returns:
+        Whether a class belongs to the set of a point, (point, class).
 
     Raises:
         Refused: several Bernoulli outputs.
@@ -144,7 +112,7 @@ def conformal_set(posterior: Posterior, x: Tensor, *, calibration: Rows, alpha: 
     held = _predicted(posterior, x_held, probabilities)
     q = _quantile(-held[torch.arange(len(y)), y.long()], alpha)
     probs = _predicted(posterior, as_tensor("x", x), probabilities)
-    return ConformalSet(-probs <= q + 1e-9, alpha)  # copies of a row agree up to rounding
+    return -probs <= q + 1e-9  # copies of a row agree up to rounding
 
 
 def _checked(calibration: Rows) -> Rows:

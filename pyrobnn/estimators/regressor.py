@@ -170,8 +170,8 @@ class BNNRegressor(RegressorMixin, Estimator):
         if conformal is False:
             return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
         held = self._calibration(conformal)
-        found = conformal_interval(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
-        ends = torch.stack([found.lower, found.upper], -1).numpy()
+        both = conformal_interval(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
+        ends = torch.stack(both, -1).numpy()
         return ends if self._flat else ends[:, None]
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:

@@ -21,7 +21,7 @@ from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.point_methods import Trained
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.head import hooked
+from pyrobnn.posterior.prediction import hooked
 
 Conv = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 Weighted = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d

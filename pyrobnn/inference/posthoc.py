@@ -25,8 +25,7 @@ from pyrobnn.likelihoods import Bernoulli, Categorical, HomoskedasticGaussian, L
 from pyrobnn.model import BNN, check_data, output_width
 from pyrobnn.networks import Temperature
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.head import hooked
-from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
 from pyrobnn.priors import IIDPrior
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from pyrobnn.core.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
-from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather, spread
 from pyrobnn.diagnostics.points import (
     COUNTS,
     ClassPoints,
@@ -33,7 +33,6 @@ from pyrobnn.plots.style import (
     PALETTE,
     bands,
     empty_panel,
-    evenly,
     fit_line,
     legend_below,
     one_each,
@@ -113,12 +112,12 @@ def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr
     bands(main, x, mean, epistemic, np.hypot(*sds))
     functions = evidence.variable(GRID, "f_draws")
     if functions is not None:
-        for draw in _output(functions, output)[evenly(functions.sizes["grid_draw"], 8)]:
+        for draw in _output(functions, output)[spread(functions.sizes["grid_draw"], 8)]:
             main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
     inputs, outcomes = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(OBSERVED_DATA, "y")
     if inputs is not None and outcomes is not None:
         at, y = inputs.values.reshape(-1), _output(outcomes, output).reshape(-1)
-        keep = evenly(len(y), MAX_POINTS)
+        keep = spread(len(y), MAX_POINTS)
         main.plot(at[keep], y[keep], ".", color=INK, markersize=3, alpha=0.55, label="data")
     main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
     truth = evidence.variable(GRID, "true_f")
@@ -162,7 +161,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
     """
 
     def draw(ax: Axes, evidence: Evidence, points: Points) -> None:
-        keep = evenly(len(points.y), MAX_POINTS)
+        keep = spread(len(points.y), MAX_POINTS)
         ends = points.interval(0.95, whole=evidence.likelihood in COUNTS)
         mean, y, low, high = (each[keep] for each in (points.mean, points.y, *ends))
         missed = (y < low) | (y > high)

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from pyrobnn.core.groups import HISTORY
-from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.plots.style import empty_panel, evenly, fit_line, panels, style
+from pyrobnn.diagnostics.evidence import Evidence, Trees, gather, spread
+from pyrobnn.plots.style import empty_panel, fit_line, panels, style
 
 #: points of a line that are drawn: more cannot be distinguished
 MAX_POINTS = 300
@@ -50,7 +50,7 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
                     continue
                 window = max(1, len(found[name]) // 50)
                 values = np.convolve(found[name], np.ones(window) / window, mode="valid")
-                at = evenly(len(values), MAX_POINTS)
+                at = spread(len(values), MAX_POINTS)
                 # a fit may keep the means of blocks of steps
                 each = max(1.0, evidences[label].number("num_steps", len(found[name])) / len(found[name]))
                 (lines[label],) = ax.plot((at + window / 2) * each, values[at], lw=1.3, **fit_line(index))

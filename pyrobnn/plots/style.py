@@ -183,11 +183,6 @@ def one_each(
         return figure
 
 
-def evenly(count: int, most: int) -> np.ndarray:
-    """At most `most` evenly spaced indices of `count`: figures stay light, tables use every point."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
-
-
 def reference_line(axes: Axes, level: float | None = None) -> None:
     """The dashed line of what is right: a level, else the diagonal."""
     look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}

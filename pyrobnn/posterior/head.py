@@ -4,26 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
-
-
-@contextmanager
-def hooked(handles: Sequence[Any]) -> Iterator[None]:
-    """The hooks hold inside and are removed after it."""
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
 
 
 class _Reached(Exception):

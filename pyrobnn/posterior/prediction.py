@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -300,10 +301,16 @@ def widest_layer(model: BNN, x: Tensor) -> int:
     def note(module: torch.nn.Module, inputs: object, out: object) -> None:
         sizes.append(out.numel() if isinstance(out, Tensor) else 0)
 
-    hooks = [module.register_forward_hook(note) for module in model.eval_net.modules()]
-    try:
+    with hooked([module.register_forward_hook(note) for module in model.eval_net.modules()]):
         model.forward({}, x[:1])
-    finally:
-        for hook in hooks:
-            hook.remove()
     return max(sizes)
+
+
+@contextmanager
+def hooked(handles: Sequence[Any]) -> Iterator[None]:
+    """The hooks hold inside and are removed after it."""
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

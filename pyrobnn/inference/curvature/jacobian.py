@@ -15,7 +15,7 @@ from pyrobnn.density.density import Density
 from pyrobnn.density.fused import WrittenOut
 from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior.head import hooked
+from pyrobnn.posterior.prediction import hooked
 
 #: network output (N, width) → columns (N, width, k) to pull back
 Root = Callable[[Tensor], Tensor]

@@ -24,7 +24,8 @@ from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.head import Split, hooked, split
+from pyrobnn.posterior.head import Split, split
+from pyrobnn.posterior.prediction import hooked
 from pyrobnn.wording.findings import Finding, of_meta
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density

@@ -31,7 +31,7 @@ from pyrobnn.inference.vi.local_noise import Estimator
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.model import BATCH_NORM
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.head import hooked
+from pyrobnn.posterior.prediction import hooked
 from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
