@@ -163,8 +163,8 @@ def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, se
             raise Refused(f"100 steps led to {left:.2g} standard deviations off the new centre: fit again")
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
         dip = max(float(slope(end * part / 10)[1]) for part in range(11)) - float(slope(start)[1])
-    values = {name: value[None, None] for name, value in (q.layout.constrain(moved(end)) | fixed).items()}
-    centre = Posterior(posterior.model, values)
+    ends = q.layout.constrain(moved(end)) | fixed
+    centre = Posterior(posterior.model, {name: value[None, None] for name, value in ends.items()})
     found = method.fit(
         posterior.model, after.x, after.y, init=centre, num_draws=posterior.num_draws, seed=seed, device=now.device
     )
