@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import torch
@@ -217,16 +217,9 @@ class Standardizer:
         return (y - self.y_mean) / self.y_scale if y.is_floating_point() else y
 
     def transform(self, dataset: Dataset) -> Dataset:
-        """The data set in standard units, the truth behind it included."""
-        truth: dict[str, Any] = {}
-        if dataset.true_f is not None:
-            truth["true_f"] = self.transform_y(dataset.true_f)
-        if dataset.true_noise is not None:
-            truth["true_noise"] = dataset.true_noise / self.y_scale
-        if (function := dataset.true_function) is not None:
-            truth["true_function"] = lambda x: self.transform_y(function(self.inverse_x(x)))
+        """The data set in standard units, without the truth behind it."""
         x, y = self.transform_x(dataset.x), self.transform_y(dataset.y)
-        return dataclasses.replace(dataset, x=x, y=y, **truth)
+        return dataclasses.replace(dataset, x=x, y=y, true_f=None, true_noise=None, true_function=None)
 
     def inverse_x(self, x: Tensor) -> Tensor:
         """Inputs (N, ``*feature``) back in original units."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
-from pyrobnn.inference.fitting.initial import common_start, start_values
+from pyrobnn.inference.fitting.initial import common_start
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.fitting.sizes import require
@@ -154,8 +154,7 @@ class NUTS(Method):
             density = prepare(model, x, y, points="free", device=device).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
-        held = None if run.init is None else start_values(model, run.init)
-        return prepare(model, x, y, points="held", device=device, values=held), run
+        return super()._prepare(run, device)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density

@@ -358,7 +358,7 @@ def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None,
         2 * num_draws * size * problem.density.dtype.itemsize,  # as flat vectors and by site
         problem.device,
         f"a posterior of {num_draws} draws × {size} parameters",
-        "lower num_draws (or the number of chains or members), or use NUTS, which can write its draws to disk",
+        "lower num_draws (or the number of chains or members)",
     )
     if points == "held" and (held := sorted(set(problem.density.initial_points) - set(values or {}))):
         problem.note(Finding("held_points", {"names": held}))
