@@ -10,10 +10,10 @@ BIN := $(VENV)/bin
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare study test coverage lint notebooks benchmark docs gpu clean
+.PHONY: help compare study test coverage lint notebooks benchmark docs gallery gpu clean
 
 help:
-	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | docs | gpu | clean     (options: ARGS="...")'
+	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | docs | gallery | gpu | clean     (options: ARGS="...")'
 	@echo 'make gpu needs a CUDA device: without one it says so (the script ends with 3, make with 2)'
 
 compare: $(VENV)/.installed
@@ -45,6 +45,10 @@ benchmark: $(VENV)/.installed-bench
 # docs/_build/html/index.html, offline; with a network ARGS="-b linkcheck" tries the addresses of other sites
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
+
+# the pictures of docs/gallery, each by its script, a few minutes in all
+gallery: $(VENV)/.installed
+	cd docs/_static && for script in ../gallery/*.py; do echo $$script; MPLBACKEND=Agg ../../$(BIN)/python $$script || exit 1; done
 
 # what needs a GPU: its tests, then speed beside the CPU; appends to scripts/gpu/records.jsonl, goes on where it was cut
 #   make gpu ARGS="--only nuts-64 svi --budget 300"      without CUDA the script says so and ends with 3, make with 2

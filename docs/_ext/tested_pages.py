@@ -19,7 +19,9 @@ WRITTEN = {
 #: the test of a page whose examples are not Python, or are another file's
 OTHERS = {
     "index": ("tests/docs/test_readme.py", "every run"),
-    "gallery/sick": ("tests/docs/test_gallery.py", "one every run, the rest slow"),
+    "gallery/index": ("tests/docs/test_gallery.py", "every run"),
+    "gallery/problems": ("tests/docs/test_gallery.py", "slow"),
+    "gallery/sick": ("tests/docs/test_gallery.py", "slow"),
     "install": ("tests/docs/test_first_hour.py", "slow"),
     "tutorials": ("tests/docs/test_notebooks.py", "every run"),
     "architecture": ("tests/docs/test_docs.py::test_the_architecture_names_files_that_exist", "every run"),
