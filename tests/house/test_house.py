@@ -13,10 +13,10 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_910,
-    "code lines": 16_932,
+    "lines": 29_350,
+    "code lines": 16_600,
     "files": 161,
-    "numbers in module constants": 264,
+    "numbers in module constants": 260,
     "file names that stand in two rooms": 0,
     "scripts": 18,
     "lines of scripts": 5_352,
