@@ -1,7 +1,7 @@
 """Two tables beside the published numbers of bde's ``BdeRegressor``: airfoil noise, and the hours of a bicycle hire.
 
-    python scripts/tables/run.py --data DIR                   # one rule for both tables, on the test part
-    python scripts/tables/run.py --data DIR --validate        # on a fifth of the train part: to settle the rule
+    python scripts/tables/run.py --data DIR                              # one rule for both tables
+    python scripts/tables/run.py --boosting diamonds.csv:price data.txt  # BNNRegressor() beside CatBoost
 
 DIR holds ``airfoil.csv`` (its last column is the target) and ``bike_sharing_hour.csv`` (``hour.csv`` of UCI). Protocol
 of the published comparison: one split (a fifth is the test part), y standardised on the train part, errors and
@@ -20,6 +20,7 @@ import sys
 import time
 import warnings
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
@@ -28,6 +29,7 @@ TABLES = {
     "airfoil": ("airfoil.csv", "target", ()),
     "bike": ("bike_sharing_hour.csv", "cnt", ("instant", "dteday", "casual", "registered")),
 }
+FORMS = {"crps": ".4g", "rmse": ".4g", "coverage_90": ".1%", "cpu": ".0f"}
 
 
 class Rule(NamedTuple):
@@ -48,50 +50,30 @@ class Rule(NamedTuple):
     thinning: int = 75
     draws: int = 200
 
-    @property
-    def name(self) -> str:
-        """Of its settings, for the records."""
-        return ",".join(f"{key}={value}" for key, value in self._asdict().items()).replace(" ", "")
-
     def fit(self, x: Any, y: Any, seed: int) -> Any:
         """The posterior of features x (N, feature) and standardised y (N, 1), float32."""
         import pyro.distributions as dist
         from torch import nn
 
         import pyrobnn as pb
-        from pyrobnn.estimators.wide import Heads
+        from pyrobnn.estimators.wide import Heads, Layer
+        from pyrobnn.networks import ACTIVATIONS
 
         class Chains(pb.SGHMC):
             share = self.share
 
         prior = pb.priors.IIDPrior(dist.Normal(0.0, self.prior_scale))
-        layers = wide_layers(x.shape[1], self.hidden, self.activation)
+        widths, act = [x.shape[1], *self.hidden], ACTIVATIONS[self.activation]
+        layers = [part for pair in zip(widths, self.hidden) for part in (Layer(*pair), act())] + [Layer(widths[-1], 2)]
         mean, both = (nn.Sequential(*layers, Heads(self.noise, mean_only)) for mean_only in (True, False))
         members = pb.DeepEnsemble(num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch)
         known = pb.BNN(mean, prior, pb.likelihoods.HomoskedasticGaussian(self.noise))
         starts = members.fit(known, x, y, seed=seed)
-        if not self.draws:
-            return starts
         # the momentum lasts for thousands of steps: the chains have a long way from where the members were trained
-        chains = Chains(
-            num_chains=self.members,
-            num_warmup=self.warmup,
-            thinning=self.thinning,
-            friction=self.friction,
-            preconditioner="rmsprop",
-        )
+        steps: dict[str, Any] = {"num_warmup": self.warmup, "thinning": self.thinning, "friction": self.friction}
+        chains = Chains(num_chains=self.members, preconditioner="rmsprop", **steps)
         model = pb.BNN(both, prior, pb.likelihoods.HeteroskedasticGaussian())
         return chains.fit(model, x, y, num_draws=self.draws, init=starts, seed=seed)
-
-
-def wide_layers(num_inputs: int, hidden: tuple[int, ...], activation: str) -> list[Any]:
-    """The layers of a net of mean and scale."""
-    from pyrobnn.estimators.wide import Layer
-    from pyrobnn.networks import ACTIVATIONS
-
-    widths = [num_inputs, *hidden]
-    layers = [part for pair in zip(widths, hidden) for part in (Layer(*pair), ACTIVATIONS[activation]())]
-    return [*layers, Layer(widths[-1], 2)]
 
 
 def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
@@ -105,8 +87,7 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PowerTransformer, StandardScaler
 
-    least = x.min(0)
-    positive = least > 0
+    least, positive = x.min(0), x.min(0) > 0
     power = make_column_transformer(
         (PowerTransformer("box-cox"), np.flatnonzero(positive)),
         (make_pipeline(StandardScaler(), PowerTransformer()), np.flatnonzero(~positive)),
@@ -124,7 +105,7 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     return shrink * lifted[0], shrink * lifted[1]
 
 
-def load(folder: Path, table: str, validate: bool) -> tuple[Any, Any, Any, Any]:
+def load(folder: Path, table: str) -> tuple[Any, Any, Any, Any]:
     """x, y, x_test, y_test, float64, (n, feature) in units of the file and (n,) in standard units."""
     import pandas as pd
     from sklearn.model_selection import train_test_split
@@ -134,28 +115,15 @@ def load(folder: Path, table: str, validate: bool) -> tuple[Any, Any, Any, Any]:
     y = frame[target].to_numpy(dtype=float)
     x = frame.drop(columns=[target, *others]).to_numpy(dtype=float)
     x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0)
-    if validate:
-        x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=1)
     mean, sd = y.mean(), y.std()
     return x, (y - mean) / sd, x_test, (y_test - mean) / sd
-
-
-def scores(mean: Any, sd: Any, y: Any) -> dict[str, float]:
-    """RMSE, negative log likelihood of a normal, and coverage of its central 90 %; arrays (n,)."""
-    import numpy as np
-
-    z = (y - mean) / sd
-    return {
-        "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
-        "nll": float(np.mean(0.5 * z**2 + np.log(sd)) + 0.5 * math.log(2 * math.pi)),
-        "coverage_90": float(np.mean(np.abs(z) < 1.6448536)),
-    }
 
 
 def ours(rule: Rule, data: tuple[Any, Any, Any, Any], seed: int) -> dict[str, Any]:
     """One fit and how good it is: scores, seconds, and whether its chains agree on the function."""
     import numpy as np
     import torch
+    from arviz_stats.base import array_stats
 
     wall, cpu = time.perf_counter(), time.process_time()
     x, x_test = (torch.tensor(part, dtype=torch.float32) for part in lift(data[0], data[2], rule.waves))
@@ -167,35 +135,77 @@ def ours(rule: Rule, data: tuple[Any, Any, Any, Any], seed: int) -> dict[str, An
     prediction = posterior.predict(x_test)
     mean, sd = prediction.mean[:, 0].double().numpy(), prediction.var[:, 0].double().sqrt().numpy()
     mixture = -float(prediction.log_prob(torch.tensor(data[3], dtype=torch.float32)[:, None]).mean())
-    found = scores(mean, sd, data[3]) | {"nll_mixture": mixture} | spent
-    if posterior.num_draws > 1 and posterior.num_chains > 1:
-        found |= agreement(np.asarray(posterior.predict(x_test[:200]).f[..., 0].double()))
+    z, f = (data[3] - mean) / sd, np.moveaxis(np.asarray(posterior.predict(x_test[:200]).f[..., 0].double()), -1, 0)
+    found = {
+        "rmse": float(np.sqrt(np.mean((data[3] - mean) ** 2))),
+        "nll": float(np.mean(0.5 * z**2 + np.log(sd)) + 0.5 * math.log(2 * math.pi)),
+        "coverage_90": float(np.mean(np.abs(z) < 1.6448536)),
+        "nll_mixture": mixture,
+    } | spent
+    for name, statistic, worst in (("rhat", array_stats.rhat, max), ("ess", array_stats.ess, min)):
+        each = [float(statistic(probe, chain_axis=0, draw_axis=1)) for probe in f]
+        found |= {name: float(np.median(each)), f"{name}_{worst.__name__}": worst(each)}
     return found | {"warnings": [str(each.message) for each in told]}
 
 
-def agreement(f: Any) -> dict[str, float]:
-    """R-hat and bulk ESS of the function's mean at the probes, f (chain, draw, probe)."""
-    import numpy as np
-    from arviz_stats.base import array_stats
+def boosting(spec: str) -> list[dict[str, Any]]:
+    """``BNNRegressor()`` and CatBoost, which learns a variance, on ``FILE:TARGET``; without a target the last column.
 
-    axes = {"chain_axis": 0, "draw_axis": 1}
-    rhat = [float(array_stats.rhat(probe, **axes)) for probe in np.moveaxis(f, -1, 0)]
-    ess = [float(array_stats.ess(probe, **axes)) for probe in np.moveaxis(f, -1, 0)]
-    return {"rhat": float(np.median(rhat)), "rhat_max": max(rhat), "ess": float(np.median(ess)), "ess_min": min(ess)}
+    A fifth is held out, of which 2,000 rows count; the CRPS is twice the mean pinball loss at 40 levels.
+    """
+    import numpy as np
+    import pandas as pd
+    from catboost import CatBoostRegressor
+    from scipy.stats import norm
+    from sklearn.model_selection import train_test_split
+
+    from pyrobnn.estimators import BNNRegressor
+
+    file, _, target = spec.partition(":")
+    text: dict[str, Any] = {} if file.endswith("csv") else {"sep": r"\s+", "header": None}
+    frame = pd.read_csv(file, **text).dropna().rename(columns=str)
+    name = Path(file).stem if file.endswith("csv") else Path(file).parent.name
+    y, x = (frame.pop(target or frame.columns[-1]).to_numpy(float), frame.filter(regex="^(?!Unnamed)"))
+    x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0)
+    levels, (x_test, y_test) = np.array([0.05, 0.95, *(np.arange(40) + 0.5) / 40]), (x_test[:2000], y_test[:2000])
+    cat = {"loss_function": "RMSEWithUncertainty", "random_seed": 0, "thread_count": 1, "verbose": 0}
+    cat |= {"cat_features": list(x.select_dtypes(exclude="number")), "allow_writing_files": False}
+    found = []
+    for model in (BNNRegressor(random_state=0), CatBoostRegressor(**cat)):
+        cpu = time.process_time()
+        model.fit(x, y)
+        row = {"table": name, "method": type(model).__name__, "rows": len(x), "cpu": time.process_time() - cpu}
+        mean = model.predict(x_test)
+        if isinstance(model, CatBoostRegressor):
+            mean, var = mean.T
+            q = norm(mean[:, None], np.sqrt(var)[:, None]).ppf(levels)
+        else:
+            q = model.predict_quantiles(x_test, tuple(levels))
+        error = y_test[:, None] - q
+        crps = 2 * np.maximum(levels * error, (levels - 1) * error)[:, 2:].mean()
+        covered = (error[:, 0] >= 0) & (error[:, 1] <= 0)
+        row |= {"crps": crps, "rmse": np.sqrt(np.mean((y_test - mean) ** 2)), "coverage_90": covered.mean()}
+        found.append(row | {"reason": getattr(model, "method_reason_", "")})
+    return found
+
+
+def beside_boosting(records: list[dict]) -> str:
+    """Markdown: a row a table, BNNRegressor() first and CatBoost second."""
+    lines = ["| table | rows | CRPS | ratio | RMSE | 90 % covers | CPU s |", "|---|---|---|---|---|---|---|"]
+    for ours, cat in zip(records[::2], records[1::2]):
+        cells = [f"{ours[key]:{form}}, {cat[key]:{form}}" for key, form in FORMS.items()]
+        cells.insert(1, f"{ours['crps'] / cat['crps']:.2f}")
+        lines.append(f"| {ours['table']} | {ours['rows']:,} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def over_seeds(records: list[dict]) -> dict[str, Any]:
     """Means over runs that differ by their seed and threads; the worst of what says whether the chains agree."""
-    found = dict(records[-1])
-    finished = [record for record in records if "rmse" in record]
-    for key in ("rmse", "nll", "nll_mixture", "coverage_90", "rhat", "seconds", "cpu_seconds"):
-        if all(key in record for record in finished or [{}]):
-            found[key] = sum(record[key] for record in finished) / len(finished)
-    for key, worst in (("rhat_max", max), ("ess_min", min)):
-        if all(key in record for record in finished or [{}]):
-            found[key] = worst(record[key] for record in finished)
-    if len(finished) > 1:
-        found["method"] += f", mean of {len(finished)} seeds"
+    means = ("rmse", "nll", "nll_mixture", "coverage_90", "rhat", "seconds", "cpu_seconds")
+    folds = dict.fromkeys(means, fmean) | {"rhat_max": max, "ess_min": min}
+    found = records[-1] | {key: fold(record[key] for record in records) for key, fold in folds.items()}
+    if len(records) > 1:
+        found["method"] += f", mean of {len(records)} seeds"
     return found
 
 
@@ -215,53 +225,41 @@ def table(records: list[dict]) -> str:
             if of == name:
                 rows.append(over_seeds([record for record in measured if key.items() <= record.items()]))
         for row in rows:
-            here = "part" in row
-            if "rmse" not in row:
-                lines.append(f"| {name} | {row['method']} | {row['stopped']} | | | | | |")
-                continue
-            nll = f"{row['nll']:.4f}" if "nll" in row else ""
-            nll += f" ({row['nll_mixture']:.4f})" if "nll_mixture" in row else ""
-            covers = f"{row['coverage_90']:.1%}" if here else ""
-            rhat = f"{row['rhat']:.2f} ({row['rhat_max']:.2f})" if "rhat" in row else ""
-            ess = f"{row['ess_min']:.0f}" if "ess_min" in row else ""
-            cpu = f" ({row['cpu_seconds']:.0f})" if here else " on 10 cores"
-            method = row["method"] if here else f"*{row['method']}*"
-            lines.append(
-                f"| {name} | {method} | {row['rmse']:.4f} | {nll} | {covers} | {rhat} | {ess} "
-                f"| {row['seconds']:.0f}{cpu} |"
+            nll, cells, cpu, method = (
+                f"{row['nll']:.4f}" if "nll" in row else "",
+                " |  | ",
+                "on 10 cores",
+                f"*{row['method']}*",
             )
+            if "part" in row:
+                cells = f"{row['coverage_90']:.1%} | {row['rhat']:.2f} ({row['rhat_max']:.2f}) | {row['ess_min']:.0f}"
+                nll, cpu, method = f"{nll} ({row['nll_mixture']:.4f})", f"({row['cpu_seconds']:.0f})", row["method"]
+            lines.append(f"| {name} | {method} | {row['rmse']:.4f} | {nll} | {cells} | {row['seconds']:.0f} {cpu} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     """Run what is missing, then print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of the two files")
+    parser.add_argument("--data", type=Path, help="folder of the two files")
+    parser.add_argument("--boosting", nargs="*", metavar="FILE:TARGET", default=[])
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--validate", action="store_true", help="score on a fifth of the train part instead")
-    parser.add_argument("--results", type=Path, default=HERE / "records.jsonl")
-    for name, default in Rule._field_defaults.items():
-        kind = {"nargs": "+", "type": int} if name == "hidden" else {"type": type(default)}
-        parser.add_argument(f"--{name.replace('_', '-')}", default=default, **kind)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     sys.path.insert(0, str(HERE.parent))
     from records import append_record, read_records
 
-    rule = Rule(**{name: getattr(options, name) for name in Rule._fields})._replace(hidden=tuple(options.hidden))
-    part = "validation" if options.validate else "test"
-    for name in options.tables:
-        for seed in options.seeds:
-            key = {"table": name, "method": "pyrobnn", "part": part, "seed": seed, "threads": options.threads}
-            key["rule"] = rule.name
-            if any(key.items() <= record.items() for record in read_records(options.results)):
-                continue
-            found = ours(rule, load(options.data, name, options.validate), seed)
-            append_record(options.results, key | found)
-            print(json.dumps(key | found), flush=True)
-    print(table(read_records(options.results)))
+    results, rule = HERE / "records.jsonl", Rule()
+    for found in (row for spec in options.boosting for row in boosting(spec)):
+        append_record(HERE / "boosting.jsonl", found)
+    for name, seed in ((name, seed) for name in options.tables if options.data for seed in options.seeds):
+        key = {"table": name, "method": "pyrobnn", "part": "test", "seed": seed, "threads": options.threads}
+        key["rule"] = ",".join(f"{field}={value}" for field, value in rule._asdict().items()).replace(" ", "")
+        if not any(key.items() <= record.items() for record in read_records(results)):
+            append_record(results, key | ours(rule, load(options.data, name), seed))
+    print(table(read_records(results)))
 
 
 if __name__ == "__main__":
