@@ -88,6 +88,11 @@ def tables() -> str:
     return f"{run.table(list(records_of('tables')))}\n\n{run.beside_boosting(boosting)}"
 
 
+def learning() -> str:
+    """An updated posterior that chooses, beside Gaussian processes and chance."""
+    return script("learning").table(list(records_of("learning")))
+
+
 def uci() -> str:
     """The five small sets by every method, the large ones by those that finish; every cell is filled."""
     from uci.rules import RULES, claims, markdown, published
@@ -158,7 +163,8 @@ def verdicts() -> dict[str, Records]:
 
 
 CLAIMS: dict[str, Callable[[], str]] = {
-    each.__name__: each for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, uci, verdict, judge)
+    each.__name__: each
+    for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, learning, uci, verdict, judge)
 }
 
 

@@ -182,7 +182,7 @@ def load(name: str) -> Reference:
 
 
 def read(path: Path, name: str) -> Reference:
-    """The reference `name` from a file of ``scripts/make_references.py``."""
+    """The reference `name` from its file."""
     with np.load(path, allow_pickle=False) as file:
         stored = {key: file[key] for key in file.files}
     record = json.loads(str(stored["record"]))

@@ -1,7 +1,7 @@
 """The nets of the verdicts' study: runs of NUTS on reference posteriors, and faults planted into them.
 
-A run of 16 chains is cut into groups of four, each a case; runs that make_references.py kept are taken as they are,
-others are made. Every case is judged without a reference, and again beside the stored one; how far its function truly
+A run of 16 chains is cut into groups of four, each a case; runs kept in runs/references are taken as they are, others
+are made. Every case is judged without a reference, and again beside the stored one; how far its function truly
 is from that is kept too.
 """
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from importlib.resources import files
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,19 +106,6 @@ def test_a_point_estimate_has_a_distance_too(smallest):
     found = pb.MAP(num_steps=20, compile=False).fit(smallest.model(), data.x, data.y).to_datatree(data.x, data.y)
     assert np.all(far(found, smallest)["sd_ratio"].values == 0.0)
     assert float(far(found, smallest)["wasserstein"].min()) > 0.3
-
-
-def test_the_evidence_of_islands_and_its_error(monkeypatch):
-    path = Path(__file__).parents[2] / "scripts" / "make_references.py"
-    if not path.exists():
-        pytest.skip("the installed package has no scripts")
-    spec = importlib.util.spec_from_file_location("make_references", path)
-    make = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "make_references", make)  # its dataclasses look themselves up there
-    spec.loader.exec_module(make)
-    log_z = np.random.default_rng(0).normal(-0.02, 0.2, size=4000) + 50.0  # unbiased for exp(50)
-    value, error = make.evidence(log_z)
-    assert abs(value - 50.0) < 4 * error and error == pytest.approx(0.2 / np.sqrt(4000), rel=0.1)
 
 
 def test_a_norm_that_wanders_costs_the_function_no_draws():

@@ -1,0 +1,264 @@
+"""Bayesian optimisation and active learning by a posterior that is updated row by row, beside Gaussian processes.
+
+    python scripts/learning/run.py                     # goes on where the records end, seed by seed
+    python scripts/learning/run.py --parts step --seeds 0
+
+Needs BoTorch (``pip install 'pyrobnn[botorch]'``) and, for the tables, ``PYROBNN_DATA``, the directory of the UCI sets.
+
+- ``optimise``: the lowest value of Hartmann-6 and Ackley-10 (on [-5, 10]) by 10 Sobol points and 50 steps of a row;
+- ``active``: the rows of a table whose targets are asked for, ten at a time, from 20 to 100, judged on 100 others;
+- ``step``: CPU seconds of one new row on a 1-50-1 net of 100.
+
+The net has one layer of 50 tanh units and FanInNormal(2) weights. SMC fits it at the first rows (of a function again at
+20, with new units of y), ``posterior.update`` learns the others. Optimisers search alike for expected improvement.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from torch import Tensor
+
+import pyrobnn as pb
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from records import Record, Sweep, measured, read_records  # noqa: E402
+from uci.rules import uci  # noqa: E402
+
+RESULTS = Path(__file__).with_name("records.jsonl")
+SMC = pb.SMC(num_particles=128)
+#: bounds and lowest value
+FUNCTIONS = {"Hartmann-6": (0.0, 1.0, -3.32237), "Ackley-10": (-5.0, 10.0, 0.0)}
+LEARNERS = ("BNN, EPIG", "BNN, random", "GP, variance", "GP, random")
+SCORES = ("rmse", "log_density")
+FIRST, LAST, START, BATCH, END = 10, 60, 20, 10, 100
+
+
+def net(num_inputs: int, noise: Any, units: pb.data.Standardizer) -> pb.BNN:
+    """The net of all parts."""
+    likelihood = pb.likelihoods.HomoskedasticGaussian(noise)
+    return pb.BNN(
+        pb.networks.mlp(num_inputs, (50,), seed=0), pb.priors.FanInNormal(2.0), likelihood, standardizer=units
+    )
+
+
+def units_of(x: Tensor, y: Tensor) -> pb.data.Standardizer:
+    """Standard units of the inputs ``x`` and the targets ``y``, which need not be of the same rows."""
+    whole = pb.data.Standardizer.fit(pb.data.Dataset(x, torch.zeros(len(x), 1), "x", "regression"))
+    part = pb.data.Standardizer.fit(pb.data.Dataset(x[: len(y)], y, "y", "regression"))
+    return pb.data.Standardizer(whole.x_mean, whole.x_scale, part.y_mean, part.y_scale)
+
+
+def gaussian_process(x: Tensor, y: Tensor) -> Any:
+    """BoTorch's default model, fitted."""
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.models import SingleTaskGP
+    from gpytorch.mlls import ExactMarginalLogLikelihood
+
+    model = SingleTaskGP(x.double(), y.double())
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    return model.eval()
+
+
+def climb(score: Callable[[Tensor], Tensor], candidates: Tensor) -> Tensor:
+    """The best candidate (1, dim) by a score, after 40 steps of Adam from the best five, within the unit cube."""
+    with torch.no_grad():
+        z = candidates[score(candidates).topk(5).indices]
+    z.requires_grad_()
+    adam = torch.optim.Adam([z], lr=0.02)
+    for _ in range(40):
+        adam.zero_grad()
+        (-score(z).sum()).backward()
+        adam.step()
+        with torch.no_grad():
+            z.clamp_(0.0, 1.0)
+    with torch.no_grad():
+        return z[score(z).argmax()][None].clone()
+
+
+def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
+    """Regret after each evaluation."""
+    from botorch.acquisition import LogExpectedImprovement
+    from botorch.test_functions import Ackley, Hartmann
+
+    low, high, lowest = FUNCTIONS[problem]
+    dim = int(problem.rpartition("-")[2])
+    function = Hartmann(dim) if problem.startswith("Hartmann") else Ackley(dim, bounds=[(low, high)] * dim)
+
+    def value(x: Tensor) -> Tensor:
+        return function(low + (high - low) * x.double()).float()[:, None]
+
+    g = torch.Generator().manual_seed(seed)
+    x = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed).draw(FIRST)
+    y, posterior = value(x), None
+    cube = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(1024)
+    for num in range(FIRST, LAST):
+        near = (x[y.argmin()] + 0.1 * torch.randn(512, dim, generator=g)).clamp(0.0, 1.0)
+        candidates, best = torch.cat([torch.rand(1024, dim, generator=g), near]), float(y.min())
+        if method == "random":
+            new = candidates[:1]
+        elif method == "GP":
+            improvement = LogExpectedImprovement(gaussian_process(x, y), best, maximize=False)
+            new = climb(lambda z, ei=improvement: ei(z.double()[:, None]), candidates)
+        else:
+            if num in (FIRST, 2 * FIRST):
+                posterior = SMC.fit(net(dim, 0.1, units_of(cube, y)), x, y, seed=seed)
+            else:
+                posterior = posterior.update(x[-1:], y[-1:], seed=seed)
+            functions = partial(pb.acquire.values, posterior, posterior.stacked())
+            new = climb(lambda z, f=functions, b=best: (b - f(z)[..., 0]).relu().mean(0), candidates)
+        x, y = torch.cat([x, new]), torch.cat([y, value(new)])
+    return {"regret": [round(float(one) - lowest, 4) for one in y[:, 0].cummin(0).values]}
+
+
+def by_variance(model: Any, x: Tensor, num: int) -> Tensor:
+    """Rows (num,) of the largest variance of a Gaussian process, each given those before."""
+    cov, rows = model.posterior(x.double()).mvn.covariance_matrix.detach().clone(), list[int]()
+    noise = float(model.likelihood.noise)
+    for _ in range(num):
+        variance = cov.diagonal().clone()
+        variance[rows] = -1.0
+        rows.append(row := int(variance.argmax()))
+        cov = cov - torch.outer(cov[row], cov[row]) / (cov[row, row] + noise)
+    return torch.tensor(rows)
+
+
+def active(problem: str, method: str, seed: int) -> dict[str, Any]:
+    """RMSE and log density on 100 rows, in units of their sd, at each number of rows known."""
+    data, g = uci(problem, seed)[0], torch.Generator().manual_seed(seed)
+    test, pool = torch.randperm(len(data.x), generator=g).split([100, len(data.x) - 100])
+    known, free, scale = pool[:START], pool[START:], float(data.y[test].std())
+    units, posterior = units_of(data.x[pool], data.y[known]), None
+    found: dict[str, Any] = {"rows": [], "rmse": [], "log_density": []}
+    while True:
+        x, y = data.x[known], data.y[known]
+        if method.startswith("BNN"):
+            if posterior is None:
+                posterior = SMC.fit(net(x.shape[1], dist.HalfNormal(0.5), units), x, y, seed=seed)
+            else:
+                posterior = posterior.update(x[-BATCH:], y[-BATCH:], seed=seed)
+            p = posterior.predict(data.x[test])
+            mean, log_p = p.mean, p.log_prob(data.y[test])
+        else:
+            z = units.transform_x(data.x)
+            model = gaussian_process(z[known], y)
+            p = model.posterior(z[test].double(), observation_noise=True)
+            mean = p.mean.detach()
+            log_p = dist.Normal(mean, p.variance.detach().sqrt()).log_prob(data.y[test].double()).sum(1)
+        found["rows"].append(len(known))
+        found["rmse"].append(round(float((mean - data.y[test]).square().mean().sqrt()) / scale, 4))
+        found["log_density"].append(round(float(log_p.double().mean()) + math.log(scale), 4))
+        if len(known) >= END:
+            return found
+        shuffled = free[torch.randperm(len(free), generator=g)]
+        candidates, targets = shuffled[:200], shuffled[:100]
+        if method == "BNN, EPIG":
+            here, there = posterior.predict(data.x[candidates]), posterior.predict(data.x[targets])
+            rows = pb.acquire.batch(
+                lambda given, p=here, q=there: pb.acquire.epig(p, q, given=given, num_draws=64), BATCH
+            )
+        elif method == "GP, variance":
+            rows = by_variance(model, z[candidates], BATCH)
+        else:
+            rows = torch.arange(BATCH)
+        known = torch.cat([known, candidates[rows]])
+        free = free[~torch.isin(free, known)]
+
+
+def step(problem: str, method: str, seed: int) -> dict[str, Any]:
+    """CPU seconds of 10 updates by one row each, in turn; of chains with 128 draws."""
+    data = pb.data.sinusoid(120, seed=seed)
+    units = units_of(data.x[:100], data.y[:100])
+    fitter = SMC if method == "SMC" else pb.Laplace()
+    posterior = fitter.fit(net(1, 0.3, units), data.x[:100], data.y[:100], seed=seed)
+    taken: dict[str, Any] = {"seconds_of_steps": [], "gradients": []}
+    for row in range(100, 110):
+        started = time.process_time()
+        posterior = posterior.update(data.x[row : row + 1], data.y[row : row + 1], seed=row)
+        taken["seconds_of_steps"].append(round(time.process_time() - started, 3))
+        taken["gradients"].append(posterior.meta["gradients"])
+    return taken
+
+
+PARTS: dict[str, Callable[[str, str, int], dict[str, Any]]] = {each.__name__: each for each in (optimise, active, step)}
+
+
+def tasks(parts: list[str], seeds: list[int]) -> list[Record]:
+    """All of a seed before any of the next; steps of the first alone."""
+    cells = {
+        "step": [("1-50-1", "Laplace"), ("1-50-1", "SMC")],
+        "optimise": [(problem, method) for problem in FUNCTIONS for method in ("BNN", "GP", "random")],
+        "active": [(problem, method) for problem in ("concrete", "energy", "yacht") for method in LEARNERS],
+    }
+    return [
+        {"part": part, "problem": problem, "method": method, "seed": seed}
+        for seed in seeds
+        for part in parts
+        for problem, method in cells[part]
+        if part != "step" or seed == 0
+    ]
+
+
+def numbers(row: Record) -> dict[str, float]:
+    """What the tables show of a record."""
+    if row["part"] == "optimise":
+        return {f"regret after {num}": row["regret"][num - 1] for num in (30, 60)} | {"CPU s": row["cpu_seconds"]}
+    if row["part"] == "active":
+        at = {f"{name} at {num} rows": row[name][row["rows"].index(num)] for name in SCORES for num in (60, END)}
+        return at | {"CPU s": row["cpu_seconds"]}
+    seconds = row["seconds_of_steps"]
+    return {"CPU s, median": median(seconds), "largest": max(seconds), "gradients": median(row["gradients"])}
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A table of each part: means over seeds, with standard errors."""
+    lines = list[str]()
+    for part in PARTS:
+        rows = [row for row in records if row["part"] == part]
+        cells: dict[tuple[str, str], list[dict[str, float]]] = {}
+        for row in sorted(rows, key=lambda row: row["problem"]):
+            cells.setdefault((row["problem"], row["method"]), []).append(numbers(row))
+        for index, (key, found) in enumerate(cells.items()):
+            if not index:
+                lines += ["", f"| {part} | | seeds | {' | '.join(found[0])} |", "|---" * (3 + len(found[0])) + "|"]
+            means = []
+            for name in found[0]:
+                values = [float(one[name]) for one in found]
+                error = f" ± {stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+                means.append(f"{fmean(values):.2f}{error}")
+            lines.append(f"| {' | '.join([*key, str(len(found)), *means])} |")
+    return "\n".join(lines[1:])
+
+
+def work(task: Record) -> Record:
+    """The record of a task."""
+    return measured(task, lambda: PARTS[task["part"]](task["problem"], task["method"], task["seed"]))
+
+
+def main() -> None:
+    """Run what is not in the records yet; print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    sweep = Sweep(RESULTS, lambda row: (row["part"], row["problem"], row["method"], row["seed"]))
+    for task, found in sweep.run(work, tasks(options.parts, options.seeds)):
+        outcome = f"failed: {found}" if isinstance(found, Exception) else f"{found['cpu_seconds']:.0f} CPU s"
+        print(*task.values(), outcome, sep="  ", flush=True)
+    print(table(read_records(RESULTS)))
+
+
+if __name__ == "__main__":
+    main()
