@@ -133,7 +133,7 @@ def moved_functions(posterior: Any, x: Any, y: Any, probe_x: Tensor | None) -> x
     moved = replace(few, draws=few.draws | density.constrain(end.reshape(start.shape)))
     dims, found = ("chain", "draw", "probe", "output"), xr.Dataset({"acceptance": acceptance})
     for when, each, z in (("before", few, flat), ("after", moved, end)):
-        sites = [each.draws[site.name].flatten(2) for site in density.sites if site.kind == "latent"]
+        sites = [each.draws[s.name].reshape(*start.shape[:2], -1) for s in density.sites if s.kind == "latent"]
         f = torch.cat(sites, -1)[..., None] if probe_x is None else each.function(probe_x)
         found[when] = (dims, f.double().cpu().numpy())
         values = gradient(z)[1].detach().double().reshape(start.shape[:2])

@@ -187,6 +187,7 @@ def test_moves_find_the_wide_mode_around_the_narrow_one_of_a_program(scales, sta
     """Half of the mass lies outside of the mode that Laplace finds, where none of its draws is: no weight tells."""
 
     def program(x, y):
+        pyro.sample("scalar", dist.Normal(0.0, 1.0))
         at = pyro.sample("at", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
         pyro.factor("likelihood", torch.logaddexp(*(dist.Normal(at, scale).log_prob(y).sum() for scale in scales)))
 
