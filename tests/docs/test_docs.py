@@ -31,6 +31,7 @@ PAGES = [page for page in PAGES if page != PAPER]
 SLOW = {
     "conformal",
     "deploy",
+    "fleet",
     "methods",
     "moving",
     "million-rows",
