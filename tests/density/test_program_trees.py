@@ -230,3 +230,15 @@ def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do
     y[3] = math.nan
     tree = fitted(gaps, y, None).to_datatree(y, None)
     assert tree["observed_data"]["y"].shape == (20,) and tree["posterior_predictive"]["y"].shape[2:] == (20,)
+
+
+def test_draws_of_scalar_sites_are_judged_without_chains():
+    def program(x, y=None):
+        mean = pyro.sample("mean", dist.Normal(0.0, 2.0))
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    x, y = torch.zeros(20, 1), torch.linspace(-1.0, 2.0, 20)
+    posterior = pb.Laplace(num_steps=200, curvature="hessian", compile=False).fit(program, x, y, num_draws=400, seed=0)
+    checks = {check.name: check.status for check in pb.diagnose(posterior.to_datatree(x, y)).checks}
+    assert checks["function_moves"] == "pass"
