@@ -2,14 +2,16 @@ r"""New rows learned, old ones forgotten, without a refit: a Gaussian recentred,
 
 .. math:: \pi_\beta(z) \propto p(z) \prod_i p(y_i \mid x_i, z)^{w_i(\beta)},
 
-where the weight of a new row goes from 0 to 1 with β, that of a removed one from 1 to 0, and all others stay 1.
+where the weight of a new row goes from 0 to 1 with β, that of a removed one from 1 to 0, and all others stay 1. Rows
+are filled up to a power of two, with weight zero, so that one density serves as long as they fit.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
@@ -37,6 +39,7 @@ from pyrobnn.wording.findings import Finding, as_json, warn
 
 _PARTICLES, _FEWEST = 1000, 40
 _STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper
+_COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 #: a posterior, and what is told of this change of its rows
 Changed = tuple[Posterior, dict[str, Any]]
 
@@ -194,7 +197,7 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     density = _density(posterior, rows, fixed)
     with full_float32(density.device), torch.no_grad():
         islands, z = _particles(posterior, density)
-        step = _step(density, z, change)
+        step = _step(rows, density, z, change, bool(meta.get("settings", {}).get("compile", True)))
         size, dense = _first_step(posterior), form_of("auto", isinstance(model, BNN), density.dim) == "dense"
         try:
             particles = Population(step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense)
@@ -316,31 +319,29 @@ def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tupl
     return base, terms
 
 
-def _step(density: Density, z: Tensor, change: Tensor) -> Evaluate:
-    """The tempered gradient of these weights."""
-    num = len(change)
-    _check_rows(density, z[0], num)
-    added = change.to(z.device)
-    keep = (added <= 0).double()
-
-    def parts(z: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor]:
-        base, terms = _split(density, z, density.args, num)
-        # a row that counts for nothing may be impossible
-        kept, more = (torch.where(w != 0, terms * w, 0.0).sum() for w in weights)
-        return base + kept, more
-
-    step = batched(evaluator(parts), z, False, keep, added)[0]
-    return lambda z, beta: step(z, beta, keep, added)
-
-
-def _check_rows(density: Density, z: Tensor, num: int) -> None:
-    """Refuse rows that depend on each other, by what as many further ones change."""
-    base, terms = _split(density, z, density.args, num)
-    twice = tuple(
-        None if part is None else torch.cat([part, part[-1:].expand(num, *part.shape[1:])]) for part in density.args
+def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool) -> Evaluate:
+    """The tempered gradient of these weights: that of the last update where its shapes are these."""
+    num, capacity = len(rows), 1 << len(rows).bit_length()
+    args = tuple(
+        None if part is None else torch.cat([part, part[-1:].expand(capacity - num, *part.shape[1:])])
+        for part in density.args
     )
+    _check_rows(density, z[0], args, num)
+    added = torch.zeros(capacity, dtype=torch.float64, device=z.device)
+    added[:num] = change.to(added)
+    keep = ((torch.arange(capacity, device=z.device) < num) & (added <= 0)).double()
+    data = tuple(part for part in args if part is not None)
+    key = (z.shape, z.dtype, str(z.device), *((part.shape, part.dtype) for part in data))
+    if rows.shared.get("key") != key:
+        rows.shared.update(key=key, step=_padded(density, compile))
+    return partial(rows.shared["step"], keep=keep, added=added, data=data)
+
+
+def _check_rows(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> None:
+    """Refuse rows that depend on each other, by what further ones change."""
+    base, terms = _split(density, z, density.args, num)
     try:
-        more, others = _split(density, z, twice, 2 * num)
+        more, others = _split(density, z, args, len(args[1]))
         close = partial(torch.allclose, rtol=1e-3, atol=1e-3)
         same = close(more, base) and close(others[:num], terms)
     except (RuntimeError, ValueError, IndexError):
@@ -350,6 +351,26 @@ def _check_rows(density: Density, z: Tensor, num: int) -> None:
             "the density of a row depends on the other rows (a mean over them, values for each, or their number in the "
             "program): take such numbers from outside, len(y) for the number, or fit again"
         )
+
+
+def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Gradient, base and rest at particles, over rows of any weights: by Python, and compiled when called often."""
+
+    def parts(z: Tensor, keep: Tensor, added: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+        base, terms = _split(density, z, (None,) * (2 - len(data)) + data, len(keep))
+        # a row that counts for nothing may be impossible
+        kept, more = (torch.where(w != 0, terms * w, 0.0).sum() for w in (keep, added))
+        return base + kept, more
+
+    calls, steps = itertools.count(), dict[bool, Evaluate]()
+
+    def step(z: Tensor, beta: Tensor, *, keep: Tensor, added: Tensor, data: tuple[Tensor, ...]) -> Any:
+        often = compile and next(calls) >= _COMPILE_AFTER
+        if often not in steps:
+            steps[often] = batched(evaluator(parts), z, often, keep, added, *data)[0]
+        return steps[often](z, beta, keep, added, *data)
+
+    return step
 
 
 def _notes(rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:

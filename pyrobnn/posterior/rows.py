@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,12 +20,14 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 class Rows:
     """Inputs (N, …), or None of a program that takes none, and targets (N, …): references to what was given.
 
-    ``digest`` (N,) int64 is taken when they are given: a tensor that is changed afterwards is found out.
+    ``digest`` (N,) int64 is taken when they are given: a tensor that is changed afterwards is found out. ``shared``
+    holds what updates of one posterior compute once; no file and no pickle has it.
     """
 
     x: Tensor | None
     y: Tensor
     digest: Tensor
+    shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, model: Any, x: Any, y: Any) -> Rows | None:
@@ -59,13 +61,13 @@ class Rows:
     def at(self, kept: Tensor) -> Rows:
         """Those of the mask or indices ``kept``."""
         x = None if self.x is None else self.x[kept.to(self.x.device)]
-        return Rows(x, self.y[kept.to(self.y.device)], self.digest[kept.cpu()])
+        return Rows(x, self.y[kept.to(self.y.device)], self.digest[kept.cpu()], self.shared)
 
     def joined(self, more: Rows) -> Rows:
         """These and ``more`` of the same shapes."""
         y = torch.cat([self.y, more.y.to(self.y)])
         x = None if self.x is None or more.x is None else torch.cat([self.x, more.x.to(self.x)])
-        return Rows(x, y, digest(x, y))
+        return Rows(x, y, digest(x, y), self.shared)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors, enough to rebuild it."""
@@ -75,6 +77,9 @@ class Rows:
     def from_state(cls, state: Mapping[str, Tensor]) -> Rows | None:
         """Of :meth:`state`; None of nothing."""
         return cls(state.get("x"), state["y"], state["digest"].cpu()) if state else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"shared": {}}
 
 
 def digest(x: Tensor | None, y: Tensor) -> Tensor:

@@ -14,78 +14,15 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.data import Dataset
 from pyrobnn.model import BNN
-from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.datatree import log_densities
 from pyrobnn.references.problems import problems
 
 #: kinds of quantities beside those of the probes
 NOISE, DENSITY = "noise", "density"
 MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
-#: levels of the quantiles: in the middle of a hundred parts of equal weight
-LEVELS = (np.arange(100) + 0.5) / 100
 _FOLDER = "stored"
-
-
-@dataclass(frozen=True, eq=False)
-class Quantities:
-    """Draws of identified quantities.
-
-    Args:
-        names: of each, as "f at probe 3, output 1".
-        kinds: of each: "train", "between" and "outside" (the function at probes of that kind), "noise" (its sd) or
-            "density" (log-likelihood of all data, log prior).
-        draws: (chain, draw, quantity), those of the function first, probe by probe.
-    """
-
-    names: tuple[str, ...]
-    kinds: tuple[str, ...]
-    draws: np.ndarray
-
-
-def quantities(posterior: Posterior, data: Dataset, probe_x: Tensor, probe_kinds: list[str]) -> Quantities:
-    """The function at the probes, the noise where it is inferred, the log-likelihood and the log prior."""
-    prediction, likelihood = posterior.predict(probe_x), posterior.bnn.likelihood
-    f = prediction.f
-    probes, outputs = f.shape[2:]
-    names = [f"f at probe {k}{f', output {i}' if outputs > 1 else ''}" for k, i in np.ndindex(probes, outputs)]
-    kinds = [kind for kind in probe_kinds for _ in range(outputs)]
-    columns = [f.flatten(2)]
-    varies = likelihood.targets.heads > 1
-    if prediction.task == "gaussian" and (likelihood.own.priors or varies):
-        columns.append(prediction.scale[..., 0] if varies else prediction.scale[:, :, :1, 0])
-        names += [f"noise at probe {k}" for k in range(probes)] if columns[1].shape[2] > 1 else ["noise"]
-        kinds += [NOISE] * columns[1].shape[2]
-    log_prior, log_likelihood = log_densities(posterior, data.x, data.y)
-    columns += [log_likelihood.double().sum(-1)[..., None], log_prior[..., None]]
-    draws = np.concatenate([each.cpu().double().numpy() for each in columns], 2)
-    return Quantities((*names, "log-likelihood", "log prior"), (*kinds, DENSITY, DENSITY), draws)
-
-
-def summarise(draws: np.ndarray, *, iid: bool = False) -> xr.Dataset:
-    """`MOMENTS` (quantity,) of draws (chain, draw, quantity), and their ``quantiles`` (level, quantity)."""
-    count, num_draws, width = draws.shape
-    flat = draws.reshape(-1, width)
-    mean, sd = flat.mean(0), flat.std(0, ddof=1) if len(flat) > 1 else np.zeros(width)
-    square, columns = (draws - mean) ** 2, np.moveaxis(draws, 2, 0)
-    chains, total = num_draws >= MIN_DRAWS and not iid, np.full(width, float(len(flat)))
-    ess_square = ess(np.moveaxis(square, 2, 0), "mean") if chains else total
-    with np.errstate(divide="ignore", invalid="ignore"):
-        sd_error = square.reshape(flat.shape).std(0) / np.sqrt(ess_square) / (2.0 * sd)
-    found = {
-        "mean": mean,
-        "mean_error": sd / np.sqrt(ess(columns, "mean") if chains else total),
-        "sd": sd,
-        "sd_error": np.where(sd > 0.0, sd_error, 0.0),
-        "ess_bulk": ess(columns) if chains else total,
-        "ess_tail": ess(columns, "tail") if chains else total,
-        "rhat": rhat(columns) if chains and count > 1 else np.full(width, np.nan),
-    }
-    quantiles = ("level", "quantity"), np.quantile(flat, LEVELS, axis=0)
-    return xr.Dataset({name: ("quantity", value) for name, value in found.items()} | {"quantiles": quantiles})
 
 
 @dataclass(frozen=True, eq=False)

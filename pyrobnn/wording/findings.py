@@ -83,6 +83,15 @@ def _interrupted(method: str, done: int, total: int, unit: str, checkpoint: str 
     return f"{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit{goes_on}"
 
 
+def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> str:
+    if dip is None:
+        way = "{steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} of the old ones."
+    else:
+        way = "the centre moved {distance:.2g} standard deviations, {dip:.2g} nats down on the way: another mode?"
+    way = way.format(distance=distance, dip=dip, **led)
+    return f"the update led far: {way} Fit again on all rows where it matters"
+
+
 def _held_points(names: list[str]) -> str:
     named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
@@ -190,10 +199,7 @@ DRAWS: Sentences = {
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
         "num_particles, raise max_moves and max_leapfrogs"
     ),
-    "far_update": (
-        "the update led far: {steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} "
-        "of the old ones. Fit again on all rows where it matters"
-    ),
+    "far_update": _far_update,
     "worse_mean": (
         "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
         "smaller lr than {lr:g}"
