@@ -353,9 +353,9 @@ def sbibm_row(folder, task, number, method):
 
 
 def sbibm_table(records):
-    """Runs that are right, told of and silent, by task and method."""
+    """Runs that are right, warned of and silent, by task and method."""
     runs = {(each["task"], each["observation"], each["method"]): each["outcome"] for each in records}
-    lines = [f"| task (right / told / silent) | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
+    lines = [f"| task (right / warned / silent) | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
     for task in SBIBM:
         own = [[o for (t, _, m), o in runs.items() if (t, m) == (task, method)] for method in METHODS]
         cells = [" / ".join(str(each.count(o)) for o in ("right", "told", "WRONG")) for each in own]
