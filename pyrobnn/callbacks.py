@@ -40,6 +40,7 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
     """The metrics that are single numbers (no truth values), among ``names`` when given: what a tracker takes.
 
     Example:
+        >>> import torch
         >>> scalars({"loss": torch.tensor(0.5), "phase": "warm-up"})
         {'loss': 0.5}
     """

@@ -320,7 +320,7 @@ def sbibm_row(folder, task, number, method):
     here, glm = files / f"num_observation_{number}", task == "bernoulli_glm"
     x = torch.load(files / "design_matrix.pt").double() if glm else None
     y = np.loadtxt(here / f"observation{'_raw' * glm}.csv", delimiter=",", skiprows=1)
-    with bz2.open(here / "reference_posterior_samples.csv.bz2", "rt") as file:
+    with bz2.open(here / "reference_posterior_samples.csv.bz2", "rt", encoding="utf-8") as file:
         truth = np.loadtxt(file, delimiter=",", skiprows=1)
     y, record, started = torch.tensor(y), {"task": task, "observation": number, "method": method}, time.process_time()
     with warnings.catch_warnings():

@@ -27,11 +27,9 @@ from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elb
 from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
-from pyrobnn.inference.vi.local_noise import Estimator
+from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
-from pyrobnn.model import BATCH_NORM
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.prediction import hooked
 from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
@@ -59,32 +57,24 @@ def build_elbo(config: SVI, problem: Problem, init: Posterior | nn.Module | None
         family = CouplingFlow(loc, config.init_scale, seed)
     else:
         family = MeanField(loc, config.init_scale, options.max_scale)
-    estimator = _estimator(config, problem)
+    estimator = _estimator(config, problem, start)
     elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
     return elbo, torch.cat([family.initial(), points])
 
 
-def _estimator(config: SVI, problem: Problem) -> Estimator | None:
-    """How the noise of the weights is drawn; by itself, local reparameterization where it leaves the ELBO unbiased.
-
-    That is where every layer but norms is linear and takes one vector of each datum, once: then the outputs that it
-    draws have the joint distribution of those of drawn weights; elsewhere (positions of a convolution, words of a
-    sentence, shared weights) their marginals alone.
-    """
+def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None:
+    """How the noise of the weights is drawn; by itself, local reparameterization where it leaves the ELBO unbiased."""
     if config.estimator != "auto":
         return None if config.estimator == "weights" else config.estimator
     if not problem.is_bnn or config.options.family != "mean_field":
         return None
-    model, x = problem.bnn, problem.density.args[0]
-    owners = [each for each in model.eval_net.modules() if any(True for _ in each.parameters(recurse=False))]
-    layers = [each for each in owners if not isinstance(each, (*BATCH_NORM, nn.LayerNorm))]
-    calls: list[tuple[nn.Module, torch.Size]] = []
-    note = lambda layer, given, _: calls.append((layer, given[0].shape))  # noqa: E731
-    with hooked([each.register_forward_hook(note) for each in layers]):
-        model.forward({}, x)
-    once = len({each.weight for each in layers}) == len({layer for layer, _ in calls}) == len(calls) == len(layers)
-    linear = all(type(layer) is nn.Linear and len(shape) == 2 and len(x) == shape[0] for layer, shape in calls)
-    exact = bool(calls) and once and linear and not rows_together(model, x)
+    density = problem.density
+    values = density.constrain(start)
+    latent = [values[site.name] for site in density.sites if site.kind == "latent"]
+    with torch.no_grad(), WeightUses(latent) as uses:
+        density.trace(values)
+    x = density.args[0]
+    exact = uses.once_per_row(len(x)) and not rows_together(problem.bnn, x)
     return "local_reparameterization" if exact else None
 
 

@@ -5,7 +5,7 @@ A torch function mode sees the calls of one thread, and the weights are known by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -83,6 +83,38 @@ class LocalNoise(TorchFunctionMode):
         """Random signs per datum and channel, (\\*batch, channels, 1, …)."""
         signs = self.noise.sign(_first(like, rank))
         return signs.reshape(signs.shape + (1,) * (rank - 1))
+
+
+class WeightUses(TorchFunctionMode):
+    """Inside, counts what each of the given tensors is used for, and for how many rows of a matrix at once."""
+
+    def __init__(self, values: Iterable[Tensor]):
+        super().__init__()
+        self.found: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {id(value): [] for value in values}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for value in (*args, *kwargs.values()):
+            if id(value) in self.found and func is not Tensor.is_floating_point:
+                x = args[0] if args else kwargs["input"]
+                self.found[id(value)].append((func, x.shape if isinstance(x, Tensor) else None))
+        return func(*args, **kwargs)
+
+    def once_per_row(self, num_rows: int) -> bool:
+        """Whether linear layers are there, and each uses its weights for one vector of each datum, and once.
+
+        Then the outputs that local reparameterization draws have the joint distribution of those of drawn weights;
+        elsewhere (positions of a convolution, words of a sentence, shared weights) their marginals alone.
+        """
+        linear = [uses for uses in self.found.values() if any(func in _RANKS for func, _ in uses)]
+        return bool(linear) and all(
+            len(uses) == 1
+            and uses[0][0] is F.linear
+            and uses[0][1] is not None
+            and len(uses[0][1]) == 2
+            and uses[0][1][0] == num_rows
+            for uses in linear
+        )
 
 
 def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | None, dict]:
