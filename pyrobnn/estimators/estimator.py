@@ -27,10 +27,10 @@ from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, MAX_WHOLE_ROWS, choose, families, named
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
-from pyrobnn.estimators.wide import gain, search
+from pyrobnn.estimators.wide import gain, responses, search
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
-from pyrobnn.likelihoods import Likelihood
+from pyrobnn.likelihoods import Likelihood, NegativeBinomial, Poisson
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.wording.findings import Finding, warn
@@ -139,7 +139,7 @@ class Estimator(BaseEstimator):
                 return
         if num <= MAX_WHOLE_ROWS:
             self._infer(model, seed)
-            if num <= FEW_ROWS:
+            if num <= FEW_ROWS or (not why and self._fit_counts(model, seed)):
                 return
             gained, why = gain(*left_out(self.posterior_, *data))
             if gained:
@@ -148,6 +148,24 @@ class Estimator(BaseEstimator):
         line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
         self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)
         self.method_reason_ = f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
+
+    def _fit_counts(self, model: BNN, seed: int) -> bool:
+        """Whether few targets have more evidence as counts than under normal noise; the fit is theirs then."""
+        scale, chosen = (
+            cast(Standardizer, model.standardizer).y_scale,
+            (self.posterior_, self.method_, self.method_reason_),
+        )
+        normal = best = cast(float, self.posterior_.log_evidence) - len(self._x) * float(scale.log())
+        for likelihood in responses(self._y.numpy()):
+            if isinstance(likelihood, Poisson | NegativeBinomial):
+                net = self._net(self._x.shape[1], 1, seed)
+                self._infer(BNN(net, model.prior, likelihood, standardizer=model.standardizer), seed)
+                evidence = cast(float, self.posterior_.log_evidence)
+                if evidence > best:
+                    why = f"{likelihood!r} has {evidence - normal:.3g} nats more evidence than a normal"
+                    best, chosen = evidence, (self.posterior_, self.method_, f"{self.method_reason_}; {why}")
+        self.posterior_, self.method_, self.method_reason_ = chosen
+        return best > normal
 
     def _infer(self, model: BNN, seed: int) -> None:
         """The posterior of a model by the method that is given or chosen."""
