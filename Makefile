@@ -46,9 +46,11 @@ benchmark: $(VENV)/.installed-bench
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
 
-# the pictures of docs/gallery, each by its script, a few minutes in all
+# the pictures of docs/gallery, each by its script, and of docs/stories, by the code of the page; some minutes in all
 gallery: $(VENV)/.installed
 	cd docs/_static && for script in ../gallery/*.py; do echo $$script; MPLBACKEND=Agg ../../$(BIN)/python $$script || exit 1; done
+	cd docs/_static && for page in ../stories/assay.md ../stories/fleet.md; do echo $$page; \
+	  sed -n '/^```python$$/,/^```$$/{/^```/!p}' $$page | MPLBACKEND=Agg ../../$(BIN)/python - || exit 1; done
 
 # what needs a GPU: its tests, then speed beside the CPU; appends to scripts/gpu/records.jsonl, goes on where it was cut
 #   make gpu ARGS="--only nuts-64 svi --budget 300"      without CUDA the script says so and ends with 3, make with 2

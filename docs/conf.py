@@ -15,6 +15,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import api_pages  # noqa: E402
 import check_pages  # noqa: E402
+import notebook_parts  # noqa: E402
 import tested_pages  # noqa: E402
 
 import pyrobnn  # noqa: E402
@@ -43,6 +44,8 @@ api_pages.write(HERE / "api")
 check_pages.write(HERE / "checks")
 (HERE / "api" / "tested.txt").write_text(tested_pages.table(), encoding="utf-8")
 shutil.copytree(ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery"))
+for stem in ("09_science", "10_learning"):  # stories show some of their cells
+    notebook_parts.write(ROOT / "notebooks" / f"{stem}.ipynb", HERE / "tutorials" / "parts")
 claims = HERE / "claims"
 claims.mkdir()
 for claim in (ROOT / "scripts").glob("*/claim.md"):

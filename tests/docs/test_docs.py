@@ -23,7 +23,7 @@ from pyrobnn.diagnostics.check_table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-WRITTEN = ("api", "checks", "tutorials", "_build", "_ext")
+WRITTEN = ("api", "checks", "claims", "tutorials", "_build", "_ext")
 PAPER = DOCS / "paper.md"  # for a journal, not a page of the site
 PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
 PAGES = [page for page in PAGES if page != PAPER]
@@ -116,6 +116,22 @@ def test_the_architecture_names_files_that_exist():
         path.stem for path in (ROOT / "pyrobnn").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
     }
     assert {name for name in names if not name.startswith("__")} - set(re.findall(r"\w+", drawn)) == set()
+
+
+def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
+    """Two stories draw on a notebook: what they include is what its cells have, and their markers are in the code."""
+    stem = re.compile(r"\.\./tutorials/parts/(\S+)\.(py|txt|png)$(?:\n:\w.*)*", re.MULTILINE)
+    for notebook in ("09_science", "10_learning"):
+        extension("notebook_parts").write(ROOT / "notebooks" / f"{notebook}.ipynb", tmp_path)
+    for name, notebook in (("physics", "09_science"), ("experiment", "10_learning")):
+        text = (DOCS / "stories" / f"{name}.md").read_text(encoding="utf-8")
+        shown = list(stem.finditer(text))
+        assert {each[2] for each in shown} == {"py", "txt", "png"}
+        for each in shown:
+            part = tmp_path / f"{each[1]}.{each[2]}"
+            assert each[1].startswith(notebook) and part.stat().st_size > 10
+            for marker in re.findall(r"^:(?:start-at|end-before): (.+)$", each[0], re.MULTILINE):
+                assert marker in part.read_text(encoding="utf-8")
 
 
 def test_the_list_of_pages_names_the_test_of_every_page(extension):
