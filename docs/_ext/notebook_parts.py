@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def write(notebook: Path, folder: Path) -> list[str]:
-    """Writes ``<notebook>.<cell id>.py``, ``.txt`` (its outputs, in Markdown) and ``.png`` of every code cell.
+    """Writes ``<notebook>.<cell id>.code``, ``.txt`` (its outputs, in Markdown) and ``.png`` of every code cell.
 
     Raises:
         ValueError: a cell without an output, that is a notebook that was not executed.
@@ -21,7 +21,7 @@ def write(notebook: Path, folder: Path) -> list[str]:
         if cell["execution_count"] is None:
             raise ValueError(f"{notebook.name} was not executed: cell {cell['id']}")
         name = f"{notebook.stem}.{cell['id']}"
-        (folder / f"{name}.py").write_text("".join(cell["source"]) + "\n", encoding="utf-8")
+        (folder / f"{name}.code").write_text("".join(cell["source"]) + "\n", encoding="utf-8")
         parts = []
         for output in cell["outputs"]:
             data = output.get("data", {})

@@ -120,13 +120,13 @@ def test_the_architecture_names_files_that_exist():
 
 def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
     """Two stories draw on a notebook: what they include is what its cells have, and their markers are in the code."""
-    stem = re.compile(r"\.\./tutorials/parts/(\S+)\.(py|txt|png)$(?:\n:\w.*)*", re.MULTILINE)
+    stem = re.compile(r"\.\./tutorials/parts/(\S+)\.(code|txt|png)$(?:\n:\w.*)*", re.MULTILINE)
     for notebook in ("09_science", "10_learning"):
         extension("notebook_parts").write(ROOT / "notebooks" / f"{notebook}.ipynb", tmp_path)
     for name, notebook in (("physics", "09_science"), ("experiment", "10_learning")):
         text = (DOCS / "stories" / f"{name}.md").read_text(encoding="utf-8")
         shown = list(stem.finditer(text))
-        assert {each[2] for each in shown} == {"py", "txt", "png"}
+        assert {each[2] for each in shown} == {"code", "txt", "png"}
         for each in shown:
             part = tmp_path / f"{each[1]}.{each[2]}"
             assert each[1].startswith(notebook) and part.stat().st_size > 10
