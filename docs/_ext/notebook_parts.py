@@ -22,15 +22,17 @@ def write(notebook: Path, folder: Path) -> list[str]:
             raise ValueError(f"{notebook.name} was not executed: cell {cell['id']}")
         name = f"{notebook.stem}.{cell['id']}"
         (folder / f"{name}.code").write_text("".join(cell["source"]) + "\n", encoding="utf-8")
-        parts = []
+        text, tables = "", []
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
                 (folder / f"{name}.png").write_bytes(base64.b64decode(data["image/png"]))
             elif "text/html" in data:
-                parts.append("```{raw} html\n" + "".join(data["text/html"]) + "\n```")
+                table = "".join(data["text/html"]).replace('border="1" class="dataframe"', 'class="docutils"')
+                tables.append("```{raw} html\n" + table + "\n```")
             else:
-                parts.append("```text\n" + "".join(output.get("text", data.get("text/plain", ""))).rstrip() + "\n```")
+                text += "".join(output.get("text", data.get("text/plain", ""))).rstrip() + "\n"
+        parts = ["```text\n" + text + "```"] * bool(text) + tables
         (folder / f"{name}.txt").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
         names.append(name)
     return names

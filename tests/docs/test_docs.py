@@ -130,7 +130,7 @@ def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
         for each in shown:
             part = tmp_path / f"{each[1]}.{each[2]}"
             assert each[1].startswith(notebook) and part.stat().st_size > 10
-            for marker in re.findall(r"^:(?:start-at|end-before): (.+)$", each[0], re.MULTILINE):
+            for marker in re.findall(r"^:(?:start-at|end-at|end-before): (.+)$", each[0], re.MULTILINE):
                 assert marker in part.read_text(encoding="utf-8")
 
 
