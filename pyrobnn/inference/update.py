@@ -200,7 +200,7 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         step = _step(rows, density, z, change, bool(meta.get("settings", {}).get("compile", True)))
         size, dense = _first_step(posterior), form_of("auto", isinstance(model, BNN), density.dim) == "dense"
         try:
-            particles = Population(step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense)
+            particles = Population(step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True)
         except RuntimeError as unbatched:
             why = why_not_batched(unbatched)
             raise Refused(f"an update runs the program for many draws at once, and {why}") from unbatched
@@ -367,7 +367,8 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
     def step(z: Tensor, beta: Tensor, *, keep: Tensor, added: Tensor, data: tuple[Tensor, ...]) -> Any:
         often = compile and next(calls) >= _COMPILE_AFTER
         if often not in steps:
-            steps[often] = batched(evaluator(parts), z, often, keep, added, *data)[0]
+            few = z[: -(-len(z) // 10)] if often else z  # that many are moved at least, see Population
+            steps[often] = batched(evaluator(parts), few, often, keep, added, *data)[0]
         return steps[often](z, beta, keep, added, *data)
 
     return step
