@@ -26,8 +26,7 @@ class BNNModel(EnsembleModel):
     def __init__(self, bnn_posterior: Posterior, *, num_draws: int = 64):
         super().__init__()
         self.bnn_posterior, self.num_draws = bnn_posterior, num_draws
-        few = bnn_posterior.thin(num_draws)
-        self._draws = {name: value.flatten(0, 1) for name, value in few.draws.items()}
+        self._draws = {name: value.flatten(0, 1) for name, value in bnn_posterior.thin(num_draws).draws.items()}
         x = next(iter(self._draws.values())).new_zeros(1, *bnn_posterior.meta["input_shape"])
         self._num_outputs = self.forward(x).shape[-1]
 

@@ -17,7 +17,7 @@ from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import LEFT_OUT, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
-from pyrobnn.diagnostics.points import replicates
+from pyrobnn.diagnostics.points import pit_of, replicates
 from pyrobnn.diagnostics.verdict import Found, Status
 
 #: data whose PIT is computed
@@ -94,7 +94,8 @@ def _weighted_pit(weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y:
 def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """Leave-one-out PIT of the training data: each datum against the predictive that has not seen it.
 
-    The weights are the Pareto-smoothed ones of `loo`; for approximations they include p/q.
+    The weights are the Pareto-smoothed ones of `loo`; for approximations they include p/q. Rows that
+    ``to_datatree(exact_loo=…)`` removed have their exact values.
 
     Args:
         tree: A DataTree with ``log_likelihood``, ``posterior_predictive`` and ``observed_data``.
@@ -107,13 +108,15 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
         Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378
     """
     found = leave_one_out(tree)
-    pointwise = Evidence.of(tree).log_likelihood
+    pointwise, exact = Evidence.of(tree).log_likelihood, Evidence.of(tree).variable(LEFT_OUT, "pit")
     if pointwise is None or found is None or found.pit is None:
         return None
-    k = found.k[np.isin(found.points, found.pit_points)]
-    if (k > good_k(pointwise[:, :, 0].size)).mean() > UNRELIABLE:
-        return None
-    return found.pit_points, found.pit
+    k, pit = found.k[np.isin(found.points, found.pit_points)], found.pit.copy()
+    if exact is not None:
+        exact = exact[np.isin(exact["row"], found.pit_points)]
+        at = np.searchsorted(found.pit_points, exact["row"])
+        k[at], pit[at] = 0.0, exact
+    return None if (k > good_k(pointwise[:, :, 0].size)).mean() > UNRELIABLE else (found.pit_points, pit)
 
 
 @statistic
@@ -203,12 +206,13 @@ def loo(evidence: Evidence) -> ELPDData | None:
 
 
 def add_exact(
-    tree: xr.DataTree, budget: int, num_rows: int | None, left_out: Callable[[int], tuple[float, float | None]]
+    tree: xr.DataTree, budget: int, num_rows: int | None, left_out: Callable[[int], tuple[float, float | None, Any]]
 ) -> None:
-    """Take the exact log densities of the rows whose k-hat is too large, the worst ``budget`` of them, into ``tree``.
+    """Take the exact log densities and PIT of the rows whose k-hat is too large, the worst ``budget``, into ``tree``.
 
     Args:
-        left_out: a row's log p(y_i | y_-i) = log p(y) - log p(y_-i), and its error.
+        left_out: a row's log p(y_i | y_-i) = log p(y) - log p(y_-i), its error, and the tree of that row, of the
+            posterior without it.
 
     Raises:
         ValueError: the data of the tree are not the rows of the fit. Refused: as ``posterior.remove``.
@@ -219,8 +223,15 @@ def add_exact(
         return
     if num_rows is not None and pointwise is not None and pointwise.shape[2] != num_rows:
         raise ValueError(f"'exact_loo' removes rows of the fit, which had {num_rows}: pass its own x and y")
-    elpd, errors = np.array([left_out(row) for row in rows], dtype=float).T
-    tree[LEFT_OUT] = xr.DataTree(xr.Dataset({"elpd": ("row", elpd), "error": ("row", errors)}, coords={"row": rows}))
+    elpd, errors, trees = zip(*map(left_out, rows), strict=True)
+    values: dict[str, Any] = {
+        "elpd": ("row", np.array(elpd, dtype=float)),
+        "error": ("row", np.array(errors, dtype=float)),
+    }
+    pit = [pit_of(*one) for each in trees if (one := replicates(Evidence(each)))]
+    if pit:
+        values["pit"] = (("row", "output"), np.concatenate(pit))
+    tree[LEFT_OUT] = xr.DataTree(xr.Dataset(values, coords={"row": rows}))
 
 
 def elpd_data(**fields: Any) -> ELPDData:
@@ -234,9 +245,8 @@ def refit_points(elpd: ELPDData) -> list[int]:
     """Data whose leave-one-out is unreliable (Pareto k above ``good_k``), worst first: refit without them."""
     k = np.asarray(elpd.pareto_k).ravel()
     k = np.where(np.isnan(k), -np.inf, k)
-    bad = np.flatnonzero(k > elpd.good_k)
     rows = np.asarray(elpd.pareto_k["obs"]) if isinstance(elpd.pareto_k, xr.DataArray) else np.arange(len(k))
-    return [int(index) for index in rows[bad[np.argsort(-k[bad])]]]
+    return [int(rows[at]) for at in np.argsort(-k, kind="stable") if k[at] > elpd.good_k]
 
 
 def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -256,5 +266,4 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
     numbers = {"count": len(points), "total": k.size, "rows": points[:8], "removed": removed}
     status: Status = "warn" if certain else "info" if points else "pass"
-    code = "loo_exact" if removed and not points else ""
-    return Found(status, float(finite.max()), code, numbers, elpd.good_k)
+    return Found(status, float(finite.max()), "loo_exact" if removed and not points else "", numbers, elpd.good_k)

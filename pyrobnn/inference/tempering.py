@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,11 +119,10 @@ def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tupl
     size = at_once(lambda one: evaluate(one, beta, *data)[:2], z) if compile or data else len(z)
     step = compiled(evaluate, z[:size].contiguous(), beta, *data, enabled=compile, name="the model")
 
-    def in_parts(z: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def in_parts(z: Tensor, *rest: Tensor) -> Any:
         short = -len(z) % size if step.mode != "eager" else 0  # compiled code has one shape
         filled = torch.cat([z, z[-1:].expand(short, -1)])
-        gradient, base, more = zip(*(step(part, *rest) for part in filled.split(size)), strict=True)
-        return torch.cat(gradient)[: len(z)], torch.cat(base)[: len(z)], torch.cat(more)[: len(z)]
+        return [torch.cat(each)[: len(z)] for each in zip(*(step(part, *rest) for part in filled.split(size)))]
 
     return in_parts, step.mode, step.seconds
 
@@ -247,7 +246,7 @@ class Population:
         self.log_evidence = self.log_evidence + (step * passed).logsumexp(1) - math.log(passed.shape[1])
         # an island's chance has the key of its first particle, which never counts down
         size = self.num_each
-        chance = rng.chances(rng.stream(self._keys[::size], ~self._count()))[0]
+        chance = rng.chances(rng.stream(self._keys[::size], ~(self.num_moves + 1)))[0]
         index = systematic((step * passed).softmax(1), size, chance)
         which, state = index // len(self._states), index % len(self._states)
         which = (which + size * torch.arange(self.num_islands, device=index.device).unsqueeze(1)).flatten()
@@ -282,14 +281,13 @@ class Population:
     def _picked(self, worth: float) -> Tensor:
         """Which particles (index,) are moved: evenly spaced, as copies are neighbours, from a random start."""
         share = min(1.0, max(0.1, 2.0 * math.sqrt(max(1.0 / worth - 1.0, 0.0)))) if self.partly else 1.0
-        size = self.num_each
-        chance = rng.chances(rng.stream(self._keys[::size], ~self._count()))[1]
-        places = (torch.arange(size + 1, device=self.z.device) + chance.unsqueeze(1)) * share
+        chance = rng.chances(rng.stream(self._keys[:: self.num_each], ~(self.num_moves + 1)))[1]
+        places = (torch.arange(self.num_each + 1, device=self.z.device) + chance.unsqueeze(1)) * share
         return places.floor().diff(dim=1).flatten().nonzero()[:, 0]
 
     def _move(self, metric: Tensor, rows: Tensor) -> float:
         """One trajectory of the particles ``rows``, accepted or not; the mean acceptance rate, which tunes the step."""
-        keys = rng.stream(self._keys, self._count())[rows]
+        keys = rng.stream(self._keys, self.num_moves + 1)[rows]
         self.num_moves += 1
         first, second, _ = rng.chances(keys)
         size = self._step * (1.0 + 0.2 * (2.0 * second - 1.0))  # no path is periodic
@@ -310,10 +308,9 @@ class Population:
         error = 0.5 * r.square().sum(1, dtype=torch.float64) - (base + self.beta * log_likelihood) - energy
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
         take = first < chance
-        to = (rows[take],)
-        self.z, self._gradient = self.z.index_put(to, z[take]), self._gradient.index_put(to, gradient[take])
-        self._base = self._base.index_put(to, base[take])
-        self.log_likelihood = self.log_likelihood.index_put(to, log_likelihood[take])
+        to, new = (rows[take],), (z, gradient, base, log_likelihood)
+        pairs = zip((self.z, self._gradient, self._base, self.log_likelihood), new, strict=True)
+        self.z, self._gradient, self._base, self.log_likelihood = (old.index_put(to, one[take]) for old, one in pairs)
         rate = float(chance.mean())
         self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
         return rate
@@ -342,6 +339,3 @@ class Population:
     def log_joint(self) -> Tensor:
         """Log joint density in unconstrained space (island × particle,)."""
         return self._base + self.log_likelihood
-
-    def _count(self) -> Tensor:
-        return torch.tensor(self.num_moves + 1, device=self.z.device)

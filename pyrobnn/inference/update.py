@@ -40,8 +40,6 @@ from pyrobnn.wording.findings import Finding, as_json, warn
 _PARTICLES, _FEWEST = 1000, 40
 _STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
-#: a posterior, and what is told of this change of its rows
-Changed = tuple[Posterior, dict[str, Any]]
 
 
 def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
@@ -60,8 +58,7 @@ def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
     new = replace(new, y=new.y.reshape(len(new), *held.y.shape[1:]))
     _in_units(posterior, new)  # checked by themselves: the error names their rows
     together = held.joined(new)
-    change = (torch.arange(len(together)) >= len(held)).double()
-    return _changed(posterior, together, change, together, seed)
+    return _changed(posterior, together, (torch.arange(len(together)) >= len(held)).double(), together, seed)
 
 
 def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
@@ -119,8 +116,8 @@ def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed
     """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
     check_count("seed", seed, minimum=0)
     started, before = time.perf_counter(), posterior.meta.get("updates", ())
-    how = _recentred if posterior.meta["method"] == "Laplace" else _led
-    found, facts = how(posterior, rows, change, after, seed)
+    lead = _recentred if posterior.meta["method"] == "Laplace" else _led
+    found, facts = lead(posterior, rows, change, after, seed)
     told = facts | {
         "num_data": len(after),
         "seed": seed,
@@ -130,7 +127,9 @@ def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed
     return replace(found, meta=found.meta | told, rows=after)
 
 
-def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Changed:
+def _recentred(
+    posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int
+) -> tuple[Posterior, dict[str, Any]]:
     r"""Laplace's Gaussian, led by L-BFGS in its own units to where the gradient is what it was at the old centre.
 
     .. math:: \nabla \log p(y_\text{after}, z) = \nabla \log p(y_\text{before}, z^*)
@@ -188,7 +187,7 @@ def _recentred(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, se
     return replace(found, meta=meta | found.meta | told), facts
 
 
-def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Changed:
+def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> tuple[Posterior, dict[str, Any]]:
     """Draws of chains, led by weights and moves."""
     meta, model = posterior.meta, posterior.model
     # draws of one call after the other must not move by the same random numbers
@@ -272,16 +271,14 @@ def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
 
 def _density(posterior: Posterior, rows: Rows, fixed: dict[str, Tensor]) -> Density:
     """The density of these rows, their likelihood unscaled."""
-    model = posterior.model
-    program = model.pyro_model if isinstance(model, BNN) else model
+    program = posterior.model.pyro_model if isinstance(posterior.model, BNN) else posterior.model
     return Density(program, _in_units(posterior, rows), points="held", values=fixed)
 
 
 def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
     """Islands, and the draws (island × particle, dim): chains, or stretches of few long and groups of many short."""
-    chains, num = posterior.num_chains, posterior.num_draws
-    islands = chains if 4 <= chains <= 16 else 4
-    total = chains * num // islands
+    islands = posterior.num_chains if 4 <= posterior.num_chains <= 16 else 4
+    total = posterior.num_chains * posterior.num_draws // islands
     each = min(total, _PARTICLES // islands)
     picked = torch.linspace(0, total - 1, each).round().long()
     stacked = posterior.stacked()
@@ -327,8 +324,7 @@ def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool
         for part in density.args
     )
     _check_rows(density, z[0], args, num)
-    added = torch.zeros(capacity, dtype=torch.float64, device=z.device)
-    added[:num] = change.to(added)
+    added = torch.nn.functional.pad(change.to(z.device), (0, capacity - num))
     keep = ((torch.arange(capacity, device=z.device) < num) & (added <= 0)).double()
     data = tuple(part for part in args if part is not None)
     key = (z.shape, z.dtype, str(z.device), *((part.shape, part.dtype) for part in data))

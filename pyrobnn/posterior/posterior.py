@@ -298,7 +298,7 @@ class Posterior:
             >>> more.remove([3, 4]).meta["num_data"]
             3
         """
-        return self._updates().update(self, x, y, seed)
+        return importlib.import_module("pyrobnn.inference.update").update(self, x, y, seed)
 
     def remove(self, rows: int | Sequence[int] | Tensor, *, seed: int = 0) -> Posterior:
         """The posterior without some of its rows, as if it had never seen them; otherwise as :meth:`update`.
@@ -314,18 +314,15 @@ class Posterior:
         Raises:
             TypeError, ValueError: no such rows. Refused: as :meth:`update`, and to remove all.
         """
-        return self._updates().remove(self, rows, seed)
+        return importlib.import_module("pyrobnn.inference.update").remove(self, rows, seed)
 
-    def _left_out(self, row: int, seed: int) -> tuple[float, float | None]:
-        """The log density of a row given the others, in the units of the data, and its error."""
-        meta, volume = self.remove(row, seed=seed).meta, 0.0
-        if self.rows is not None and isinstance(self.model, BNN) and self.model.units is not None:
-            volume = float(self.bnn.likelihood.targets.log_volume(self.rows.y[row].reshape(1, -1), self.model.units[1]))
-        return -meta["log_evidence_added"] - volume, meta["log_evidence_added_error"]
-
-    @staticmethod
-    def _updates() -> Any:
-        return importlib.import_module("pyrobnn.inference.update")
+    def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
+        """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
+        less, volume, rows = self.remove(row, seed=seed), 0.0, cast(Rows, self.rows).at(torch.tensor([row]))
+        if isinstance(self.model, BNN) and self.model.units is not None:
+            volume = float(self.bnn.likelihood.targets.log_volume(rows.y.reshape(1, -1), self.model.units[1]))
+        tree = less.to_datatree(rows.x, rows.y, num_prior_draws=0, seed=seed)
+        return -less.meta["log_evidence_added"] - volume, less.meta["log_evidence_added_error"], tree
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle)."""

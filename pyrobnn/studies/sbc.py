@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -218,11 +218,6 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
 def replication_seed(name: str, index: int) -> int:
     """A seed for replication `index` of the study `name`, the same on every machine and in every order."""
     return zlib.crc32(f"{name}/{index}".encode())
-
-
-def combined(p_values: Mapping[str, float]) -> float:
-    """One p-value for several quantities: the smallest times their number (Bonferroni), since they are dependent."""
-    return min(1.0, len(p_values) * min(p_values.values()))
 
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:

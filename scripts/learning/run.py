@@ -39,11 +39,9 @@ from uci.rules import uci  # noqa: E402
 
 RESULTS = Path(__file__).with_name("records.jsonl")
 SMC = pb.SMC(num_particles=128)
-#: bounds and lowest value
-FUNCTIONS = {"Hartmann-6": (0.0, 1.0, -3.32237), "Ackley-10": (-5.0, 10.0, 0.0)}
+FUNCTIONS = {"Hartmann-6": (0.0, 1.0, -3.32237), "Ackley-10": (-5.0, 10.0, 0.0)}  # bounds and lowest value
 OPTIMISERS = ("BNN", "BNN, Thompson", "GP", "random")
 LEARNERS = ("BNN, EPIG", "BNN, random", "GP, variance", "GP, random")
-SCORES = ("rmse", "log_density")
 FIRST, LAST, START, BATCH, END = 10, 60, 20, 10, 100
 PRIORS = [(scale, noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, dist.HalfNormal(0.5))]
 
@@ -89,8 +87,7 @@ def climb(score: Callable[[Tensor], Tensor], candidates: Tensor) -> Tensor:
         adam.zero_grad()
         (-score(z).sum()).backward()
         adam.step()
-        with torch.no_grad():
-            z.clamp_(0.0, 1.0)
+        z.data.clamp_(0.0, 1.0)
     with torch.no_grad():
         return z[score(z).argmax()][None].clone()
 
@@ -120,10 +117,9 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
             improvement = LogExpectedImprovement(gaussian_process(x, y), best, maximize=False)
             new = climb(lambda z, ei=improvement: ei(z.double()[:, None]), candidates)
         else:
-            if num in (FIRST, 2 * FIRST):
-                posterior = most_evidence(x, y, units_of(cube, y), seed)
-            else:
-                posterior = posterior.update(x[-1:], y[-1:], seed=seed)
+            new_units = units_of(cube, y) if num in (FIRST, 2 * FIRST) else None
+            last = x[-1:], y[-1:]
+            posterior = most_evidence(x, y, new_units, seed) if new_units else posterior.update(*last, seed=seed)
             if method == "BNN, Thompson":
                 drawn = pb.acquire.function(posterior, int(torch.randint(128, (), generator=g)))
                 new = climb(lambda z, f=drawn: -f(z)[:, 0], candidates)
@@ -137,12 +133,11 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
 def by_variance(model: Any, x: Tensor, num: int) -> Tensor:
     """Rows (num,) of the largest variance of a Gaussian process, each given those before."""
     cov, rows = model.posterior(x.double()).mvn.covariance_matrix.detach().clone(), list[int]()
-    noise = float(model.likelihood.noise)
     for _ in range(num):
         variance = cov.diagonal().clone()
         variance[rows] = -1.0
         rows.append(row := int(variance.argmax()))
-        cov = cov - torch.outer(cov[row], cov[row]) / (cov[row, row] + noise)
+        cov = cov - torch.outer(cov[row], cov[row]) / (cov[row, row] + float(model.likelihood.noise))
     return torch.tensor(rows)
 
 
@@ -156,10 +151,8 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
     while True:
         x, y = data.x[known], data.y[known]
         if method.startswith("BNN"):
-            if posterior is None:
-                posterior = most_evidence(x, y, units, seed)
-            else:
-                posterior = posterior.update(x[-BATCH:], y[-BATCH:], seed=seed)
+            more = x[-BATCH:], y[-BATCH:]
+            posterior = posterior.update(*more, seed=seed) if posterior else most_evidence(x, y, units, seed)
             p = posterior.predict(data.x[test])
             mean, log_p = p.mean, p.log_prob(data.y[test])
         else:
@@ -177,9 +170,8 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
         candidates, targets = shuffled[:200], shuffled[:100]
         if method == "BNN, EPIG":
             here, there = posterior.predict(data.x[candidates]), posterior.predict(data.x[targets])
-            rows = pb.acquire.batch(
-                lambda given, p=here, q=there: pb.acquire.epig(p, q, given=given, num_draws=64), BATCH
-            )
+            epig = partial(pb.acquire.epig, here, there, num_draws=64)
+            rows = pb.acquire.batch(lambda given, score=epig: score(given=given), BATCH)
         elif method == "GP, variance":
             rows = by_variance(model, z[candidates], BATCH)
         else:
@@ -190,11 +182,9 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
 
 def step(problem: str, method: str, seed: int) -> dict[str, Any]:
     """CPU seconds of 20 updates by one row each, in turn; the last ten are compiled."""
-    data = pb.data.sinusoid(120, seed=seed)
-    units = units_of(data.x[:100], data.y[:100])
-    fitter = pb.NUTS(num_warmup=300) if method == "NUTS" else pb.Laplace()
-    model = net(1, 2.0, dist.HalfNormal(0.5) if method == "NUTS" else 0.3, units)
-    posterior = fitter.fit(model, data.x[:100], data.y[:100], num_draws=300, seed=seed)
+    data, noise = pb.data.sinusoid(120, seed=seed), dist.HalfNormal(0.5) if method == "NUTS" else 0.3
+    fitter, x, y = pb.NUTS(num_warmup=300) if method == "NUTS" else pb.Laplace(), data.x[:100], data.y[:100]
+    posterior = fitter.fit(net(1, 2.0, noise, units_of(x, y)), x, y, num_draws=300, seed=seed)
     taken: dict[str, Any] = {"seconds_of_steps": [], "gradients": []}
     for row in range(100, 120):
         started = time.process_time()
@@ -214,13 +204,9 @@ def tasks(parts: list[str], seeds: list[int]) -> list[Record]:
         "optimise": [(problem, method) for problem in FUNCTIONS for method in OPTIMISERS],
         "active": [(problem, method) for problem in ("concrete", "energy", "yacht") for method in LEARNERS],
     }
-    return [
-        {"part": part, "problem": problem, "method": method, "seed": seed}
-        for seed in seeds
-        for part in parts
-        for problem, method in cells[part]
-        if part != "step" or seed == 0
-    ]
+    of_seeds = [(seed, part) for seed in seeds for part in parts if part != "step" or seed == 0]
+    names = "part", "problem", "method", "seed"
+    return [dict(zip(names, (part, *cell, seed))) for seed, part in of_seeds for cell in cells[part]]
 
 
 def numbers(row: Record) -> dict[str, float]:
@@ -228,15 +214,12 @@ def numbers(row: Record) -> dict[str, float]:
     if row["part"] == "optimise":
         return {f"regret after {num}": row["regret"][num - 1] for num in (30, 60)} | {"CPU s": row["cpu_seconds"]}
     if row["part"] == "active":
-        at = {f"{name} at {num} rows": row[name][row["rows"].index(num)] for name in SCORES for num in (60, END)}
-        return at | {"CPU s": row["cpu_seconds"]}
+        at = {num: row["rows"].index(num) for num in (60, END)}
+        scores = {f"{name}, {num} rows": row[name][at[num]] for name in ("rmse", "log_density") for num in at}
+        return scores | {"CPU s": row["cpu_seconds"]}
     first, last = sum(row["seconds_of_steps"][:10]), row["seconds_of_steps"][10:]
-    return {
-        "first ten, CPU s": first,
-        "then median": median(last),
-        "largest": max(last),
-        "gradients": median(row["gradients"]),
-    }
+    steps = {"first ten, CPU s": first, "then median": median(last), "largest": max(last)}
+    return steps | {"gradients": median(row["gradients"])}
 
 
 def table(records: list[dict[str, Any]]) -> str:

@@ -27,7 +27,7 @@ from test_contract import METHODS, num_draws
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.studies.sbc import combined, fit_batch, rank, simulate, uniformity
+from pyrobnn.studies.sbc import fit_batch, rank, simulate, uniformity
 
 # runs this short are told to be too short
 pytestmark = pytest.mark.filterwarnings(
@@ -644,4 +644,4 @@ def test_ranks_of_the_truth_are_uniform(name):
     each = [rank(truth, found, x, y, x[:1], 33, index) for index, (truth, found, y) in enumerate(zip(truths, fits, ys))]
     assert {"f0.0", "log_joint"} <= set(each[0])
     found = {name: uniformity(np.array([ranks[name] for ranks in each]), 33).p_value for name in each[0]}
-    assert combined(found) > 0.001, found
+    assert len(found) * min(found.values()) > 0.001, found

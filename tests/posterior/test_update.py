@@ -13,7 +13,7 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
-from pyrobnn.diagnostics import loo, refit_points
+from pyrobnn.diagnostics import loo, loo_pit, refit_points
 from pyrobnn.inference import update as _update
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.studies.sbc import uniformity
@@ -227,6 +227,17 @@ def test_leave_one_out_is_exact_where_importance_fails():
     assert "by removal at" in check.evidence
     with pytest.raises(ValueError, match="rows of the fit"):
         posterior.to_datatree(torch.cat([x, X[OLD:50]]), torch.cat([y, Y[OLD:50]]), exact_loo=3)
+
+
+def test_the_pit_of_a_removed_row_is_exact():
+    x, y, rest = X[:OLD].clone(), Y[:OLD].clone(), torch.arange(OLD) != 7
+    x[7] *= 30
+    mean, covariance, _ = exact(x[rest], y[rest])
+    y[7] = x[7] @ mean + 2 * (NOISE**2 + x[7] @ covariance @ x[7]).sqrt()
+    posterior, truth = exact_draws(x=x, y=y), float(dist.Normal(0.0, 1.0).cdf(torch.tensor(2.0)))
+    weighed, found = (loo_pit(posterior.to_datatree(x, y, exact_loo=rows))[1][:, 0] for rows in (0, 1))
+    assert abs(found[7] - truth) < 0.02 < abs(weighed[7] - truth)
+    assert (found[rest] == weighed[rest]).all()
 
 
 def test_exact_leave_one_out_is_in_the_units_of_the_data():
