@@ -1,7 +1,7 @@
 """Bayesian optimisation and active learning by a posterior that is updated row by row, beside Gaussian processes.
 
     python scripts/learning/run.py                     # goes on where the records end, seed by seed
-    python scripts/learning/run.py --parts step --seeds 0
+    python scripts/learning/run.py --parts step
 
 Needs BoTorch (``pip install 'pyrobnn[botorch]'``) and, for the tables, ``PYROBNN_DATA``, the directory of the UCI sets.
 
@@ -11,7 +11,7 @@ Needs BoTorch (``pip install 'pyrobnn[botorch]'``) and, for the tables, ``PYROBN
 
 The net has one layer of 50 tanh units. SMC fits it at the first rows (of a function again at 20, with new units of y)
 with that prior of weights and noise which has most evidence there; ``posterior.update`` learns the others. Optimisers
-search alike, for expected improvement or (Thompson) where a function drawn from the posterior is lowest.
+search alike, for the log of expected improvement or (Thompson) where a function drawn from the posterior is lowest.
 """
 
 from __future__ import annotations
@@ -94,8 +94,11 @@ def climb(score: Callable[[Tensor], Tensor], candidates: Tensor) -> Tensor:
 
 def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
     """Regret after each evaluation."""
-    from botorch.acquisition import LogExpectedImprovement
+    from botorch.acquisition import GenericMCObjective, LogExpectedImprovement, qLogExpectedImprovement
+    from botorch.sampling.index_sampler import IndexSampler
     from botorch.test_functions import Ackley, Hartmann
+
+    from pyrobnn.botorch import BNNModel
 
     low, high, lowest = FUNCTIONS[problem]
     dim = int(problem.rpartition("-")[2])
@@ -108,6 +111,7 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
     x = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed).draw(FIRST)
     y, posterior = value(x), None
     cube = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(1024)
+    draws, lower = IndexSampler(torch.Size([128])), GenericMCObjective(lambda values, X=None: -values[..., 0])
     for num in range(FIRST, LAST):
         near = (x[y.argmin()] + 0.1 * torch.randn(512, dim, generator=g)).clamp(0.0, 1.0)
         candidates, best = torch.cat([torch.rand(1024, dim, generator=g), near]), float(y.min())
@@ -124,8 +128,8 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
                 drawn = pb.acquire.function(posterior, int(torch.randint(128, (), generator=g)))
                 new = climb(lambda z, f=drawn: -f(z)[:, 0], candidates)
             else:
-                functions = partial(pb.acquire.values, posterior, posterior.stacked())
-                new = climb(lambda z, f=functions, b=best: (b - f(z)[..., 0]).relu().mean(0), candidates)
+                gain = qLogExpectedImprovement(BNNModel(posterior), -best, sampler=draws, objective=lower)
+                new = climb(lambda z, ei=gain: ei(z.double()[:, None]), candidates)
         x, y = torch.cat([x, new]), torch.cat([y, value(new)])
     return {"regret": [round(float(one) - lowest, 4) for one in y[:, 0].cummin(0).values]}
 
@@ -204,7 +208,7 @@ def tasks(parts: list[str], seeds: list[int]) -> list[Record]:
         "optimise": [(problem, method) for problem in FUNCTIONS for method in OPTIMISERS],
         "active": [(problem, method) for problem in ("concrete", "energy", "yacht") for method in LEARNERS],
     }
-    of_seeds = [(seed, part) for seed in seeds for part in parts if part != "step" or seed == 0]
+    of_seeds = [(seed, part) for seed in seeds for part in parts if part != "step" or seed == seeds[0]]
     names = "part", "problem", "method", "seed"
     return [dict(zip(names, (part, *cell, seed))) for seed, part in of_seeds for cell in cells[part]]
 
@@ -242,20 +246,16 @@ def table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines[1:])
 
 
-def work(task: Record) -> Record:
-    """The record of a task."""
-    return measured(task, lambda: PARTS[task["part"]](task["problem"], task["method"], task["seed"]))
-
-
 def main() -> None:
     """Run what is not in the records yet; print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(10)))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))  # pilots had 0
     options = parser.parse_args()
     torch.set_num_threads(1)
     sweep = Sweep(RESULTS, lambda row: (row["part"], row["problem"], row["method"], row["seed"]))
-    for task, found in sweep.run(work, tasks(options.parts, options.seeds)):
+    todo = tasks(options.parts, options.seeds)
+    for task, found in sweep.run(lambda one: measured(one, partial(PARTS[one["part"]], *list(one.values())[1:])), todo):
         outcome = f"failed: {found}" if isinstance(found, Exception) else f"{found['cpu_seconds']:.0f} CPU s"
         print(*task.values(), outcome, sep="  ", flush=True)
     print(table(read_records(RESULTS)))
