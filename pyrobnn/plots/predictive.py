@@ -128,7 +128,7 @@ def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr
     gap = widest_gap(evidence, output)
     if gap is not None:
         for ax in (main, strip):
-            ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0, zorder=0)
+            ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0, zorder=0, label="widest gap")
         shown = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
         # between the two axes, where nothing is drawn
         strip.set_title(shown, loc="right", fontsize=8, fontweight="normal", pad=3)

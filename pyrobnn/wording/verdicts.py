@@ -125,7 +125,7 @@ SEEN: dict[str, Template] = {
     "few_draws": "There are {value:.0f} independent draws.",
     "density_not_finite": "log p or log q is not finite for {count} draws.",
     "function_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the "
-    "function (of sites, without one) by {inverse:.2f} and shift its mean by {shift:.2f} sd (medians).",
+    "function (or of a program's sites) by {inverse:.2f} and shift its mean by {shift:.2f} sd (medians).",
     "density_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the log "
     "density by {inverse:.2f} and shift its mean by {shift:.2f} sd.",
     "moves_undecided": "Moves accepted at a rate of {acceptance:.0%} leave a correlation of {stayed:.2f}: too far.",
