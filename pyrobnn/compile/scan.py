@@ -62,7 +62,7 @@ def scan(
     if len(lengths) != 1 or min(lengths) < 1:
         raise ValueError(f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}")
     (count,) = lengths
-    if count > 1 and (tracer := Tracer.active()) is not None:
+    if count > _STEPS and (tracer := Tracer.active()) is not None:
         try:
             return _rolled(tracer, step, carry, xs, count)
         except (_Unrolled, Gone):

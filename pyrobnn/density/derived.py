@@ -11,12 +11,14 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyrobnn.compile.trees import mapped
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import at_each
 from pyrobnn.density.nodes import is_replicated
 
 Values = dict[str, Tensor]
+_RUNS = 64  # of a program at once
 
 
 def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
@@ -46,15 +48,21 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
     """
     if density.derived.improper:
         return {}, {}
-    forgetful = _forgetting(density)
-    names = [site.name for site in density.sites if site.kind == "latent"] + [*density.derived.deterministic]
-    with seeded(seed, density.device):
-        runs = [forgetful.trace({}) for _ in range(num_draws)]
-
-    names += density.derived.replicated
-    values = {name: torch.stack([nodes[name]["value"] for nodes in runs])[None] for name in names}
+    names = [site.name for site in density.sites if site.kind == "latent"]
+    names += [*density.derived.deterministic, *density.derived.replicated]
+    runs = prior_runs(
+        _forgetting(density), num_draws, seed, lambda nodes: {name: nodes[name]["value"] for name in names}
+    )
+    values = {name: value[None] for name, value in runs.items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
+
+
+def prior_runs(density: Density, num: int, seed: int, of: Callable[..., Any]) -> Any:
+    """``of`` the nodes of runs of the program at draws from its prior, stacked: (num, …) each; in batches."""
+    with seeded(seed, density.device):
+        parts = [at_each(lambda _: of(density.trace({})), part) for part in torch.zeros(num).split(_RUNS)]
+    return mapped(lambda *each: torch.cat(each), *parts)
 
 
 class _Forget(Messenger):

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.compile.scan import scan
+
 State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
 #: on h: the matrix, the bias, and of an LSTM the projection
 Weights = tuple[Tensor, Tensor | None, Tensor | None]
@@ -101,12 +103,15 @@ def _sequence(
             index = layer * directions + backwards
             w_x, w_h, *rest = weights[index * size : (index + 1) * size]
             b_x, b_h = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
-            passed, now = [], tuple(start[index] for start in starts)
-            gates = functional.linear(out, w_x, b_x).unbind(0)
-            for each in reversed(gates) if backwards else gates:
-                now = step(each, now, (w_h, b_h, rest[0] if rest else None))
-                passed.append(now[0])
-            passes.append(torch.stack(passed[::-1] if backwards else passed))
+            own = (w_h, b_h, rest[0] if rest else None)
+            gates, start = functional.linear(out, w_x, b_x), tuple(start[index] for start in starts)
+
+            def turn(now: State, gates: Tensor, own: Weights = own) -> tuple[State, Tensor]:
+                now = step(gates, now, own)
+                return now, now[0]
+
+            now, passed = scan(turn, start, gates.flip(0) if backwards else gates)
+            passes.append(passed.flip(0) if backwards else passed)
             ends.append(now)
         out = torch.cat(passes, -1)
     out = out.transpose(0, 1) if batch_first else out

@@ -6,27 +6,19 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.density.derived import prior_runs
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.tempering import (
-    Population,
-    Rung,
-    batched,
-    evaluator,
-    lag,
-    parts,
-    prior_draws,
-    refuse_without_prior,
-)
+from pyrobnn.inference.tempering import Population, Rung, batched, evaluator, lag, parts, refuse_without_prior
 from pyrobnn.posterior import Posterior
 from pyrobnn.wording.findings import Finding
 
@@ -196,7 +188,11 @@ class _Course:
     def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config, density = self._config, self._problem.density
-        z = prior_draws(density, config.num_particles, self._run.seed).detach().contiguous()
+
+        def flat(nodes: Any) -> Tensor:
+            return density.unconstrain({site.name: nodes[site.name]["value"] for site in density.sites})
+
+        z = prior_runs(density, config.num_particles, self._run.seed, flat).detach().contiguous()
         evaluate, self.mode, self.compile_seconds = batched(evaluator(partial(parts, density)), z, config.compile)
         self.particles = particles = Population(
             evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves

@@ -60,18 +60,6 @@ def refuse_without_prior(density: Density) -> None:
     check_batched(density, "SMC")
 
 
-def prior_draws(density: Density, num: int, seed: int) -> Tensor:
-    """Draws (num, dim) from the prior in unconstrained space; those of a BNN all at once where its priors allow."""
-    if density.owner is None:
-        return density.sample_prior(num, seed)
-    try:
-        with seeded(seed, density.device):
-            draws = {name: site.sample((num,)) for name, site in density.owner.priors.items()}
-    except RuntimeError:  # Pyro's mixtures of vectors draw one at a time
-        return density.sample_prior(num, seed)
-    return density.unconstrain(draws)
-
-
 def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     """Log density of what the prior's draws ``z`` (dim,) come from, and all else of the log joint; float64 scalars.
 

@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pyrobnn as pb
+from pyrobnn.compile import private
+from pyrobnn.density.density import Density
 from pyrobnn.density.fused import WrittenOut
 from pyrobnn.inference.curvature.jacobian import jvp
 
@@ -114,6 +116,23 @@ def test_a_written_out_layer_is_torchs_at_many_points_and_has_its_derivatives(na
         _, along = jvp(of_first, value, step)
         torch.testing.assert_close(along, (slope * step).sum(), rtol=1e-3, atol=1e-5)
         assert torch.func.vmap(second)(torch.stack([value, value])).isfinite().all()
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_the_graph_of_a_recurrent_net_does_not_grow_with_time(kind, monkeypatch):
+    interpreted = lambda fn, *example, **_: type("Kept", (), {"unchecked": staticmethod(fn)})  # noqa: E731
+    monkeypatch.setattr("pyrobnn.compile.scan.compiled", interpreted)
+    monkeypatch.setattr("pyrobnn.compile.scan._TURNS", {})
+
+    def nodes(time):
+        with seeded(0):
+            net = Recurrent(kind, batch_first=True)
+        model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+        density = Density(model.pyro_model, (torch.ones(3, time, 2), torch.ones(3, 1)))
+        slope = torch.func.vmap(torch.func.grad(density.log_joint))
+        return len(private.trace(slope, [torch.zeros(2, density.dim)]).graph.nodes)
+
+    assert nodes(24) == nodes(84)  # multiples of any number of steps in one turn
 
 
 def test_dropout_between_layers_of_a_recurrent_net_is_torchs():
