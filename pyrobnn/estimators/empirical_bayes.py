@@ -55,7 +55,7 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Without warnings of fits that are tried: those of the one that is kept follow."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -80,7 +80,7 @@ def fit_by_evidence(
     prior = model.likelihood.own.priors.get(SCALE)
     scale = linear = linear_residual_scale(model, *rows)
     tries: list[tuple[float, Tensor, Posterior]] = []
-    with _quiet():
+    with quiet():
         power = 2  # over-relaxed at first: steps become small before the evidence is highest
         while power and len(tries) < 12:
             posterior = method.fit(_with_noise(model, scale), *rows, **options)
@@ -196,7 +196,7 @@ def select_prior_width(
         posterior = fit.fit(_scaled(around, factors), *rows, num_draws=1, **common)
         tries.append((cast(float, posterior.log_evidence), factors, posterior))
 
-    with _quiet():
+    with quiet():
         for factor in (1.0, 9.0, 81.0, 729.0):  # widths of 1, 1/3, 1/9, 1/27
             attempt(dict.fromkeys(layers, factor), tries[-1][2] if tries else None)
             best = max(tries, key=itemgetter(0))

@@ -26,11 +26,11 @@ from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, MAX_WHOLE_ROWS, choose, families, named
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
-from pyrobnn.estimators.wide import gain, responses, search
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, quiet
+from pyrobnn.estimators.wide import Offset, counts, gain, search
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
-from pyrobnn.likelihoods import Likelihood, NegativeBinomial, Poisson
+from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
 from pyrobnn.wording.findings import Finding, warn
@@ -137,35 +137,35 @@ class Estimator(BaseEstimator):
                 )
                 self.method_reason_ = f"{num:,} rows: {words}; {why}"
                 return
+        line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
+        if self._fit_counts(model, line if why else model.net, seed):
+            return
         if num <= MAX_WHOLE_ROWS:
             self._infer(model, seed)
-            if num <= FEW_ROWS or (not why and self._fit_counts(model, seed)):
+            if num <= FEW_ROWS:
                 return
             gained, why = gain(*left_out(self.posterior_, *data))
             if gained:
                 self.method_reason_ += f"; {why}"
                 return
-        line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
         self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)
         self.method_reason_ = f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
 
-    def _fit_counts(self, model: BNN, seed: int) -> bool:
-        """Whether few targets have more evidence as counts than under normal noise; the fit is theirs then."""
-        scale, chosen = (
-            cast(Standardizer, model.standardizer).y_scale,
-            (self.posterior_, self.method_, self.method_reason_),
-        )
-        normal = best = cast(float, self.posterior_.log_evidence) - len(self._x) * float(scale.log())
-        for likelihood in responses(self._y.numpy()):
-            if isinstance(likelihood, Poisson | NegativeBinomial):
-                net = self._net(self._x.shape[1], 1, seed)
-                self._infer(BNN(net, model.prior, likelihood, standardizer=model.standardizer), seed)
-                evidence = cast(float, self.posterior_.log_evidence)
-                if evidence > best:
-                    why = f"{likelihood!r} has {evidence - normal:.3g} nats more evidence than a normal"
-                    best, chosen = evidence, (self.posterior_, self.method_, f"{self.method_reason_}; {why}")
-        self.posterior_, self.method_, self.method_reason_ = chosen
-        return best > normal
+    def _fit_counts(self, model: BNN, net: nn.Module, seed: int) -> bool:
+        """Whether the targets are counts rather than normal, and a fit under their likelihood ends at a mode."""
+        x = cast(Standardizer, model.standardizer).transform_x(self._x).numpy()
+        likelihood, words = counts(x, self._y.numpy())
+        if likelihood is None:
+            return False
+        net = nn.Sequential(*cast(nn.Sequential, net), Offset(self._y))
+        with quiet():
+            self._infer(BNN(net, model.prior, likelihood, standardizer=model.standardizer), seed)
+        meta = self.posterior_.meta
+        self.method_reason_ += f"; {words}"
+        found = meta.get("newton_distance", 0.0) ** 2 < model.num_weights  # within a posterior sd of each weight
+        if found:
+            warn(meta["warnings"], stacklevel=5)
+        return bool(found)
 
     def _infer(self, model: BNN, seed: int) -> None:
         """The posterior of a model by the method that is given or chosen."""

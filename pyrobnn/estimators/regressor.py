@@ -60,8 +60,8 @@ class BNNRegressor(RegressorMixin, Estimator):
     skew, with waves of them or without, followed closely or less so, and for counts and skewed positive targets their
     likelihoods. Where the best gains more than two standard errors on a Bayesian linear regression, an ensemble of such
     nets is trained on all rows, and chains (:class:`pyrobnn.SGHMC`) start from its members, which find the noise as
-    a function of the input. Otherwise, and of fewer rows, it is Laplace's approximation (of counts under the
-    likelihood that has the largest evidence), or a linear model where the rows that are left out want no more.
+    a function of the input. Otherwise, and of fewer rows, it is Laplace's approximation (of 50 rows NUTS), of counts
+    under the likelihood that a log-linear model asks for, or a linear model where rows that are left out want no more.
     Caveat: these chains are short, and do not mix: their draws are good predictions, not the posterior, and
     ``verdict_`` says so.
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import pyro.distributions as dist
 import torch
-from scipy.stats import boxcox_llf, skew
-from sklearn.linear_model import BayesianRidge
+from scipy.stats import boxcox_llf, nbinom, skew
+from sklearn.linear_model import BayesianRidge, PoissonRegressor
+from sklearn.model_selection import KFold
 from torch import Tensor, nn
 
 from pyrobnn import likelihoods as lk
@@ -114,6 +116,19 @@ class Heads(nn.Module):
         return mean if self.mean_only else torch.cat([mean, raw + self.raw], -1)
 
 
+class Offset(nn.Module):
+    """Adds a constant (): the logarithm of the mean count, around which a net has its prior."""
+
+    constant: Tensor
+
+    def __init__(self, y: Tensor):
+        super().__init__()
+        self.register_buffer("constant", y.mean().log())
+
+    def forward(self, f: Tensor) -> Tensor:
+        return f + self.constant.to(f)
+
+
 class Rule(NamedTuple):
     """What is open of a fit.
 
@@ -126,12 +141,13 @@ class Rule(NamedTuple):
     left: float
     likelihood: Any = None
 
-    def model(self, x: Tensor, units: Standardizer, mean_only: bool) -> BNN:
-        """The model of inputs x (N, feature); of a normal with known noise where it is of the ``mean_only``."""
+    def model(self, x: Tensor, y: Tensor, units: Standardizer, mean_only: bool) -> BNN:
+        """The model of data x (N, feature), y (N, 1); of a normal with known noise where it is of the ``mean_only``."""
         lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), self.waves).float()
         normal = lk.HomoskedasticGaussian(self.noise) if mean_only else lk.HeteroskedasticGaussian()
         likelihood = self.likelihood or normal
-        head = nn.Identity() if self.likelihood else Heads(self.left, mean_only)
+        plain = Offset(y) if isinstance(self.likelihood, lk.NegativeBinomial) else nn.Identity()
+        head = plain if self.likelihood else Heads(self.left, mean_only)
         widths = [lift.width, 32, 32, 32, 32]
         with seeded(0):
             layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
@@ -160,8 +176,8 @@ class Rule(NamedTuple):
         batch = min(num, 512, max(128, 2 ** int(math.log2(num / 10))))
         steps = int(1500 * effort**0.5 * max(1.0, batch / 256))
         trained = DeepEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=compile)
-        start = trained.fit(self.model(data[0], units, True), *data, **run)
-        whole, model = num <= 2000, self.model(data[0], units, False)
+        start = trained.fit(self.model(*data, units, True), *data, **run)
+        whole, model = num <= 2000, self.model(*data, units, False)
         options: dict[str, Any] = {"num_chains": members, "batch_size": None if whole else 1000, "compile": compile}
         if seconds is not None:
             timed = (Chains(num_warmup=each, thinning=1, preconditioner="rmsprop", **options) for each in (60, 360))
@@ -216,7 +232,7 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
     def attempt(rule: Rule) -> None:
         if found and seconds is not None and time.perf_counter() - begun > seconds / 4:
             return
-        model = rule.model(data[0][kept], units, rule.likelihood is None)
+        model = rule.model(data[0][kept], data[1][kept], units, rule.likelihood is None)
         prediction = method.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(data[0][held])
         error = y[held] - units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
         if rule.likelihood is None:
@@ -244,6 +260,29 @@ def responses(y: np.ndarray) -> list[lk.Likelihood]:
     if not (y >= 0).all() or len(np.unique(y)) < 3:
         return []
     if (y == y.round()).all():
-        counts = [lk.Poisson(), lk.NegativeBinomial(dist.LogNormal(0.0, 1.5))]
-        return [*counts, lk.HeteroskedasticGaussian()]
+        # a Poisson is its limit: one prior for counts that are clustered and for thousands that are hardly
+        return [lk.NegativeBinomial(dist.LogNormal(3.0, 3.0)), lk.HeteroskedasticGaussian()]
     return [lk.MixtureDensity(), lk.HeteroskedasticGaussian()] if skew(y[:, 0]) > 1 else []
+
+
+def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
+    """A negative binomial where targets (N, 1) are counts, and why; None where they are not.
+
+    They are where rows left out of a log-linear model, its dispersion by the moments, are likelier than under a normal.
+    """
+    likelihood = next(iter(responses(y)), None)
+    if not isinstance(likelihood, lk.NegativeBinomial):
+        return None, ""
+    y = y[:, 0]
+    ours, normal = np.empty((2, len(y)))
+    for kept, held in KFold(10, shuffle=True, random_state=0).split(x):
+        mean, scale = BayesianRidge().fit(x[kept], y[kept]).predict(x[held], return_std=True)
+        normal[held] = log_density(y[held] - mean, scale**2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a model that is tried
+            model = PoissonRegressor(alpha=1 / len(kept)).fit(x[kept], y[kept])
+        rate, seen = model.predict(x[held]), model.predict(x[kept])
+        size = (seen**2).sum() / max(((y[kept] - seen) ** 2 - seen).sum(), 1e-6 * (seen**2).sum())
+        ours[held] = nbinom.logpmf(y[held], size, size / (size + rate))
+    gained, words = gain(ours, normal)
+    return (likelihood, f"{likelihood!r} of counts: in a log-linear model {words}") if gained else (None, "")

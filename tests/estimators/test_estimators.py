@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, families
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, left_out, select_prior_width
-from pyrobnn.estimators.wide import Lift, responses, search
+from pyrobnn.estimators.wide import Lift, counts, responses, search
 from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
@@ -405,10 +405,10 @@ def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear)
 
 
 def test_a_look_at_the_target_suggests_likelihoods():
-    counts = np.arange(9.0)[:, None]
-    assert [type(each).__name__ for each in responses(counts)][:2] == ["Poisson", "NegativeBinomial"]
-    assert [type(each).__name__ for each in responses(np.exp(counts))][0] == "MixtureDensity"
-    assert responses(counts - 1) == responses(counts + 0.5) == responses(counts % 2) == []
+    whole = np.arange(9.0)[:, None]
+    assert [type(each).__name__ for each in responses(whole)][0] == "NegativeBinomial"
+    assert [type(each).__name__ for each in responses(np.exp(whole))][0] == "MixtureDensity"
+    assert responses(whole - 1) == responses(whole + 0.5) == responses(whole % 2) == []
 
 
 def test_the_error_of_a_left_out_row_is_that_of_a_linear_fit_without_it():
@@ -433,17 +433,32 @@ def test_max_seconds_are_of_what_is_open(table):
             pb.BNNRegressor(**{"max_seconds": 9, "random_state": 0} | options).fit(*table)
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_few_counts_are_not_taken_for_a_normal():
-    """On 150 of them the 90 % interval of a normal went down to -6."""
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(60, 2))
-    counts, ratings = rng.poisson(np.exp(0.5 + 0.8 * X[:, 0])), np.clip(np.round(5 + 1.5 * X[:, 0]), 0, 10)
-    model = pb.BNNRegressor(compile=False, random_state=0).fit(X, counts)
-    assert (
-        model.posterior_.bnn.likelihood.task in ("poisson", "negative_binomial")
-        and model.predict_interval(X).min() >= 0
-    )
-    assert "more evidence than a normal" in model.method_reason_
-    # whole numbers whose spread is not that of counts stay normal
-    assert pb.BNNRegressor(compile=False, random_state=0).fit(X, ratings).posterior_.bnn.likelihood.targets.normal
+SPREAD = np.exp(np.random.default_rng(1).normal(size=60))
+COUNTS = {
+    "poisson": (lambda f: np.random.default_rng(1).poisson(np.exp(0.5 + 0.8 * f)), True),
+    "clustered": (lambda f: np.random.default_rng(1).negative_binomial(1.5, 1 / (1 + np.exp(0.5 + f))), True),
+    "thousands": (lambda f: np.random.default_rng(1).poisson(np.exp(7 + f)), True),
+    "population": (lambda f: 1e6 * np.exp(f) * SPREAD**0.3, True),
+    "years": (lambda f: 1990 + 8 * f + 5 * SPREAD, False),
+    "ratings": (lambda f: np.clip(5 + 1.5 * f, 0, 10), False),
+    "one of 100,000": (lambda f: np.where(np.arange(60) == 3, 1e5, np.random.default_rng(1).poisson(np.exp(f))), False),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
+    """Without a warning of what was tried; of a Poisson's counts the 90 % interval of a normal went down to -6."""
+    target, whether = COUNTS[name]
+    X = np.random.default_rng(1).normal(size=(60, 2))
+    y = np.round(target(X[:, 0]))
+    likelihood, _ = counts(X, y[:, None])
+    assert (likelihood is not None) == whether
+    if name not in ("poisson", "thousands", "ratings"):
+        return  # a fit each, of those that look most alike
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = pb.BNNRegressor(compile=False, random_state=0).fit(X, y)
+    assert (model.posterior_.bnn.likelihood.task == "gaussian") != whether
+    assert ("of counts" in model.method_reason_) == whether
+    if whether:
+        assert model.predict_interval(X).min() >= 0

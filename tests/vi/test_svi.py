@@ -238,7 +238,6 @@ def test_loaders_are_streamed():
         (kl_schedules.Blundell(), 1.0),
         (kl_schedules.PerWeight(), 1 / 25),
         (kl_schedules.Linear(), 1.0),
-        (kl_schedules.Cyclical(cycles=2), 1.0),
     ],
 )
 def test_kl_weights_and_the_temperature(weight, temperature):

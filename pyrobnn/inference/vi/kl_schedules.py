@@ -8,8 +8,6 @@ Example:
     [0.5, 0.5, 0.5]
     >>> Linear(warmup=0.2, full=0.4).factors(10, num_batches=1, num_weights=10)[[1, 2, 4, 6]].tolist()
     [0.0, 0.0, 0.5, 1.0]
-    >>> Cyclical(cycles=2, ramp=0.5).factors(8, num_batches=1, num_weights=10).tolist()
-    [0.0, 0.5, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
     >>> (7 / 3 * Blundell().factors(3, num_batches=3, num_weights=10)).tolist()
     [4.0, 2.0, 1.0]
 """
@@ -22,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_count, check_number
+from pyrobnn.core.checks import check_number
 
 
 @dataclass(frozen=True)
@@ -70,25 +68,6 @@ class Linear(KLSchedule):
         rise = max(1 - self.warmup - self.full, 1e-12)
         # rounded: the ramp ends at one exactly
         return ((done - self.warmup) / rise).clamp(0, 1).round(decimals=12)
-
-
-@dataclass(frozen=True)
-class Cyclical(KLSchedule):
-    """``cycles`` times: rising linearly from zero to one over ``ramp`` of the cycle, then one.
-
-    Reference: `Cyclical annealing schedule (Fu et al., 2019) <https://arxiv.org/abs/1903.10145>`_.
-    """
-
-    cycles: int = 4
-    ramp: float = 0.5
-
-    def __post_init__(self) -> None:
-        check_count("cycles", self.cycles)
-        check_number("ramp", self.ramp, minimum=0, below=1)
-
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
-        position = (torch.arange(num_steps) * self.cycles % num_steps).double() / num_steps
-        return (position / max(self.ramp, 1e-12)).clamp(max=1.0)
 
 
 @dataclass(frozen=True)
