@@ -22,9 +22,6 @@ from .estimators import BNNClassifier as BNNClassifier
 from .estimators import BNNRegressor as BNNRegressor
 from .estimators import PyroClassifier as PyroClassifier
 from .estimators import PyroRegressor as PyroRegressor
-from .estimators import conformal as conformal
-from .estimators.conformal import conformal_interval as conformal_interval
-from .estimators.conformal import conformal_set as conformal_set
 from .inference import MAP as MAP
 from .inference import MLE as MLE
 from .inference import NUTS as NUTS

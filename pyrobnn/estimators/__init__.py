@@ -1,4 +1,4 @@
-"""scikit-learn estimators, and conformal sets of their predictions."""
+"""scikit-learn estimators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,3 @@
-from . import conformal as conformal
 from .classifier import BNNClassifier as BNNClassifier
 from .pyro_program import PyroClassifier as PyroClassifier
 from .pyro_program import PyroRegressor as PyroRegressor

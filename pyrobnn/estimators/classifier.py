@@ -5,16 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, column_or_1d
-from torch import Tensor
+from sklearn.utils.validation import column_or_1d
 
 from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
-from pyrobnn.estimators.conformal import conformal_set
 from pyrobnn.estimators.estimator import Estimator
 from pyrobnn.likelihoods import Categorical, Likelihood
 
@@ -92,22 +89,17 @@ class BNNClassifier(ClassifierMixin, Estimator):
         probs = self.predict_proba(X)
         return np.asarray(self.classes_[probs.argmax(1)])
 
-    def predict_set(self, X: Any, level: float = 0.9, conformal: Any = False) -> np.ndarray:
-        """Whether each class belongs to the set that holds a new label with probability ``level``.
+    def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """Whether each class belongs to the smallest set that holds a new label with probability ``level``.
 
         Args:
             X: inputs (n, feature).
             level: in (0, 1).
-            conformal: False takes the most probable classes until they have that probability; a pair (X, y) of rows
-                that the fit has not seen calibrates them, see :func:`pyrobnn.conformal_set`.
 
         Returns:
             (n, class), truth values, in the order of ``classes_``.
         """
         check_number("level", level, above=0, below=1)
-        if conformal is not False:
-            held = self._calibration(conformal)
-            return conformal_set(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level).numpy()
         probs = self.predict_proba(X)
         order = np.argsort(-probs, axis=1, kind="stable")
         falling = np.take_along_axis(probs, order, 1)
@@ -115,14 +107,6 @@ class BNNClassifier(ClassifierMixin, Estimator):
         member = np.zeros(probs.shape, dtype=bool)
         np.put_along_axis(member, order, needed, 1)
         return member
-
-    def _targets(self, y: Any) -> Tensor:
-        check_is_fitted(self)
-        y = column_or_1d(y)
-        unknown = sorted(set(np.unique(y)) - set(self.classes_))
-        if unknown:
-            raise ValueError(f"'y' holds the class {str(unknown[0])!r}, which the fit has not seen")
-        return torch.tensor(np.searchsorted(self.classes_, y))
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         return Categorical()

@@ -320,23 +320,6 @@ class Estimator(BaseEstimator):
         found = np.moveaxis(self._predict(X, functions)[0], 0, 1)
         return found[..., 0] if self._flat else found
 
-    def _calibration(self, conformal: Any) -> tuple[Tensor, Tensor]:
-        """The rows to calibrate a conformal prediction by."""
-        if not isinstance(conformal, (tuple, list)) or len(conformal) != 2:
-            raise TypeError(f"'conformal' must be False or a pair (X, y) that the fit has not seen, got {conformal!r}")
-        x, y = self._inputs(conformal[0]), self._targets(conformal[1])
-        joined = (torch.column_stack(part).tolist() for part in ((self._x, self._y), (x, y)))
-        known, rows = ({tuple(row) for row in part} for part in joined)
-        if len(rows & known) > len(rows) / 2:
-            raise ValueError(
-                f"{len(rows & known)} of the {len(x)} calibration rows were in the fit, where the errors are too "
-                "small: pass rows that the fit has not seen"
-            )
-        return x, y
-
-    def _targets(self, y: Any) -> Tensor:
-        raise NotImplementedError
-
     # -- judgement --------------------------------------------------------------------------------------------------
 
     @cached_property

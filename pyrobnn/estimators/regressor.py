@@ -9,13 +9,10 @@ import numpy as np
 import pyro.distributions as dist
 import torch
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted
-from torch import Tensor
 
 from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
-from pyrobnn.estimators.conformal import conformal_interval
 from pyrobnn.estimators.estimator import Estimator
 from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
 
@@ -150,37 +147,24 @@ class BNNRegressor(RegressorMixin, Estimator):
         found = self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0]
         return self._shaped(found)
 
-    def predict_interval(self, X: Any, level: float = 0.9, conformal: Any = False) -> np.ndarray:
-        """The central interval that holds a new observation with probability ``level``.
+    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+        """The central interval that holds a new observation with probability ``level``, if the model is right.
 
         Args:
             X: inputs (n, feature).
             level: in (0, 1).
-            conformal: False takes the model at its word; a pair (X, y) of rows that the fit has not seen gives
-                intervals that hold so often on average even where the model is wrong, see
-                :func:`pyrobnn.conformal_interval`.
 
         Returns:
             (n, 2) or (n, output, 2): its lower and its upper end.
 
         Raises:
-            Refused: a conformal interval of several outputs.
             TypeError, ValueError: naming the argument.
         """
         check_number("level", level, above=0, below=1)
-        if conformal is False:
-            return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
-        held = self._calibration(conformal)
-        both = conformal_interval(self.posterior_, self._inputs(X), calibration=held, alpha=1 - level)
-        ends = torch.stack(both, -1).numpy()
-        return ends if self._flat else ends[:, None]
+        return self.predict_quantiles(X, ((1 - level) / 2, (1 + level) / 2))
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[:, 0] if self._flat else values
-
-    def _targets(self, y: Any) -> Tensor:
-        check_is_fitted(self)
-        return torch.tensor(np.asarray(self._read(y), dtype=np.float64)).reshape(-1, self._y.shape[1])
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         if self.noise == "heteroskedastic":

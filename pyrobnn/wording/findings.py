@@ -249,8 +249,6 @@ EVIDENCE: Sentences = {
 }
 TABLES: Sentences = {
     "constant_features": _constant,
-    "few_calibration_rows": "{rows} rows cannot tell an outcome that is missed with probability {alpha:g}: the sets "
-    "hold everything; {fewest} rows are the fewest",
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
     "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
     "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",

@@ -364,6 +364,17 @@ def test_mapies_conformal_regressors_take_it(table):
     np.random.set_state(state)
 
 
+def test_a_set_of_classes_is_the_smallest_that_has_the_probability(table):
+    x, y = table[0].to_numpy(), table[1].to_numpy()
+    labels = (y > np.quantile(y, 0.3)).astype(int) + (y > np.quantile(y, 0.6))
+    model = pb.BNNClassifier(SHORT, hidden=(3,), random_state=0).fit(x, labels)
+    probs, sets = model.predict_proba(x), model.predict_set(x, level=0.8)
+    assert sets.dtype == bool and sets.shape == probs.shape == (60, 3)
+    assert ((sets * probs).sum(1) >= 0.8).all() and (sets.sum(1) >= 1).all()
+    smallest = (probs * sets + 2.0 * ~sets).min(1)
+    assert ((sets * probs).sum(1) - smallest < 0.8).all()  # none of its classes can be spared
+
+
 def test_auto_is_a_method_of_the_command_line(monkeypatch, table):
     monkeypatch.setattr("pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (SHORT, f"because of {sizes}"))
     x, y = (torch.tensor(part.to_numpy()) for part in table)
