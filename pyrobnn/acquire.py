@@ -33,7 +33,7 @@ def function(posterior: Posterior, index: int) -> Callable[[Tensor], Tensor]:
 def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Mean of y (draw, point, out), or logits, at x (point, …) by ``draws`` (draw, …) of each site; differentiable."""
     model, network = posterior.bnn, posterior.network or posterior.bnn.forward
-    x = model.cast_inputs(model.standard_inputs(x))
+    x = posterior.inputs(x)
     f = at_each(lambda one: network(one, x), {n: v for n, v in draws.items() if n.startswith(NET)})
     y_mean, y_scale = model.units or (0.0, 1.0)
     params = {name: value[None] for name, value in draws.items()}
@@ -55,15 +55,9 @@ def thompson(prediction: Prediction, num: int = 1, *, maximize: bool = True, out
 
     Reference: On the likelihood that one unknown probability exceeds another (Thompson, 1933).
     """
-    check_count("num", num)
-    f = prediction.f.flatten(0, 1)[..., output].clone() * (1 if maximize else -1)
-    if num > f.shape[1]:
-        raise ValueError(f"'num' is {num}, but there are {f.shape[1]} candidates: ask for fewer")
-    order, rows = torch.randperm(len(f), generator=generator(seed)), list[int]()
-    for index in range(num):
-        rows.append(int(f[order[index % len(f)]].argmax()))
-        f[:, rows[-1]] = -torch.inf
-    return torch.tensor(rows)
+    f = prediction.f.flatten(0, 1)[..., output] * (1 if maximize else -1)
+    order = torch.randperm(len(f), generator=generator(seed))
+    return batch(lambda rows: f[order[len(rows) % len(f)]], num)
 
 
 def expected_improvement(
@@ -163,6 +157,8 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
     rows = list[int]()
     for _ in range(num):
         found = score(rows).clone()
+        if num > len(found):
+            raise ValueError(f"'num' is {num}, but there are {len(found)} candidates: ask for fewer")
         found[rows] = -torch.inf
         rows.append(int(found.argmax()))
     return torch.tensor(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from botorch.models.ensemble import EnsembleModel
 from torch import Size, Tensor
 
@@ -27,7 +28,7 @@ class BNNModel(EnsembleModel):
         super().__init__()
         self.bnn_posterior, self.num_draws = bnn_posterior, num_draws
         self._draws = {name: value.flatten(0, 1) for name, value in bnn_posterior.thin(num_draws).draws.items()}
-        x = next(iter(self._draws.values())).new_zeros(1, *bnn_posterior.meta["input_shape"])
+        x = bnn_posterior.bnn.cast_inputs(torch.zeros(1, *bnn_posterior.meta["input_shape"]))
         self._num_outputs = self.forward(x).shape[-1]
 
     @property

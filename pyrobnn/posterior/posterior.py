@@ -152,7 +152,7 @@ class Posterior:
         """
         few = self if num_draws is None else self.thin(num_draws)
         linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
-        moments = cast(Any, self.moments)(self._inputs(x)) if linear else None
+        moments = cast(Any, self.moments)(self.inputs(x)) if linear else None
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
         f, likelihood = few.standard_function(x), self.bnn.likelihood
         return Prediction(f, likelihood, few.draws, moments=moments, y_mean=y_mean, y_scale=y_scale)
@@ -164,7 +164,7 @@ class Posterior:
     @torch.no_grad()
     def standard_function(self, x: Tensor) -> Tensor:
         """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program."""
-        x = self._inputs(x)
+        x = self.inputs(x)
         model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
         if hasattr(net := cast(Any, self.network), "head"):  # what no draw moves is computed once
             x, forward, model = net.features(x), net.head, net.model
@@ -342,12 +342,13 @@ class Posterior:
 
         return load(path, model)
 
-    def _inputs(self, x: Tensor) -> Tensor:
-        """Inputs in the units and the type of the program, of the width of the fit's."""
-        x = as_tensor("x", x)
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the units and the type of the program, checked; gradients flow through."""
+        checked = as_tensor("x", x)
+        x = x if isinstance(x, Tensor) else checked
         if x.dim() == 0 or len(x) == 0:
             raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
-        check_finite("x", x)
+        check_finite("x", checked)
         # another width would fail deep in the net, or be broadcast by the standardizer
         shape = self.meta.get("input_shape", x.shape[1:])
         table = x.is_floating_point() and len(shape) == 1  # images and words may vary in size

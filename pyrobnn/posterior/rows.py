@@ -85,7 +85,7 @@ class Rows:
 def digest(x: Tensor | None, y: Tensor) -> Tensor:
     """A number for every row, (N,) int64 on the CPU, that changes with any value in it."""
     total = torch.zeros(len(y), dtype=torch.int64)
-    for part in (each.detach().reshape(len(y), -1) for each in (x, y) if each is not None):
+    for part in (each.detach().reshape(len(y), each[:1].numel()) for each in (x, y) if each is not None and len(y)):
         factors = torch.arange(1, part.shape[1] + 1, device=part.device) * _ODD | 1
         some = part.split(max(1, 2**24 // max(part.shape[1], 1)))  # memory
         bits = (each.double().contiguous().view(torch.int64) for each in some)

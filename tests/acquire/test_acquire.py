@@ -75,6 +75,8 @@ def test_thompson_takes_each_draw_at_its_best_and_no_row_twice():
     assert sorted(pb.acquire.thompson(prediction(f), 4).tolist()) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="ask for fewer"):
         pb.acquire.thompson(prediction(f), 5)
+    with pytest.raises(ValueError, match="there are 4 candidates: ask for fewer"):
+        pb.acquire.batch(lambda rows: pb.acquire.expected_improvement(prediction(f), 0.5, given=rows), 5)
 
 
 def test_a_draw_as_a_function_is_what_predict_gives_and_has_a_gradient():

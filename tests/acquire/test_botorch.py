@@ -41,6 +41,15 @@ def test_values_are_those_of_predict_and_gradients_flow(posterior):
     assert torch.allclose(slope[..., 0], rise, rtol=0.05, atol=0.05)
 
 
+def test_what_has_no_function_there_is_refused_in_words(posterior):
+    from pyrobnn.botorch import BNNModel
+
+    with pytest.raises(ValueError, match=r"shape \(1, 3\), but the model was fitted to \(points, 2\)"):
+        BNNModel(posterior).posterior(torch.zeros(1, 3, dtype=torch.float64))
+    with pytest.raises(TypeError, match="plain Pyro program"):
+        BNNModel(pb.Posterior(lambda x, y: None, {"w": torch.zeros(4, 20)}))
+
+
 def test_an_acquisition_function_is_optimised_and_rows_are_added(posterior):
     before = np.random.get_state()
     from botorch.acquisition import GenericMCObjective, qExpectedImprovement

@@ -182,8 +182,9 @@ def test_what_cannot_be_updated_is_refused_with_the_remedy(fitted):
             fitted.remove(rows)
     with pytest.raises(ValueError, match="new row has"):
         fitted.update(x[:, :2], y)
-    with pytest.raises(TypeError, match="same number of rows"):
-        fitted.update(x, y[:3])
+    for some, few in ((x, y[:3]), (x[:0], y[:0])):
+        with pytest.raises(TypeError, match="same number of rows"):
+            fitted.update(some, few)
 
 
 def test_data_that_were_changed_after_the_fit_are_found_out():
