@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
+from helpers import seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 GALLERY, STATIC = ROOT / "docs" / "gallery", ROOT / "docs" / "_static"
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.skipif(not SICK, reason="the installed package has no d
 @pytest.mark.parametrize("script", SICK + PROBLEMS, ids=lambda path: path.stem)
 def test_a_script_draws_its_picture_and_its_verdict_is_right(script, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = runpy.run_path(str(script))
+    with seeded(0):  # a script draws as a user would
+        found = runpy.run_path(str(script))
     plt.close("all")
     verdict = found["verdict"]
     if script in SICK:
