@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
-from pyrobnn.compile.trees import mapped
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import at_each
@@ -50,19 +49,21 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
         return {}, {}
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
-    runs = prior_runs(
-        _forgetting(density), num_draws, seed, lambda nodes: {name: nodes[name]["value"] for name in names}
-    )
-    values = {name: value[None] for name, value in runs.items()}
+    values = {name: value[None] for name, value in prior_runs(_forgetting(density), num_draws, seed, names).items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
 
 
-def prior_runs(density: Density, num: int, seed: int, of: Callable[..., Any]) -> Any:
-    """``of`` the nodes of runs of the program at draws from its prior, stacked: (num, …) each; in batches."""
+def prior_runs(density: Density, num: int, seed: int, names: Sequence[str]) -> Values:
+    """The values (num, …) of the sites ``names`` in runs of the program at draws from its prior, made in batches."""
+
+    def one(_: Tensor) -> Values:
+        nodes = density.trace({})
+        return {name: nodes[name]["value"] for name in names}
+
     with seeded(seed, density.device):
-        parts = [at_each(lambda _: of(density.trace({})), part) for part in torch.zeros(num).split(_RUNS)]
-    return mapped(lambda *each: torch.cat(each), *parts)
+        parts = [at_each(one, part) for part in torch.zeros(num).split(_RUNS)]
+    return {name: torch.cat([part[name] for part in parts]) for name in names}
 
 
 class _Forget(Messenger):

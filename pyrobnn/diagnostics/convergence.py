@@ -118,10 +118,28 @@ def convergence(evidence: Evidence) -> Convergence | None:
     draws = np.stack(list(found.values()))
     ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
     columns = {"rhat": ratio, "ess_bulk": ess(draws), "ess_tail": ess(draws, "tail")}
+    if (ancestor := evidence.draws(SAMPLE_STATS, "ancestor")) is not None and ancestor.shape == draws.shape[1:]:
+        columns["ess_bulk"] = np.fmin(columns["ess_bulk"], ess_of_families(draws, ancestor))
     table = xr.Dataset(
         {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
     )
     return Convergence(table)
+
+
+def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:
+    r"""Effective sample size of means of particles (quantity, island, draw), by which of them are relatives.
+
+    .. math:: \frac{N \sum_i (x_i - \bar x)^2}{\sum_a \bigl(\sum_{i \in a} (x_i - \bar x)\bigr)^2}
+
+    for families a, of one ancestor (island, draw) each: where modes parted while the ancestors were few, their weights
+    are off by more than particles within an island show.
+
+    References:
+        Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
+    """
+    family = np.unique(ancestor + 1j * np.arange(len(ancestor))[:, None], return_inverse=True)[1].ravel()
+    centred = (draws - draws.mean((1, 2), keepdims=True)).reshape(len(draws), -1)
+    return family.size * (centred**2).sum(1) / (np.stack([np.bincount(family, each) for each in centred]) ** 2).sum(1)
 
 
 def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: float) -> float:

@@ -207,8 +207,9 @@ class Evidence:
     @property
     def more_draws(self) -> str:
         """What gives a run more draws, in words: what stopped it, where it was stopped before it had all of them."""
-        out_of_time = self.text("stopped") == "max_seconds"
-        return "max_seconds, of which it has spent all" if out_of_time else "num_draws"
+        if self.text("stopped") == "max_seconds":
+            return "max_seconds, of which it has spent all"
+        return "num_draws" if self.variable(SAMPLE_STATS, "ancestor") is None else "num_particles"
 
     @functools.cached_property
     def claim(self) -> str:

@@ -6,13 +6,14 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.density.derived import prior_runs
+from pyrobnn.density.gradient import at_each
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
 from pyrobnn.inference.fitting.sizes import require
@@ -188,11 +189,8 @@ class _Course:
     def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config, density = self._config, self._problem.density
-
-        def flat(nodes: Any) -> Tensor:
-            return density.unconstrain({site.name: nodes[site.name]["value"] for site in density.sites})
-
-        z = prior_runs(density, config.num_particles, self._run.seed, flat).detach().contiguous()
+        values = prior_runs(density, config.num_particles, self._run.seed, [site.name for site in density.sites])
+        z = at_each(density.unconstrain, values).detach().contiguous()
         evaluate, self.mode, self.compile_seconds = batched(evaluator(partial(parts, density)), z, config.compile)
         self.particles = particles = Population(
             evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
@@ -262,11 +260,9 @@ class _Course:
 
     def findings(self) -> list[Finding]:
         """What the user has to know."""
-        islands, found = self.particles.log_evidence, []
-        error, interval = standard_error(islands), student_interval(islands)
-        if interval is None:
-            found.append(Finding("one_island"))
-        elif error is not None and error > 0.5:  # nats
+        error, interval = standard_error(islands := self.particles.log_evidence), student_interval(islands)
+        found = [Finding("one_island")] if interval is None else []
+        if interval is not None and error is not None and error > 0.5:  # nats
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
         if (low := lag(self.rungs)) > 0.5 + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": low}))
@@ -297,8 +293,5 @@ def student_width(error: float, islands: int, level: float = 0.95) -> float:
 
 def student_interval(islands: Tensor, level: float = 0.95) -> list[float] | None:
     """Where the log evidence is, nats; None of one island."""
-    error = standard_error(islands)
-    if error is None:
-        return None
-    width = student_width(error, len(islands), level)
-    return [log_mean(islands) - width, log_mean(islands) + width]
+    error, centre = standard_error(islands), log_mean(islands)
+    return None if error is None else [centre + student_width(side * error, len(islands), level) for side in (-1, 1)]

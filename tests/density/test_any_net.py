@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
     def __init__(self, by):
         super().__init__()
-        self.by, self.embed, self.head = by, nn.Linear(2, 8), nn.Linear(8, 1)
+        self.by, self.embed, self.head = by, nn.Linear(2, 8), nn.Linear(12, 1)
         if by == "module":
             self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
         elif by == "encoder":
@@ -68,9 +68,9 @@ NETS = {
     "gru-both-ways": lambda: Recurrent(nn.GRU, bidirectional=True, bias=False),
     "rnn": lambda: Recurrent(nn.RNN),
     "rnn-relu": lambda: Recurrent(nn.RNN, nonlinearity="relu", batch_first=True),
-    "weight-norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 1))),
+    "weight-norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 1))),
     "weight-norm-of-all": lambda: nn.Sequential(
-        nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(8, 1), dim=None)
+        nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 1), dim=None)
     ),
     "attention": lambda: Attention("module"),
     "encoder": lambda: Attention("encoder"),
@@ -81,7 +81,7 @@ NETS = {
 def model_and_data(name, rows=12):
     with seeded(0):
         net = NETS[name]().eval()
-        x = torch.randn(rows, 4, 2)
+        x = torch.randn(rows, 6, 2)
         y = x[..., 0].sum(1, keepdim=True) / 2 + 0.1 * torch.randn(rows, 1)
     return (pb.BNN(net, prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1)), x, y)
 

@@ -24,6 +24,7 @@ from known_posteriors import (
 from scipy import stats
 
 from pyrobnn.diagnostics import diagnose, importance, leave_one_out, loo, refit_points
+from pyrobnn.diagnostics.convergence import ess_of_families
 
 
 def check(verdict, name):
@@ -273,3 +274,32 @@ def test_many_short_chains_in_modes_are_seen():
     weights = tree["posterior"]["net.weight"].values.copy()
     weights += 2.0 * weights.std((0, 1)) * (np.arange(32) % 4)[:, None, None]
     assert check(diagnose(line_tree(weights, x, y, 0.5)), "rhat_function").status == "fail"
+
+
+def test_particles_of_few_ancestors_are_worth_their_number_of_families():
+    rng = np.random.default_rng(0)
+    family = np.repeat(np.arange(10), 50)[None].repeat(4, 0)
+    alone = np.arange(500)[None].repeat(4, 0)
+    draws = rng.normal(size=(200, 4, 500))
+    modes = np.sign(rng.normal(size=(200, 4, 10))).repeat(50, -1)  # that no particle leaves
+    for values, ancestor, worth in (
+        (draws, alone, 2000),
+        (draws, family, 2000),
+        (modes, family, 40),
+        (modes, alone, 2000),
+    ):
+        assert 0.9 < np.median(ess_of_families(values, ancestor)) / worth < 1.15
+
+
+def test_islands_whose_modes_have_few_ancestors_do_not_pass():
+    rng = np.random.default_rng(1)
+    side = rng.permuted(np.tile([-1.0, 1.0], (4, 5)), axis=1).repeat(50, -1)  # each island has half of either mode
+    theta = 3.0 * side + rng.normal(size=side.shape)
+    ancestor = np.arange(10).repeat(50)[None].repeat(4, 0)
+    found = {}
+    for name, more in {"few": {"ancestor": ancestor}, "unknown": {}}.items():
+        sets = {"posterior": {"theta": theta}, "sample_stats": {"lp": -0.5 * (theta - 3.0 * side) ** 2} | more}
+        groups = {key: xr.Dataset({n: (("chain", "draw"), v) for n, v in each.items()}) for key, each in sets.items()}
+        found[name] = diagnose(xr.DataTree.from_dict(groups))
+    status = {name: {c.name: c.status for c in verdict.checks}["ess_function"] for name, verdict in found.items()}
+    assert status["few"] == "fail"
