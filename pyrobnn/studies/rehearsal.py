@@ -136,6 +136,8 @@ def rehearse(
     <https://arxiv.org/abs/2502.03279>`_.
     """
     check_count("num_worlds", num_worlds, minimum=2)
+    if not isinstance(model, BNN):
+        raise TypeError("a rehearsal draws functions and new rows of a pb.BNN; of a Pyro program see pb.diagnose")
     x, y = as_tensor("x", x), model.likelihood.targets.read(y)
     started = time.perf_counter()
     first = method.fit(model, x, y, num_draws=num_draws, seed=seed)

@@ -54,6 +54,11 @@ def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
     assert "too narrow" in str(narrow)
 
 
+def test_a_program_is_refused_before_any_fit():
+    with pytest.raises(TypeError, match="of a pb.BNN"):
+        pb.rehearse(pb.Laplace(), lambda x, y: None, torch.zeros(3, 1), torch.zeros(3))
+
+
 def test_a_point_has_no_interval_of_the_function():
     model, x, y = line()
     found = pb.rehearse(
