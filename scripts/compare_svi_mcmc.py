@@ -27,7 +27,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
-from pyrobnn.plots.style import EPISTEMIC, MUTED, panels, style
+from pyrobnn.plots.canvas import EPISTEMIC, MUTED, panels, style
 from pyrobnn.posterior import storage
 
 #: SVI of the study: 2,000 steps with all points, means within 0.008 of zero there, at the net's own weights here

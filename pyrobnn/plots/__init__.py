@@ -5,11 +5,13 @@ itself as the cell's last value once ``%matplotlib inline`` or ``import matplotl
 one panel per method (or one line per method where lines can share a panel). A tree that lacks the groups of a figure
 gets a panel that names them, never an error. Traces, ranks, energies, Pareto k-hat, LOO-PIT, replicates beside the data
 (``plot_ppc_dist``) and the prior beside the posterior are ``arviz_plots``'s, which takes the same trees.
+``with pb.plots.style("slides"):`` gives figures of your own the same look, and says how they are saved.
 """
 
 from __future__ import annotations
 
+from pyrobnn.plots.canvas import style
 from pyrobnn.plots.predictive import calibration, predicted_vs_observed, predictive_bands, reliability
 from pyrobnn.plots.sampling import training
 
-__all__ = ["calibration", "predicted_vs_observed", "predictive_bands", "reliability", "training"]
+__all__ = ["calibration", "predicted_vs_observed", "predictive_bands", "reliability", "style", "training"]

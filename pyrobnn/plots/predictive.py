@@ -25,7 +25,7 @@ from pyrobnn.diagnostics.points import (
     widest_gap,
 )
 from pyrobnn.diagnostics.scores import expected_calibration_error, num_outputs
-from pyrobnn.plots.style import (
+from pyrobnn.plots.canvas import (
     ALEATORIC,
     EPISTEMIC,
     INK,

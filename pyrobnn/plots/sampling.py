@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from pyrobnn.core.groups import HISTORY
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather, spread
-from pyrobnn.plots.style import empty_panel, fit_line, panels, style
+from pyrobnn.plots.canvas import empty_panel, fit_line, panels, style
 
 #: points of a line that are drawn: more cannot be distinguished
 MAX_POINTS = 300

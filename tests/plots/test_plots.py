@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from pyrobnn import plots
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
-from pyrobnn.plots.style import ALEATORIC, ALERT, EPISTEMIC, PAGE, bands, panels, style
+from pyrobnn.plots.canvas import ALEATORIC, ALERT, EPISTEMIC, PAGE, bands, panels, style
 
 KINDS = {
     "regression_1d": factory.regression_1d(),
@@ -26,12 +26,14 @@ KINDS = {
     "posterior_only": factory.posterior_only(),
 }
 
+FIGURES = [name for name in plots.__all__ if name != "style"]
+
 
 def texts(figure: Figure) -> str:
     return " ".join(t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._left_title))
 
 
-@pytest.mark.parametrize("name", plots.__all__)
+@pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_draws_every_kind_of_tree(name: str) -> None:
     figure = getattr(plots, name)(KINDS)
     assert isinstance(figure, Figure)
@@ -49,13 +51,23 @@ def test_one_tree_needs_no_mapping_and_brings_its_label() -> None:
     assert "nuts" in texts(plots.predictive_bands(KINDS["regression_1d"]))
 
 
-@pytest.mark.parametrize("name", plots.__all__)
+@pytest.mark.parametrize("name", FIGURES)
 def test_figures_are_documented_and_leave_pyplot_alone(name: str) -> None:
     function = getattr(plots, name)
     assert "Args:" in inspect.getdoc(function) and "Returns:" in inspect.getdoc(function)
     before = dict(matplotlib.rcParams)
     function(KINDS["regression_1d"])
     assert dict(matplotlib.rcParams) == before
+
+
+def test_a_figure_for_slides_has_no_background(tmp_path) -> None:
+    for kind, corner in (("slides", 0.0), ("paper", 1.0)):
+        with style(kind), style():
+            figure, _ = panels(1)
+            figure.savefig(tmp_path / f"{kind}.png")
+        assert matplotlib.image.imread(tmp_path / f"{kind}.png")[0, 0, 3] == corner
+    with pytest.raises(ValueError, match="'kind' must be one of 'paper', 'slides'"), style("poster"):
+        pass
 
 
 def test_style_is_restored_after_an_error() -> None:

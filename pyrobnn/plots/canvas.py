@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
+from pyrobnn.core.checks import check_choice
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
 
 Found = TypeVar("Found")
@@ -36,12 +37,32 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 FITS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6bb1", "#7f7f7f", "#d55e00", "#0072b2", "#e69f00")
 
 
+#: how a figure is saved, by what it is for
+KINDS: dict[str, dict[str, Any]] = {
+    "paper": {"savefig.dpi": 300},
+    "slides": {"savefig.dpi": 220, "savefig.transparent": True},
+}
+
+
 @contextmanager
-def style() -> Iterator[None]:
+def style(kind: str | None = None) -> Iterator[None]:
     """Apply the project's matplotlib style inside the block and restore every setting after it.
 
+    Args:
+        kind: how figures are saved: ``"paper"`` at 300 dots per inch, ``"slides"`` at 220 without a background; None
+            for what is set outside of the block.
+
+    Raises:
+        ValueError: another kind.
+
     Caveat: matplotlib keeps its settings per process, so do not enter the block from two threads at once.
+
+    Example:
+        >>> with style("slides"):
+        ...     matplotlib.rcParams["savefig.transparent"]
+        True
     """
+    chosen = {} if kind is None else KINDS[check_choice("kind", kind, tuple(KINDS))]
     ticks = {"color": MUTED, "labelcolor": INK, "labelsize": 8.0, "major.width": 0.7}
     settings: dict[str, Any] = {
         "figure.dpi": 110,
@@ -70,7 +91,7 @@ def style() -> Iterator[None]:
     }
     for side, name in itertools.product("xy", ticks):
         settings[f"{side}tick.{name}"] = ticks[name]
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings | chosen):
         yield
 
 
