@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.special import ndtri
 from sklearn.preprocessing import LabelEncoder
 
-from pyrobnn.core.checks import as_tensor
+from pyrobnn.core.checks import as_tensor, check_finite
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.core.seeding import seeded
 from pyrobnn.diagnostics.calibration import (
@@ -116,9 +116,10 @@ def judged(
 
 def _array(name: str, value: Any) -> np.ndarray:
     """Numbers (N, …), columns behind the rows."""
-    array = as_tensor(name, value).detach().cpu().double().numpy()
-    if array.size == 0 or array.ndim == 0 or not np.isfinite(array).all():
-        raise ValueError(f"{name!r} is empty or holds NaN or infinity: leave those rows out of everything")
+    array = (tensor := as_tensor(name, value).detach().cpu().double()).numpy()
+    if array.size == 0 or array.ndim == 0:
+        raise ValueError(f"{name!r} is empty")
+    check_finite(name, tensor)
     return array if name == "predictions" else array.reshape(len(array), -1)
 
 

@@ -178,14 +178,14 @@ class Columns:
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
-    """Refuse a table with missing values, naming columns, rows and the remedy."""
+    """Refuse a table with missing or infinite values, naming columns, rows and the remedy."""
     count = gaps.sum()
     count = count[count > 0]
     if len(count):
         columns = ", ".join(f"{column!r} ({number})" for column, number in count.items())
         rows = np.flatnonzero(gaps.any(axis=1).to_numpy()) + 1
         listed = ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
-        raise ValueError(f"{where} has missing values in row {listed} (column {columns}): {remedy}")
+        raise ValueError(f"{where} has missing or infinite values in row {listed} (column {columns}): {remedy}")
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
@@ -196,7 +196,7 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
-    """The column as float64, NaN where it has gaps or is infinite, or None where it is text.
+    """The column as float64, NaN where it has gaps or is infinite, or None where it is text; of "5 %" or "$5" 5.
 
     Raises:
         ValueError: numbers with a few cells of something else among them, or with decimal commas.
@@ -209,6 +209,8 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         return np.where(np.isinf(values), np.nan, values)
     text = column.dropna().astype(str).str.strip()
+    units = text.str.extract("(^[$€£¥]|[%$€£¥]$)")[0]
+    text = text.str.strip("%$€£¥ ") if len(units) and units.nunique(dropna=False) == 1 else text
     plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(",", ""))
     found = pd.to_numeric(plain, errors="coerce")
     stray = text[found.isna()]

@@ -158,7 +158,7 @@ class Density:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
             return at_each(lambda one: self._at(one)[0], z, batch=z.shape[:-1])
-        return {site.name: site.transform(u) for site, u in self._split(z)}
+        return {site.name: site.transform(u) for site, u in self.parts(z)}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape).
@@ -185,7 +185,7 @@ class Density:
             return at_each(lambda one: self.log_jacobian(one, only), z, batch=z.shape[:-1])
         transforms = self._at(z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
-        for site, u in self._split(z):
+        for site, u in self.parts(z):
             transform = transforms.get(site.name, site.transform)
             if site.kind == "latent" and only in (None, site) and not is_identity(transform):
                 term = transform.log_abs_det_jacobian(u, transform(u))
@@ -200,7 +200,7 @@ class Density:
         """The site of that name, latent or free point parameter."""
         return self._by_name[name]
 
-    def _split(self, z: Tensor) -> list[tuple[Site, Tensor]]:
+    def parts(self, z: Tensor) -> list[tuple[Site, Tensor]]:
         """Each site with its part of flat vectors, (\\*batch, \\*unconstrained_shape)."""
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
         parts = z.split([site.size for site in self.sites], -1)
@@ -221,7 +221,7 @@ class Density:
 
     def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
-        parts, found = {site.name: (site, u) for site, u in self._split(z)}, {}
+        parts, found = {site.name: (site, u) for site, u in self.parts(z)}, {}
 
         def follow(name: str, fn: Any) -> Tensor:
             found[name] = bijection(name, fn.support)

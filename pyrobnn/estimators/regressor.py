@@ -56,11 +56,13 @@ class BNNRegressor(RegressorMixin, Estimator):
     Of more than 200 rows with all open, a fifth is left out and short fits are tried on the rest: features made free of
     skew, with waves of them or without, followed closely or less so, and for counts and skewed positive targets their
     likelihoods. Where the best gains more than two standard errors on a Bayesian linear regression, an ensemble of such
-    nets is trained on all rows, and chains (:class:`pyrobnn.SGHMC`) start from its members, which find the noise as
-    a function of the input. Otherwise, and of fewer rows, it is Laplace's approximation (of 50 rows NUTS), of counts
-    under the likelihood that a log-linear model asks for, or a linear model where rows that are left out want no more.
-    Caveat: these chains are short, and do not mix: their draws are good predictions, not the posterior, and
-    ``verdict_`` says so.
+    nets is trained. Up to 2,000 rows chains (:class:`pyrobnn.SGHMC`) start from its members, which find the noise as
+    a function of the input; of more rows the members learn that noise, which is then scaled by at most 500 rows
+    that they have not seen, and ``num_draws`` is not used. Otherwise, and of fewer rows, it is Laplace's approximation
+    (of 50 rows NUTS), of counts under the likelihood that a log-linear model asks for, or a linear model where rows
+    that are left out want no more.
+    Caveat: these chains are short, and do not mix; neither they nor the members are the posterior, but good
+    predictions, and ``verdict_`` says so.
 
     A DataFrame with text, categories, dates or times of day is encoded as by :func:`pyrobnn.data.from_frame`
     (``columns_``).

@@ -1,4 +1,4 @@
-"""The net that ``method="auto"`` makes of itself: features without skew and waves of them, an ensemble, chains from it.
+"""The net that ``method="auto"`` makes of itself: features without skew, waves of them, an ensemble, chains from it.
 
 What is open of it is chosen by the log density of rows that are left out, beside that of a Bayesian linear regression.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -23,19 +23,68 @@ from pyrobnn import likelihoods as lk
 from pyrobnn import priors
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Standardizer
+from pyrobnn.estimators.auto import MAX_WHOLE_ROWS
+from pyrobnn.inference.fitting.initial import start_chains
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.inference.method import FitRun, Method
+from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.head import Split
 
 Data = tuple[Tensor, Tensor]
+#: units of each of four layers, and the standard deviation of a weight under the prior
+WIDTH, PRIOR_SD = 32, 1.1
+
+
+class Lifted(Method):
+    """A method for nets that begin with a :class:`Lift`, which is computed once."""
+
+    def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
+        split = Split(problem.bnn, problem.bnn.initial_values(), "1")
+        found = self._fit(problem.at_head(split, self.points), run)
+        return replace(found, model=problem.model, meta=found.meta | {"input_shape": list(problem.x.shape[1:])})
 
 
 @dataclass(frozen=True)
-class Chains(SGHMC):
+class Chains(Lifted, SGHMC):
     """Chains that start where the members of an ensemble are, and so take longer steps."""
 
     share: ClassVar[float] = 0.5
+
+
+@dataclass(frozen=True)
+class TabularEnsemble(Lifted, DeepEnsemble):
+    """An ensemble that may go on from the members of another."""
+
+    uses: ClassVar[tuple[str, ...]] = ("init",)
+
+    def _start(self, problem: Problem, run: FitRun) -> Tensor:
+        if run.init is None:
+            return super()._start(problem, run)
+        with seeded(run.seed, problem.device):
+            return start_chains(problem.model, problem.density, run.init, self.num_members)
+
+    def _search(self, problem: Problem, start: Tensor, run: FitRun, *_: Any, **__: Any) -> Result:
+        """Of a normal the same log joint, but for a constant, in few operations."""
+        noise, head = problem.bnn.likelihood, cast(Any, problem.bnn.net)[-1]
+        if not isinstance(head, Heads):
+            return super()._search(problem, start, run)
+
+        def losses(thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            values = [part for _, part in problem.density.parts(thetas)]  # of each layer weight and bias
+            f = x.expand(len(thetas), *x.shape)
+            for weight, bias in zip(values[::2], values[1::2]):
+                f = torch.baddbmm(bias[:, None], f if weight is values[0] else nn.functional.silu(f), weight.mT)
+            mean, scale = noise.loc_scale(head(f), {})
+            error = ((y - mean) / scale).square() / 2 + scale.log()
+            return error.mean((1, 2)) + (thetas / PRIOR_SD).square().sum(1) / (2 * problem.num_rows)
+
+        batches, training = problem.batches(self.batch_size), Training.of(self, "cosine")
+        return minimize(losses, start, batches, training, progress=run.progress, name="the ensemble")
 
 
 class Lift(nn.Module):
@@ -50,6 +99,7 @@ class Lift(nn.Module):
         x: training inputs (N, feature), in standard units.
         origin: where a feature is zero in these units, (feature,).
         waves: sines of each feature.
+        fastest: the standard deviation of the last one's frequency, of the first one's.
 
     Reference: Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains (Tancik et al.,
     2020).
@@ -64,7 +114,7 @@ class Lift(nn.Module):
     scale: Tensor
     shrink: Tensor
 
-    def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int):
+    def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int, fastest: float = 1.0):
         super().__init__()
         least, many = x.min(0), [index for index, column in enumerate(x.T) if len(np.unique(column)) > 2]
         # a logarithm is of values that are positive and not all far from zero; of others, of a shift
@@ -72,7 +122,7 @@ class Lift(nn.Module):
         powers = np.ones(x.shape[1])
         for index in many:
             powers[index] = max(np.linspace(-2, 2, 17), key=lambda p: boxcox_llf(p, x[:, index] - start[index]))  # noqa: B023
-        rates = np.random.default_rng(0).normal(size=(len(many), waves))
+        rates = np.random.default_rng(0).normal(size=(len(many), waves)) * np.geomspace(1, fastest, waves or 1)[:waves]
         self._hold(start=start, least=least - start, powers=np.where(powers == 0, 1e-4, powers), rates=rates)
         self._hold(many=many, centre=0.0, scale=1.0, shrink=1.0)
         raised = self._raised(torch.from_numpy(x))
@@ -105,15 +155,18 @@ class Layer(nn.Linear):
 
 
 class Heads(nn.Module):
-    """Of two outputs the mean alone, or mean and scale, the scale ``noise`` where the second output is zero."""
+    """Of two outputs the mean alone, or mean and scale, ``factor`` times ``noise`` where the second output is zero."""
 
-    def __init__(self, noise: float, mean_only: bool):
+    def __init__(self, noise: float, mean_only: bool, factor: float = 1.0):
         super().__init__()
-        self.raw, self.mean_only = math.log(math.expm1(noise)), mean_only
+        self.raw, self.mean_only, self.factor = math.log(math.expm1(noise)), mean_only, factor
 
     def forward(self, f: Tensor) -> Tensor:
         mean, raw = f.chunk(2, -1)
-        return mean if self.mean_only else torch.cat([mean, raw + self.raw], -1)
+        if self.mean_only:
+            return mean
+        scale = self.factor * nn.functional.softplus(raw + self.raw)
+        return torch.cat([mean, raw + self.raw if self.factor == 1 else scale + (-torch.expm1(-scale)).log()], -1)
 
 
 class Offset(nn.Module):
@@ -133,71 +186,73 @@ class Rule(NamedTuple):
     """What is open of a fit.
 
     Attributes: ``waves`` of each feature; ``noise`` under which the members are trained; ``left``, the standard
-    deviation of left-out rows; ``likelihood``, None for a normal.
+    deviation of left-out rows; ``likelihood``, None for a normal; ``fastest`` of the waves; ``factor`` of the scale.
     """
 
     waves: int
     noise: float
     left: float
     likelihood: Any = None
+    fastest: float = 1.0
+    factor: float = 1.0
 
     def model(self, x: Tensor, y: Tensor, units: Standardizer, mean_only: bool) -> BNN:
         """The model of data x (N, feature), y (N, 1); of a normal with known noise where it is of the ``mean_only``."""
-        lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), self.waves).float()
+        origin = (-units.x_mean / units.x_scale).numpy()
+        lift = Lift(units.transform_x(x).numpy(), origin, self.waves, self.fastest).float()
         normal = lk.HomoskedasticGaussian(self.noise) if mean_only else lk.HeteroskedasticGaussian()
         likelihood = self.likelihood or normal
         plain = Offset(y) if isinstance(self.likelihood, lk.NegativeBinomial) else nn.Identity()
-        head = plain if self.likelihood else Heads(self.left, mean_only)
-        widths = [lift.width, 32, 32, 32, 32]
+        head = plain if self.likelihood else Heads(self.left, mean_only, self.factor)
+        widths = [lift.width, *[WIDTH] * 4]
         with seeded(0):
             layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
-            net = nn.Sequential(lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head)
-        prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, 1.1))
+            net = nn.Sequential(lift, *layers, Layer(WIDTH, likelihood.width(1) if self.likelihood else 2), head)
+        prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, PRIOR_SD))
         return BNN(net, prior, likelihood, standardizer=units)
 
     def fit(
-        self,
-        data: Data,
-        units: Standardizer,
-        *,
-        seconds: float | None,
-        num_draws: int | None,
-        compile: bool,
-        **run: Any,
-    ) -> tuple[Posterior, Chains, str]:
-        """Members of an ensemble, and chains that start there and spend what is left of the seconds.
+        self, data: Data, units: Standardizer, seconds: float | None, num_draws: int | None, compile: bool, **run: Any
+    ) -> tuple[Posterior, Method, str]:
+        """Members of an ensemble, and of few rows chains that start there and spend what is left of the seconds.
 
         The members learn the mean alone, under noise that is known: one that may choose it explains by noise what it
-        learns late.
+        learns late. Of many rows they then learn the noise too, and some are left out, by which it is scaled.
         """
         begun, num = time.perf_counter(), len(data[0])
         members = 4 if seconds is None else int(np.clip(seconds / 40, 2, 8))
         effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4))
-        batch = min(num, 512, max(128, 2 ** int(math.log2(num / 10))))
-        steps = int(1500 * effort**0.5 * max(1.0, batch / 256))
-        trained = DeepEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=compile)
-        start = trained.fit(self.model(*data, units, True), *data, **run)
-        whole, model = num <= 2000, self.model(*data, units, False)
-        options: dict[str, Any] = {"num_chains": members, "batch_size": None if whole else 1000, "compile": compile}
-        if seconds is not None:
-            timed = (Chains(num_warmup=each, thinning=1, preconditioner="rmsprop", **options) for each in (60, 360))
-            fits = (each.fit(model, *data, init=start, num_draws=1, **run) for each in timed)
-            few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare, and the first more than steps
-            left = 0.8 * (seconds - (time.perf_counter() - begun))
-            effort = float(np.clip(left / (10 * max(more - few, 1e-3)), 0.05, 50))
-        # the momentum lasts for thousands of steps where there is time: they have a long way
-        chains = Chains(
-            num_warmup=max(50, int(1000 * effort)),
-            thinning=max(1, int(20 * effort)),
-            friction=min(1.0, (0.003 if whole else 0.03) / effort),
-            preconditioner="rmsprop",
-            **options,
-        )
-        posterior = chains.fit(model, *data, init=start, num_draws=num_draws or 100, **run)
+        mean, both, whole = self.model(*data, units, True), self.model(*data, units, False), num <= MAX_WHOLE_ROWS
+        steps, batch = int(1500 * effort**0.5 if whole else 3000 * effort), min(num, 128 if whole else 256)
+        traced: Any = "trace" if compile else False
+        search = TabularEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=traced)
+        order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(num))
+        held = order[: 0 if whole else min(num // 10, 500)]
+        rows = [part[order[len(held) :]] for part in data]
+        start, words = search.fit(mean, *rows, **run), f"an ensemble of {members}"
+        method: Any = replace(search, num_steps=max(1, steps // 3), optimizer=Optimizer(clip_norm=1.0))
+        if whole:
+            options: dict[str, Any] = {"num_chains": members, "preconditioner": "rmsprop", "compile": compile}
+            if seconds is not None:
+                timed = (Chains(num_warmup=each, thinning=1, **options) for each in (60, 360))
+                fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
+                few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare
+                left = 0.8 * (seconds - (time.perf_counter() - begun))
+                effort = float(np.clip(left / (10 * max(more - few, 1e-3)), 0.05, 50))
+            # the momentum lasts for thousands of steps where there is time: they have a long way
+            options |= {"num_warmup": max(50, int(1000 * effort)), "thinning": max(1, int(20 * effort))}
+            method = Chains(friction=min(1.0, 0.003 / effort), **options)
+            words = f"{members} chains of {num_draws or 100} draws, {method.thinning} steps apart, from {words}"
+        posterior = method.fit(both, *rows, init=start, num_draws=(num_draws or 100) if whole else None, **run)
+        if not whole and self.likelihood is None:
+            p = posterior.predict(data[0][held])
+            known = data[1][held] - p.mean.cpu(), p.aleatoric_var, p.epistemic_var
+            error, noise, spread = (each.double().cpu().numpy() for each in known)
+            factor = max(np.geomspace(0.5, 5, 70), key=lambda f: log_density(error, f**2 * noise + spread).mean())
+            posterior = replace(posterior, model=self._replace(factor=factor).model(*data, units, False))
         kind = "normal noise that depends on the input" if self.likelihood is None else f"{self.likelihood}"
-        words = f"{members} chains of {num_draws or 100} draws, {chains.thinning} steps apart, from an ensemble, {kind}"
-        words += f"; four layers of 32 on powers of the features and {self.waves} waves of each"
-        return posterior, chains, words
+        words += f", {kind}; four layers of 32 on powers of the features and {self.waves} waves of each"
+        return posterior, method, words
 
 
 def log_density(error: np.ndarray, var: Any) -> np.ndarray:
@@ -219,21 +274,22 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
     help, and for counts and skewed positive targets their likelihoods.
     """
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))[:25_000]
-    held, kept = order.split([min(len(order) // 5, 2000), len(order) - min(len(order) // 5, 2000)])
+    held, kept = order.tensor_split([min(len(order) // 5, 2000)])
     x, y = units.transform_x(data[0]).numpy(), units.transform_y(data[1])[:, 0].numpy()
     error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
-    line, linear = float(np.std(error)), log_density(error, np.mean(error**2))
-    steps = 400 if seconds is None else int(np.clip(400 * seconds / 60, 50, 400))
-    method = DeepEnsemble(num_members=2, num_steps=steps, batch_size=min(128, len(kept)), compile=False)
+    line, linear, whole = float(np.std(error)), log_density(error, np.mean(error**2)), len(x) <= MAX_WHOLE_ROWS
+    steps = int((400 if whole else 1200) * (1 if seconds is None else np.clip(seconds / 60, 0.125, 1)))
+    options: dict[str, Any] = {"batch_size": min(128 if whole else 256, len(kept)), "compile": "trace"}
+    method = TabularEnsemble(num_members=2, num_steps=steps, **options)
     found: list[tuple[float, Rule, np.ndarray]] = []
-
     begun = time.perf_counter()
 
     def attempt(rule: Rule) -> None:
         if found and seconds is not None and time.perf_counter() - begun > seconds / 4:
             return
         model = rule.model(data[0][kept], data[1][kept], units, rule.likelihood is None)
-        prediction = method.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(data[0][held])
+        trial = method if rule.likelihood is None else replace(method, num_steps=min(steps, 400))
+        prediction = trial.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(data[0][held])
         error = y[held] - units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
         if rule.likelihood is None:
             each = log_density(error, np.mean(error**2))
@@ -241,17 +297,16 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
             each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(float(units.y_scale[0]))
         found.append((float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each))
 
-    waves = max(1, min(8, 256 // x.shape[1]))
-    for share in (0.1, 0.3, 1.0):
-        attempt(Rule(waves, share * line, line))
-    attempt(max(found, key=lambda each: each[0])[1]._replace(waves=0))
+    for share in (0.1, 0.3, 1.0) if whole else (1.0,):
+        attempt(Rule(max(1, min(8, 256 // x.shape[1])), share * line, line))
+    for other in ({"fastest": 16.0}, {"waves": 0}):
+        attempt(max(found, key=lambda each: each[0])[1]._replace(**other))
     best = max(found, key=lambda each: each[0])[1]
     for likelihood in responses(data[1].numpy()):
         attempt(best._replace(likelihood=likelihood))
     _, rule, each = max(found, key=lambda each: each[0])
     gained, words = gain(each, linear)
-    if isinstance(rule.likelihood, lk.HeteroskedasticGaussian):
-        rule = best
+    rule = best if isinstance(rule.likelihood, lk.HeteroskedasticGaussian) else rule
     return rule if gained else None, words
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -95,12 +95,7 @@ class Trained(Method):
         )
 
     def _posterior(
-        self,
-        problem: Problem,
-        theta: Tensor,
-        seed: int,
-        result: Result | None = None,
-        more: Mapping[str, Any] | None = None,
+        self, problem: Problem, theta: Tensor, seed: int, result: Result | None = None, more: Any = None
     ) -> Posterior:
         """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
         meta: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
@@ -268,9 +263,7 @@ class DeepEnsemble(Trained):
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         if run.num_draws != self.num_members:
-            raise ValueError(
-                f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}: set num_members"
-            )
+            raise ValueError(f"'num_draws' is num_members={self.num_members}, got {run.num_draws}: set num_members")
         check_batched(problem.density.subsampled(), "DeepEnsemble")
         start = self._start(problem, run)
         with seeded(run.seed, problem.device):

@@ -188,15 +188,7 @@ class SWAGMoments:
         device: where the moments are.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        rank: int = 20,
-        scale: float = 1.0,
-        *,
-        latent: int | None = None,
-        device: torch.device | None = None,
-    ):
+    def __init__(self, dim: int, rank: int = 20, scale: float = 1.0, *, latent: int | None = None, device: Any = None):
         if rank != 0:
             check_count("rank", rank, minimum=2)
         check_number("scale", scale, above=0)

@@ -106,9 +106,7 @@ def _held(posterior: Posterior) -> Rows:
         raise Refused(f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least")
     fixed = (posterior.draws[name] for name in meta.get("point_sites", ()))
     if any(bool((each != each[:1, :1]).any()) for each in fixed):
-        raise Refused(
-            "the point parameters differ between draws, which no density has: give them a prior, or hold them"
-        )
+        raise Refused("the point parameters differ between draws, which no density has: give them priors or hold them")
     return posterior.rows.checked()
 
 

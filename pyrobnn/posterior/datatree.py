@@ -113,12 +113,7 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
 
 
 def _function_groups(
-    posterior: Posterior,
-    probe_x: Tensor,
-    kinds: list[str],
-    known: Mapping[str, xr.Dataset],
-    num_prior_draws: int,
-    seed: int,
+    posterior: Posterior, probe_x: Tensor, kinds: list[str], known: Mapping[str, xr.Dataset], num_prior: int, seed: int
 ) -> dict[str, xr.Dataset]:
     norms, likelihood = layer_norms(posterior.draws), posterior.bnn.likelihood
     found = _dataset(
@@ -133,8 +128,8 @@ def _function_groups(
         scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
         found["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(scale))
     groups = {group.FUNCTION: found.assign_coords(layer=list(norms))}
-    if num_prior_draws:
-        prior = prior_posterior(posterior.bnn, num_prior_draws, seed)
+    if num_prior:
+        prior = prior_posterior(posterior.bnn, num_prior, seed)
         groups[group.PRIOR] = _draws(prior.draws, {})
         groups[group.PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
     return groups

@@ -131,14 +131,9 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     posterior.predict(study.test.x)
     timings = posterior.meta["timings"] | {"predict": time.perf_counter() - started}
     posterior = dataclasses.replace(posterior, meta=posterior.meta | {"timings": timings})
-    tree = posterior.to_datatree(
-        study.train.x,
-        study.train.y,
-        test=(study.test.x, study.test.y),
-        true_function=study.train.true_function,
-        label=label,
-    )
-    coords = names(study.train, study.settings["num_outputs"])
+    train, test, f = study.train, (study.test.x, study.test.y), study.train.true_function
+    tree = posterior.to_datatree(train.x, train.y, test=test, true_function=f, label=label)
+    coords = names(train, study.settings["num_outputs"])
     for part in tree.children.values():
         part.dataset = part.to_dataset().assign_coords({d: v for d, v in coords.items() if d in part.dims})
     if OBSERVED_DATA in tree.children and study.train.target_unit:

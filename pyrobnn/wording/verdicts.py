@@ -138,8 +138,8 @@ SEEN: dict[str, Template] = {
     # the model
     "held_out_rows": "{value:.0%} of the {count} held-out rows are training rows.",
     "rows_repeated": "{value:.0%} of the {count} training rows are copies of others: each counts as news.",
-    "pattern": "Outcomes lie above or below what is predicted by {where} (effect {value:.2f}, p = {p:.2g}).",
-    "row_order": "Errors of rows that stand together agree (effect {value:.2f}, p = {p:.2g}).",
+    "pattern": "The largest dependence of errors on the inputs is on {where}: effect {value:.2f} (p = {p:.2g}).",
+    "row_order": "The dependence of errors on those of neighbouring rows has effect {value:.2f} (p = {p:.2g}).",
     "coverage_by_region": "90 % intervals hold {low:.0%} where {low_at}, and {high:.0%} where {high_at} (p = {p:.2g}).",
     "pit": _OUTER,
     "loo_pit": _OUTER,

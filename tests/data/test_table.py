@@ -14,7 +14,7 @@ import torch
 
 from pyrobnn import data
 from pyrobnn.data import Standardizer
-from pyrobnn.data.columns import Column, Columns
+from pyrobnn.data.columns import Column, Columns, numbers
 
 
 def write(tmp_path, text):
@@ -45,14 +45,14 @@ def test_numbers_become_classes_on_request(tmp_path):
     ("text", "target", "message"),
     [
         ("a,b\n1,2\n", "y", "no column 'y': its columns are a, b"),
-        ("a,b,y\n1,,2\n3,4,\n", "y", r"missing values in row 1, 2 \(column 'b' \(1\), 'y' \(1\)\)"),
-        ("a,y\ninf,2\n1,3\n", "y", r"missing values in row 1 \(column 'a' \(1\)\)"),
+        ("a,b,y\n1,,2\n3,4,\n", "y", r"missing or infinite values in row 1, 2 \(column 'b' \(1\), 'y' \(1\)\)"),
+        ("a,y\ninf,2\n1,3\n", "y", r"missing or infinite values in row 1 \(column 'a' \(1\)\)"),
         ("a,y\n", "y", "no rows"),
         ("", "y", "cannot be read as a table of text that begins with the line of names"),
         ("y\n1\n", "y", "nothing to predict from"),
         ("a,y\n1,dog\n2,dog\n", "y", "single class"),
-        ("a,y\n1,2.5\n2,?\n3,4.5\n4,1.5\n", "y", r"missing values in row 2 \(column 'y' \(1\)\)"),
-        ("a,y\n1,2.5\n2,3\n-,4.5\n4,1.5\n", "y", r"missing values in row 3 \(column 'a' \(1\)\)"),
+        ("a,y\n1,2.5\n2,?\n3,4.5\n4,1.5\n", "y", r"missing or infinite values in row 2 \(column 'y' \(1\)\)"),
+        ("a,y\n1,2.5\n2,3\n-,4.5\n4,1.5\n", "y", r"missing or infinite values in row 3 \(column 'a' \(1\)\)"),
         ("a,y\n1,2.5\n2,x\n3,4.5\n4,1.5\n", "y", r"'y' holds numbers but for 1 of 4 cells, first 'x' in row 2"),
         ("a,y,b,y\n1,2,3,2\n4,5,6,5\n", "y", "names the column 'y' more than once"),
         ("a,y ,y\n1,2,2\n4,5,5\n", "y", "names the column 'y' more than once"),
@@ -339,7 +339,7 @@ def rows(**columns):
         (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is none"),
         (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is none"),
         (rows(b=["1", "2", "x"] * 4), {}, "holds numbers but for 4 of 12 cells, first 'x' in row 3"),
-        (rows(b=[np.inf] * 12), {}, r"missing values in row 1, 2, .* \(column 'b' \(12\)\)"),
+        (rows(b=[np.inf] * 12), {}, r"missing or infinite values in row 1, 2, .* \(column 'b' \(12\)\)"),
         (rows(), {"features": ["b"]}, r"no column 'b' \(features\): it has a, y"),
         (rows(), {"drop": ["a"]}, "no column besides the target"),
         (rows(), {"features": ["y"]}, "'y' is the target and cannot be among 'features'"),
@@ -390,3 +390,11 @@ def test_categories_that_differ_in_case_or_blanks_alone_are_one():
     # a file that an earlier version saved knows both spellings
     both = Column("a", "category", ("Yes", "yes"))
     assert list(both.read("X", pd.Series(["Yes", "yes"]))) == ["Yes", "yes"]
+
+
+def test_numbers_with_one_unit_are_numbers():
+    """Per cent and currencies, at one side of all cells; of two units none is read."""
+    frame = pd.DataFrame({"a": ["1.5%", "-2 %", None], "b": ["$1,200.50", "$ 3", "$4"], "c": ["3 €", "4€", "5 €"]})
+    found = [numbers("table", frame[name]).tolist() for name in frame]
+    assert found[0][:2] == [1.5, -2.0] and found[1:] == [[1200.5, 3.0, 4.0], [3.0, 4.0, 5.0]]
+    assert numbers("table", pd.Series(["5 %", "5 €", "$5"])) is None

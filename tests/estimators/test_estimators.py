@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, families
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, left_out, select_prior_width
-from pyrobnn.estimators.wide import Lift, counts, responses, search
+from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, responses, search
 from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
@@ -119,7 +119,7 @@ def test_a_data_frame_with_more_than_numbers(table):
         model.predict(x[["a", "b"]])
     with pytest.raises(TypeError, match="must be a DataFrame as it was in the fit, got ndarray"):
         model.predict(x.to_numpy())
-    with pytest.raises(ValueError, match="X has missing values in row 1 .*missing='impute'"):
+    with pytest.raises(ValueError, match="X has missing or infinite values in row 1 .*missing='impute'"):
         regressor(SHORT).fit(x.assign(a=x["a"].where(x.index > 0)), y)
     assert model.fit(*table).columns_ is None and model.n_features_in_ == 2
 
@@ -129,7 +129,7 @@ def test_missing_values_are_filled_where_that_is_asked_for(table, kind):
     x, y = table
     gaps = x.assign(a=x["a"].where(np.arange(60) % 5 > 0), c=np.where(np.arange(60) % 2, "p", None))
     gaps = {"frame": gaps[["a", "b"]], "mixed": gaps}[kind]
-    with pytest.raises(ValueError, match="NaN|missing values in row 1.*missing='impute'"):
+    with pytest.raises(ValueError, match="NaN|missing or infinite values in row 1.*missing='impute'"):
         regressor(SHORT).fit(gaps, y)
     model = regressor(SHORT, missing="impute").fit(gaps, y)
     assert model.columns_.inputs[:3] == ("a", "a is missing", "b") and model.n_features_in_ == gaps.shape[1]
@@ -400,6 +400,39 @@ def test_the_lift_is_free_of_skew_and_holds_beyond_the_data():
     np.testing.assert_allclose(float(out.var(0).sum()), 3, rtol=1e-6)  # as much as of three plain features
     far = lift(torch.tensor([[-50.0, 0.0, 0.0], [1e6, 0.0, 0.0]], dtype=torch.float64))
     assert far.isfinite().all()
+
+
+@pytest.mark.parametrize("mean_only", [True, False])
+def test_the_members_are_those_of_an_ensemble(mean_only):
+    """Their log joint in few operations on features that are computed once, traced: the draws of the general method."""
+    generator = np.random.default_rng(0)
+    x = torch.from_numpy(generator.normal(size=(100, 3)))
+    data = x, x[:, :1].sin() + 0.1
+    units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
+    model = Rule(3, 0.2, 0.5, fastest=4.0).model(*data, units, mean_only)
+    options = {"num_members": 2, "num_steps": 10, "batch_size": 32}
+    members = TabularEnsemble(compile="trace", **options).fit(model, *data, seed=3)
+    plain = pb.DeepEnsemble(compile=False, **options).fit(model, *data, seed=3)
+    for name, draws in plain.draws.items():
+        torch.testing.assert_close(members.draws[name], draws, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(members.predict(x).mean, plain.predict(x).mean, rtol=1e-3, atol=1e-3)
+    on = TabularEnsemble(compile="trace", lr=1e-8, **options).fit(model, *data, init=members, seed=4)
+    ours, theirs = (sorted(each.draws["net.1.bias"][0, :, 0].tolist()) for each in (on, members))
+    assert ours == pytest.approx(theirs, abs=1e-6)
+
+
+def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen():
+    """Members that follow 2,100 rows closely have residuals that are too small: 90 % intervals hold new rows."""
+    generator = np.random.default_rng(4)
+    x = torch.from_numpy(generator.normal(size=(4100, 2)))
+    y = (2 * x[:, :1]).sin() + 0.5 * torch.from_numpy(generator.normal(size=(4100, 1)))
+    data, new = (x[:2100], y[:2100]), (x[2100:], y[2100:])
+    units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
+    rule, fit = Rule(8, 0.05, 0.3, fastest=16.0), {"num_draws": None, "compile": True, "seed": 0}
+    posterior, method, words = rule.fit(data, units, seconds=12, **fit)
+    low, high = posterior.predict(new[0]).quantile(torch.tensor([0.05, 0.95], dtype=torch.float64))
+    assert isinstance(method, TabularEnsemble) and words.startswith("an ensemble of 2, normal noise")
+    assert 0.85 < float(((new[1] > low) & (new[1] < high)).double().mean()) < 0.95
 
 
 @pytest.mark.parametrize("signal, linear", [(0.0, True), (3.0, False)])

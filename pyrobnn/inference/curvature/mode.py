@@ -211,11 +211,7 @@ def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
 def _with_noise_at_mode(problem: Problem, theta: Tensor, given: set[str], num_steps: int) -> Tensor:
     """``theta`` of a given net with what it does not know, the noise, at its mode; the network runs once."""
     density, model = problem.density, problem.bnn
-    sites = [
-        site
-        for site in density.sites
-        if site.name not in given or not (site.kind == "point" or site.name.startswith(NET))
-    ]
+    sites = [s for s in density.sites if s.name not in given or not (s.kind == "point" or s.name.startswith(NET))]
     if not sites:
         return theta
     index = torch.cat([torch.arange(site.start, site.stop, device=theta.device) for site in sites])
