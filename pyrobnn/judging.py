@@ -120,6 +120,8 @@ def _array(name: str, value: Any) -> np.ndarray:
     if array.size == 0 or array.ndim == 0:
         raise ValueError(f"{name!r} is empty")
     check_finite(name, tensor)
+    if not bool(tensor.square().isfinite().all()):
+        raise ValueError(f"{name!r} has values so large that their squares are no numbers: give them in other units")
     return array if name == "predictions" else array.reshape(len(array), -1)
 
 
@@ -147,7 +149,7 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     if values.ndim not in (2, 3) or values.shape[1] != num or len(values) < 2:
         raise ValueError(
             f"'predictions' has shape {values.shape} beside {num} outcomes: expected draws (S, {num}), "
-            f"probabilities ({num}, K) that sum to 1, or a mapping from level to quantiles ({num},)"
+            f"probabilities ({num}, K) in [0, 1] that sum to 1, or a mapping from level to quantiles ({num},)"
         )
     draws = values.reshape(*values.shape[:2], -1)
     if draws.shape[1:] != y.shape:

@@ -200,14 +200,14 @@ def _level(given: str) -> tuple[float, str]:
 
 
 def _columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Columns without a gap; the first that is missing or has one is named."""
-    for name in names:
-        if name not in frame.columns:
-            raise ValueError(f"there is no column {name!r}, only {', '.join(map(str, frame.columns))}")
-        if frame[name].isna().any():
-            row = int(frame[name].isna().to_numpy().argmax())
-            raise ValueError(f"{name!r} is empty in row {row}: leave out rows without an outcome or prediction")
-    return frame[list(names)]
+    """Columns without a gap, as numbers where they are; the first that is missing or has a gap is named."""
+    from pyrobnn.data.columns import numbers, refuse_gaps
+
+    if absent := [name for name in names if name not in frame.columns]:
+        raise ValueError(f"there is no column {absent[0]!r}, only {', '.join(map(str, frame.columns))}")
+    frame = frame[list(names)].assign(**{n: v for n in names if (v := numbers("the table", frame[n])) is not None})
+    refuse_gaps("the table", frame.isna(), "leave out rows without an outcome or prediction")
+    return frame
 
 
 def _numbers(frame: pd.DataFrame) -> pd.DataFrame:

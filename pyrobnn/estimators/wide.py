@@ -223,8 +223,9 @@ class Rule(NamedTuple):
         members = 4 if seconds is None else int(np.clip(seconds / 40, 2, 8))
         effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4))
         mean, both, whole = self.model(*data, units, True), self.model(*data, units, False), num <= MAX_WHOLE_ROWS
-        steps, batch = int(1500 * effort**0.5 if whole else 3000 * effort), min(num, 128 if whole else 256)
-        traced: Any = "trace" if compile else False
+        # under a likelihood of its own for as long as in the search, beyond which nothing showed that its width holds
+        steps = int(1500 * effort**0.5 if whole else (3000 if self.likelihood is None else 400) * effort)
+        batch, traced = min(num, 128 if whole else 256), cast(Any, "trace" if compile else False)
         search = TabularEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=traced)
         order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(num))
         held = order[: 0 if whole else min(num // 10, 500)]

@@ -144,7 +144,7 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
     assert json.loads((out / "verdict.json").read_text())["model"] == "pass"
     page = (out / "report.html").read_text()
     assert "Coverage" in page and "Not drawn" not in page and "posterior?" in page
-    table.assign(s=0.5).to_csv(file, index=False)
+    table.assign(s=0.5, inf05=np.where(np.arange(len(Y)) == 2, np.inf, -9.0)).to_csv(file, index=False)
     assert main([*given, "--mean", "m", "--sd", "s"]) == 1
     capsys.readouterr()
     for wrong, says in (
@@ -152,6 +152,7 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
         (["--quantiles", "age", "q95"], "names no level"),
         (["--mean", "m", "--sd", "z"], "no column 'z'"),
         (["--mean", "kind", "--sd", "s"], "could not convert string"),
+        (["--quantiles", "inf05", "q95"], "infinite values in row 3"),
         (["--draws", "m"], "two are needed"),
     ):
         assert main([*given, *wrong]) == 2
