@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from torch.distributions import Normal
 
+from pyrobnn.estimators.wide import MAX_WHOLE_ROWS
 from pyrobnn.inference.curvature.prior import elementwise
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.laplace import Laplace
@@ -20,10 +21,9 @@ from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS is done in seconds, where a Gaussian with one noise does not do (12 rows: 90 % intervals held
-#: 78 % of new ones), and up to which it is done in minutes; rows up to which a search sees all of them in every step
-#: (at 10,000 mini-batches found a better mode in a fifth of the time); weights of a full precision matrix (seconds);
+#: 78 % of new ones), and up to which it is done in minutes; weights of a full precision matrix (seconds);
 #: rows up to which the evidence finds noise and widths at once, beyond which an ensemble's chains are tried first
-FEW_ROWS, MAX_NUTS_ROWS, MAX_WHOLE_ROWS, MAX_FULL_WEIGHTS = 50, 1000, 2000, 3000
+FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS = 50, 1000, 3000
 MAX_EVIDENCE_ROWS = 200
 
 
