@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from torch.distributions import Normal
 
-from pyrobnn.estimators.wide import MAX_WHOLE_ROWS
 from pyrobnn.inference.curvature.prior import elementwise
+from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Claim, FitRun, Kind, Method, register

@@ -23,6 +23,7 @@ from pyrobnn import likelihoods as lk
 from pyrobnn import priors
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Standardizer
+from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.method import FitRun, Method
@@ -35,9 +36,8 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split
 
 Data = tuple[Tensor, Tensor]
-#: units of each of four layers, and the standard deviation of a weight under the prior; rows up to which a search sees
-#: all of them in every step (at 10,000 mini-batches found a better mode in a fifth of the time)
-WIDTH, PRIOR_SD, MAX_WHOLE_ROWS = 32, 1.1, 2000
+#: units of each of four layers, and the standard deviation of a weight under the prior
+WIDTH, PRIOR_SD = 32, 1.1
 
 
 class Lifted(Method):
