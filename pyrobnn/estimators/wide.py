@@ -36,8 +36,6 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split
 
 Data = tuple[Tensor, Tensor]
-#: units of each of four layers, and the standard deviation of a weight under the prior
-WIDTH, PRIOR_SD = 32, 1.1
 
 
 class Lifted(Method):
@@ -61,6 +59,8 @@ class TabularEnsemble(Lifted, DeepEnsemble):
     """An ensemble that may go on from the members of another."""
 
     uses: ClassVar[tuple[str, ...]] = ("init",)
+    #: standard deviation of a weight under the prior
+    prior_sd: ClassVar[float] = 1.1
 
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         if run.init is None:
@@ -81,7 +81,7 @@ class TabularEnsemble(Lifted, DeepEnsemble):
                 f = torch.baddbmm(bias[:, None], f if weight is values[0] else nn.functional.silu(f), weight.mT)
             mean, scale = noise.loc_scale(head(f), {})
             error = ((y - mean) / scale).square() / 2 + scale.log()
-            return error.mean((1, 2)) + (thetas / PRIOR_SD).square().sum(1) / (2 * problem.num_rows)
+            return error.mean((1, 2)) + (thetas / self.prior_sd).square().sum(1) / (2 * problem.num_rows)
 
         batches, training = problem.batches(self.batch_size), Training.of(self, "cosine")
         return minimize(losses, start, batches, training, progress=run.progress, name="the ensemble")
@@ -204,11 +204,11 @@ class Rule(NamedTuple):
         likelihood = self.likelihood or normal
         plain = Offset(y) if isinstance(self.likelihood, lk.NegativeBinomial) else nn.Identity()
         head = plain if self.likelihood else Heads(self.left, mean_only, self.factor)
-        widths = [lift.width, *[WIDTH] * 4]
+        widths = [lift.width, 32, 32, 32, 32]
         with seeded(0):
             layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
-            net = nn.Sequential(lift, *layers, Layer(WIDTH, likelihood.width(1) if self.likelihood else 2), head)
-        prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, PRIOR_SD))
+            net = nn.Sequential(lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head)
+        prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, TabularEnsemble.prior_sd))
         return BNN(net, prior, likelihood, standardizer=units)
 
     def fit(
