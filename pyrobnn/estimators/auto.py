@@ -23,8 +23,7 @@ from pyrobnn.posterior import Posterior
 #: rows up to which NUTS is done in seconds, where a Gaussian with one noise does not do (12 rows: 90 % intervals held
 #: 78 % of new ones), and up to which it is done in minutes; weights of a full precision matrix (seconds);
 #: rows up to which the evidence finds noise and widths at once, beyond which an ensemble's chains are tried first
-FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS = 50, 1000, 3000
-MAX_EVIDENCE_ROWS = 200
+FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS, MAX_EVIDENCE_ROWS = 50, 1000, 3000, 200
 
 
 def choose(
