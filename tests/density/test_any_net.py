@@ -43,7 +43,7 @@ class Attention(nn.Module):
 
     def __init__(self, by):
         super().__init__()
-        self.by, self.embed, self.head = by, nn.Linear(2, 8), nn.Linear(12, 1)
+        self.by, self.embed, self.head = by, nn.Linear(2, 8), nn.Linear(8, 1)
         if by == "module":
             self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
         elif by == "encoder":
