@@ -195,7 +195,7 @@ def test_a_missing_name_costs_speed_alone(name, monkeypatch):
     mode = TOLD.get(name, "inductor")
     with pytest.warns(UserWarning, match=re.escape(name)) if name in TOLD else contextlib.nullcontext():
         assert_right(mode)
-    density = Density(looped, (torch.tensor([1.0, 2.0]), torch.zeros(2)))
+    density = Density(looped, (torch.arange(6.0), torch.zeros(6)))  # longer than what is unrolled
     z = torch.zeros(2, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

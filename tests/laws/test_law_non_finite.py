@@ -179,7 +179,7 @@ def test_no_page_or_figure_raises(name, tmp_path):
 def check_page(trees: dict[str, xr.DataTree], tmp_path) -> None:
     html = pb.write_report(trees, tmp_path / "report.html").read_text("utf-8")
     assert all(f"<b>{how}</b>" in html for how in trees)
-    for plot in plots.__all__:
+    for plot in set(plots.__all__) - {"style"}:
         assert getattr(plots, plot)(trees).axes is not None
 
 

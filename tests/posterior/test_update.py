@@ -243,7 +243,7 @@ def test_the_pit_of_a_removed_row_is_exact():
 
 def test_exact_leave_one_out_is_in_the_units_of_the_data():
     x, y = X[:OLD, :1].float(), (X[:OLD, :1] + 0.2 * X[:OLD, 1:2]).float()
-    x[7], y[7] = 4 * x[7], 4 * x[7] + 5.0
+    x[7], y[7] = 4 * x[7], 4 * x[7] + 12.0
     y = 100 + 20 * y
     units = pb.data.Standardizer.fit(pb.data.Dataset(x, y, "line", "regression"))
     with torch.random.fork_rng():
@@ -261,7 +261,7 @@ def test_exact_leave_one_out_is_in_the_units_of_the_data():
         for at in (rest | True, rest)
     ]
     truth = float(log_p[0] - log_p[1] - units.y_scale.log())
-    assert abs(float(loo(tree).elpd_i[7]) - truth) < 0.7
+    assert abs(float(loo(tree).elpd_i[7]) - truth) < 0.6
 
 
 def test_laplace_of_a_linear_model_is_updated_exactly(tmp_path):
