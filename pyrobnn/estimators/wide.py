@@ -16,7 +16,7 @@ import pyro.distributions as dist
 import torch
 from scipy.stats import boxcox_llf, nbinom, skew
 from sklearn.linear_model import BayesianRidge, PoissonRegressor
-from sklearn.model_selection import KFold
+from sklearn.model_selection import KFold, cross_val_predict
 from torch import Tensor, nn
 
 from pyrobnn import likelihoods as lk
@@ -329,16 +329,13 @@ def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
     likelihood = next(iter(responses(y)), None)
     if not isinstance(likelihood, lk.NegativeBinomial):
         return None, ""
-    y = y[:, 0]
-    ours, normal = np.empty((2, len(y)))
-    for kept, held in KFold(10, shuffle=True, random_state=0).split(x):
-        mean, scale = BayesianRidge().fit(x[kept], y[kept]).predict(x[held], return_std=True)
-        normal[held] = log_density(y[held] - mean, scale**2)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a model that is tried
-            model = PoissonRegressor(alpha=1 / len(kept)).fit(x[kept], y[kept])
-        rate, seen = model.predict(x[held]), model.predict(x[kept])
-        size = (seen**2).sum() / max(((y[kept] - seen) ** 2 - seen).sum(), 1e-6 * (seen**2).sum())
-        ours[held] = nbinom.logpmf(y[held], size, size / (size + rate))
+    y, folds = y[:, 0], KFold(min(10, len(y)), shuffle=True, random_state=0)
+    models = BayesianRidge(), PoissonRegressor(alpha=1 / len(y))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a model that is tried
+        mean, rate = (cross_val_predict(model, x, y, cv=folds) for model in models)
+    error, square = y - mean, (rate**2).sum()
+    size = square / max(((y - rate) ** 2 - rate).sum(), 1e-6 * square)
+    ours, normal = nbinom.logpmf(y, size, size / (size + rate)), log_density(error, np.mean(error**2))
     gained, words = gain(ours, normal)
     return (likelihood, f"{likelihood!r} of counts: in a log-linear model {words}") if gained else (None, "")

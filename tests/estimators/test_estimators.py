@@ -506,3 +506,10 @@ def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
     assert ("of counts" in model.method_reason_) == whether
     if whether:
         assert model.predict_interval(X).min() >= 0
+
+
+@pytest.mark.parametrize("rows", [3, 5, 9])
+def test_a_handful_of_whole_numbers_is_looked_at_too(rows):
+    x = np.random.default_rng(0).normal(size=(rows, 2))
+    for y in (np.arange(rows), np.arange(rows) ** 4, np.eye(1, rows)[0] + np.eye(1, rows, 1)[0] * 2):
+        assert counts(x, y[:, None].astype(float)) == (None, "")
