@@ -53,16 +53,16 @@ class BNNRegressor(RegressorMixin, Estimator):
     Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
     when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
 
-    Of more than 200 rows with all open, a fifth is left out and short fits are tried on the rest: features made free of
-    skew, with waves of them or without, followed closely or less so, and for counts and skewed positive targets their
-    likelihoods. Where the best gains more than two standard errors on a Bayesian linear regression, an ensemble of such
-    nets is trained. Up to 2,000 rows chains (:class:`pyrobnn.SGHMC`) start from its members, which find the noise as
-    a function of the input; of more rows the members learn that noise, which is then scaled by at most 500 rows
-    that they have not seen, and ``num_draws`` is not used. Otherwise, and of fewer rows, it is Laplace's approximation
-    (of 50 rows NUTS), of counts under the likelihood that a log-linear model asks for, or a linear model where rows
-    that are left out want no more.
-    Caveat: these chains are short, and do not mix; neither they nor the members are the posterior, but good
-    predictions, and ``verdict_`` says so.
+    With more than 200 rows and all of these open, a fifth is held out and short fits are tried on the rest: features
+    transformed to remove skew, with or without sines of them, small or larger noise, and for counts and skewed positive
+    targets other likelihoods. If the best is better than a Bayesian linear regression by more than two standard errors,
+    an ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and
+    learn the noise as a function of the input; with more rows the members themselves learn it, its scale is calibrated
+    on at most 500 rows held out of training, and ``num_draws`` is not used. Otherwise, and with 200 rows or fewer, the
+    method is Laplace's approximation (up to 50 rows NUTS), with a negative binomial likelihood where cross-validation
+    of a log-linear model finds counts, or a linear model where a net predicts held-out rows no better.
+    Caveat: the chains are short and do not mix. Neither they nor the members sample the posterior: their predictions
+    are good, and ``verdict_`` warns about the draws.
 
     A DataFrame with text, categories, dates or times of day is encoded as by :func:`pyrobnn.data.from_frame`
     (``columns_``).

@@ -263,7 +263,7 @@ class DeepEnsemble(Trained):
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         if run.num_draws != self.num_members:
-            raise ValueError(f"'num_draws' is num_members={self.num_members}, got {run.num_draws}: set num_members")
+            raise ValueError(f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}")
         check_batched(problem.density.subsampled(), "DeepEnsemble")
         start = self._start(problem, run)
         with seeded(run.seed, problem.device):

@@ -260,7 +260,8 @@ class _Course:
 
     def findings(self) -> list[Finding]:
         """What the user has to know."""
-        error, interval = standard_error(islands := self.particles.log_evidence), student_interval(islands)
+        islands = self.particles.log_evidence
+        error, interval = standard_error(islands), student_interval(islands)
         found = [Finding("one_island")] if interval is None else []
         if interval is not None and error is not None and error > 0.5:  # nats
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
