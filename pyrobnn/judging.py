@@ -121,7 +121,7 @@ def _array(name: str, value: Any) -> np.ndarray:
         raise ValueError(f"{name!r} is empty")
     check_finite(name, tensor)
     if not bool(tensor.square().isfinite().all()):
-        raise ValueError(f"{name!r} has values so large that their squares are no numbers: give them in other units")
+        raise ValueError(f"{name!r} holds values too large to square: use other units")
     return array if name == "predictions" else array.reshape(len(array), -1)
 
 

@@ -1,4 +1,4 @@
-"""R-hat and effective sample sizes of many quantities at once, ArviZ's: the one place where either is computed.
+"""R-hat and effective sample sizes, ArviZ's, and those of SMC by ancestors: the one place where they are computed.
 
 *Rank-normalization, folding, and localization: an improved R-hat* (Vehtari et al., 2021),
 https://doi.org/10.1214/20-BA1221
@@ -73,3 +73,19 @@ def _of_each(statistic: str, draws: Any, **options: Any) -> np.ndarray:
         if finite.any():
             found[finite] = compute(draws[finite].astype(np.float64), **options)
     return found
+
+
+def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:
+    r"""Effective sample size of means of particles (quantity, island, draw), by which of them are relatives.
+
+    .. math:: \frac{N \sum_i (x_i - \bar x)^2}{\sum_a \bigl(\sum_{i \in a} (x_i - \bar x)\bigr)^2}
+
+    for families a, of one ancestor (island, draw) each: where modes parted while the ancestors were few, their weights
+    are off by more than particles within an island show.
+
+    References:
+        Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
+    """
+    family = np.unique(ancestor + 1j * np.arange(len(ancestor))[:, None], return_inverse=True)[1].ravel()
+    centred = (draws - draws.mean((1, 2), keepdims=True)).reshape(len(draws), -1)
+    return family.size * (centred**2).sum(1) / (np.stack([np.bincount(family, each) for each in centred]) ** 2).sum(1)

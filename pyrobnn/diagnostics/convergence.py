@@ -10,7 +10,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.core.chains import MIN_DRAWS, ess, rhat
+from pyrobnn.core.chains import MIN_DRAWS, ess, ess_of_families, rhat
 from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, spread, statistic
@@ -124,22 +124,6 @@ def convergence(evidence: Evidence) -> Convergence | None:
         {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
     )
     return Convergence(table)
-
-
-def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:
-    r"""Effective sample size of means of particles (quantity, island, draw), by which of them are relatives.
-
-    .. math:: \frac{N \sum_i (x_i - \bar x)^2}{\sum_a \bigl(\sum_{i \in a} (x_i - \bar x)\bigr)^2}
-
-    for families a, of one ancestor (island, draw) each: where modes parted while the ancestors were few, their weights
-    are off by more than particles within an island show.
-
-    References:
-        Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
-    """
-    family = np.unique(ancestor + 1j * np.arange(len(ancestor))[:, None], return_inverse=True)[1].ravel()
-    centred = (draws - draws.mean((1, 2), keepdims=True)).reshape(len(draws), -1)
-    return family.size * (centred**2).sum(1) / (np.stack([np.bincount(family, each) for each in centred]) ** 2).sum(1)
 
 
 def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: float) -> float:

@@ -23,8 +23,8 @@ from known_posteriors import (
 )
 from scipy import stats
 
+from pyrobnn.core.chains import ess_of_families
 from pyrobnn.diagnostics import diagnose, importance, leave_one_out, loo, refit_points
-from pyrobnn.diagnostics.convergence import ess_of_families
 
 
 def check(verdict, name):

@@ -13,9 +13,9 @@ from test_import_graph import MODULES, code_lines
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_350,
-    "code lines": 16_600,
-    "files": 161,
+    "lines": 29_210,
+    "code lines": 16_500,
+    "files": 160,
     "numbers in module constants": 260,
     "file names that stand in two rooms": 0,
     "scripts": 18,
