@@ -5,11 +5,9 @@ Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import itemgetter
 from typing import Any, cast
@@ -19,7 +17,7 @@ import torch
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
-from pyrobnn.estimators.wide import log_density
+from pyrobnn.estimators.wide import log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.prior import with_precision
@@ -52,14 +50,6 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
     if type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed":
         return fit_by_evidence
     return None
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Without warnings of fits that are tried: those of the one that is kept follow."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        yield
 
 
 def _tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,8 +26,8 @@ from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, quiet
-from pyrobnn.estimators.wide import Offset, counts, gain, search
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
+from pyrobnn.estimators.wide import Offset, counts, gain, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method

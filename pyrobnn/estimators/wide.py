@@ -5,9 +5,11 @@ What is open of it is chosen by the log density of rows that are left out, besid
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -230,14 +232,16 @@ class Rule(NamedTuple):
         order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(num))
         held = order[: 0 if whole else min(num // 10, 500)]
         rows = [part[order[len(held) :]] for part in data]
-        start, words = search.fit(mean, *rows, **run), f"an ensemble of {members}"
+        with quiet():
+            start, words = search.fit(mean, *rows, **run), f"an ensemble of {members}"
         method: Any = replace(search, num_steps=max(1, steps // 3), optimizer=Optimizer(clip_norm=1.0))
         if whole:
             options: dict[str, Any] = {"num_chains": members, "preconditioner": "rmsprop", "compile": compile}
             if seconds is not None:
                 timed = (Chains(num_warmup=each, thinning=1, **options) for each in (60, 360))
                 fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
-                few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare
+                with quiet():
+                    few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare
                 left = 0.8 * (seconds - (time.perf_counter() - begun))
                 effort = float(np.clip(left / (10 * max(more - few, 1e-3)), 0.05, 50))
             # the momentum lasts for thousands of steps where there is time: they have a long way
@@ -259,6 +263,14 @@ class Rule(NamedTuple):
 def log_density(error: np.ndarray, var: Any) -> np.ndarray:
     """Of normal errors (N,)."""
     return -0.5 * (error**2 / var + np.log(2 * np.pi * var))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without warnings of fits that are tried: those of the one that is kept follow."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
@@ -285,6 +297,7 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
     found: list[tuple[float, Rule, np.ndarray]] = []
     begun = time.perf_counter()
 
+    @quiet()
     def attempt(rule: Rule) -> None:
         if found and seconds is not None and time.perf_counter() - begun > seconds / 4:
             return
@@ -331,8 +344,7 @@ def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
         return None, ""
     y, folds = y[:, 0], KFold(min(10, len(y)), shuffle=True, random_state=0)
     models = BayesianRidge(), PoissonRegressor(alpha=1 / len(y))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a model that is tried
+    with quiet():
         mean, rate = (cross_val_predict(model, x, y, cv=folds) for model in models)
     error, square = y - mean, (rate**2).sum()
     size = square / max(((y - rate) ** 2 - rate).sum(), 1e-6 * square)

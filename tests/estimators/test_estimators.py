@@ -513,3 +513,12 @@ def test_a_handful_of_whole_numbers_is_looked_at_too(rows):
     x = np.random.default_rng(0).normal(size=(rows, 2))
     for y in (np.arange(rows), np.arange(rows) ** 4, np.eye(1, rows)[0] + np.eye(1, rows, 1)[0] * 2):
         assert counts(x, y[:, None].astype(float)) == (None, "")
+
+
+def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_tried():
+    r = np.random.default_rng(3)
+    X, y = r.normal(size=(300, 3)), r.negative_binomial(1, 0.2, 300)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        model = pb.BNNRegressor(compile=False, random_state=0).fit(X, y)
+    assert "of counts" in model.method_reason_ and not model.posterior_.meta["findings"]
