@@ -61,8 +61,7 @@ class TabularEnsemble(Lifted, DeepEnsemble):
     """An ensemble that may go on from the members of another."""
 
     uses: ClassVar[tuple[str, ...]] = ("init",)
-    #: standard deviation of a weight under the prior
-    prior_sd: ClassVar[float] = 1.1
+    prior_sd: ClassVar[float] = 1.1  # of a weight
 
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         if run.init is None:
