@@ -53,13 +53,13 @@ def choose(
     varying = varying and num_data < 10 * num_weights
     if joint or num_data <= FEW_ROWS or (varying and not normal):
         if joint:
-            size += ", a prior of weights that depend on each other"
+            size += ", a prior under which weights are correlated"
         if num_data <= MAX_NUTS_ROWS:
             return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
         svi = SVI(estimator="local_reparameterization", batch_size=batch, num_steps=10_000, compile=compile)
         return svi, f"{size}: mean-field SVI, whose variances are too small where weights correlate"
     if varying:
-        why = "chains from several modes (SGHMC), for at one mode such a noise follows the residuals"
+        why = "chains from several modes (SGHMC), since at a single mode such a noise fits the residuals"
         return SGHMC(batch_size=batch, compile=compile), f"{size}: {why}"
     # the Gram matrix of the rows stands for that of the weights where it is the smaller
     full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS
@@ -67,7 +67,7 @@ def choose(
     method = Laplace(structure="full" if full else "kron", tune="marginal_likelihood" if normal else None, map=search)
     words = [f"Laplace's approximation, linearised, {_width(normal)}"]
     if not full:
-        words.append("its precision one Kronecker product per layer, for a full one would be too large")
+        words.append("one Kronecker product per layer, since the full precision matrix would be too large")
     if not whole:
         words.append("its mode found with mini-batches of 1,000 rows")
     if num_data <= MAX_NUTS_ROWS:

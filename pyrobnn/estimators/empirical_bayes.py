@@ -88,7 +88,7 @@ def fit_by_evidence(
     else:
         warn(posterior.meta["warnings"], stacklevel=4)
     shares = ", ".join(f"{each:.2g}" for each in best / linear)
-    return (posterior, f"noise {shares} of what a linear model leaves, the best of {len(tries)} by the evidence{of}")
+    return (posterior, f"noise {shares} times a linear model's, the best of {len(tries)} by the evidence{of}")
 
 
 def _with_noise(model: BNN, scale: Tensor) -> BNN:
@@ -209,11 +209,11 @@ def select_prior_width(
     posterior = (warm if few else still).fit(_scaled(_at_mode(model, best[2]), factors), x, y, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": dict(factors), "noise_factor": 1.0}}
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
-    words = f"its prior's widths times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
+    words = f"its prior's scales times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
     if not few:
         words += f", of {len(rows[0]):,} of {len(x):,} rows"
     if min(factors.values()) >= 81:
-        words += ": the inputs tell so little of the target that it is predicted nearly the same everywhere"
+        words += ": the inputs say so little about the target that its prediction is nearly constant"
     return replace(posterior, meta=meta), words
 
 

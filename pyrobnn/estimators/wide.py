@@ -255,7 +255,7 @@ class Rule(NamedTuple):
             factor = max(np.geomspace(0.5, 5, 70), key=lambda f: log_density(error, f**2 * noise + spread).mean())
             posterior = replace(posterior, model=self._replace(factor=factor).model(*data, units, False))
         kind = "normal noise that depends on the input" if self.likelihood is None else f"{self.likelihood}"
-        words += f", {kind}; four layers of 32 on powers of the features and {self.waves} waves of each"
+        words += f", {kind}; four layers of 32 on powers of the features and {self.waves} sine waves of each"
         return posterior, method, words
 
 
@@ -275,7 +275,7 @@ def quiet() -> Iterator[None]:
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
     """Whether log densities (N,) are better than a linear model's by two standard errors, in words."""
     more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
-    words = f"a row that is left out is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
+    words = f"held-out rows are {more:+.2f} ± {error:.2f} nats a row likelier than under a linear model"
     return more > 2 * error, words
 
 

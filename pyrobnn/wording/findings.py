@@ -89,7 +89,7 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
     else:
         way = "the centre moved {distance:.2g} standard deviations, {dip:.2g} nats down on the way: another mode?"
     way = way.format(distance=distance, dip=dip, **led)
-    return f"the update led far: {way} Fit again on all rows where it matters"
+    return f"the update moved far: {way} Fit again on all rows where it matters"
 
 
 def _held_points(names: list[str]) -> str:
@@ -119,8 +119,8 @@ def _constant(features: list[str]) -> str:
 def _new_categories(column: str, rows: int, new: list[str]) -> str:
     listed = ", ".join(repr(each) if each else "a missing value" for each in new)
     return (
-        f"the column {column!r} has categories that the training data have not, in {rows} rows ({listed}): they count "
-        "as none of the known ones"
+        f"the column {column!r} has categories that do not occur in the training data (rows: {rows}; {listed}): "
+        "they are encoded as none of the known ones"
     )
 
 
@@ -252,16 +252,16 @@ TABLES: Sentences = {
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
     "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
     "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
-    "rows_dropped": "{count} of {rows} rows have a missing value and are left out",
+    "rows_dropped": "{count} of {rows} rows have a missing value and are dropped",
     "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
-    "taken for a label of its rows and left out",
+    "taken for a row label and dropped",
     "rare_categories": "the column {column!r} has {categories} categories: the {kept} most frequent have an input "
     "each, the other {rest} rows have none",
     "new_categories": _new_categories,
-    "new_gaps": "the column {column!r} has missing values, in {rows} rows, and had none in the training data: the "
-    "median there, {fill:g}, stands for them",
-    "decimal_commas": "numbers have decimal commas and are read so",
-    "unnamed_columns": "{count} of {total} columns have no name and are left out: name what is to be used",
+    "new_gaps": "the column {column!r} has missing values (rows: {rows}) and had none in the training data: they "
+    "are filled with the median there, {fill:g}",
+    "decimal_commas": "decimal commas are read as decimal points",
+    "unnamed_columns": "{count} of {total} columns have no name and are dropped: name those to be used",
 }
 
 FINDINGS = {"draws": DRAWS, "model": MODEL, "run": RUN, "evidence": EVIDENCE}

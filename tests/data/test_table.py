@@ -97,7 +97,7 @@ def test_other_ways_to_write_a_table(tmp_path, text):
 def test_points_between_thousands(tmp_path):
     rows = ("a;d;y", "1.234,56;02.01.2024;1", "-2,5;03.01.2024;2,5", "1.234.567;15.01.2024;3", "12;16.01.2024;4")
     path = write(tmp_path, "\n".join(rows))
-    with pytest.warns(UserWarning, match="numbers have decimal commas and are read so"):
+    with pytest.warns(UserWarning, match="decimal commas are read as decimal points"):
         dataset = data.from_csv(path, "y")
     assert dataset.x[:, 0].tolist() == [1234.56, -2.5, 1234567, 12]
     assert dataset.x[0, 1] == 19724 and dataset.y.tolist() == [[1], [2.5], [3], [4]]
@@ -126,11 +126,11 @@ def test_the_index_that_pandas_writes_is_left_out(tmp_path):
     frame = pd.DataFrame({"a": [3.0, 1, 2], "y": [1, 2, 4]}, index=[7, 0, 3])
     for written in (frame, frame.reset_index(names="")):
         written.to_csv(path, index=written is frame)
-        with pytest.warns(UserWarning, match="1 of 3 columns have no name and are left out"):
+        with pytest.warns(UserWarning, match="1 of 3 columns have no name and are dropped"):
             assert data.from_csv(path, "y").feature_names == ("a",)
     frame.to_csv(path)
     pd.read_csv(path).to_csv(path)  # an index of an index
-    with pytest.warns(UserWarning, match="left out"):
+    with pytest.warns(UserWarning, match="dropped"):
         assert data.from_csv(path, "y").feature_names == ("a",)
 
 
@@ -190,7 +190,7 @@ def test_text_of_windows(tmp_path):
 
 def test_columns_without_a_name_are_left_out_with_a_word(tmp_path):
     path = write(tmp_path, "a,y,,\n1,2,,\n4,5,,\n")
-    with pytest.warns(UserWarning, match="2 of 4 columns have no name and are left out"):
+    with pytest.warns(UserWarning, match="2 of 4 columns have no name and are dropped"):
         assert data.from_csv(path, "y").feature_names == ("a",)
 
 
@@ -221,7 +221,7 @@ def people():
     return frame
 
 
-LABEL = pytest.mark.filterwarnings("ignore:.*taken for a label of its rows")
+LABEL = pytest.mark.filterwarnings("ignore:.*taken for a row label")
 
 
 @LABEL
@@ -231,7 +231,7 @@ def test_what_a_mixed_table_becomes():
         ValueError, match=r"in row 4, 8, 10 \(column 'age' \(2\), 'city' \(2\)\): use missing='drop' or"
     ):
         data.from_frame(frame, "price")
-    with pytest.warns(UserWarning, match="3 of 60 rows have a missing value and are left out"):
+    with pytest.warns(UserWarning, match="3 of 60 rows have a missing value and are dropped"):
         dropped = data.from_frame(frame, "price", missing="drop")
     waves = ("since (days)", "since (sine of the year)", "since (cosine of the year)")
     assert dropped.feature_names == ("age", "city=Bonn", "city=Oslo", "city=Rome", "member", *waves)
@@ -294,7 +294,7 @@ def test_a_file_of_every_kind_gives_the_same_data(tmp_path):
         torch.testing.assert_close(found.x, expected.x)
         torch.testing.assert_close(found.y, expected.y)
         said = [str(each.message) for each in caught]
-        assert ("german.csv: numbers have decimal commas and are read so" in said) == (name == "german.csv")
+        assert ("german.csv: decimal commas are read as decimal points" in said) == (name == "german.csv")
 
 
 @pytest.mark.parametrize(

@@ -332,7 +332,9 @@ def test_laplace_says_that_it_went_to_another_mode(rows, new, jump, far, monkeyp
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         more = posterior.update(torch.tensor([[0.0, 1.0]]).double(), torch.tensor([new]).double())
-    assert (float(more.approximation.loc) > 0.0) == far == any("led far: the centre" in str(w.message) for w in caught)
+    assert (
+        (float(more.approximation.loc) > 0.0) == far == any("moved far: the centre" in str(w.message) for w in caught)
+    )
     assert {"far_update"} & {each["code"] for each in more.meta["findings"]} == ({"far_update"} if far else set())
     assert (more.meta["dip"] > 0.1) == (jump > 0.0) and (more.meta["distance"] > 3.0) == far
     verdict = pb.diagnose(more.to_datatree(more.rows.x, more.rows.y))
