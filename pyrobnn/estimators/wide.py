@@ -275,7 +275,7 @@ def quiet() -> Iterator[None]:
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
     """Whether log densities (N,) are better than a linear model's by two standard errors, in words."""
     more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
-    words = f"held-out rows are {more:+.2f} ± {error:.2f} nats a row likelier than under a linear model"
+    words = f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
     return more > 2 * error, words
 
 
