@@ -149,7 +149,7 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     if values.ndim not in (2, 3) or values.shape[1] != num or len(values) < 2:
         raise ValueError(
             f"'predictions' has shape {values.shape} beside {num} outcomes: expected draws (S, {num}), "
-            f"probabilities ({num}, K) in [0, 1] that sum to 1, or a mapping from level to quantiles ({num},)"
+            f"probabilities ({num}, K) that sum to 1 (not to 100), or a mapping from level to quantiles ({num},)"
         )
     draws = values.reshape(*values.shape[:2], -1)
     if draws.shape[1:] != y.shape:
@@ -179,8 +179,8 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
     if (crossed := np.argwhere(np.diff(q, axis=0) < 0.0)).size:
         at, row = crossed[0]
         raise ValueError(
-            f"quantiles cross in row {row}: {levels[at + 1]} is {q[at + 1, row]:.6g}, below {q[at, row]:.6g} of "
-            f"{levels[at]} ({len(np.unique(crossed[:, 1]))} rows): sort them"
+            f"quantiles cross in row {row}, counted from 0: {levels[at + 1]} is {q[at + 1, row]:.6g}, below "
+            f"{q[at, row]:.6g} of {levels[at]} ({len(np.unique(crossed[:, 1]))} rows): sort them"
         )
     edges, value = np.array([0.0, *p, 1.0]), y[:, 0]
     low, high = edges[(q < value).sum(axis=0)], edges[(q <= value).sum(axis=0) + 1]
@@ -199,7 +199,8 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -
         raise ValueError(f"'predictions' has {probs.shape[0]} rows and 'y' {len(y)}")
     sums = probs.sum(axis=1)
     if (off := np.flatnonzero((np.abs(sums - 1.0) > 1e-3) | (probs.min(axis=1) < 0.0))).size:
-        raise ValueError(f"probabilities of row {off[0]} sum to {sums[off[0]]:.4g}, not 1 ({len(off)} such rows)")
+        first = f"probabilities of row {off[0]}, counted from 0, sum to {sums[off[0]]:.4g}, not 1"
+        raise ValueError(f"{first} ({len(off)} such rows)")
     count = probs.shape[1]
     if not ((y == np.round(y)) & (y >= 0) & (y < count)).all() or num_words not in (None, count):
         raise ValueError(f"'y' must be labels 0 … {count - 1}, or {count} words: there are {count} probabilities")
@@ -282,8 +283,7 @@ def _calibrated(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
             counts = [*(u[:, None] <= levels).sum(axis=0), ((u <= levels[0]) | (u > levels[-1])).sum()]
             shares = [*levels, levels[0] + 1.0 - levels[-1]]
             more = [stats.binomtest(int(k), u.size, p).pvalue for k, p in zip(counts, shares, strict=True)]
-        tests = (*normal_scores(u, dependence), *more)
-        found.append(uniform(u, limits, "held-out", dependence, tests))
+        found.append(uniform(u, limits, "held-out", dependence, (*normal_scores(u, dependence), *more)))
     return min(found, key=lambda each: each.numbers["p"])
 
 

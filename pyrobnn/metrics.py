@@ -133,8 +133,7 @@ def brier(probs: Tensor, y: Tensor) -> float:
         y: labels (point,), int64.
     """
     _check_probs(probs, y)
-    target = torch.nn.functional.one_hot(y, probs.shape[-1])
-    return float((probs.double() - target).square().sum(-1).mean())
+    return float((probs.double() - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean())
 
 
 def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pyrobnn.cli.terminal import EXIT_STATUS, OneLineParser, check_file, say, warnings_said
 
@@ -154,29 +154,32 @@ def judge(argv: Sequence[str], command: str) -> int:
     from pyrobnn.data.table import read_frame
     from pyrobnn.judging import judged
 
-    frame = read_frame(asked.file)
-    predictions: Any
+    with warnings_said():
+        tables = {name: read_frame(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
+    frame, where, predictions = tables[""], Path(asked.file).name, cast(Any, None)
     if asked.quantiles:
         levels = dict(map(_level, asked.quantiles))
         if len(levels) < len(asked.quantiles):
             raise ValueError(f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}")
-        predictions = {level: _columns(frame, [name])[name] for level, name in levels.items()}
+        predictions = {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
     elif asked.mean:
-        mean, sd = _columns(frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
+        mean, sd = _columns(where, frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
         if not (sd > 0.0).all():
-            raise ValueError(f"{asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin()}")
+            raise ValueError(f"{where}: {asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}")
         predictions = norm(mean, sd)
     elif asked.draws:
         names = [name for name in frame.columns if name.startswith(asked.draws) and name != asked.target]
         if len(names) < 2:
-            raise ValueError(f"{len(names)} columns begin with {asked.draws!r}: two are needed")
-        predictions = _columns(frame, names).to_numpy().T
+            raise ValueError(f"{where}: {len(names)} columns begin with {asked.draws!r}: two are needed")
+        predictions = _columns(where, frame, names).to_numpy().T
     else:
-        predictions = _columns(frame, asked.probabilities)
-    tables = {"": frame} | ({"_train": read_frame(asked.train)} if asked.train else {})
-    given = {f"y{name}": _columns(table, [asked.target])[asked.target] for name, table in tables.items()}
-    if asked.features:
-        given |= {f"x{name}": _numbers(_columns(table, asked.features)) for name, table in tables.items()}
+        predictions = _columns(where, frame, asked.probabilities)
+    given: dict[str, Any] = {}
+    for name, table in tables.items():
+        where = Path(asked.train if name else asked.file).name
+        given[f"y{name}"] = _columns(where, table, [asked.target], words=True)[asked.target]
+        if asked.features:
+            given[f"x{name}"] = _numbers(_columns(where, table, asked.features, words=True))
     verdict, evidence = judged(predictions, given.pop("y"), label=Path(asked.file).stem, **given)
     say("\n".join([str(verdict), *map(str, verdict.checks)]))
     if asked.out is not None:
@@ -199,14 +202,14 @@ def _level(given: str) -> tuple[float, str]:
     return float(digits[1] if "." in digits[1] else f"0.{digits[1]}"), name
 
 
-def _columns(frame: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Columns without a gap, as numbers where they are; the first that is missing or has a gap is named."""
-    from pyrobnn.data.columns import numbers, refuse_gaps
+def _columns(where: str, frame: pd.DataFrame, names: Sequence[str], words: bool = False) -> pd.DataFrame:
+    """Columns without a gap, as numbers; with ``words`` those that are none as they are."""
+    from pyrobnn.data.columns import check_columns, numbers, only_numbers, refuse_gaps
 
-    if absent := [name for name in names if name not in frame.columns]:
-        raise ValueError(f"there is no column {absent[0]!r}, only {', '.join(map(str, frame.columns))}")
-    frame = frame[list(names)].assign(**{n: v for n in names if (v := numbers("the table", frame[n])) is not None})
-    refuse_gaps("the table", frame.isna(), "leave out rows without an outcome or prediction")
+    check_columns(where, names, list(frame.columns))
+    read = numbers if words else only_numbers
+    frame = frame[list(names)].assign(**{n: v for n in names if (v := read(where, frame[n])) is not None})
+    refuse_gaps(where, frame.isna(), "leave out rows without an outcome or prediction")
     return frame
 
 

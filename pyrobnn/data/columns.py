@@ -6,6 +6,7 @@ import dataclasses
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -20,7 +21,7 @@ Kind = Literal["number", "boolean", "category", "date", "time"]
 MAX_CATEGORIES = 50
 DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
 _TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
-_THOUSANDS = r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?"
+_THOUSANDS = r"[+-]?\d{1,3}([,'’\s]\d{3})+(\.\d*)?"
 #: days of the cycles of a date, a year of the Gregorian calendar
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 
@@ -77,11 +78,7 @@ class Column:
             return pd.Series(np.nan, index=cells.index)
         if self.kind in ("date", "time"):
             return _days(where, cells, self.day_first, time=self.kind == "time")
-        values = numbers(where, cells)
-        if values is None:
-            first = as_text(cells).dropna().iloc[0]
-            raise ValueError(f"{where}: column {self.name!r} holds text such as {first!r}, not numbers")
-        return pd.Series(values, index=cells.index)
+        return pd.Series(only_numbers(where, cells), index=cells.index)
 
     def report_new(self, where: str, values: pd.Series) -> None:
         """Warn of what the training table has not."""
@@ -146,10 +143,7 @@ class Columns:
         Warns:
             UserWarning: of categories that the training table has not, and gaps where it has none.
         """
-        absent = [each.name for each in self.columns if each.name not in frame.columns]
-        if absent:
-            has = ", ".join(map(str, frame.columns))
-            raise ValueError(f"{where} lacks the column {', '.join(map(repr, absent))}: it has {has}")
+        check_columns(where, [each.name for each in self.columns], list(frame.columns))
         values = pd.DataFrame({each.name: each.read(where, frame[each.name]) for each in self.columns})
         keep = values.notna().all(axis=1).to_numpy() | (self.missing != "drop")
         if self.missing == "refuse":
@@ -192,7 +186,18 @@ def check_names(where: str, names: Sequence[str]) -> None:
     """Refuse names of columns that repeat."""
     repeated = list(dict.fromkeys(name for name in names if name and names.count(name) > 1))
     if repeated:
-        raise ValueError(f"{where} names the column {', '.join(map(repr, repeated))} more than once")
+        raise ValueError(f"{where} names the column {', '.join(map(repr, repeated))} more than once: rename one")
+
+
+def check_columns(where: str, asked: Sequence[str], names: Sequence[Any], option: str = "") -> None:
+    """Refuse columns that are not among ``names``; the nearest name to the first is suggested."""
+    known = {str(name).casefold(): str(name) for name in names}
+    if absent := [name for name in asked if name not in names]:
+        near = [f", did you mean {known[each]!r}?" for each in get_close_matches(absent[0].casefold(), known, 1)]
+        # one name is a whole line where the separator is another
+        listed = (", separated by comma, semicolon, tab or bar," if len(known) == 1 else "") + " are"
+        words = f"{', '.join(map(repr, absent))}{option}{''.join(near) or ':'} its columns{listed}"
+        raise ValueError(f"{where} has no column {words} {', '.join(list(known.values())[:50])}")
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
@@ -211,7 +216,7 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     text = column.dropna().astype(str).str.strip()
     units = text.str.extract("(^[$€£¥]|[%$€£¥]$)")[0]
     text = text.str.strip("%$€£¥ ") if len(units) and units.nunique(dropna=False) == 1 else text
-    plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(",", ""))
+    plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(r"[,'’\s]", "", regex=True))
     found = pd.to_numeric(plain, errors="coerce")
     stray = text[found.isna()]
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
@@ -224,10 +229,18 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         row = column.index.get_indexer(stray.index[:1])[0] + 1
         raise ValueError(
             f"{where}: column {column.name!r} holds numbers but for {len(stray)} of {len(text)} cells, first "
-            f"{stray.iloc[0]!r} in row {row}: drop these rows or leave the cells empty (a target of classes: "
+            f"{stray.iloc[0]!r} in row {row}: mend the cells or drop their rows (a target of classes: "
             "task='classification')"
         )
     return found.reindex(column.index).to_numpy(dtype=np.float64)
+
+
+def only_numbers(where: str, column: pd.Series) -> np.ndarray:
+    """As :func:`numbers`; ValueError where the column is text."""
+    if (values := numbers(where, column)) is None:
+        first = as_text(column).dropna().iloc[0]
+        raise ValueError(f"{where}: column {column.name!r} holds text such as {first!r}, not numbers")
+    return values
 
 
 def is_boolean(column: pd.Series) -> bool:

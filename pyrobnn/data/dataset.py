@@ -238,7 +238,6 @@ def _moments(values: Tensor) -> tuple[Tensor, Tensor]:
     # the mean of squares of what is left: a running update rounds differently where the data have an offset
     scale = (wide - mean).square().mean(over, keepdim=True).sqrt()
     # compared by range: the sd of a constant column need not round to exactly zero
-    constant = wide.amax(over, keepdim=True) == wide.amin(over, keepdim=True)
-    scale = torch.where(constant, 1.0, scale)
+    scale = torch.where(wide.amax(over, keepdim=True) == wide.amin(over, keepdim=True), 1.0, scale)
     dtype = values.dtype if values.is_floating_point() else torch.float64
     return mean[0].to(dtype), scale[0].to(dtype)

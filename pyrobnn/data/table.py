@@ -15,7 +15,17 @@ import pandas as pd
 import torch
 
 from pyrobnn.core.checks import check_choice
-from pyrobnn.data.columns import DATE, Columns, Missing, check_names, is_boolean, numbers, refuse_gaps, report
+from pyrobnn.data.columns import (
+    DATE,
+    Columns,
+    Missing,
+    check_columns,
+    check_names,
+    is_boolean,
+    numbers,
+    refuse_gaps,
+    report,
+)
 from pyrobnn.data.dataset import Dataset, Task
 from pyrobnn.wording.findings import Finding
 
@@ -27,7 +37,16 @@ GAPS = ("?", "-", "–")
 #: suffixes of what is no text
 BINARY = (".parquet", ".pq", ".xlsx", ".xlsm")
 #: a number with a decimal comma, points between thousands
-_COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?"
+_COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}([.'’\s]\d{3})+)(,\d+)?([eE][+-]?\d+)?"
+#: how a reason of pandas' begins, and what it means
+_REASONS = {
+    r".*in line (\d+), saw (\d+)": r"line \1 has \2 cells, too many; mend it, or delete what is above the names",
+    "Length of header": "its first line has fewer names than its rows have cells; delete what is above the names",
+    "No columns to parse": "it is empty",
+    ".*EOF inside string": "a quotation mark is not closed",
+    ".*codec can't decode": "it is no text; save it as CSV, or let its name end in what it is, such as .xlsx",
+    "Excel file format": "it is no Excel file; let its name end in what it is, such as .csv",
+}
 
 
 def from_csv(
@@ -61,8 +80,7 @@ def from_csv(
     """
     path = Path(path)
     options: dict[str, Any] = {"task": task, "features": features, "drop": drop, "missing": missing}
-    dataset = from_frame(read_frame(path), target, **options, name=path.name)
-    return dataclasses.replace(dataset, name=path.stem)
+    return dataclasses.replace(from_frame(read_frame(path), target, **options, name=path.name), name=path.stem)
 
 
 def from_frame(
@@ -177,18 +195,13 @@ def _chosen(
 ) -> pd.DataFrame:
     """The features that were asked for, and the target."""
     names = list(frame.columns)
-    has = ", ".join(names)
-    if target not in names:
-        separated = ", separated by comma, semicolon, tab or bar" if len(names) == 1 else ""
-        raise ValueError(f"{where} has no column {target!r}: its columns{separated} are {has}")
+    check_columns(where, [target], names)
     for option, given in (("features", features or ()), ("drop", drop)):
         if isinstance(given, str):
             raise TypeError(f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]")
-        for name in given:
-            if name not in names:
-                raise ValueError(f"{where} has no column {name!r} ({option}): it has {has}")
-            if name == target:
-                raise ValueError(f"{where}: {name!r} is the target and cannot be among {option!r}")
+        check_columns(where, given, names, f" ({option})")
+        if target in given:
+            raise ValueError(f"{where}: {target!r} is the target and cannot be among {option!r}")
     kept = [name for name in (names if features is None else features) if name not in drop and name != target]
     if not kept:
         raise ValueError(f"{where} has no column besides the target: nothing to predict from")
@@ -234,7 +247,7 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     """The table of a file, as :func:`from_csv` says."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"there is no file {str(path)!r}: check the path")
+        raise ValueError(f"{str(path)!r} is {'a folder' if path.is_dir() else 'no file'}: check the path")
     suffix, separator = path.suffix.lower(), ","
     excel = suffix.startswith(".xls")
     try:
@@ -244,8 +257,10 @@ def read_frame(path: str | Path) -> pd.DataFrame:
             frame, separator = _text(path)
     except Exception as error:  # each library has errors of its own, and one that is missing is named
         kind = suffix[1:] if suffix in BINARY else "a table of text that begins with the line of names"
-        reason = " ".join(str(error).split())[:160]
-        raise ValueError(f"{path.name} cannot be read as {kind}: {reason or type(error).__name__}") from error
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        found = ((re.match(begin, reason), words) for begin, words in _REASONS.items())
+        reason = next((match.expand(words) for match, words in found if match), reason)
+        raise ValueError(f"{path.name} cannot be read as {kind}: {reason}") from error
     # as pandas calls what has no name
     names = [re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(each)) for each in frame.columns]
     check_names(path.name, names)
@@ -289,7 +304,7 @@ def _decimal_commas(file: str, frame: pd.DataFrame) -> pd.DataFrame:
     for name in frame.columns[[dtype.kind not in "biufM" for dtype in frame.dtypes]]:
         cells = frame[name].dropna().astype(str).str.strip()
         if len(cells) and cells.str.fullmatch(_COMMA_NUMBER).all():
-            digits = cells.str.replace(".", "").str.replace(",", ".")
+            digits = cells.str.replace(r"[.'’\s]", "", regex=True).str.replace(",", ".")
             plain[name] = pd.to_numeric(digits).reindex(frame.index)
     if not plain:
         return frame

@@ -52,8 +52,7 @@ class Trained(Method):
         with seeded(run.seed, problem.device):
             start = self._start(problem, run)
             start = start.reshape(-1, problem.density.dim)
-            targets = ys.repeat_interleave(len(start), 0)
-            found = self._search(problem, start.repeat(len(ys), 1), run, targets)
+            found = self._search(problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0))
         return [self._posterior(problem, theta, run.seed) for theta in found.params.unflatten(0, (len(ys), -1))]
 
     def _search(

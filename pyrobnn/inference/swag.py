@@ -287,8 +287,7 @@ class _SGD:
             iterate = metrics["snapshot"]
             return {**metrics, "iterate": iterate, "snapshot": functools.partial(self._snapshot, iterate)}
 
-        num_data = problem.num_rows
-        self.lr = method.lr or constant_rate(loss, theta, batches, num_data=num_data, momentum=MOMENTUM)
+        self.lr = method.lr or constant_rate(loss, theta, batches, num_data=problem.num_rows, momentum=MOMENTUM)
         optimizer = Optimizer(functools.partial(torch.optim.SGD, lr=self.lr, momentum=MOMENTUM), None)
         mapped = [MappedCallback(callback, with_posterior) for callback in self.run.callbacks]
         result = minimize(

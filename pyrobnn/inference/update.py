@@ -277,8 +277,7 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
     """Islands, and the draws (island × particle, dim): chains, or stretches of few long and groups of many short."""
     islands = posterior.num_chains if 4 <= posterior.num_chains <= 16 else 4
     total = posterior.num_chains * posterior.num_draws // islands
-    each = min(total, _PARTICLES // islands)
-    picked = torch.linspace(0, total - 1, each).round().long()
+    picked = torch.linspace(0, total - 1, min(total, _PARTICLES // islands)).round().long()
     stacked = posterior.stacked()
 
     def chosen(value: Tensor) -> Tensor:

@@ -60,8 +60,7 @@ class Problem:
 
     def model(self) -> BNN:
         """The net's program in standard units, its initial weights always the same."""
-        num_inputs = self.data()[0].x.shape[1]
-        net = networks.mlp(num_inputs, self.hidden, self.num_outputs, activation="tanh", seed=0)
+        net = networks.mlp(self.data()[0].x.shape[1], self.hidden, self.num_outputs, activation="tanh", seed=0)
         return BNN(net, priors.FanInNormal(self.prior_scale), self.likelihood())
 
 

@@ -185,8 +185,7 @@ def _refits(
     y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
     ys = []
     for world, truth in enumerate(truths):
-        drawn = targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0])
-        ys.append(torch.cat([y, drawn.to(y)]))
+        ys.append(torch.cat([y, targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0]).to(y)]))
     search: Any = method.search if isinstance(method, Laplace) else method
     mean_field = isinstance(search, SVI) and search.options.family == "mean_field"
     together = mean_field or isinstance(search, MLE | MAP | DeepEnsemble)

@@ -222,5 +222,4 @@ def replication_seed(name: str, index: int) -> int:
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
     """Smallest tail probability of the ECDF over the grid."""
-    below = np.searchsorted(np.sort(ranks), points, side="right")
-    return float(tails[below, np.arange(points.size)].min())
+    return float(tails[np.searchsorted(np.sort(ranks), points, side="right"), np.arange(points.size)].min())

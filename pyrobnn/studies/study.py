@@ -186,8 +186,7 @@ def build(settings: dict[str, Any]) -> BNN:
         net = networks.mlp(inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed)
     stored = [settings["units"][name] for name in UNITS]
     units = [torch.tensor(each["values"], dtype=getattr(torch, each["dtype"])) for each in stored]
-    prior = priors.FanInNormal(settings["prior_scale"])
-    return BNN(net, prior, likelihood, standardizer=Standardizer(*units))
+    return BNN(net, priors.FanInNormal(settings["prior_scale"]), likelihood, standardizer=Standardizer(*units))
 
 
 def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:

@@ -89,7 +89,7 @@ def run(table, tmp_path_factory):
 @pytest.mark.parametrize(
     "rows, message",
     [
-        ("a,c\n1,2\n", "lacks the column 'b, ß': it has a, c"),
+        ("a,c\n1,2\n", "has no column 'b, ß': its columns are a, c"),
         ('a,"b, ß"\n1,2\n,3\n1,\n', "missing or infinite values in row 2, 3"),
         ('a,"b, ß"\n1,2\nx,3\n1,3\n4,4\n', "first 'x' in row 2"),
         ('a,"b, ß"\n1,2\ninf,3\n', "missing or infinite values in row 2"),

@@ -144,14 +144,21 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
     assert json.loads((out / "verdict.json").read_text())["model"] == "pass"
     page = (out / "report.html").read_text()
     assert "Coverage" in page and "Not drawn" not in page and "posterior?" in page
-    table.assign(s=0.5, inf05=np.where(np.arange(len(Y)) == 2, np.inf, -9.0)).to_csv(file, index=False)
+    stray = np.where(np.arange(len(Y)) == 2, "x", "-9")
+    table.assign(s=0.5, stray05=stray, inf05=np.where(np.arange(len(Y)) == 2, np.inf, -9.0)).to_csv(file, index=False)
     assert main([*given, "--mean", "m", "--sd", "s"]) == 1
     capsys.readouterr()
     for wrong, says in (
         (["--mean", "m"], "--mean with --sd"),
         (["--quantiles", "age", "q95"], "names no level"),
         (["--mean", "m", "--sd", "z"], "no column 'z'"),
-        (["--mean", "kind", "--sd", "s"], "could not convert string"),
+        (["--mean", "kind", "--sd", "s"], "made.csv: column 'kind' holds text such as "),
+        (
+            ["--quantiles", "stray05", "q95"],
+            "made.csv: column 'stray05' holds numbers but for 1 of 300 cells, first 'x'",
+        ),
+        (["--probabilities", "kind", "s"], "made.csv: column 'kind' holds text such as "),
+        (["--quantiles", "q05", "q95", "--features", "AGE"], "has no column 'AGE', did you mean 'age'?"),
         (["--quantiles", "inf05", "q95"], "infinite values in row 3"),
         (["--draws", "m"], "two are needed"),
     ):

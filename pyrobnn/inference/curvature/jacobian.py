@@ -249,8 +249,7 @@ class NetworkJacobian:
 
     def chunks(self, x: Tensor, scalars_per_point: int | None = None) -> Iterator[Tensor]:
         """Pieces of ``x`` whose rows stay within the memory bound."""
-        per_point = scalars_per_point or self.size * 2
-        yield from x.split(max(1, CHUNK_SCALARS // max(per_point, 1)))
+        yield from x.split(max(1, CHUNK_SCALARS // max(scalars_per_point or self.size * 2, 1)))
 
     def positions(self, layer: Layer) -> Tensor:
         """Where the layer's matrix sits among the rows' p columns, (rows, columns)."""

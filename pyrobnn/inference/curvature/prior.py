@@ -244,8 +244,7 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
 def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """(τ, x, y) → log predictive density (N,) of points, linearised, with the curvature at the centre."""
     problem, jacobian = centre.problem, centre.jacobian()
-    prior = prior_precision(jacobian).prec
-    curvature = ggn(jacobian, problem.x, centre.root, method.structure, prior)
+    curvature = ggn(jacobian, problem.x, centre.root, method.structure, prior_precision(jacobian).prec)
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)

@@ -232,8 +232,7 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
         return -density.log_parts(z, x, y)[1] * (len(x) / num_data)
 
     def rest(z: Tensor) -> Tensor:
-        few = x[:1], y[:1]
-        return -(density.log_parts(z, *few)[0] + density.log_jacobian(z).double())
+        return -(density.log_parts(z, x[:1], y[:1])[0] + density.log_jacobian(z).double())
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
         total, value = torch.func.grad_and_value(rest)(z)

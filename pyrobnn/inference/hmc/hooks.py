@@ -123,8 +123,7 @@ def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, c
     found = _transitions(result.stats, config)
     chains, num = result.stats.shape[:2]
     if config.until is None and num >= MIN_DRAWS and chains > 1:
-        agree = _log_density_gap(result.stats) if problem.is_bnn else _agreement(problem, draws, result.stats)
-        found += agree
+        found += _log_density_gap(result.stats) if problem.is_bnn else _agreement(problem, draws, result.stats)
     if result.unfinished:
         values = {"num_warmup": result.num_warmup, "reason": result.unfinished}
         found.append(Finding("warmup_unfinished", values))

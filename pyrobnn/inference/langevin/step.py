@@ -60,8 +60,7 @@ class StepSize:
         self.saved = State(state.step, *(value.clone() for value in (state.z, state.v, state.second)))
         root = metric.sqrt()
         late = 2 * state.step >= self.num_warmup
-        curvature = self._curvature(state.z, root, *log_joint(next(batches)))
-        bounds = [self.share / max(curvature, 1e-30)]
+        bounds = [self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)]
         if self.noisy:
             variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
             bounds.append(0.1 / (self.heating * max(variance, 1e-30)))

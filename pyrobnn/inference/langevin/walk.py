@@ -39,8 +39,7 @@ class ChainStep:
         self.kernels: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
 
     def __call__(self, batch: Batch, *state: Tensor) -> tuple[Tensor, ...]:
-        slope = gradient_of(self.problem, batch.per_chain)
-        step = transition(self.config, self.problem, slope)
+        step = transition(self.config, self.problem, gradient_of(self.problem, batch.per_chain))
         args = (*state, self.control, batch.rows, *batch.tensors)
         key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:

@@ -240,8 +240,7 @@ class _Step:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
             begun = time.perf_counter()
-            enabled = self.training.compile
-            self._kernels[key] = compiled(fn, *args, *batch, enabled=enabled, name=self.name)
+            self._kernels[key] = compiled(fn, *args, *batch, enabled=self.training.compile, name=self.name)
             self.compile_seconds += time.perf_counter() - begun
         return self._kernels[key]
 

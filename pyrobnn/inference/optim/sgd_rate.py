@@ -61,8 +61,7 @@ def constant_rate(
     if not bool(torch.isfinite(gradients).all()):
         raise FloatingPointError("the gradients at the start of SGD are not finite: start from another init")
     noise = float(gradients.var(0).sum())
-    curvature = _largest_curvature(slope, theta, drawn)
-    bound = 1.0 / max(curvature, 1e-12)
+    bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     first = rate = min(best, bound)
     while not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + TOLERATED_RISE:

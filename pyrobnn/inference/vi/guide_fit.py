@@ -242,8 +242,7 @@ class GuideFit:
 
     def _temperature(self, num_steps: int | None) -> float:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""
-        last_epoch = self.kl_weights[:num_steps][-self.num_batches :]
-        return round(float(last_epoch.mean()), 12)
+        return round(float(self.kl_weights[:num_steps][-self.num_batches :].mean()), 12)
 
 
 def _joined(before: Result, result: Result) -> Result:
