@@ -267,8 +267,7 @@ class NetworkJacobian:
         """Network output (N, width) at subset coordinates ``z`` (p,), differentiable."""
         values, start = dict(self.params), 0
         for site in self.sites:
-            piece = z[start : start + site.size].reshape(site.unconstrained_shape)
-            values[site.name] = site.transform(piece)
+            values[site.name] = site.transform(z[start : start + site.size].reshape(site.unconstrained_shape))
             start += site.size
         return self.model.forward(values, x)
 
