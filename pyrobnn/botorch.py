@@ -37,7 +37,7 @@ class BNNModel(EnsembleModel):
         return Size()
 
     def forward(self, X: Tensor) -> Tensor:
-        """Every draw's function at X (*batch, n, d): (*batch, draw, n, out), with gradients with respect to X."""
+        """Every draw's function at X (…, n, d): (…, draw, n, out), with gradients with respect to X."""
         f = values(self.bnn_posterior, self._draws, X.reshape(-1, X.shape[-1]))
         return f.reshape(len(f), *X.shape[:-1], -1).movedim(0, -3).to(X)
 
