@@ -6,7 +6,7 @@
     python scripts/run_notebooks.py --gallery            only take the README's pictures out of the stored results
 
 A notebook reads the environment variable ``PYROBNN_SMOKE``: with ``1`` it takes few steps and few draws. The notebooks
-run one after the other in a kernel of the Python that runs this script; the first failure of each is told with its
+run one after the other in a kernel of the Python that runs this script; the first failure of each is reported with its
 cell, and the exit status is 1 if there was any. Figures of cells tagged ``gallery`` are the pictures of the README.
 """
 
@@ -97,7 +97,7 @@ def write_gallery(path: Path, notebook: NotebookNode) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Execute, tell the time of each, write unless it is a smoke run; 1 if one failed."""
+    """Execute, print the time of each, write unless it is a smoke run; 1 if one failed."""
     parser = argparse.ArgumentParser(description="execute the notebooks")
     parser.add_argument("names", nargs="*", help="beginnings of file names, 01 for instance; default: all")
     parser.add_argument("--smoke", action="store_true", help="short runs of copies; nothing is written")

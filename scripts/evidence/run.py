@@ -101,7 +101,7 @@ CASES = ("linear", "one tanh unit", *(f"{act} on {data}" for data in DATA for ac
 def table(records: list[dict]) -> str:
     """Each case, by each way: the mean over seeds, and the sd where there are several."""
     lines = [
-        "| model | exact | SMC, mean of seeds (sd; the error it tells) | Laplace | SVI, a lower bound | CPU s of SMC |",
+        "| model | exact | SMC, mean of seeds (sd; its own error) | Laplace | SVI, a lower bound | CPU s of SMC |",
         "|---|---|---|---|---|---|",
     ]
     found: dict[tuple[str, str], list[dict]] = {}
