@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import numpy as np
 import pyro.distributions as dist
@@ -114,22 +114,28 @@ def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
     return found
 
 
-def spread(factor: float) -> Callable[[Case], np.ndarray]:
-    """Draws whose sd is `factor` times the posterior's."""
+EVERY = slice(None)
+
+
+def spread(factor: float, chains: slice = EVERY, kept: float = 0.0) -> Callable[[Case], np.ndarray]:
+    """Chains whose sd is `factor` times the posterior's."""
 
     def spoil(case: Case) -> np.ndarray:
-        draws, mean = case.draws(), case.exact()[0]
-        return mean + factor * (draws - mean)
+        found, mean = case.draws(kept=kept), case.exact()[0]
+        found[chains] = mean + factor * (found[chains] - mean)
+        return found
 
     return spoil
 
 
-def moved(sds: float, chains: slice = slice(None), draws: slice = slice(None)) -> Callable[[Case], np.ndarray]:
-    """Some of the draws `sds` posterior sd away, in every weight."""
+def moved(
+    sds: float, chains: slice = EVERY, draws: slice = EVERY, weights: slice = EVERY, kept: float = 0.0
+) -> Callable[[Case], np.ndarray]:
+    """Some of the draws `sds` posterior sd away, in some weights."""
 
     def spoil(case: Case) -> np.ndarray:
-        found = case.draws()
-        found[chains, draws] += sds * np.sqrt(np.diag(case.exact()[1]))
+        found = case.draws(kept=kept)
+        found[chains, draws, weights] += sds * np.sqrt(np.diag(case.exact()[1]))[weights]
         return found
 
     return spoil
@@ -165,21 +171,11 @@ def trend(case: Case) -> np.ndarray:
     return found + 2.0 * np.linspace(-1, 1, case.shape[1])[:, None] * sd
 
 
-def one_weight(case: Case) -> np.ndarray:
-    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
-    found[..., 0] += 3.0 * sd[0]
-    return found
-
-
 def marginals(case: Case) -> np.ndarray:
     """The posterior's conditional sds without its correlations, as of a mean-field fit."""
     mean, covariance = case.exact()
     sd = 1.0 / np.sqrt(np.diag(np.linalg.inv(covariance)))
     return mean + sd * case.rng.normal(size=(*case.shape, len(mean)))
-
-
-def permuted(case: Case) -> np.ndarray:
-    return replace(case, y=case.rng.permutation(case.y)).draws()
 
 
 def without_bias(case: Case) -> np.ndarray:
@@ -194,17 +190,9 @@ def other_data(case: Case) -> np.ndarray:
     return found
 
 
-def twice(case: Case) -> np.ndarray:
-    return np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1)
-
-
 def other_rows(case: Case, tree: xr.DataTree) -> None:
     values = tree["log_likelihood"]["y"]
     tree["log_likelihood"]["y"] = values.copy(data=values.values[..., case.rng.permutation(values.shape[-1])])
-
-
-def other_sign(case: Case, tree: xr.DataTree) -> None:
-    tree["log_likelihood"]["y"] = -tree["log_likelihood"]["y"]
 
 
 def doubled(case: Case) -> None:
@@ -221,6 +209,11 @@ def collinear(case: Case) -> None:
 
 def test_is_train(case: Case) -> None:
     case.x_test, case.y_test = case.x[:HELD_OUT].copy(), case.y[:HELD_OUT].copy()
+
+
+def changed(name: str, change: Callable[[Case], Any]) -> Callable[[Case], None]:
+    """One part of the data, held out or not, as `change` makes it."""
+    return lambda case: setattr(case, name, change(case))
 
 
 def swallowed(function: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case], None]:
@@ -287,13 +280,6 @@ def delayed(case: Case) -> np.ndarray:
     return np.stack([np.roll(first, 37 * chain, axis=0) for chain in range(case.shape[0])])
 
 
-def half_prior(case: Case) -> np.ndarray:
-    found = case.draws()
-    from_prior = case.rng.random(case.shape) < 0.5
-    found[from_prior] = case.prior * case.rng.normal(size=(int(from_prior.sum()), found.shape[-1]))
-    return found
-
-
 def of_other_data(case: Case) -> np.ndarray:
     weights = case.rng.normal(size=case.x.shape[1])
     return replace(case, y=case.x @ weights + case.noise * case.rng.normal(size=len(case.y))).draws()
@@ -319,11 +305,6 @@ def test_is_nearly_train(case: Case) -> None:
 def rounded(case: Case) -> np.ndarray:
     sd = np.sqrt(np.diag(case.exact()[1]))
     return np.round(case.draws() / sd) * sd
-
-
-def in_order(case: Case) -> np.ndarray:
-    """Every weight of every chain sorted: each has its marginal, and nothing else is right."""
-    return np.sort(case.draws(), axis=1)
 
 
 def apart(case: Case) -> np.ndarray:
@@ -364,30 +345,16 @@ def without_tails(case: Case) -> np.ndarray:
     return case.rng.permutation(more[np.argsort(far)[: len(flat)]]).reshape(*case.shape, -1)
 
 
-def of_other_units(case: Case) -> np.ndarray:
-    """Of targets that were scaled by 1.5, as by the sd of other rows."""
-    return replace(case, y=1.5 * case.y).draws()
-
-
-def of_other_inputs(case: Case) -> np.ndarray:
-    """Of inputs that were moved by half of their sd."""
-    return replace(case, x=case.x + 0.5).draws()
-
-
 def a_fifth_is_train(case: Case) -> None:
     few = min(HELD_OUT // 5, len(case.x))
     case.x_test[:few], case.y_test[:few] = case.x[:few], case.y[:few]
 
 
-def test_moved(case: Case) -> None:
-    case.y_test = case.y_test + 1.5 * case.noise
-
-
-def times(factor: float) -> Callable[[Case, xr.DataTree], None]:
-    """The log-likelihood group alone, as of data that count more than once or are tempered."""
+def times(factor: float, more: float = 0.0) -> Callable[[Case, xr.DataTree], None]:
+    """The log-likelihood group alone, as of data that count more than once, are tempered or lack a constant."""
 
     def spoil(case: Case, tree: xr.DataTree) -> None:
-        tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"]
+        tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"] + more
 
     return spoil
 
@@ -411,12 +378,6 @@ def without_noise(case: Case, tree: xr.DataTree) -> None:
         count = -(-sample.shape[0] // (f.shape[0] * f.shape[1]))
         flat = np.repeat(f.reshape(-1, f.shape[2]), count, axis=0)[: sample.shape[0]]
         tree["predictions"]["y_sample"] = sample.copy(data=flat.reshape(sample.shape))
-
-
-def one_weight_of_a_chain(case: Case) -> np.ndarray:
-    found = case.draws(kept=0.2)
-    found[0, :, 0] += np.sqrt(case.exact()[1][0, 0])
-    return found
 
 
 def blocks(case: Case) -> np.ndarray:
@@ -444,11 +405,15 @@ def some_of_other_sign(case: Case) -> np.ndarray:
     return found
 
 
-def some_of_the_prior(case: Case) -> np.ndarray:
-    found = case.draws()
-    chosen = case.rng.random(case.shape) < 0.1
-    found[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), found.shape[-1]))
-    return found
+def of_the_prior(share: float) -> Callable[[Case], np.ndarray]:
+    """A share of the draws, at random, from the prior."""
+
+    def spoil(case: Case) -> np.ndarray:
+        found, chosen = case.draws(), case.rng.random(case.shape) < share
+        found[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), found.shape[-1]))
+        return found
+
+    return spoil
 
 
 def shaped(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Callable[[Case], np.ndarray]:
@@ -542,39 +507,10 @@ def other_inputs(case: Case) -> np.ndarray:
     return found
 
 
-def wide_chain(case: Case) -> np.ndarray:
-    found, mean = case.draws(kept=0.2), case.exact()[0]
-    found[0] = mean + 1.5 * (found[0] - mean)
-    return found
-
-
 def some_rows_twice(case: Case) -> np.ndarray:
     few = len(case.x) // 5
     twice = np.concatenate([case.x, case.x[:few]]), np.concatenate([case.y, case.y[:few]])
     return replace(case, x=twice[0], y=twice[1]).draws()
-
-
-def test_targets_moved(case: Case) -> None:
-    case.y_test = case.y_test + 0.5 * case.y.std()
-
-
-def test_inputs_permuted(case: Case) -> None:
-    case.x_test = case.rng.permutation(case.x_test)
-
-
-def test_columns_reversed(case: Case) -> None:
-    case.x_test = case.x_test[:, ::-1].copy() if case.x_test.shape[1] > 1 else -case.x_test
-
-
-def test_labels_noisy(case: Case) -> None:
-    case.y_test = case.y_test + 1.5 * case.noise * case.rng.normal(size=HELD_OUT)
-
-
-def noise_of_the_model(factor: float) -> Callable[[Case], None]:
-    def change(case: Case) -> None:
-        case.noise *= factor
-
-    return change
 
 
 def predicted(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case, xr.DataTree], None]:
@@ -601,11 +537,6 @@ def replicates_of_means(case: Case, tree: xr.DataTree) -> None:
     values = tree["posterior_predictive"]["y"]
     mean = np.broadcast_to(values.values.mean((0, 1)), values.shape).copy()
     tree["posterior_predictive"]["y"] = values.copy(data=mean)
-
-
-def without_constant(case: Case, tree: xr.DataTree) -> None:
-    """The log-likelihood without its −½ log 2π."""
-    tree["log_likelihood"]["y"] = tree["log_likelihood"]["y"] + 0.5 * np.log(2.0 * np.pi)
 
 
 def observed_permuted(case: Case, tree: xr.DataTree) -> None:
@@ -638,12 +569,12 @@ SICK = {
     "sd x 2": Fault(spread(2.0), checks=VIRIAL),
     "mean off by 1 sd": Fault(moved(1.0), checks=SCORE),
     "mean off by 3 sd": Fault(moved(3.0), checks=SCORE),
-    "one weight off by 3 sd": Fault(one_weight, checks=SCORE),
+    "one weight off by 3 sd": Fault(moved(3.0, weights=slice(1)), checks=SCORE),
     "data counted twice": Fault(lambda case: case.draws(count=2.0), checks=VIRIAL),
     "data counted ten times": Fault(lambda case: case.draws(count=10.0), checks=VIRIAL),
     "noise taken for half of it": Fault(lambda case: case.draws(count=4.0), checks=VIRIAL),
     "tempered to 0.5": Fault(spread(np.sqrt(0.5)), checks=VIRIAL),
-    "targets permuted": Fault(permuted, checks=SCORE),
+    "targets permuted": Fault(lambda case: replace(case, y=case.rng.permutation(case.y)).draws(), checks=SCORE),
     "no bias": Fault(without_bias, checks=("virial", "score")),
     "a chain of other data": Fault(other_data, checks=RHAT),
     "a chain that never moved": Fault(stuck, checks=("moving", "rhat_function")),
@@ -652,11 +583,13 @@ SICK = {
     "chains that are copies": Fault(copied, checks=("copied_chains",)),
     "chains that are nearly copies": Fault(nearly_copied, checks=("copied_chains",)),
     "draws from 150 distinct ones": Fault(tied, checks=("repeated_draws",)),
-    "every draw twice": Fault(twice, checks=("moving",)),
+    "every draw twice": Fault(
+        lambda case: np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1), checks=("moving",)
+    ),
     "all chains at one point": Fault(one_point, checks=VIRIAL),
     "chains that mirror each other": Fault(opposite, checks=("copied_chains",)),
     "chains that follow one another": Fault(delayed, checks=("repeated_draws",)),
-    "half of the draws from the prior": Fault(half_prior, checks=VIRIAL),
+    "half of the draws from the prior": Fault(of_the_prior(0.5), checks=VIRIAL),
     "the posterior of other data": Fault(of_other_data, checks=SCORE),
     "the posterior of half the data": Fault(of_half_the_data, checks=VIRIAL),
     "draws drawn again": Fault(drawn_again, checks=("moving",)),
@@ -668,7 +601,7 @@ SICK = {
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
     "test rows are training rows, rounded": Fault(data=test_is_nearly_train, checks=("held_out_rows",)),
     "log-likelihood of other rows": Fault(tree=other_rows, checks=LIKELIHOOD),
-    "log-likelihood of the other sign": Fault(tree=other_sign, checks=LIKELIHOOD),
+    "log-likelihood of the other sign": Fault(tree=times(-1.0), checks=LIKELIHOOD),
     "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
     "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
     "noise twice the model's": Fault(data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION),
@@ -680,19 +613,19 @@ SICK = {
     "log-likelihood times three": Fault(tree=times(3.0), checks=LIKELIHOOD),
     "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=LIKELIHOOD),
     "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=LIKELIHOOD),
-    "chains sorted": Fault(in_order, checks=RHAT),
+    "chains sorted": Fault(lambda case: np.sort(case.draws(), axis=1), checks=RHAT),
     "weights shuffled apart": Fault(apart, collinear, checks=("virial", "score")),
     "one chain with little noise as all": Fault(jittered(0.1), checks=("copied_chains",)),
     "one chain with noise as all": Fault(jittered(0.5), checks=("copied_chains", "virial")),
     "slow chains dealt into one another": Fault(dealt, checks=("ess_function", "score", "virial")),
     "two places shuffled": Fault(shuffled_modes, checks=VIRIAL),
     "without its tails": Fault(without_tails, checks=VIRIAL),
-    "of targets in other units": Fault(of_other_units, checks=SCORE),
-    "of inputs that were moved": Fault(of_other_inputs, checks=SCORE),
+    "of targets in other units": Fault(lambda case: replace(case, y=1.5 * case.y).draws(), checks=SCORE),
+    "of inputs that were moved": Fault(lambda case: replace(case, x=case.x + 0.5).draws(), checks=SCORE),
     "a fifth of the test rows are training rows": Fault(data=a_fifth_is_train, checks=("held_out_rows",)),
-    "test targets that have moved": Fault(data=test_moved, checks=("pit",)),
+    "test targets that have moved": Fault(data=changed("y_test", lambda c: c.y_test + 1.5 * c.noise), checks=("pit",)),
     "predictions without noise": Fault(tree=without_noise, checks=("pit",)),
-    "a weight of one chain 1 sd away": Fault(one_weight_of_a_chain, checks=RHAT),
+    "a weight of one chain 1 sd away": Fault(moved(1.0, slice(1), weights=slice(1), kept=0.2), checks=RHAT),
     "every ten draws twice": Fault(blocks, checks=("repeated_draws",)),
     "half of the draws at the mode": Fault(at_the_mode(0.0), checks=("repeated_draws", "virial")),
     "half of the draws near the mode": Fault(at_the_mode(0.01), checks=VIRIAL),
@@ -700,7 +633,7 @@ SICK = {
     "noise taken for twice of it": Fault(lambda case: case.draws(count=0.25), checks=VIRIAL),
     "of a prior a tenth as wide": Fault(lambda case: case.draws(prior=0.1), checks=SCORE),
     "a tenth of the draws of the other sign": Fault(some_of_other_sign, checks=VIRIAL),
-    "a tenth of the draws from the prior": Fault(some_of_the_prior, checks=VIRIAL),
+    "a tenth of the draws from the prior": Fault(of_the_prior(0.1), checks=VIRIAL),
     "cut off at 1.5 sd": Fault(shaped(cut_off), checks=VIRIAL),
     "every weight in two places": Fault(shaped(places), checks=SHAPE),
     "every weight between bounds": Fault(
@@ -714,19 +647,26 @@ SICK = {
     "fifty draws with noise": Fault(few_with_noise),
     "draws in the order of their density": Fault(by_density, checks=RHAT),
     "weights of other inputs": Fault(other_inputs, checks=SCORE),
-    "one chain 1.5 times as wide": Fault(wide_chain, checks=RHAT),
+    "one chain 1.5 times as wide": Fault(spread(1.5, slice(1), 0.2), checks=RHAT),
     "a fifth of the rows twice": Fault(some_rows_twice, checks=("virial", "score")),
     "of targets times 1.1": Fault(lambda case: replace(case, y=1.1 * case.y).draws(), checks=SCORE),
-    "test targets moved by half of their sd": Fault(data=test_targets_moved, checks=("pit",)),
-    "test inputs permuted": Fault(data=test_inputs_permuted, checks=("pit",)),
-    "test inputs in other columns": Fault(data=test_columns_reversed, checks=("pit",)),
-    "test targets with noise": Fault(data=test_labels_noisy, checks=("pit",)),
-    "a model of twice the noise": Fault(data=noise_of_the_model(2.0), checks=CALIBRATION),
-    "a model of half the noise": Fault(data=noise_of_the_model(0.5), checks=CALIBRATION),
+    "test targets moved by half of their sd": Fault(
+        data=changed("y_test", lambda c: c.y_test + 0.5 * c.y.std()), checks=("pit",)
+    ),
+    "test inputs permuted": Fault(data=changed("x_test", lambda c: c.rng.permutation(c.x_test)), checks=("pit",)),
+    "test inputs in other columns": Fault(
+        data=changed("x_test", lambda c: c.x_test[:, ::-1].copy() if c.x_test.shape[1] > 1 else -c.x_test),
+        checks=("pit",),
+    ),
+    "test targets with noise": Fault(
+        data=changed("y_test", lambda c: c.y_test + 1.5 * c.noise * c.rng.normal(size=HELD_OUT)), checks=("pit",)
+    ),
+    "a model of twice the noise": Fault(data=changed("noise", lambda c: 2.0 * c.noise), checks=CALIBRATION),
+    "a model of half the noise": Fault(data=changed("noise", lambda c: 0.5 * c.noise), checks=CALIBRATION),
     "predictions in other units": Fault(tree=predicted(lambda values: 1.5 * values + 0.5), checks=("pit",)),
     "predictions with twice the spread": Fault(tree=wide_outcomes, checks=("pit",)),
     "replicates without spread": Fault(tree=replicates_of_means, checks=("loo_pit",)),
-    "log-likelihood without its constant": Fault(tree=without_constant, checks=LIKELIHOOD),
+    "log-likelihood without its constant": Fault(tree=times(1.0, 0.5 * np.log(2.0 * np.pi)), checks=LIKELIHOOD),
     "observed targets permuted": Fault(tree=observed_permuted, checks=LIKELIHOOD),
     "errors that carry over to the next row": Fault(data=renoised(dependent), checks=("row_order",)),
     "errors that drift": Fault(data=renoised(drifting), checks=("row_order",)),
