@@ -83,8 +83,7 @@ def expected_improvement(
         >>> pb.acquire.expected_improvement(pb.Prediction(f, pb.likelihoods.HomoskedasticGaussian(0.1), {}), 2.0)
         tensor([0.0000, 0.5000])
     """
-    sign = 1 if maximize else -1
-    gain = (sign * (prediction.f.flatten(0, 1)[..., output] - best)).clamp_min(0.0)
+    gain = ((1 if maximize else -1) * (prediction.f.flatten(0, 1)[..., output] - best)).clamp_min(0.0)
     for row in given:
         gain = torch.maximum(gain, gain[:, row, None])
     return gain.mean(0)

@@ -188,8 +188,7 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
     # between levels, and beyond them, as a normal's
     z, at = ndtri(p), ndtri(_GRID)
     left = np.clip(np.searchsorted(z, at) - 1, 0, len(p) - 2)
-    slope = (q[left + 1] - q[left]) / (z[left + 1] - z[left])[:, None]
-    draws = q[left] + (at - z[left])[:, None] * slope
+    draws = q[left] + (at - z[left])[:, None] * ((q[left + 1] - q[left]) / (z[left + 1] - z[left])[:, None])
     return _of_draws(draws[..., None], u[:, None], levels=tuple(p))
 
 

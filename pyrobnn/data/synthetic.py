@@ -219,6 +219,5 @@ def _clustered(name: str, f: Function, num_data: int, seed: int, shape: _Shape |
 def _observed(name: str, f: Function, x: Tensor, factor: Tensor, generator: torch.Generator) -> Dataset:
     true = f(x)
     y = true + factor * torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    noise = factor.abs().float()
-    options: dict[str, Any] = {"true_f": true.float(), "true_noise": noise, "true_function": f}
+    options: dict[str, Any] = {"true_f": true.float(), "true_noise": factor.abs().float(), "true_function": f}
     return Dataset(x.float(), y.float(), name, "regression", ("x",), **options)

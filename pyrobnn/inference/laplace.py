@@ -64,8 +64,8 @@ class Laplace(Method):
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
             factor for all weights; ``"per_layer"``, by the same, one per layer; ``"cross_validation"``; or None, the
             posterior of the model as declared. Cross-validation searches for a second mode on four fifths of the data
-            and judges by the fifth that this has not seen (too narrow around a net that you trained and that is the
-            worse of the two); it takes the factor closest to one that the best does not beat by a standard error.
+            and judges by the fifth that this has not seen; it takes the factor closest to one that the best does not
+            beat by a standard error, and around a net that you trained (``init``) none above one.
         predictive: ``"linearized"``: f(θ*) + J (θ − θ*) with exact mean and variance, the model whose posterior the
             Gauss-Newton Gaussian is; or ``"draws"`` of the weights through the network itself.
         num_steps: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.

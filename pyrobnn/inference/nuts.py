@@ -254,8 +254,7 @@ class NUTS(Method):
     def _chains(self, problem: Problem, z: Tensor, form: str, run: FitRun) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
         density, in_float64 = problem.density, z.dtype != problem.density.dtype
-        log_joint = log_joint_float64(density) if in_float64 else density.log_joint
-        gradient, why = batched_gradient(log_joint, z)
+        gradient, why = batched_gradient(log_joint_float64(density) if in_float64 else density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
         most = MOST_WARMUP if self.num_warmup is None else None

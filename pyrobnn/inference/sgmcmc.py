@@ -173,8 +173,7 @@ class SGLD(_StochasticGradientMCMC):
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
-        noise = torch.randn_like(z)
-        z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * noise
+        z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * torch.randn_like(z)
         return z, v, grad, lp
 
 

@@ -69,8 +69,7 @@ class _Averaged(Method):
                 "call .eval() on them before building the BNN"
             )
         options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
-        pure = with_batch_statistics(model)
-        problem = prepare(pure, x, y, device=device, num_draws=run.num_draws, **options)
+        problem = prepare(with_batch_statistics(model), x, y, device=device, num_draws=run.num_draws, **options)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:

@@ -225,8 +225,7 @@ def probes(x: Tensor) -> tuple[Tensor, list[str]]:
         structured inputs have train probes only.
     """
     order = _along_spread(x)
-    ranks = torch.linspace(0, len(x) - 1, min(10, len(x))).round().long().unique()
-    train = x[order[ranks]]
+    train = x[order[torch.linspace(0, len(x) - 1, min(10, len(x))).round().long().unique()]]
     if x.dim() != 2 or not x.is_floating_point() or len(x) < 3:
         return train, ["train"] * len(train)
     ordered = x[order]

@@ -183,8 +183,8 @@ def test_cross_validated_is_not_worse_than_declared(given):
     [
         (0.3, "line", 200),
         pytest.param(0.3, "line", 1000, marks=pytest.mark.slow),
-        # the second mode is better on new rows than the given net: its errors make the widths 0.1 to 0.5 nats worse
-        pytest.param(0.5, "tanh", 200, marks=[pytest.mark.slow, pytest.mark.xfail(strict=True)]),
+        # the second mode is better on new rows than the given net: by its errors the widths were 0.1 to 0.5 nats worse
+        pytest.param(0.5, "tanh", 200, marks=pytest.mark.slow),
     ],
 )
 def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error(scale, kind, steps):
@@ -213,7 +213,7 @@ def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error
     tuned, posterior = fitted("cross_validation")
     gain = tuned - fitted(None)[0]
     error = float(gain.var() / len(gain) + posterior.meta["tuned"]["held_out"]["error"] ** 2) ** 0.5
-    assert float(gain.mean()) > -2 * error, (float(gain.mean()), error)
+    assert float(gain.mean()) >= -2 * error, (float(gain.mean()), error)
 
 
 def test_cross_validation_needs_four_rows():

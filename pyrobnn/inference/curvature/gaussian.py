@@ -82,8 +82,7 @@ class LowRankBlock:
 
     def quad(self, delta: Tensor) -> Tensor:
         white = delta.to(self.basis) / self.scale
-        inside = (white @ self.basis).double().square() * self.values
-        return white.double().square().sum(-1) + inside.sum(-1)
+        return white.double().square().sum(-1) + ((white @ self.basis).double().square() * self.values).sum(-1)
 
     def root(self, rows: Tensor) -> Tensor:
         return self._shrunk(rows.to(self.basis) * self.scale)

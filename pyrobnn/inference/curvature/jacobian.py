@@ -157,8 +157,7 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
             value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
         except NotImplementedError:
             value, pull, *_ = torch.func.vjp(fn, point)
-            push = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1]
-            (slope,) = push(direction)
+            (slope,) = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1](direction)
         return value, slope
 
 

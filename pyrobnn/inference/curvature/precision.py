@@ -96,8 +96,7 @@ def ggn_precision(
     if noise:
         block, added = _hessian_block(centre, noise, "full", remarks)
         blocks, damping = [*blocks, block], max(damping, added)
-    has_evidence = tuned.held_out is None or not tuned.at_bound
-    return Precision(centre, blocks, jacobian, damping, report, has_evidence)
+    return Precision(centre, blocks, jacobian, damping, report, tuned.held_out is None or not tuned.at_bound)
 
 
 def _hessian_block(

@@ -308,8 +308,7 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
 
 def launches(device: torch.device, why: str) -> list[Finding]:
     """Of a run on a GPU whose steps are not compiled."""
-    found = Finding("launched_one_by_one", {"why": why, "device": str(device)})
-    return [] if device.type == "cpu" else [found]
+    return [] if device.type == "cpu" else [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
 
 
 def settings(method: Any) -> dict[str, Any]:
@@ -347,8 +346,7 @@ def _program_problem(
     check_gradient(density, {"x": x, "y": y})
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
-    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
-    return Problem(program, density, x, y, num_data, device)
+    return Problem(program, density, x, y, len(tensors[-1]) if tensors and tensors[-1].dim() else plate, device)
 
 
 def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None, num_draws: int) -> Problem:

@@ -239,8 +239,7 @@ class Hooks:
         return snapshot(self._problem, self._config, draws, seed=self._run.seed)
 
     def _enough(self, result: Draws) -> bool:
-        draws = constrained(self._problem.density, result.z)
-        far = check_convergence(self._problem, draws, result.stats)
+        far = check_convergence(self._problem, constrained(self._problem.density, result.z), result.stats)
         self._found = f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
         self._stopped = "converged" if far.enough else self._stopped
         return far.enough

@@ -103,8 +103,7 @@ class FlowDistribution(TorchDistribution):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, dim)."""
         loc = self.flow["loc"]
-        noise = torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device)
-        return _push(self.flow, noise)[0]
+        return _push(self.flow, torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device))[0]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,) of values (\\*batch, dim)."""
