@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
@@ -64,6 +65,7 @@ autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 90
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_rtype = False  # what stands before a colon under "Returns" is a shape or a condition
 napoleon_custom_sections = ["Caveat", "Papers"]
 nitpick_ignore_regex = [
     (r"py:.*", r"(?!pyrobnn\b).*"),  # what others document is on the network, and a build needs none
@@ -81,3 +83,12 @@ html_theme_options = {
 }
 linkcheck_timeout = 20
 linkcheck_workers = 4
+
+
+def setup(app: Any) -> None:
+    """Property docstrings get an empty first line: of theirs napoleon takes what stands before a colon for a type."""
+
+    def begin(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+        lines[:0] = [""] if what == "property" else []
+
+    app.connect("autodoc-process-docstring", begin, priority=400)

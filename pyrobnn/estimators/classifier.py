@@ -21,8 +21,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     .. math:: y \sim \mathrm{Categorical}(\mathrm{softmax} f_\theta(x)), \qquad \theta \sim p(\theta)
 
-    Args: as of :class:`pyrobnn.BNNRegressor` (``noise`` has no use); ``net`` gives one logit per class. ``likelihood``
-        may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order; the net then gives one number.
+    The arguments are those of :class:`pyrobnn.BNNRegressor` (``noise`` has no use). ``net`` gives one logit per class;
+    ``likelihood`` may be ``pb.likelihoods.Ordinal``, where sorted labels are in their order: one number, then.
 
     Where ``method="auto"`` takes Laplace's approximation it finds the prior's widths, one for each layer, by the
     evidence (of 20,000 rows where there are more), and the mode anew for each of them: where the inputs say nothing of
