@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pyrobnn.core.checks import check_choice
-from pyrobnn.wording.findings import Finding
+from pyrobnn.wording.findings import Finding, warn
 
 Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]
@@ -86,11 +85,9 @@ class Column:
             # of more categories than have an input each, the others were seen
             if unseen and len(self.categories) < MAX_CATEGORIES:
                 rows = int(values.fillna("").isin(unseen).sum())
-                shown = {"column": self.name, "rows": rows, "new": unseen[:8]}
-                report(where, Finding("new_categories", shown))
-        elif values.isna().any() and not self.indicator:
-            filled = {"column": self.name, "rows": int(values.isna().sum()), "fill": self.fill}
-            report(where, Finding("new_gaps", filled))
+                report(where, Finding("new_categories", {"column": self.name, "rows": rows, "new": unseen[:8]}))
+        elif (gaps := int(values.isna().sum())) and not self.indicator:
+            report(where, Finding("new_gaps", {"column": self.name, "rows": gaps, "fill": self.fill}))
 
 
 @dataclass(frozen=True)
@@ -341,4 +338,4 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
 
 def report(where: str, finding: Finding) -> None:
     """Warn of what was found in a table."""
-    warnings.warn(f"{where}: {finding}", UserWarning, stacklevel=5)
+    warn([f"{where}: {finding}"])

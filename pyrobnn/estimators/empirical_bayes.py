@@ -86,7 +86,7 @@ def fit_by_evidence(
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
         of = f", of {len(rows[0]):,} of {len(x):,} rows"
     else:
-        warn(posterior.meta["warnings"], stacklevel=4)
+        warn(posterior.meta["warnings"])
     shares = ", ".join(f"{each:.2g}" for each in best / linear)
     return (posterior, f"noise {shares} times a linear model's, the best of {len(tries)} by the evidence{of}")
 

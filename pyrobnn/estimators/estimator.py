@@ -85,7 +85,7 @@ class Estimator(BaseEstimator):
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
         self._weighted = copies is not None
-        warn(constant_features(x, self._names(x)), stacklevel=3)
+        warn(constant_features(x, self._names(x)))
         if copies is not None:
             x, y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
         order = np.lexsort(np.column_stack([x, y]).T)  # data in another order give the same numbers
@@ -165,7 +165,7 @@ class Estimator(BaseEstimator):
         self.method_reason_ += f"; {words}"
         found = meta.get("newton_distance", 0.0) ** 2 < model.num_weights  # within a posterior sd of each weight
         if found:
-            warn(meta["warnings"], stacklevel=5)
+            warn(meta["warnings"])
         return bool(found)
 
     def _infer(self, model: BNN, seed: int) -> None:
@@ -289,7 +289,7 @@ class Estimator(BaseEstimator):
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x, posterior = self._inputs(X), self.posterior_
-        warn(far_rows(self._x.numpy(), x.numpy(), self._names(x)), stacklevel=4)
+        warn(far_rows(self._x.numpy(), x.numpy(), self._names(x)))
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
         found: list[list[Tensor]] = [[] for _ in parts]

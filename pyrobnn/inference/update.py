@@ -171,7 +171,7 @@ def _recentred(
     moved_by = {"distance": float(end.norm()), "dip": dip}
     limit = 2.0 + math.sqrt(min(int((change != 0).sum()) * after.y[0].numel(), len(end)))
     notes = _outside(rows.x, change > 0) + [Finding("far_update", moved_by)] * (dip > 0.1 or float(end.norm()) > limit)
-    warn(notes, stacklevel=5)
+    warn(notes)
     added = None
     if found.log_evidence is not None and posterior.log_evidence is not None:
         added = found.log_evidence - posterior.log_evidence
@@ -212,7 +212,7 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     if not isinstance(model, BNN):
         values, told, more = what_program_says(_density(posterior, after, fixed), draws, fixed)
         draws, notes = draws | values, notes + more
-    warn(notes, stacklevel=5)
+    warn(notes)
     added, error = log_mean(particles.log_evidence), standard_error(particles.log_evidence)
     facts = {
         "log_evidence_added": added,

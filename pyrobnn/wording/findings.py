@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -46,10 +48,12 @@ def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
     return [Finding(each["code"], {k: v for k, v in each.items() if k != "code"}) for each in kept]
 
 
-def warn(found: Iterable[Finding | str], stacklevel: int) -> None:
-    """Warn of each, at the frame that ``warnings.warn`` in the caller's place would name."""
+def warn(found: Iterable[Finding | str]) -> None:
+    """Warn of each, at the line that called this package."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe())]
+    level = max(i for i, name in enumerate(names, 2) if name.startswith("pyrobnn."))
     for each in found:
-        warnings.warn(str(each), UserWarning, stacklevel=stacklevel + 1)
+        warnings.warn(str(each), UserWarning, stacklevel=level)
 
 
 def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:

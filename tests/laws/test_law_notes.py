@@ -24,6 +24,7 @@ def told(method, model, *data, **options) -> tuple[pb.Posterior, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = method.fit(model, *data, seed=0, **options)
+    assert {warning.filename for warning in caught} <= {__file__}  # the caller's line, whatever lies between
     return posterior, [str(warning.message) for warning in caught]
 
 

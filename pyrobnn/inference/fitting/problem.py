@@ -116,7 +116,7 @@ class Problem:
         """Warn of what was found and keep it for the posterior, once."""
         if found not in self.notes:
             self.notes.append(found)
-            warn([found], stacklevel=4)
+            warn([found])
 
 
 def prepare(
@@ -249,7 +249,7 @@ def make_posterior(
         **meta,
         **({"stopped": "interrupt"} if interrupted else {}),
     }
-    warn(notes, stacklevel=4)
+    warn(notes)
     return Posterior(problem.model, draws, stats, approximation=approximation, meta=record, **parts)
 
 
