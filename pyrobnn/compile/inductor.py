@@ -49,8 +49,6 @@ _INDUCTOR = {
     # a tenth of a short step; Compiled checks its arguments itself, loops do so once
     "size_asserts": False,
     "alignment_asserts": False,
-    # what the processor offers is not tried by compiling for it: if the compiler lacks it, the public way finds out
-    "cpp.vec_isa_ok": True,
 }
 # Below this size of the largest tensor, threads cost more at their barriers than they save.
 _PARALLEL_FROM = 2**16
