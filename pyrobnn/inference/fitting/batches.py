@@ -165,7 +165,7 @@ def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Ten
     if batch_size is None or batch_size >= problem.num_rows:
         return itertools.repeat((problem.x, problem.y))
     rows = permuted_rows(problem.num_rows, batch_size, problem.device)
-    return ((problem.x[index], problem.y[index]) for index in rows)
+    return ((problem.x.index_select(0, index), problem.y.index_select(0, index)) for index in rows)
 
 
 def permuted_rows(
