@@ -86,9 +86,9 @@ linkcheck_workers = 4
 
 
 def setup(app: Any) -> None:
-    """Property docstrings get an empty first line: of theirs napoleon takes what stands before a colon for a type."""
+    """Property docstrings begin with a comment: of their first line napoleon takes what precedes a colon for a type."""
 
     def begin(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-        lines[:0] = [""] if what == "property" else []
+        lines[:0] = ["..", ""] if what == "property" else []
 
     app.connect("autodoc-process-docstring", begin, priority=400)

@@ -137,8 +137,9 @@ class Lift(nn.Module):
             self.register_buffer(name, torch.as_tensor(value))
 
     def _raised(self, x: Tensor) -> Tensor:
-        # a new row below all that were seen counts as the least of them: a logarithm ends somewhere
-        return torch.expm1(self.powers * torch.maximum(x - self.start, self.least).log()) / self.powers
+        # below the least row that was seen the tangent goes on: a logarithm ends somewhere
+        seen = torch.maximum(x - self.start, self.least)
+        return torch.expm1(self.powers * seen.log()) / self.powers + (x - self.start - seen) * seen ** (self.powers - 1)
 
     def forward(self, x: Tensor) -> Tensor:
         plain = (self._raised(x) - self.centre) / self.scale
@@ -275,8 +276,7 @@ def quiet() -> Iterator[None]:
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
     """Whether log densities (N,) are better than a linear model's by two standard errors, in words."""
     more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
-    words = f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
-    return more > 2 * error, words
+    return more > 2 * error, f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
 
 
 def search(data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any) -> tuple[Rule | None, str]:

@@ -400,6 +400,10 @@ def test_the_lift_is_free_of_skew_and_holds_beyond_the_data():
     np.testing.assert_allclose(float(out.var(0).sum()), 3, rtol=1e-6)  # as much as of three plain features
     far = lift(torch.tensor([[-50.0, 0.0, 0.0], [1e6, 0.0, 0.0]], dtype=torch.float64))
     assert far.isfinite().all()
+    edge = lift.start + lift.least  # where the data end below, features go on as they are: intervals open on both sides
+    steps = lift(torch.stack([edge - 1e-6, edge, edge + 1e-6]))[:, :2].diff(dim=0)
+    assert (steps > 0).all()
+    torch.testing.assert_close(steps[0], steps[1], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("mean_only", [True, False])
