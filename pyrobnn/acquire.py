@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_count
+from pyrobnn.core.checks import check_count, check_number
 from pyrobnn.core.seeding import generator
 from pyrobnn.density.gradient import at_each
 from pyrobnn.model import NET
@@ -55,7 +55,7 @@ def thompson(prediction: Prediction, num: int = 1, *, maximize: bool = True, out
 
     Reference: On the likelihood that one unknown probability exceeds another (Thompson, 1933).
     """
-    f = prediction.f.flatten(0, 1)[..., output] * (1 if maximize else -1)
+    f = _column(prediction, output) * (1 if maximize else -1)
     order = torch.randperm(len(f), generator=generator(seed))
     return batch(lambda rows: f[order[len(rows) % len(f)]], num)
 
@@ -83,20 +83,21 @@ def expected_improvement(
         >>> pb.acquire.expected_improvement(pb.Prediction(f, pb.likelihoods.HomoskedasticGaussian(0.1), {}), 2.0)
         tensor([0.0000, 0.5000])
     """
-    gain = ((1 if maximize else -1) * (prediction.f.flatten(0, 1)[..., output] - best)).clamp_min(0.0)
-    for row in given:
+    best = check_number("best", float(best))
+    gain = ((1 if maximize else -1) * (_column(prediction, output) - best)).clamp_min(0.0)
+    for row in _asked(prediction, given):
         gain = torch.maximum(gain, gain[:, row, None])
     return gain.mean(0)
 
 
 def bald(prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 256, seed: int = 0) -> Tensor:
-    r"""What a target at each candidate would tell of the parameters: BALD, for any likelihood.
+    r"""The information of a target at each candidate about the parameters: BALD, for any likelihood.
 
     .. math:: I(y; \theta) = E_{\theta, y}[\log p(y \mid x, \theta) - \log \tfrac1S \sum_s p(y \mid x, \theta_s)]
 
     Args:
         prediction: at the candidates.
-        given: rows asked for already: together with these (BatchBALD), so that what they tell is not counted again.
+        given: rows asked for already: together with these (BatchBALD), so that their information is not counted again.
         num_draws: S, as many evenly spaced draws at most; targets are drawn from each. The score is below log S.
         seed: of the targets.
 
@@ -106,23 +107,24 @@ def bald(prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 
     Reference: Bayesian Active Learning for Classification and Preference Learning (Houlsby et al., 2011); BatchBALD
     (Kirsch et al., 2019) https://arxiv.org/abs/1906.08158
     """
+    given = _asked(prediction, given)
     if prediction.likelihood.targets.classes and not given:  # exact, over all draws
         return prediction.epistemic_entropy
     score = torch.zeros(prediction.f.shape[2], dtype=torch.float64, device=prediction.f.device)
     few = prediction.thin(num_draws)
     total = few.f.shape[0] * few.f.shape[1]
     for index, log_p in enumerate(_log_probs(few, seed)):
-        joint = log_p + log_p[:, list(given)].sum(1, keepdim=True)
+        joint = log_p + log_p[:, given].sum(1, keepdim=True)
         score += joint[index] - joint.logsumexp(0)
     score = score / total + torch.tensor(float(total)).log()
-    score[list(given)] = 0.0  # told of already
+    score[given] = 0.0  # known already
     return score
 
 
 def epig(
     prediction: Prediction, targets: Prediction, *, given: Sequence[int] = (), num_draws: int = 128, seed: int = 0
 ) -> Tensor:
-    r"""What a target at each candidate would tell of those at the points that matter: expected predictive information.
+    r"""The information of a target at each candidate about targets at the points that matter: EPIG.
 
     .. math:: E_{x_*}\, I(y; y_*) = E\left[\log \frac{p(y, y_* \mid x, x_*)}{p(y \mid x)\, p(y_* \mid x_*)}\right]
 
@@ -139,13 +141,13 @@ def epig(
     Reference: Prediction-Oriented Bayesian Active Learning (Bickford Smith et al., 2023)
     https://arxiv.org/abs/2304.08151
     """
-    few, there = prediction.thin(num_draws), targets.thin(num_draws)
+    few, there, given = prediction.thin(num_draws), targets.thin(num_draws), _asked(prediction, given)
     if few.f.shape[:2] != there.f.shape[:2]:
         raise ValueError("'prediction' and 'targets' have other draws: predict both with the same posterior")
     score = torch.zeros(few.f.shape[2], dtype=torch.float64, device=few.f.device)
     for log_p, log_q in zip(_log_probs(few, seed), _log_probs(there, seed + 1), strict=True):
-        log_p = log_p + log_p[:, list(given)].sum(1, keepdim=True)
-        p, q = (each.softmax(0) for each in (log_p, log_q))  # over draws: what the target says of them
+        log_p = log_p + log_p[:, given].sum(1, keepdim=True)
+        p, q = (each.softmax(0) for each in (log_p, log_q))  # of the draws, given the target
         score += (p.T @ q * len(p)).clamp_min(1e-300).log().mean(1)
     return score / (few.f.shape[0] * few.f.shape[1])
 
@@ -161,6 +163,22 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
         found[rows] = -torch.inf
         rows.append(int(found.argmax()))
     return torch.tensor(rows)
+
+
+def _column(prediction: Prediction, output: int) -> Tensor:
+    """An output of f by all draws: (draw, point)."""
+    f = prediction.f.flatten(0, 1)
+    if output not in range(-f.shape[-1], f.shape[-1]):
+        raise ValueError(f"'output' is {output!r}, but f has {f.shape[-1]} columns, counted from 0")
+    return f[..., output]
+
+
+def _asked(prediction: Prediction, given: Sequence[int]) -> list[int]:
+    """Rows asked for already, each one of the candidates."""
+    num, rows = prediction.f.shape[2], [int(row) for row in given]
+    if wrong := [row for row in rows if row not in range(num)]:
+        raise ValueError(f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0")
+    return rows
 
 
 def _log_probs(prediction: Prediction, seed: int) -> Iterator[Tensor]:

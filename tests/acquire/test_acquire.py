@@ -79,6 +79,22 @@ def test_thompson_takes_each_draw_at_its_best_and_no_row_twice():
         pb.acquire.batch(lambda rows: pb.acquire.expected_improvement(prediction(f), 0.5, given=rows), 5)
 
 
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        (lambda p: pb.acquire.thompson(p, output=3), "'output' is 3, but f has 1 columns"),
+        (lambda p: pb.acquire.expected_improvement(p, 0.0, output=1), "'output' is 1, but f has 1 columns"),
+        (lambda p: pb.acquire.expected_improvement(p, math.nan), "'best' must be finite"),
+        (lambda p: pb.acquire.expected_improvement(p, 0.0, given=[4]), "'given' has row 4, but there are 4 candidates"),
+        (lambda p: pb.acquire.bald(p, given=[-1]), "'given' has row -1, but there are 4 candidates"),
+        (lambda p: pb.acquire.epig(p, p, given=torch.tensor([9])), "'given' has row 9, but there are 4 candidates"),
+    ],
+)
+def test_a_row_or_an_output_that_is_not_there_is_refused(score, message):
+    with pytest.raises(ValueError, match=message):
+        score(prediction(torch.eye(4)))
+
+
 def test_a_draw_as_a_function_is_what_predict_gives_and_has_a_gradient():
     x = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
     data = pb.data.Dataset(x, 5 + 3 * x, "line", "regression")
