@@ -66,9 +66,10 @@ def gradients() -> Records:
 
 
 def posteriordb() -> str:
-    """A row per reference posterior, and sbibm's tasks by method."""
-    run = script("posteriordb")
-    return f"{run.table(records_of('posteriordb'))}\n\n{run.sbibm_table(records_of('posteriordb', 'sbibm.jsonl'))}"
+    """A row per reference posterior; sbibm's tasks by method; targets of inference-gym."""
+    run, names = script("posteriordb"), ("records.jsonl", "sbibm.jsonl", "gym.jsonl")
+    tables = zip((run.table, run.sbibm_table, run.gym_table), names, strict=True)
+    return "\n\n".join(table(records_of("posteriordb", name)) for table, name in tables)
 
 
 def evidence() -> str:

@@ -1,11 +1,12 @@
 """Methods at their defaults on reference posteriors: which are right, which wrong, and whether a fit said so.
 
     python scripts/posteriordb/run.py FOLDER --results rows.jsonl
-    python scripts/posteriordb/run.py --sbibm WHEEL
+    python scripts/posteriordb/run.py --sbibm WHEEL --results sbibm.jsonl
+    python scripts/posteriordb/run.py --gym WHEEL --results gym.jsonl
 
 FOLDER holds one JSON file per posterior (data, and mean, sd and their Monte-Carlo errors of every scalar), made from
-posteriordb (Magnusson, Bürkner & Vehtari, 2023); WHEEL is sbibm (Lueckmann et al., 2021), unpacked. claim.md says when
-a run is right.
+posteriordb (Magnusson, Bürkner & Vehtari, 2023); WHEEL is sbibm (Lueckmann et al., 2021) or inference_gym (Sountsov et
+al., 2020), unpacked. claim.md says when a run is right.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import bz2
 import itertools
 import json
 import math
+import runpy
 import time
 import warnings
+from functools import partial
 from math import hypot, sqrt
 from pathlib import Path
 
@@ -71,22 +74,20 @@ def trend(x, y):
         pyro.sample("y", dist.Normal(alpha + beta * inputs, sigma), obs=y)
 
 
-def schools_centred(x, y):
+def schools(centred):
     """Eight schools; ``x`` holds the standard errors."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    tau = pyro.sample("tau", dist.HalfCauchy(5.0))
-    with pyro.plate("schools", len(y)):
-        theta = pyro.sample("theta", dist.Normal(mu, tau))
-        pyro.sample("y", dist.Normal(theta, x), obs=y)
 
+    def program(x, y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
+        tau = pyro.sample("tau", dist.HalfCauchy(5.0))
+        with pyro.plate("schools", len(y)):
+            if centred:
+                theta = pyro.sample("theta", dist.Normal(mu, tau))
+            else:
+                theta = mu + tau * pyro.sample("theta_trans", dist.Normal(0.0, 1.0))
+            pyro.sample("y", dist.Normal(theta, x), obs=y)
 
-def schools(x, y):
-    """Eight schools, non-centred."""
-    mu = pyro.sample("mu", dist.Normal(0.0, 5.0))
-    tau = pyro.sample("tau", dist.HalfCauchy(5.0))
-    with pyro.plate("schools", len(y)):
-        theta = mu + tau * pyro.sample("theta_trans", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.Normal(theta, x), obs=y)
+    return program
 
 
 def garch(x, y):
@@ -156,7 +157,7 @@ def problem(name, data):
         priors = tuple(float(data[key]) for key in ("pmualpha", "psalpha", "pmubeta", "psbeta"))
         return trend, (d["x"], priors), d["y"]
     if name.startswith("eight_schools"):
-        return (schools if name.endswith("noncentered") else schools_centred), d["sigma"], d["y"]
+        return schools(not name.endswith("noncentered")), d["sigma"], d["y"]
     if name == "garch-garch11":
         return garch, d["sigma1"], d["y"]
     if name == "gp_pois_regr-gp_regr":
@@ -173,11 +174,8 @@ def scalars(draws):
         draws["theta"] = draws["mu"][..., None] + draws["tau"][..., None] * draws.pop("theta_trans")
     out = {}
     for name, value in draws.items():
-        value = value.double().numpy()
-        if value.ndim == 2:
-            out[name] = value
-        else:
-            out |= {f"{name}[{i + 1}]": value[..., i] for i in range(value.shape[-1])}
+        columns = value.double().numpy().reshape(*value.shape[:2], -1)
+        out |= {f"{name}[{i + 1}]" if value.ndim > 2 else name: columns[..., i] for i in range(columns.shape[-1])}
     return out
 
 
@@ -266,7 +264,7 @@ def table(records):
     return "\n".join([*lines, "", f"{text}warned of, {refused} were refused, and {wrong} are wrong without a warning."])
 
 
-# sbibm: likelihoods after Lueckmann et al. (2021), appendix T
+# sbibm: likelihoods after Lueckmann et al. (2021), appendix T; then inference-gym, from brownian on
 
 
 def box(size, bound):
@@ -309,7 +307,38 @@ def bernoulli_glm(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ theta), obs=y)
 
 
-SBIBM = {each.__name__: each for each in (gaussian_mixture, two_moons, slcp, bernoulli_glm)}
+def log_path(coupling, own, start, num_steps, size):
+    """Logs of two populations (num_steps, 2), the first of which feeds the second, by Runge-Kutta steps."""
+
+    def slope(z):
+        return torch.tensor([-1.0, 1.0]) * (coupling * z.flip(0).exp() - own)
+
+    def step(z, _):
+        a = slope(z)
+        b = slope(z + size / 2 * a)
+        c = slope(z + size / 2 * b)
+        z = z + size / 6 * (a + 2 * b + 2 * c + slope(z + size * c))
+        return z, z
+
+    return pb.scan(step, torch.tensor(start).log(), length=num_steps)[1]
+
+
+def sir(x, y):
+    """An epidemic: the share of infected, by a thousand tests every 17 days."""
+    theta = pyro.sample("theta", dist.LogNormal(torch.tensor([0.4, 0.125]).log(), torch.tensor([0.5, 0.2])).to_event(1))
+    own = torch.stack([torch.zeros(()), theta[1]])
+    log_share = log_path(theta[0], own, [1 - 1e-6, 1e-6], 153, 1.0)[16::17, 1]
+    pyro.sample("y", dist.Binomial(1000, logits=log_share - (-log_share.exp()).log1p()).to_event(1), obs=y[1:])
+
+
+def lotka_volterra(x, y):
+    """Prey and predators, seen every 2.1 time units with an error of 10 %."""
+    theta = pyro.sample("theta", dist.LogNormal(torch.tensor([-0.125, -3.0] * 2), 0.5).to_event(1))
+    path = log_path(theta[1::2], theta[::2], [30.0, 1.0], 189, 0.1)
+    pyro.sample("y", dist.LogNormal(path[20::21], 0.1).to_event(2), obs=y.reshape(2, 10).T[1:])
+
+
+SBIBM = {each.__name__: each for each in (gaussian_mixture, two_moons, slcp, bernoulli_glm, sir, lotka_volterra)}
 METHODS = {"NUTS": pb.NUTS(), "SMC": pb.SMC(), "SVI": pb.SVI(guide="full_rank")}
 METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
 
@@ -364,21 +393,125 @@ def sbibm_table(records):
     return "\n".join([*lines, "", f"Of {len(runs)} runs {wrong} are wrong without a warning."])
 
 
-def sbibm(options):
-    """A row per task, observation and method; of repeated runs the last counts."""
-    torch.set_default_dtype(torch.float64)
-    path = options.results or Path(__file__).with_name("sbibm.jsonl")
-    for key in itertools.product(SBIBM, options.observations, METHODS):
-        if any(part in "-".join(map(str, key)) for part in options.only):
-            with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(sbibm_row(options.sbibm, *key)) + "\n")
+def brownian(x, y):
+    """A random walk, seen at the times ``x``; the sds of its steps and of the noise are unknown."""
+    step, noise = (pyro.sample(name, dist.LogNormal(0.0, 2.0)) for name in ("step", "noise"))
+    path = pyro.sample("path", flat(30))
+    pyro.factor("walk", dist.Normal(0.0, step).log_prob(path.diff(prepend=torch.zeros(1))).sum())
+    pyro.sample("y", dist.Normal(path[x], noise).to_event(1), obs=y)
+
+
+def banana(x, y):
+    """Two normals with sds 10 and 1, the second of which is bent around the first."""
+    z = pyro.sample("z", flat(2))
+    mean, sd = torch.stack([torch.zeros(()), 0.03 * (z[0] ** 2 - 100)]), torch.tensor([10.0, 1.0])
+    pyro.factor("density", dist.Normal(mean, sd).log_prob(z).sum())
+
+
+def item_response(x, y):
+    """Whether students answered questions, which they were asked where ``x`` is one: ability less difficulty."""
+    mean = pyro.sample("mean", dist.Normal(0.75, 1.0))
+    ability = pyro.sample("ability", dist.Normal(0.0, 1.0).expand([len(x)]).to_event(1))
+    difficulty = pyro.sample("difficulty", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    pyro.factor("y", (x * dist.Bernoulli(logits=mean + ability[:, None] - difficulty).log_prob(y)).sum())
+
+
+def of_normal(mean, var):  # E[z²] and E[z⁴]
+    return mean**2 + var, mean**4 + 6 * mean**2 * var + 3 * var**2
+
+
+def brownian_moments(x, y):
+    """Exact E[z²] and E[z⁴] of each coordinate: the path is a normal given the scales, which a grid sums over."""
+    k = np.minimum.outer(np.arange(1.0, 31), np.arange(1.0, 31))
+    w, vectors = np.linalg.eigh(k[np.ix_(x, x)])
+    z, a = vectors.T @ y, k[:, x] @ vectors
+    step, noise = np.exp(np.linspace(-12, 3, 301))[:, None, None], np.exp(np.linspace(-24, 4, 561))[:, None]
+    var = step * w + noise
+    log_p = -0.5 * (np.log(var) + z**2 / var).sum(-1) - (np.log(step) ** 2 + np.log(noise) ** 2)[..., 0] / 32
+    p = np.exp(log_p - log_p.max())
+    path = of_normal(step * (z / var @ a.T), step * k.diagonal() - step**2 * (1 / var @ (a**2).T))
+    for power, of_path in enumerate(path, 1):
+        scales = [(p / p.sum() * scale[..., 0] ** power).sum() for scale in (step, noise)]
+        yield np.array([*scales, *np.einsum("ab,abi->i", p / p.sum(), of_path)])
+
+
+#: gradients of NUTS until the error is small, after Robnik, Cohn-Gordon & Seljak (2025); draws of a chain; options
+GYM = {
+    "brownian": (33_462, 6000, {}),
+    "banana": (111_691, 20_000, {}),
+    "item_response": (71_758, 3000, {"num_chains": 4}),
+}
+GYM |= {"banana, target_accept=0.95": (111_691, 15_000, {"target_accept": 0.95})}
+OF_GYM = "internal/datasets/brownian_motion_missing_middle_observations", "{}/synthetic_item_response_theory"
+
+
+def target(folder, task):
+    """Data, and E[z²] and E[z⁴] of each coordinate."""
+    if task == "banana":
+        return None, None, (np.array([100.0, 19.0]), np.array([30_000.0, 4971.0]))
+    brownian, item = (str(folder / "inference_gym" / f"{name}.py") for name in OF_GYM)
+    if task == "brownian":
+        y = runpy.run_path(brownian)["OBSERVED_LOC"]
+        x, y = np.flatnonzero(np.isfinite(y)), y[np.isfinite(y)]
+        return x, y, brownian_moments(x, y)
+    data, truth = (runpy.run_path(item.format(each)) for each in ("internal/datasets", "targets/ground_truth"))
+    x, y = np.zeros((2, 400, 100))
+    x[data["STUDENT_IDS"], data["QUESTION_IDS"]] = 1.0
+    y[data["STUDENT_IDS"], data["QUESTION_IDS"]] = data["CORRECT"]
+    sites = [
+        f"IDENTITY_{site}_" for site in ("MEAN_STUDENT_ABILITY", "CENTERED_STUDENT_ABILITY", "QUESTION_DIFFICULTY")
+    ]
+    mean, sd = (np.hstack([truth[site + of].ravel() for site in sites]) for of in ("MEAN", "STANDARD_DEVIATION"))
+    return x, y, of_normal(mean, sd**2)
+
+
+def gym_row(folder, task, seed):
+    """Gradients of a chain until the median chain's worst second moment stays within 0.1 of its standard deviation."""
+    program, (_, num_draws, chosen), started = task.partition(",")[0], GYM[task], time.process_time()
+    *data, (second, fourth) = target(folder, program)
+    x, y = (None if part is None else torch.tensor(part) for part in data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        fitted = pb.NUTS(**{"num_chains": 8} | chosen).fit(globals()[program], x, y, num_draws=num_draws, seed=seed)
+    squares = np.concatenate([each.flatten(2) for each in map(torch.atleast_3d, fitted.draws.values())], -1) ** 2
+    averages = squares.cumsum(1) / np.arange(1, num_draws + 1)[:, None]
+    error = np.median(((averages - second) ** 2 / (fourth - second**2)).max(-1), 0)
+    pooled = (averages[:, -1].mean(0) - second) ** 2 / (fourth - second**2)
+    steps, needed = fitted.sample_stats["n_steps"].double().mean().item(), int(np.flatnonzero(error >= 0.01)[-1]) + 1
+    return {
+        **{"task": task, "seed": seed, "gradients": round(steps * needed) if needed < num_draws else "not reached"},
+        **{"error": round(error[-1], 4), "all gradients": round(steps * num_draws), "pooled": round(pooled.max(), 4)},
+        **{"divergences": int(fitted.sample_stats["diverging"].sum()), "warned": bool(fitted.meta["warnings"])},
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
+
+
+def gym_table(records):
+    """A row per target, a number per seed."""
+    head = (
+        "target",
+        "gradients until .01",
+        "published",
+        "error after",
+        "gradients",
+        "of all chains",
+        "divergences",
+        "told",
+    )
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    for task, (published, *_) in GYM.items():
+        runs, keys = [each for each in records if each["task"] == task], ("gradients", "error", "all gradients")
+        cells = [", ".join(str(each[key]) for each in runs) for key in (*keys, "pooled", "divergences", "warned")]
+        lines += [f"| {task} | {' | '.join([cells[0], str(published), *cells[1:]])} |"] * bool(runs)
+    return "\n".join(lines)
 
 
 def main():
-    """Print a row per posterior, and how many are right."""
+    """A row per posterior, task or target; of repeated runs of a task the last counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--sbibm", type=Path, help="the unpacked wheel; rows go to sbibm.jsonl")
+    parser.add_argument("--sbibm", type=Path, help="the unpacked wheel")
+    parser.add_argument("--gym", type=Path, help="the unpacked wheel")
     parser.add_argument("--observations", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -386,23 +519,24 @@ def main():
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--results", type=Path, help="append the rows here, one JSON object a line")
     options = parser.parse_args()
-    torch.set_default_dtype(getattr(torch, options.dtype))
-    if options.sbibm:
-        return sbibm(options)
-    outcomes = []
-    for path in sorted(options.folder.glob("*.json")):
-        if not any(part in path.stem for part in options.only):
-            continue
-        posterior = json.loads(path.read_text(encoding="utf-8"))
-        for seed in options.seeds:
-            dtype = torch.get_default_dtype()
-            result = row(path.stem, posterior, dtype=dtype, seed=seed, num_draws=options.draws)
-            outcomes.append(result["outcome"])
-            print(json.dumps(result), flush=True)
+    torch.set_default_dtype(dtype := getattr(torch, "float64" if options.sbibm or options.gym else options.dtype))
+    if options.gym:
+        work, keys = partial(gym_row, options.gym), itertools.product(GYM, options.seeds)
+    elif options.sbibm:
+        work, keys = partial(sbibm_row, options.sbibm), itertools.product(SBIBM, options.observations, METHODS)
+    else:
+        known = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(options.folder.glob("*.json"))}
+        keys = itertools.product(known, options.seeds)
+
+        def work(name, seed):
+            return row(name, known[name], dtype=dtype, seed=seed, num_draws=options.draws)
+
+    for key in keys:
+        if any(part in "-".join(map(str, key)) for part in options.only):
+            print(line := json.dumps(work(*key)), flush=True)
             if options.results:
                 with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(result) + "\n")
-    print({outcome: outcomes.count(outcome) for outcome in sorted(set(outcomes))})
+                    file.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -296,15 +296,6 @@ class NumPyro:
 # -- the tables ------------------------------------------------------------------------------------------------------
 
 
-def peer_or_none(options, case, args):
-    """NumPyro, or None and a word about it."""
-    try:
-        return NumPyro(options.numpyro_python, case, args)
-    except RuntimeError as error:
-        print(error, file=sys.stderr)
-        return None
-
-
 def compare(name, num_chains, options):
     """One row: medians over alternating repeats, microseconds."""
     import numpy as np
@@ -314,7 +305,11 @@ def compare(name, num_chains, options):
     args = {"num_chains": num_chains, "num_warmup": options.warmup if fit else 20, "num_draws": num_draws}
     # the cost of a gradient doesn't depend on the depth of trees; a warm-up that isn't used need not be long
     args |= {"clock": options.clock, "max_tree_depth": 10 if fit else 6}
-    ours, peer = Ours(CASES[name], args), peer_or_none(options, CASES[name], args)
+    ours, peer = Ours(CASES[name], args), None
+    try:
+        peer = NumPyro(options.numpyro_python, CASES[name], args)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
     row = {"case": name, "chains": num_chains}
     if fit:
         seconds, ess, steps = ours.fit(num_draws)
@@ -344,12 +339,6 @@ def timed(ours, peer, repeats):
     return row
 
 
-def show(row):
-    """One line, while the run goes on."""
-    parts = [f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()]
-    print("  ".join(parts), flush=True)
-
-
 def main():
     """Print the rows; write what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -371,7 +360,7 @@ def main():
 
     for case, chains in itertools.product(options.cases, options.chains):
         row = compare(case, chains, options)
-        show(row)
+        print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
         if options.results:
             append_record(options.results, row)
 

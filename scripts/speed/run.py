@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any, Literal
@@ -276,14 +277,10 @@ def nuts(seed: int) -> dict[str, float]:
     case = CASES["1-50-1"]
     program, (x, y) = torch_program(case), torch_data(case)
     method = pb.NUTS(num_chains=4, num_warmup=100)
-    short, long = (method.fit(program, x, y, num_draws=draws, seed=seed) for draws in (10, 60))
+    fits = [partial(method.fit, program, x, y, num_draws=draws, seed=seed) for draws in (10, 60)]
+    short, long = (fit() for fit in fits)
     gradients = long.meta["num_gradients"] - short.meta["num_gradients"]
-    cost = in_turn(
-        difference(
-            lambda: method.fit(program, x, y, num_draws=10, seed=seed),
-            lambda: method.fit(program, x, y, num_draws=60, seed=seed),
-        )
-    )
+    cost = in_turn(difference(*fits))
     values = long.predict(x[:: len(x) // 16]).f[..., 0].numpy()
     return {"nuts gradient": cost * 30_000 / gradients, "nuts ess": 1000 * slowest(values) / long.meta["num_gradients"]}
 

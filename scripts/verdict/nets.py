@@ -90,12 +90,8 @@ def fast_swag(name: str, seed: int) -> Posterior:
 
 def rounded(posterior: Posterior, _: Reference) -> Posterior:
     """Every weight rounded to its sd."""
-
-    def coarse(name: str, value: Tensor) -> Tensor:
-        sd = value.std((0, 1))
-        return (value / sd).round() * sd if name.startswith("net.") else value
-
-    return with_draws(posterior, coarse)
+    sd = {name: value.std((0, 1)) if name.startswith("net.") else None for name, value in posterior.draws.items()}
+    return with_draws(posterior, lambda name, v: v if sd[name] is None else (v / sd[name]).round() * sd[name])
 
 
 def jittered(posterior: Posterior, _: Reference) -> Posterior:
@@ -125,13 +121,8 @@ def times_three(tree: xr.DataTree) -> None:
 
 def one_point(posterior: Posterior, _: Reference) -> Posterior:
     """All draws within 1e-3 of the first."""
-    noise = torch.Generator().manual_seed(0)
-
-    def around(name: str, value: Tensor) -> Tensor:
-        first = value[:1, :1]
-        return first * (1.0 + 1e-3 * torch.randn(value.shape, generator=noise))
-
-    return with_draws(posterior, around)
+    rng = torch.Generator().manual_seed(0)
+    return with_draws(posterior, lambda _, v: v[:1, :1] * (1.0 + 1e-3 * torch.randn(v.shape, generator=rng)))
 
 
 def shifted(sds: float) -> Callable[[Posterior, Reference], Posterior]:
@@ -150,15 +141,8 @@ def shifted(sds: float) -> Callable[[Posterior, Reference], Posterior]:
 def without_unit(posterior: Posterior, _: Reference) -> Posterior:
     """The first unit of the last hidden layer says nothing."""
     weight = _last(posterior, "weight")
-
-    def cut(name: str, value: Tensor) -> Tensor:
-        if name != weight:
-            return value
-        value = value.clone()
-        value[..., 0] = 0.0
-        return value
-
-    return with_draws(posterior, cut)
+    kept = torch.arange(posterior.draws[weight].shape[-1]) > 0
+    return with_draws(posterior, lambda name, value: value * kept if name == weight else value)
 
 
 def prior_chain(posterior: Posterior, _: Reference) -> Posterior:
@@ -222,11 +206,6 @@ def at_one_point(posterior: Posterior, _: Reference) -> Posterior:
     return with_draws(posterior, changed)
 
 
-def permuted(tree_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    x, y = tree_data
-    return x, y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
-
-
 def next_class(tree_data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Labels that are one class further; targets of the other sign."""
     x, y = tree_data
@@ -283,7 +262,10 @@ FAULTS = {
     "net: a chain of the prior": NetFault(prior_chain, checks=RHAT, beside=FAR),
     "net: the prior": NetFault(prior_alone, checks=("virial", "score"), beside=FAR),
     "net: half of the functions dropped": NetFault(upper_half, beside=FAR),
-    "net: targets permuted": NetFault(data=permuted, checks=(*SCORE, *MOVES)),
+    "net: targets permuted": NetFault(
+        data=lambda d: (d[0], d[1][torch.randperm(len(d[1]), generator=torch.Generator().manual_seed(0))]),
+        checks=(*SCORE, *MOVES),
+    ),
     "net: the next class, or the other sign": NetFault(data=next_class, checks=(*SCORE, *MOVES)),
     "net: the posterior of other rows": NetFault(others=True, checks=(*VIRIAL, *SCORE, *MOVES)),
     "net: draws rounded to one sd": NetFault(rounded),

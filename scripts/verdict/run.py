@@ -57,6 +57,10 @@ class Case:
         covariance = np.linalg.inv(precision + np.eye(design.shape[1]) / (prior or self.prior) ** 2)
         return count * covariance @ design.T @ self.y / self.noise**2, covariance
 
+    @property
+    def sd(self) -> np.ndarray:
+        return np.sqrt(np.diag(self.exact()[1]))
+
     def draws(self, *, kept: float = 0.0, count: float = 1.0, prior: float | None = None) -> np.ndarray:
         """Stationary chains of it, with correlation `kept` from draw to draw."""
         mean, covariance = self.exact(count=count, prior=prior)
@@ -115,6 +119,7 @@ def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
 
 
 EVERY = slice(None)
+PREDICTED = {"f", "y", "mean", "y_sample"}
 
 
 def spread(factor: float, chains: slice = EVERY, kept: float = 0.0) -> Callable[[Case], np.ndarray]:
@@ -135,7 +140,7 @@ def moved(
 
     def spoil(case: Case) -> np.ndarray:
         found = case.draws(kept=kept)
-        found[chains, draws, weights] += sds * np.sqrt(np.diag(case.exact()[1]))[weights]
+        found[chains, draws, weights] += sds * case.sd[weights]
         return found
 
     return spoil
@@ -151,26 +156,6 @@ def copied(case: Case) -> np.ndarray:
     return np.repeat(case.draws()[:1], case.shape[0], axis=0)
 
 
-def nearly_copied(case: Case) -> np.ndarray:
-    found = copied(case)
-    return found + 1e-6 * case.rng.normal(size=found.shape)
-
-
-def tied(case: Case) -> np.ndarray:
-    found = case.draws()
-    return found.reshape(-1, found.shape[-1])[case.rng.integers(0, 150, size=case.shape)]
-
-
-def one_point(case: Case) -> np.ndarray:
-    mean, covariance = case.exact()
-    return mean + 1e-3 * np.sqrt(np.diag(covariance)) * case.rng.normal(size=(*case.shape, len(mean)))
-
-
-def trend(case: Case) -> np.ndarray:
-    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
-    return found + 2.0 * np.linspace(-1, 1, case.shape[1])[:, None] * sd
-
-
 def marginals(case: Case) -> np.ndarray:
     """The posterior's conditional sds without its correlations, as of a mean-field fit."""
     mean, covariance = case.exact()
@@ -178,21 +163,10 @@ def marginals(case: Case) -> np.ndarray:
     return mean + sd * case.rng.normal(size=(*case.shape, len(mean)))
 
 
-def without_bias(case: Case) -> np.ndarray:
-    found = case.draws()
-    found[..., -1] = 0.0
-    return found
-
-
 def other_data(case: Case) -> np.ndarray:
     found = case.draws()
     found[0] = replace(case, x=case.x_test, y=case.x_test @ case.rng.normal(size=case.x.shape[1])).draws()[0]
     return found
-
-
-def other_rows(case: Case, tree: xr.DataTree) -> None:
-    values = tree["log_likelihood"]["y"]
-    tree["log_likelihood"]["y"] = values.copy(data=values.values[..., case.rng.permutation(values.shape[-1])])
 
 
 def doubled(case: Case) -> None:
@@ -239,21 +213,12 @@ def renoised(draw: Callable[[Case, np.ndarray], np.ndarray]) -> Callable[[Case],
     return change
 
 
-def heteroskedastic(case: Case, x: np.ndarray) -> np.ndarray:
-    """As large as the model's on average: nothing but where the errors are large tells."""
-    return np.exp(0.8 * x - 0.64) * case.rng.normal(size=len(x))
-
-
 def dependent(case: Case, x: np.ndarray) -> np.ndarray:
     """Errors of one row that carry over to the next, as in a time series."""
     error = case.rng.normal(size=len(x))
     for row in range(1, len(x)):
         error[row] = 0.7 * error[row - 1] + np.sqrt(1 - 0.7**2) * error[row]
     return error
-
-
-def drifting(case: Case, x: np.ndarray) -> np.ndarray:
-    return (case.rng.normal(size=len(x)) + 1.5 * np.linspace(-1, 1, len(x))) / np.sqrt(1.75)
 
 
 def grouped(case: Case, x: np.ndarray) -> np.ndarray:
@@ -280,16 +245,6 @@ def delayed(case: Case) -> np.ndarray:
     return np.stack([np.roll(first, 37 * chain, axis=0) for chain in range(case.shape[0])])
 
 
-def of_other_data(case: Case) -> np.ndarray:
-    weights = case.rng.normal(size=case.x.shape[1])
-    return replace(case, y=case.x @ weights + case.noise * case.rng.normal(size=len(case.y))).draws()
-
-
-def of_half_the_data(case: Case) -> np.ndarray:
-    half = len(case.x) // 2
-    return replace(case, x=case.x[:half], y=case.y[:half]).draws()
-
-
 def drawn_again(case: Case) -> np.ndarray:
     """Draws of each chain drawn from it again with replacement, in their order."""
     rows = np.sort(case.rng.integers(0, case.shape[1], size=case.shape[1]))
@@ -302,21 +257,11 @@ def test_is_nearly_train(case: Case) -> None:
     case.y_test += 1e-4 * case.rng.normal(size=case.y_test.shape)
 
 
-def rounded(case: Case) -> np.ndarray:
-    sd = np.sqrt(np.diag(case.exact()[1]))
-    return np.round(case.draws() / sd) * sd
-
-
-def apart(case: Case) -> np.ndarray:
-    """Every weight in an order of its own: each has its marginal, and none goes with another."""
-    return case.rng.permuted(case.draws().reshape(-1, case.x.shape[1] + 1), axis=0).reshape(*case.shape, -1)
-
-
 def jittered(sds: float) -> Callable[[Case], np.ndarray]:
     """One chain as all, each with a little noise of its own."""
 
     def spoil(case: Case) -> np.ndarray:
-        found, sd = copied(case), np.sqrt(np.diag(case.exact()[1]))
+        found, sd = copied(case), case.sd
         return found + sds * sd * case.rng.normal(size=found.shape)
 
     return spoil
@@ -328,12 +273,6 @@ def dealt(case: Case) -> np.ndarray:
     every = case.draws(kept=0.995).transpose(1, 0, 2).reshape(num, chains, -1)
     turns = (np.arange(chains)[:, None] + np.arange(num)) % chains
     return every[np.arange(num), turns]
-
-
-def shuffled_modes(case: Case) -> np.ndarray:
-    """Draws of two places 4 sd apart in an order at random, so that all chains agree."""
-    found, sd = case.draws(), np.sqrt(np.diag(case.exact()[1]))
-    return found + 4.0 * sd * (case.rng.random(case.shape) < 0.5)[..., None]
 
 
 def without_tails(case: Case) -> np.ndarray:
@@ -350,13 +289,28 @@ def a_fifth_is_train(case: Case) -> None:
     case.x_test[:few], case.y_test[:few] = case.x[:few], case.y[:few]
 
 
-def times(factor: float, more: float = 0.0) -> Callable[[Case, xr.DataTree], None]:
-    """The log-likelihood group alone, as of data that count more than once, are tempered or lack a constant."""
+def remade(
+    group: str, change: Callable[[Case, np.ndarray], np.ndarray], names: Iterable[str] = ("y",)
+) -> Callable[[Case, xr.DataTree], None]:
+    """Variables of a group of the tree, those of `names` that it has, as `change` makes them."""
 
     def spoil(case: Case, tree: xr.DataTree) -> None:
-        tree["log_likelihood"]["y"] = factor * tree["log_likelihood"]["y"] + more
+        for name in {*names} & {*tree[group].data_vars}:
+            values = tree[group][name]
+            tree[group][name] = values.copy(data=change(case, values.values))
 
     return spoil
+
+
+def times(factor: float, more: float = 0.0) -> Callable[[Case, xr.DataTree], None]:
+    """The log-likelihood group alone, as of data that count more than once, are tempered or lack a constant."""
+    return remade("log_likelihood", lambda _, values: factor * values + more)
+
+
+def widened(_: Case, values: np.ndarray) -> np.ndarray:
+    """Outcomes twice as far from the mean of each row."""
+    mean = values.mean(tuple(range(values.ndim - 1)), keepdims=True)
+    return mean + 2.0 * (values - mean)
 
 
 def throughout(factor: float) -> Callable[[Case, xr.DataTree], None]:
@@ -399,12 +353,6 @@ def at_the_mode(sds: float) -> Callable[[Case], np.ndarray]:
     return spoil
 
 
-def some_of_other_sign(case: Case) -> np.ndarray:
-    found = case.draws(kept=0.2)
-    found[case.rng.random(case.shape) < 0.1] *= -1.0
-    return found
-
-
 def of_the_prior(share: float) -> Callable[[Case], np.ndarray]:
     """A share of the draws, at random, from the prior."""
 
@@ -424,15 +372,6 @@ def shaped(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -
         return mean + draw(case.rng, (*case.shape, len(mean))) @ np.linalg.cholesky(covariance).T
 
     return spoil
-
-
-def cut_off(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Normal without what lies beyond 1.5 sd."""
-    return stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)
-
-
-def places(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    return 0.95 * rng.choice([-1.0, 1.0], size=shape) + np.sqrt(1 - 0.95**2) * rng.normal(size=shape)
 
 
 def swinging(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -474,13 +413,13 @@ def shuffled_with_noise(case: Case) -> np.ndarray:
     """One chain as all, each in an order of its own and with a little noise."""
     first = case.draws()[0]
     found = np.stack([case.rng.permutation(first) for _ in range(case.shape[0])])
-    return found + 0.05 * np.sqrt(np.diag(case.exact()[1])) * case.rng.normal(size=found.shape)
+    return found + 0.05 * case.sd * case.rng.normal(size=found.shape)
 
 
 def of_other_rows(case: Case, tree: xr.DataTree) -> None:
     """Predictions in another order than the held-out rows."""
     order = case.rng.permutation(HELD_OUT)
-    for name in {"f", "y", "mean", "y_sample"} & set(tree["predictions"].data_vars):
+    for name in PREDICTED & set(tree["predictions"].data_vars):
         values = tree["predictions"][name]
         axis = next(i for i, dim in enumerate(values.dims) if values.sizes[dim] == HELD_OUT)
         tree["predictions"][name] = values.copy(data=np.take(values.values, order, axis))
@@ -490,7 +429,7 @@ def few_with_noise(case: Case) -> np.ndarray:
     """Fifty draws again and again, each time with a tenth of an sd of noise."""
     few = case.draws()[0, :50]
     found = few[case.rng.integers(0, len(few), size=case.shape)]
-    return found + 0.1 * np.sqrt(np.diag(case.exact()[1])) * case.rng.normal(size=found.shape)
+    return found + 0.1 * case.sd * case.rng.normal(size=found.shape)
 
 
 def by_density(case: Case) -> np.ndarray:
@@ -505,43 +444,6 @@ def other_inputs(case: Case) -> np.ndarray:
     found = case.draws(kept=0.2)
     found[..., :-1] = found[..., -2::-1] if found.shape[-1] > 2 else -found[..., :-1]
     return found
-
-
-def some_rows_twice(case: Case) -> np.ndarray:
-    few = len(case.x) // 5
-    twice = np.concatenate([case.x, case.x[:few]]), np.concatenate([case.y, case.y[:few]])
-    return replace(case, x=twice[0], y=twice[1]).draws()
-
-
-def predicted(change: Callable[[np.ndarray], np.ndarray]) -> Callable[[Case, xr.DataTree], None]:
-    """The predictions alone, wherever the tree holds them, as `change` makes of them."""
-
-    def spoil(case: Case, tree: xr.DataTree) -> None:
-        for name in {"f", "y", "mean", "y_sample"} & set(tree["predictions"].data_vars):
-            values = tree["predictions"][name]
-            tree["predictions"][name] = values.copy(data=change(values.values))
-
-    return spoil
-
-
-def wide_outcomes(case: Case, tree: xr.DataTree) -> None:
-    """Predicted outcomes twice as far from their mean."""
-    for name, axes in (("y", (0, 1)), ("y_sample", (0,))):
-        if name in tree["predictions"]:
-            values = tree["predictions"][name]
-            mean = values.values.mean(axes, keepdims=True)
-            tree["predictions"][name] = values.copy(data=mean + 2.0 * (values.values - mean))
-
-
-def replicates_of_means(case: Case, tree: xr.DataTree) -> None:
-    values = tree["posterior_predictive"]["y"]
-    mean = np.broadcast_to(values.values.mean((0, 1)), values.shape).copy()
-    tree["posterior_predictive"]["y"] = values.copy(data=mean)
-
-
-def observed_permuted(case: Case, tree: xr.DataTree) -> None:
-    y = tree["observed_data"]["y"]
-    tree["observed_data"]["y"] = y.copy(data=case.rng.permutation(y.values))
 
 
 @dataclass(frozen=True)
@@ -575,50 +477,78 @@ SICK = {
     "noise taken for half of it": Fault(lambda case: case.draws(count=4.0), checks=VIRIAL),
     "tempered to 0.5": Fault(spread(np.sqrt(0.5)), checks=VIRIAL),
     "targets permuted": Fault(lambda case: replace(case, y=case.rng.permutation(case.y)).draws(), checks=SCORE),
-    "no bias": Fault(without_bias, checks=("virial", "score")),
+    "no bias": Fault(
+        lambda case: case.draws() * (np.arange(len(case.sd)) < len(case.sd) - 1), checks=("virial", "score")
+    ),
     "a chain of other data": Fault(other_data, checks=RHAT),
     "a chain that never moved": Fault(stuck, checks=("moving", "rhat_function")),
     "a chain in another mode": Fault(moved(4.0, slice(1)), checks=("rhat_function",)),
     "half of the chains 1 sd away": Fault(moved(1.0, slice(2)), checks=RHAT),
     "chains that are copies": Fault(copied, checks=("copied_chains",)),
-    "chains that are nearly copies": Fault(nearly_copied, checks=("copied_chains",)),
-    "draws from 150 distinct ones": Fault(tied, checks=("repeated_draws",)),
+    "chains that are nearly copies": Fault(
+        lambda case: copied(case) + 1e-6 * case.rng.normal(size=(*case.shape, len(case.sd))), checks=("copied_chains",)
+    ),
+    "draws from 150 distinct ones": Fault(
+        lambda case: case.draws().reshape(-1, len(case.sd))[case.rng.integers(0, 150, size=case.shape)],
+        checks=("repeated_draws",),
+    ),
     "every draw twice": Fault(
         lambda case: np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1), checks=("moving",)
     ),
-    "all chains at one point": Fault(one_point, checks=VIRIAL),
+    "all chains at one point": Fault(
+        lambda case: case.exact()[0] + 1e-3 * case.sd * case.rng.normal(size=(*case.shape, len(case.sd))), checks=VIRIAL
+    ),
     "chains that mirror each other": Fault(opposite, checks=("copied_chains",)),
     "chains that follow one another": Fault(delayed, checks=("repeated_draws",)),
     "half of the draws from the prior": Fault(of_the_prior(0.5), checks=VIRIAL),
-    "the posterior of other data": Fault(of_other_data, checks=SCORE),
-    "the posterior of half the data": Fault(of_half_the_data, checks=VIRIAL),
+    "the posterior of other data": Fault(
+        lambda case: replace(
+            case, y=case.x @ case.rng.normal(size=case.x.shape[1]) + case.noise * case.rng.normal(size=len(case.y))
+        ).draws(),
+        checks=SCORE,
+    ),
+    "the posterior of half the data": Fault(
+        lambda case: replace(case, x=case.x[: len(case.x) // 2], y=case.y[: len(case.x) // 2]).draws(), checks=VIRIAL
+    ),
     "draws drawn again": Fault(drawn_again, checks=("moving",)),
-    "chains with a trend": Fault(trend, checks=RHAT),
+    "chains with a trend": Fault(
+        lambda case: case.draws() + np.linspace(-2, 2, case.shape[1])[:, None] * case.sd, checks=RHAT
+    ),
     "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
     "slow chains": Fault(lambda case: case.draws(kept=0.99), checks=("ess_function",)),
     "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("importance",)),
     "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("importance", "virial")),
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
     "test rows are training rows, rounded": Fault(data=test_is_nearly_train, checks=("held_out_rows",)),
-    "log-likelihood of other rows": Fault(tree=other_rows, checks=LIKELIHOOD),
+    "log-likelihood of other rows": Fault(
+        tree=remade("log_likelihood", lambda c, y: y[..., c.rng.permutation(y.shape[-1])]), checks=LIKELIHOOD
+    ),
     "log-likelihood of the other sign": Fault(tree=times(-1.0), checks=LIKELIHOOD),
     "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
     "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
     "noise twice the model's": Fault(data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION),
-    "noise that grows with an input": Fault(data=renoised(heteroskedastic), checks=("coverage_by_region",)),
+    "noise that grows with an input": Fault(
+        data=renoised(lambda c, x: np.exp(0.8 * x - 0.64) * c.rng.normal(size=len(x))), checks=("coverage_by_region",)
+    ),
     "noise with heavy tails": Fault(
         data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
     ),
-    "draws rounded to one sd": Fault(rounded),
+    "draws rounded to one sd": Fault(lambda case: np.round(case.draws() / case.sd) * case.sd),
     "log-likelihood times three": Fault(tree=times(3.0), checks=LIKELIHOOD),
     "log-likelihood times three throughout": Fault(tree=throughout(3.0), checks=LIKELIHOOD),
     "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=LIKELIHOOD),
     "chains sorted": Fault(lambda case: np.sort(case.draws(), axis=1), checks=RHAT),
-    "weights shuffled apart": Fault(apart, collinear, checks=("virial", "score")),
+    "weights shuffled apart": Fault(
+        lambda case: case.rng.permuted(case.draws().reshape(-1, len(case.sd)), axis=0).reshape(*case.shape, -1),
+        collinear,
+        checks=("virial", "score"),
+    ),
     "one chain with little noise as all": Fault(jittered(0.1), checks=("copied_chains",)),
     "one chain with noise as all": Fault(jittered(0.5), checks=("copied_chains", "virial")),
     "slow chains dealt into one another": Fault(dealt, checks=("ess_function", "score", "virial")),
-    "two places shuffled": Fault(shuffled_modes, checks=VIRIAL),
+    "two places shuffled": Fault(
+        lambda case: case.draws() + 4.0 * case.sd * (case.rng.random(case.shape) < 0.5)[..., None], checks=VIRIAL
+    ),
     "without its tails": Fault(without_tails, checks=VIRIAL),
     "of targets in other units": Fault(lambda case: replace(case, y=1.5 * case.y).draws(), checks=SCORE),
     "of inputs that were moved": Fault(lambda case: replace(case, x=case.x + 0.5).draws(), checks=SCORE),
@@ -632,10 +562,22 @@ SICK = {
     "tempered to 2": Fault(spread(np.sqrt(2.0)), checks=VIRIAL),
     "noise taken for twice of it": Fault(lambda case: case.draws(count=0.25), checks=VIRIAL),
     "of a prior a tenth as wide": Fault(lambda case: case.draws(prior=0.1), checks=SCORE),
-    "a tenth of the draws of the other sign": Fault(some_of_other_sign, checks=VIRIAL),
+    "a tenth of the draws of the other sign": Fault(
+        lambda case: case.draws(kept=0.2) * np.where(case.rng.random(case.shape) < 0.1, -1.0, 1.0)[..., None],
+        checks=VIRIAL,
+    ),
     "a tenth of the draws from the prior": Fault(of_the_prior(0.1), checks=VIRIAL),
-    "cut off at 1.5 sd": Fault(shaped(cut_off), checks=VIRIAL),
-    "every weight in two places": Fault(shaped(places), checks=SHAPE),
+    "cut off at 1.5 sd": Fault(
+        shaped(lambda rng, shape: stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)), checks=VIRIAL
+    ),
+    "every weight in two places": Fault(
+        shaped(
+            lambda rng, shape: (
+                0.95 * rng.choice([-1.0, 1.0], size=shape) + np.sqrt(1 - 0.95**2) * rng.normal(size=shape)
+            )
+        ),
+        checks=SHAPE,
+    ),
     "every weight between bounds": Fault(
         shaped(lambda rng, shape: rng.uniform(-np.sqrt(3.0), np.sqrt(3.0), shape)), checks=SHAPE
     ),
@@ -648,7 +590,12 @@ SICK = {
     "draws in the order of their density": Fault(by_density, checks=RHAT),
     "weights of other inputs": Fault(other_inputs, checks=SCORE),
     "one chain 1.5 times as wide": Fault(spread(1.5, slice(1), 0.2), checks=RHAT),
-    "a fifth of the rows twice": Fault(some_rows_twice, checks=("virial", "score")),
+    "a fifth of the rows twice": Fault(
+        lambda case: replace(
+            case, x=np.r_[case.x, case.x[: len(case.x) // 5]], y=np.r_[case.y, case.y[: len(case.y) // 5]]
+        ).draws(),
+        checks=("virial", "score"),
+    ),
     "of targets times 1.1": Fault(lambda case: replace(case, y=1.1 * case.y).draws(), checks=SCORE),
     "test targets moved by half of their sd": Fault(
         data=changed("y_test", lambda c: c.y_test + 0.5 * c.y.std()), checks=("pit",)
@@ -663,13 +610,23 @@ SICK = {
     ),
     "a model of twice the noise": Fault(data=changed("noise", lambda c: 2.0 * c.noise), checks=CALIBRATION),
     "a model of half the noise": Fault(data=changed("noise", lambda c: 0.5 * c.noise), checks=CALIBRATION),
-    "predictions in other units": Fault(tree=predicted(lambda values: 1.5 * values + 0.5), checks=("pit",)),
-    "predictions with twice the spread": Fault(tree=wide_outcomes, checks=("pit",)),
-    "replicates without spread": Fault(tree=replicates_of_means, checks=("loo_pit",)),
+    "predictions in other units": Fault(
+        tree=remade("predictions", lambda _, y: 1.5 * y + 0.5, PREDICTED), checks=("pit",)
+    ),
+    "predictions with twice the spread": Fault(tree=remade("predictions", widened, ("y", "y_sample")), checks=("pit",)),
+    "replicates without spread": Fault(
+        tree=remade("posterior_predictive", lambda _, y: np.broadcast_to(y.mean((0, 1)), y.shape).copy()),
+        checks=("loo_pit",),
+    ),
     "log-likelihood without its constant": Fault(tree=times(1.0, 0.5 * np.log(2.0 * np.pi)), checks=LIKELIHOOD),
-    "observed targets permuted": Fault(tree=observed_permuted, checks=LIKELIHOOD),
+    "observed targets permuted": Fault(
+        tree=remade("observed_data", lambda c, y: c.rng.permutation(y)), checks=LIKELIHOOD
+    ),
     "errors that carry over to the next row": Fault(data=renoised(dependent), checks=("row_order",)),
-    "errors that drift": Fault(data=renoised(drifting), checks=("row_order",)),
+    "errors that drift": Fault(
+        data=renoised(lambda c, x: (c.rng.normal(size=len(x)) + np.linspace(-1.5, 1.5, len(x))) / np.sqrt(1.75)),
+        checks=("row_order",),
+    ),
     "errors of groups of rows": Fault(data=renoised(grouped), checks=("row_order",)),
     "an input that the net is not given": Fault(data=without_an_input, checks=CALIBRATION),
     "cut off on one side of a weight": Fault(cut_on_one_side, checks=SCORE),
