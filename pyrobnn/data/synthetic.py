@@ -67,7 +67,7 @@ def sinx3(num_data: int = 500, *, seed: int = 0) -> Dataset:
 def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
     r"""A sine that was not measured in the middle: y = sin(1.2 x) + 0.4 ε, x ~ U over [−3, −1] and [1, 3].
 
-    What a method says between −1 and 1 rests on its prior and on how it carries doubt, and the truth there is known.
+    What a method says between −1 and 1 rests on its prior and its approximation, and the truth there is known.
     Arguments as in :func:`polynomial`.
 
     Example:

@@ -1,7 +1,7 @@
 """One look for every figure: colour-blind safe, applied as a context, never as a global change.
 
 The palette is Okabe and Ito's; two of its colours are reserved, everywhere in the project, for the two kinds
-of uncertainty: sand for aleatoric (noise that stays) and blue for epistemic (doubt that more data removes).
+of uncertainty: sand for aleatoric (noise that stays) and blue for epistemic (what more data removes).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def panels(
 def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total: ArrayLike) -> None:
     """Mean ± 1.96 sd of the function in blue and, outside of it alone, ± 1.96 sd with noise in sand.
 
-    No colour lies over another, so that what one sees is what the legend shows; a function without any doubt has no
+    No colour lies over another, so that what one sees is what the legend shows; a function that is certain has no
     blue band, and none in the legend.
 
     Args:

@@ -62,7 +62,7 @@ def predictive_bands(
     .. math:: \operatorname{Var}[y] = \underbrace{\mathbb E_s[\sigma_s^2]}_{\text{aleatoric}}
               + \underbrace{\operatorname{Var}_s[\mu_s]}_{\text{epistemic}}
 
-    The blue inner band is mean ± 1.96 epistemic sd (doubt about the function), the sand outer band adds the
+    The blue inner band is mean ± 1.96 epistemic sd (uncertainty about the function), the sand outer band adds the
     noise, thin lines are eight posterior functions. The strip below shows both sds, and the ratio of the epistemic sd
     in the widest gap of the data to its median at the data. The bands take the predictive to be Gaussian; a skewed or
     bimodal one is not symmetric.
