@@ -488,16 +488,8 @@ def gym_row(folder, task, seed):
 
 def gym_table(records):
     """A row per target, a number per seed."""
-    head = (
-        "target",
-        "gradients until .01",
-        "published",
-        "error after",
-        "gradients",
-        "of all chains",
-        "divergences",
-        "told",
-    )
+    head = "target", "gradients until .01", "published", "error after", "gradients", "of all chains", "divergences"
+    head = *head, "warned of"
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for task, (published, *_) in GYM.items():
         runs, keys = [each for each in records if each["task"] == task], ("gradients", "error", "all gradients")
