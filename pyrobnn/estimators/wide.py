@@ -291,7 +291,7 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
     error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
     line, linear, whole = float(np.std(error)), log_density(error, np.mean(error**2)), len(x) <= MAX_WHOLE_ROWS
     # of short trials those win that learn fast
-    steps = int((400 if whole else 1200) * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4)))
+    steps = int(1200 * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)))
     options: dict[str, Any] = {"batch_size": min(128 if whole else 256, len(kept)), "compile": "trace"}
     method = TabularEnsemble(num_members=2, num_steps=steps, **options)
     found: list[tuple[float, Rule, np.ndarray]] = []
