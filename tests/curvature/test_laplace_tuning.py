@@ -174,7 +174,7 @@ def test_cross_validated_is_not_worse_than_declared(given):
         return dist.Normal(mean, (var + 0.01).sqrt()).log_prob(test_y)[:, 0].double()
 
     gain = log_density("cross_validation") - log_density(None)
-    assert float(gain.mean()) > -2 * float(gain.std()) / len(gain) ** 0.5
+    assert float(gain.mean()) >= -2 * float(gain.std()) / len(gain) ** 0.5  # equal where nothing is gained
 
 
 @pytest.mark.filterwarnings("ignore:the centre is not a mode|cross-validation")
