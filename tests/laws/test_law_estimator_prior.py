@@ -158,4 +158,4 @@ def test_every_prior_is_taken_as_wide_as_it_is_declared_or_it_is_said(prior, met
 def test_a_prior_whose_elements_depend_on_each_other_is_sampled():
     for num_data, kind in ((100, pb.NUTS), (10_000, pb.SVI)):
         method, why = auto.choose(num_data, 151, 1, normal=False, joint=True)
-        assert isinstance(method, kind) and "depend on each other" in why
+        assert isinstance(method, kind) and "correlated" in why
