@@ -446,7 +446,7 @@ def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear)
     y = x[:, 0] + signal * np.sin(3 * x[:, 1]) + 0.3 * generator.normal(size=300)
     data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
     units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
-    rule, why = search(data, units, None, 0, None)
+    rule, why = search(data, units, 15.0, 0, None)
     assert (rule is None) == linear and "nats likelier" in why
     if rule is not None:
         assert rule.left < 0.4 and rule.likelihood is None
@@ -493,7 +493,12 @@ COUNTS = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTS)
+LONG = ("thousands", "ratings")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in COUNTS]
+)
 def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
     """Without a warning of what was tried; of a Poisson's counts the 90 % interval of a normal went down to -6."""
     target, whether = COUNTS[name]
@@ -501,7 +506,7 @@ def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
     y = np.round(target(X[:, 0]))
     likelihood, _ = counts(X, y[:, None])
     assert (likelihood is not None) == whether
-    if name not in ("poisson", "thousands", "ratings"):
+    if name not in ("poisson", *LONG):
         return  # a fit each, of those that look most alike
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -524,5 +529,5 @@ def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_trie
     X, y = r.normal(size=(300, 3)), r.negative_binomial(1, 0.2, 300)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        model = pb.BNNRegressor(compile=False, random_state=0).fit(X, y)
+        model = pb.BNNRegressor(compile=False, random_state=0, max_seconds=6).fit(X, y)
     assert "of counts" in model.method_reason_ and not model.posterior_.meta["findings"]

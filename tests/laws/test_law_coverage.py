@@ -177,7 +177,7 @@ def test_each_output_has_a_noise_of_its_own(monkeypatch):
     interval = fitted.predict_interval(x[100:])
     covered = ((y[100:] >= interval[..., 0]) & (y[100:] <= interval[..., 1])).mean(0)
     assert (covered > 0.85).all() and (covered < 0.95).all(), covered
-    first, second = fitted.method_reason_.partition("noise ")[2].split(" of")[0].split(", ")
+    first, second = fitted.method_reason_.partition("noise ")[2].split(" times")[0].split(", ")
     assert float(first) < 0.75 and float(second) > 0.9
 
 
