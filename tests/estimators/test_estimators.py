@@ -529,5 +529,5 @@ def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_trie
     X, y = r.normal(size=(300, 3)), r.negative_binomial(1, 0.2, 300)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        model = pb.BNNRegressor(compile=False, random_state=0, max_seconds=6).fit(X, y)
+        model = pb.BNNRegressor(compile=False, random_state=0, max_seconds=40).fit(X, y)
     assert "of counts" in model.method_reason_ and not model.posterior_.meta["findings"]
