@@ -173,7 +173,8 @@ class MCMC:
         """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""
         stats = self.posterior.sample_stats
         diverged = [row.nonzero()[:, 0].tolist() for row in stats["diverging"]]
-        by_chain = {"divergences": diverged, "acceptance rate": stats["acceptance_rate"].mean(1).tolist()}
+        rates = stats["acceptance_rate"].mean(1).tolist()
+        by_chain = {"divergences": diverged, "acceptance rate": rates}
         found: dict[str, Any] = util.diagnostics(self._samples)
         return found | {k: {f"chain {i}": each for i, each in enumerate(v)} for k, v in by_chain.items()}
 

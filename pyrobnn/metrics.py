@@ -87,7 +87,8 @@ def crps(draws: Tensor, y: Tensor) -> Tensor:
     z = (draws.double() - y.double()).sort(dim=0).values
     num_draws = len(z)
     rank = torch.arange(1, num_draws + 1, dtype=z.dtype, device=z.device)
-    return z.abs().mean(0) - torch.tensordot((2 * rank - num_draws - 1) / num_draws**2, z, dims=1)
+    weight = (2 * rank - num_draws - 1) / num_draws**2
+    return z.abs().mean(0) - torch.tensordot(weight, z, dims=1)
 
 
 def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
@@ -106,7 +107,8 @@ def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
         The values in (0, 1), of the shape of y.
     """
     _check_draws(draws, y)
-    v = torch.rand(y.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(y.device)
+    generator = torch.Generator().manual_seed(seed)
+    v = torch.rand(y.shape, generator=generator, dtype=torch.float64).to(y.device)
     below, ties = (draws < y).sum(0), (draws == y).sum(0)
     return (below + v * (ties + 1)) / (len(draws) + 1)
 

@@ -134,7 +134,8 @@ class BNN:
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
         held = {name: value for name in buffers if (value := given(NET + name)) is not None}
         # batch-norm statistics of a draw are to be used, not computed anew from this batch
-        f = torch.func.functional_call(self.eval_net if held else self.net, params | buffers | held, (x,))
+        net = self.eval_net if held else self.net
+        f = torch.func.functional_call(net, params | buffers | held, (x,))
         self.likelihood.observe(f, y, values, num_data)
         return f
 

@@ -31,4 +31,5 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
     """Signs as `plain` has them, of other letters the escape."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return plain(error.object[error.start : error.end]).encode("ascii", "backslashreplace").decode(), error.end
+    text = plain(error.object[error.start : error.end])
+    return text.encode("ascii", "backslashreplace").decode(), error.end

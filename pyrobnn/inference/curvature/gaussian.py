@@ -78,11 +78,13 @@ class LowRankBlock:
 
     def _shrunk(self, noise: Tensor) -> Tensor:
         # symmetric root of (I + V s Vᵀ)⁻¹, so only the span of V is touched
-        return noise + (noise @ self.basis * ((1 + self.values).rsqrt() - 1)) @ self.basis.T
+        shrink = (1 + self.values).rsqrt() - 1
+        return noise + (noise @ self.basis * shrink) @ self.basis.T
 
     def quad(self, delta: Tensor) -> Tensor:
         white = delta.to(self.basis) / self.scale
-        return white.double().square().sum(-1) + ((white @ self.basis).double().square() * self.values).sum(-1)
+        inside = (white @ self.basis).double().square() * self.values
+        return white.double().square().sum(-1) + inside.sum(-1)
 
     def root(self, rows: Tensor) -> Tensor:
         return self._shrunk(rows.to(self.basis) * self.scale)

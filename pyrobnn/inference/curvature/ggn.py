@@ -227,7 +227,8 @@ class DiagCurvature(Curvature):
         for part, here in with_roots(_factor_chunks(jacobian, x), root):
             for layer, factors in zip(jacobian.layers, jacobian.factors(part, here)[1]):
                 if factors.inputs.shape[1] == 1:
-                    square = factors.grads.square().sum((1, 2)).T @ factors.inputs.squeeze(1).square()
+                    grads = factors.grads.square().sum((1, 2))
+                    square = grads.T @ factors.inputs.squeeze(1).square()
                 else:
                     square = factors.rows().square().sum((0, 1))
                 total[jacobian.positions(layer).reshape(-1)] += square.reshape(-1).double()

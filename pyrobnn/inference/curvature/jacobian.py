@@ -157,7 +157,8 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
             value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
         except NotImplementedError:
             value, pull, *_ = torch.func.vjp(fn, point)
-            (slope,) = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1](direction)
+            push = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1]
+            (slope,) = push(direction)
         return value, slope
 
 
@@ -266,7 +267,8 @@ class NetworkJacobian:
         """Network output (N, width) at subset coordinates ``z`` (p,), differentiable."""
         values, start = dict(self.params), 0
         for site in self.sites:
-            values[site.name] = site.transform(z[start : start + site.size].reshape(site.unconstrained_shape))
+            piece = z[start : start + site.size].reshape(site.unconstrained_shape)
+            values[site.name] = site.transform(piece)
             start += site.size
         return self.model.forward(values, x)
 

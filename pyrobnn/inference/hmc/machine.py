@@ -121,7 +121,8 @@ class Machine:
 
     def buffers(self) -> Buffers:
         """Fresh buffers; the last checkpoint level and the last slot take what is to be forgotten."""
-        check = (self.num_chains, 1 if self.trajectory else self.max_depth + 1, self.dim)
+        levels = 1 if self.trajectory else self.max_depth + 1
+        check = (self.num_chains, levels, self.dim)
         slots = (self.num_chains, self.num_slots + 1)
         stats = torch.zeros(*slots, len(STATS), dtype=torch.float64, device=self.device)
         q, r, draws = (
@@ -241,7 +242,8 @@ class Machine:
         where = torch.where(trailing == 0, ones, self.max_depth)
         buffers.q_check.index_put_((chain, where), q)
         buffers.r_check.index_put_((chain, where), r)
-        ends = (level < ones.unsqueeze(-1)) & (level >= (ones - trailing).unsqueeze(-1))
+        lowest = (ones - trailing).unsqueeze(-1)
+        ends = (level < ones.unsqueeze(-1)) & (level >= lowest)
         across = (q.unsqueeze(1) - buffers.q_check[:, :-1]) * s.sign.to(self.dtype)[:, None, None]
         late = (across * r.unsqueeze(1)).sum(-1) <= 0
         early = (across * buffers.r_check[:, :-1]).sum(-1) <= 0

@@ -145,7 +145,8 @@ def gradient_of(problem: Problem, per_chain: bool) -> Slope:
 
     def gradient(z: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
-        return torch.func.vmap(slope, in_dims=(0, 0 if per_chain else None), randomness=randomness)(z, rows)
+        in_dims = (0, 0 if per_chain else None)
+        return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
 
     return gradient
 

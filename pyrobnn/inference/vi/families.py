@@ -155,7 +155,8 @@ class FullRank(_Normal):
         epsilon = noise.normal(loc)
         half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
-        score = -torch.linalg.solve_triangular(tril.detach().T, epsilon[:, None], upper=True)[:, 0]
+        fixed = tril.detach()
+        score = -torch.linalg.solve_triangular(fixed.T, epsilon[:, None], upper=True)[:, 0]
         return Draw(loc + tril @ epsilon, _log_q(epsilon, half_log_det), moments, score)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
