@@ -439,7 +439,7 @@ def brownian_moments(x, y):
 GYM = {
     "brownian": (33_462, 6000, {}),
     "banana": (111_691, 20_000, {}),
-    "item_response": (71_758, 3000, {"num_chains": 4}),
+    "item_response": (71_758, 5000, {"num_chains": 4}),
 }
 GYM |= {"banana, target_accept=0.95": (111_691, 15_000, {"target_accept": 0.95})}
 OF_GYM = "internal/datasets/brownian_motion_missing_middle_observations", "{}/synthetic_item_response_theory"
