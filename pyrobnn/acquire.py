@@ -166,7 +166,7 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
 
 
 def _column(prediction: Prediction, output: int) -> Tensor:
-    """An output of f by all draws: (draw, point)."""
+    """One output of f, all draws: (draw, point); ValueError if there is no such output."""
     f = prediction.f.flatten(0, 1)
     if output not in range(-f.shape[-1], f.shape[-1]):
         raise ValueError(f"'output' is {output!r}, but f has {f.shape[-1]} columns, counted from 0")
@@ -174,7 +174,7 @@ def _column(prediction: Prediction, output: int) -> Tensor:
 
 
 def _asked(prediction: Prediction, given: Sequence[int]) -> list[int]:
-    """Rows asked for already, each one of the candidates."""
+    """Indices of the rows that were chosen before; ValueError unless each is a candidate's."""
     num, rows = prediction.f.shape[2], [int(row) for row in given]
     if wrong := [row for row in rows if row not in range(num)]:
         raise ValueError(f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0")

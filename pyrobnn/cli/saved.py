@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from pyrobnn.cli.terminal import EXIT_STATUS, OneLineParser, check_file, say, warnings_said
 
@@ -156,7 +156,8 @@ def judge(argv: Sequence[str], command: str) -> int:
 
     with warnings_said():
         tables = {name: read_frame(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
-    frame, where, predictions = tables[""], Path(asked.file).name, cast(Any, None)
+    frame, where = tables[""], Path(asked.file).name
+    predictions: Any
     if asked.quantiles:
         levels = dict(map(_level, asked.quantiles))
         if len(levels) < len(asked.quantiles):
@@ -203,7 +204,7 @@ def _level(given: str) -> tuple[float, str]:
 
 
 def _columns(where: str, frame: pd.DataFrame, names: Sequence[str], words: bool = False) -> pd.DataFrame:
-    """Columns without a gap, as numbers; with ``words`` those that are none as they are."""
+    """Columns without gaps, as numbers; with ``words`` a column of text stays as it is."""
     from pyrobnn.data.columns import check_columns, numbers, only_numbers, refuse_gaps
 
     check_columns(where, names, list(frame.columns))

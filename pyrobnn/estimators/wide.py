@@ -290,8 +290,7 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
     x, y = units.transform_x(data[0]).numpy(), units.transform_y(data[1])[:, 0].numpy()
     error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
     line, linear, whole = float(np.std(error)), log_density(error, np.mean(error**2)), len(x) <= MAX_WHOLE_ROWS
-    # of short trials those win that learn fast
-    steps = int(1200 * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)))
+    steps = int(1200 * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)))  # fewer favour fast learners
     options: dict[str, Any] = {"batch_size": min(128 if whole else 256, len(kept)), "compile": "trace"}
     method = TabularEnsemble(num_members=2, num_steps=steps, **options)
     found: list[tuple[float, Rule, np.ndarray]] = []

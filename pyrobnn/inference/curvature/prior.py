@@ -204,8 +204,8 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int) -
 
     One fifth after another, until 500 rows have been judged, which tell a width to 3 %: of a few residuals that happen
     to be small, the best posterior has no width at all. Where the centre was ``given``, the search starts from a
-    freshly initialised net: the given one may know all of the data, and errors of another are no reason for less width
-    than is declared. Otherwise it starts where the fit did.
+    freshly initialised net: the given one may know all of the data. Errors of another net do not
+    justify a narrower posterior than is declared. Otherwise it starts where the fit did.
 
     Raises:
         ValueError: too few data.
