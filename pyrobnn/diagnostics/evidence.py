@@ -50,9 +50,7 @@ class Evidence:
 
     def __init__(self, tree: xr.DataTree, name: str = "tree") -> None:
         if not isinstance(tree, xr.DataTree):
-            raise TypeError(
-                f"'{name}' is a {type(tree).__name__}; expected an xarray.DataTree: pass posterior.to_datatree()"
-            )
+            raise TypeError(f"'{name}' is a {type(tree).__name__}; expected a DataTree: posterior.to_datatree(x, y)")
         self.tree = tree
         self._found: dict[Hashable, Any] = {}
 
@@ -329,16 +327,13 @@ def gather(trees: Trees) -> dict[str, Evidence]:
         TypeError: if something else than a DataTree was given.
         ValueError: if the mapping is empty.
     """
-    if isinstance(trees, xr.DataTree | Evidence):
-        evidence = Evidence.of(trees)
-        attrs = evidence.tree.attrs
-        return {str(attrs.get("label") or attrs.get("method") or "model"): evidence}
-    if not isinstance(trees, Mapping):
-        raise TypeError(f"'trees' is a {type(trees).__name__}; expected a DataTree or a mapping of labels to DataTrees")
-    if not trees:
-        raise ValueError("'trees' is empty; give at least one DataTree, e.g. {'nuts': posterior.to_datatree(…)}")
-    found: Mapping[str, Any] = trees
-    return {str(label): Evidence.of(tree, f"trees[{label!r}]") for label, tree in found.items()}
+    if isinstance(trees, Mapping) and not isinstance(trees, xr.DataTree):
+        if not trees:
+            raise ValueError("'trees' is empty; give at least one, e.g. {'nuts': posterior.to_datatree(x, y)}")
+        return {str(label): Evidence.of(tree, f"trees[{label!r}]") for label, tree in trees.items()}
+    evidence = Evidence.of(trees, "trees")
+    attrs = evidence.tree.attrs
+    return {str(attrs.get("label") or attrs.get("method") or "model"): evidence}
 
 
 def labels(array: xr.DataArray | None, dim: str) -> list[str] | None:

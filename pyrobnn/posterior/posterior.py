@@ -24,6 +24,8 @@ from pyrobnn.posterior.rows import Rows
 if TYPE_CHECKING:
     from xarray import DataTree
 
+    from pyrobnn.diagnostics import Verdict
+
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
@@ -254,6 +256,15 @@ class Posterior:
             judging = importlib.import_module("pyrobnn.diagnostics.leave_one_out")
             judging.add_exact(tree, exact_loo, self.rows and len(self.rows), partial(self._left_out, seed=seed))
         return tree
+
+    def diagnose(self, x: Tensor | None = None, y: Tensor | None = None, **options: Any) -> Verdict:
+        """``diagnose(to_datatree(x, y, **options))``; chains and Laplace keep the data of their fit, else TypeError."""
+        if y is None and self.rows is not None:
+            x, y = self.rows.checked().x, self.rows.y
+        if [x is not None, y is not None] != self.meta.get("data_given", [True, True]):
+            raise TypeError("a posterior is judged with the data of its fit: give them, as diagnose(x, y)")
+        verdict: Verdict = importlib.import_module("pyrobnn.diagnostics").diagnose(self.to_datatree(x, y, **options))
+        return verdict
 
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
         r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.

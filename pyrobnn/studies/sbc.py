@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -213,11 +212,6 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     difference = (ranks[:, None] <= points).mean(axis=0) - grid
     outside = bool(_least_tail(ranks, points, tails) < level)
     return Uniformity(p_value, num_bins, grid, difference, low, high, outside)
-
-
-def replication_seed(name: str, index: int) -> int:
-    """A seed for replication `index` of the study `name`, the same on every machine and in every order."""
-    return zlib.crc32(f"{name}/{index}".encode())
 
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:

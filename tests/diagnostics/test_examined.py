@@ -228,3 +228,20 @@ def test_a_log_likelihood_of_other_rows_fails():
     for wrong in (values.values[..., ::-1], -values.values):
         tree["log_likelihood"]["y"] = values.copy(data=wrong)
         assert find(pb.audit(tree), "log_likelihood").status == "fail"
+
+
+def test_a_posterior_is_judged_with_the_rows_that_it_knows_or_is_given():
+    x = torch.linspace(-1, 1, 12).unsqueeze(-1)
+    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
+    laplace = pb.Laplace(compile=False).fit(model, x, x.sin(), num_draws=100)
+    whole = diagnose(laplace.to_datatree(x, x.sin())).to_dict()
+    assert laplace.diagnose().to_dict() == laplace.diagnose(x, x.sin()).to_dict() == whole
+    means = pb.SVI(num_steps=5, compile=False).fit(model, x, x.sin(), num_draws=100)
+    with pytest.raises(TypeError, match="data of its fit"):
+        means.diagnose()
+    normal = pb.sample(
+        lambda at: -at["a"].square().sum() / 2,
+        {"a": torch.zeros(2)},
+        method=pb.Laplace(curvature="hessian", compile=False),
+    )
+    assert normal.diagnose().draws != "not checked"
