@@ -143,7 +143,7 @@ def epig(
     """
     few, there, given = prediction.thin(num_draws), targets.thin(num_draws), _asked(prediction, given)
     if few.f.shape[:2] != there.f.shape[:2]:
-        raise ValueError("'prediction' and 'targets' have other draws: predict both with the same posterior")
+        raise ValueError("'prediction' and 'targets' have different draws: predict both with the same posterior")
     score = torch.zeros(few.f.shape[2], dtype=torch.float64, device=few.f.device)
     for log_p, log_q in zip(_log_probs(few, seed), _log_probs(there, seed + 1), strict=True):
         log_p = log_p + log_p[:, given].sum(1, keepdim=True)

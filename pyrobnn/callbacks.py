@@ -142,7 +142,7 @@ class EarlyStopping:
 
     Args:
         patience: steps without improvement before stopping.
-        min_delta: a fall by less than this is no improvement.
+        min_delta: a fall by less than this is not an improvement.
         metric: name of the metric, of which less is better.
         window: number of values averaged.
 

@@ -143,12 +143,12 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     shares = values.ndim <= 2 and len(values) == num and ((values >= 0.0) & (values <= 1.0 + 1e-6)).all()
     labels = width == 1 and (y == np.round(y)).all() and y.min() >= 0
     sums = values.ndim == 1 or (values.ndim == 2 and np.allclose(values.sum(axis=1), 1.0, atol=1e-3))
-    # probabilities that forgot a class are no draws, unless as many of these
+    # probabilities that lack a class are not draws, unless as many of these
     if shares and labels and (sums or values.shape[1:] != (num,)):
         return _of_probabilities(values, y, num_words)
     if values.ndim not in (2, 3) or values.shape[1] != num or len(values) < 2:
         raise ValueError(
-            f"'predictions' has shape {values.shape} beside {num} outcomes: expected draws (S, {num}), "
+            f"'predictions' has shape {values.shape} for {num} outcomes: expected draws (S, {num}), "
             f"probabilities ({num}, K) that sum to 1 (not to 100), or a mapping from level to quantiles ({num},)"
         )
     draws = values.reshape(*values.shape[:2], -1)

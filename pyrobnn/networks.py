@@ -139,7 +139,7 @@ class Exposed(nn.Module):
         """The exposure of each row, (N, 1).
 
         Raises:
-            ValueError: the inputs are no table, or an exposure is not positive.
+            ValueError: the inputs are not a table, or an exposure is not positive.
         """
         if x.dim() != 2 or not -x.shape[1] <= self.column < x.shape[1]:
             raise ValueError(f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure")

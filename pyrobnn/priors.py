@@ -48,12 +48,12 @@ class Selective(Prior):
     def __init__(self, **selection: Any):
         options = {name: v for name, v in selection.items() if v is not None and v is not False}
         if unknown := [n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _KINDS]:
-            raise TypeError(f"{unknown[0]!r} is no option of a prior: hide or expose, with {[*_KINDS]}")
+            raise TypeError(f"{unknown[0]!r} is not an option of a prior: hide or expose, with {[*_KINDS]}")
         hides = [name for name in options if name.startswith("hide")]
         whole = [name for name in options if name.endswith(("_all", "_fn"))]
         if len(options) > 1 and (whole or 0 < len(hides) < len(options)):
             one, other = (whole or hides)[0], next(n for n in options if n not in (whole or hides)[:1])
-            raise ValueError(f"{one!r} beside {other!r} has no effect: say what to hide, or what to expose")
+            raise ValueError(f"{one!r} together with {other!r} has no effect: say what to hide, or what to expose")
         #: option → its entries
         self.entries = {n: v if isinstance(v, (list, tuple, set)) else [v] for n, v in options.items()}
         given = {n: options[n] if n in whole else tuple(v) for n, v in self.entries.items()}

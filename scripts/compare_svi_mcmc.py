@@ -1,12 +1,12 @@
 """SVI against MCMC on clusters of noisy data: NUTS beside SVI as in the study, SVI's settings, and simpler methods.
 
-    python scripts/compare_svi_mcmc.py --quick    # a sine with a gap: does the doubt open where there are no data?
+    python scripts/compare_svi_mcmc.py --quick    # a sine with a gap: does the band open where there are no data?
     python scripts/compare_svi_mcmc.py --data study_two_clusters --noise inferred --methods svi svi-full-rank nuts
     python scripts/compare_svi_mcmc.py --data clusters --noise inferred --methods svi nuts --seeds 0 1 2
     python scripts/compare_svi_mcmc.py --config study.yaml --out results/mine
 
 Each set of data with each model of the noise is a comparison of its own in a folder of OUT, with its report, bands and
-saved draws. The table of all of them goes to OUT/table.csv, how far each method's doubt opens in the widest gap to
+saved draws. The table of all of them goes to OUT/table.csv, how much wider each method's band is in the widest gap to
 OUT/gaps.png. A study file is one of ``pyrobnn compare --config`` in which ``data`` and ``noise`` may be lists; options
 of ``pyrobnn compare`` and of a method (``--nuts.max_seconds 1500``) are taken too. After Ctrl-C or a kill give the same
 command: what is finished is not fitted again. ``svi-study`` has the settings of the study that this retells.
@@ -155,7 +155,7 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
 
 
 def gaps(table: pd.DataFrame) -> Figure:
-    """How far each method's doubt opens in the widest gap: a panel for each data and noise, hollow if not converged."""
+    """Epistemic sd in the widest gap over that at the data: a panel for each data and noise, hollow: not converged."""
     cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
     most = max(rows["method"].nunique() for _, rows in cells)
     with style():

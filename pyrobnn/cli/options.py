@@ -35,7 +35,7 @@ from pyrobnn.inference.method import METHODS, OPTIONAL, Method
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
 from pyrobnn.studies.study import RESPONSES
 
-#: arguments of ``fit`` that are no options of a method here: what is fitted, and what the whole run shares
+#: arguments of ``fit`` that are not options of a method here: what is fitted, and what the whole run shares
 _SHARED = {"model", "x", "y", "seed", "init", "device", "checkpoint", "callbacks", "progress"}
 #: a name that can stand in an option, in a file and in the name of a file
 _LABEL = re.compile(r"[^\W\d_][\w-]*")
@@ -145,7 +145,7 @@ def read(argv: Sequence[str], command: str) -> Config:
 def _content(path: str) -> tuple[dict[str, Any], Methods]:
     """The options and the methods of a YAML file (JSON is YAML too)."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path!r}")
+        raise FileNotFoundError(f"{path!r} does not exist")
     try:
         content = get_loader("yaml")(Path(path).read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -184,7 +184,7 @@ def _chosen(words: Sequence[str], listed: Methods) -> Methods:
         each = listed[label] if not name and label in listed else (name or label, {})
         check_choice("methods", each[0], tuple(METHODS))
         if label in METHODS and label != each[0] or not _LABEL.fullmatch(label):
-            raise ValueError(f"{label!r} is no name for this {each[0]}: use letters, digits, '-' and '_'")
+            raise ValueError(f"{label!r} cannot name this {each[0]}: use letters, digits, '-' and '_'")
         if found.setdefault(label, each) != each:
             raise ValueError(f"two methods are called {label!r}: give each a name of its own")
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """What hangs in a tree that is no dict, list or tuple, in order."""
+    """What hangs in a tree that is not a dict, list or tuple, in order."""
     found: list[Any] = []
     mapped(found.append, tree)
     return found

@@ -226,7 +226,7 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         row = column.index.get_indexer(stray.index[:1])[0] + 1
         raise ValueError(
             f"{where}: column {column.name!r} holds numbers but for {len(stray)} of {len(text)} cells, first "
-            f"{stray.iloc[0]!r} in row {row}: mend the cells or drop their rows (a target of classes: "
+            f"{stray.iloc[0]!r} in row {row}: fix the cells or drop their rows (a target of classes: "
             "task='classification')"
         )
     return found.reindex(column.index).to_numpy(dtype=np.float64)
@@ -329,7 +329,7 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
         if stray.any():
             row, kind = int(stray.argmax()), "times of day" if time else "dates"
             raise ValueError(
-                f"{where}: column {column.name!r} holds {kind}, but {cells.iloc[row]!r} in row {row + 1} is none"
+                f"{where}: column {column.name!r} holds {kind}, but {cells.iloc[row]!r} in row {row + 1} is not"
             )
         column = parts[0].fillna(parts[1])
     if column.dt.tz is not None:

@@ -162,7 +162,7 @@ class Standardizer:
         y_mean, y_scale: (output,), and (1,) for classes.
 
     Raises:
-        ValueError: values so large or so small that their squares are no numbers.
+        ValueError: values so large or so small that their squares overflow or vanish.
 
     Example:
         >>> from pyrobnn.data import diabetes
@@ -183,7 +183,7 @@ class Standardizer:
             bad = ~(torch.isfinite(variance) & (variance > 0))
             if bool(bad.any()):
                 raise ValueError(
-                    f"{name!r} has values so large or so small that their squares are no numbers in {variance.dtype} "
+                    f"{name!r} has values so large or small that their squares overflow or vanish in {variance.dtype} "
                     f"(column {int(bad.reshape(-1).int().argmax()) + 1}): give them in other units"
                 )
 
@@ -197,7 +197,7 @@ class Standardizer:
         if train.x.ndim == 3:
             raise ValueError(
                 f"'x' has shape {tuple(train.x.shape)} and does not say which dimension holds features: give "
-                "Standardizer the means and scales of yours, or pass x.unsqueeze(1) for images without a channel"
+                "Standardizer your own means and scales, or pass x.unsqueeze(1) for images without a channel"
             )
         x_mean, x_scale = _moments(train.x)
         if train.task == "classification":

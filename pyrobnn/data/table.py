@@ -1,4 +1,4 @@
-"""A table as a data set: what is no feature or no target is refused or warned of, never guessed at in silence."""
+"""A table as a data set: what cannot be a feature or a target is refused or warned of, never guessed at in silence."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ __all__ = ["from_csv", "from_frame", "read_features"]
 SEPARATORS = (",", ";", "\t", "|")
 #: what stands for a gap, beside pandas' own "", "NA", "nan", "null", …
 GAPS = ("?", "-", "–")
-#: suffixes of what is no text
+#: suffixes of files that are not text
 BINARY = (".parquet", ".pq", ".xlsx", ".xlsm")
 #: a number with a decimal comma, points between thousands
 _COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}([.'’\s]\d{3})+)(,\d+)?([eE][+-]?\d+)?"
 #: how a reason of pandas' begins, and what it means
 _REASONS = {
-    r".*in line (\d+), saw (\d+)": r"line \1 has \2 cells, too many; mend it, or delete what is above the names",
+    r".*in line (\d+), saw (\d+)": r"line \1 has \2 cells, too many; fix it, or delete what is above the names",
     "Length of header": "its first line has fewer names than its rows have cells; delete what is above the names",
     "No columns to parse": "it is empty",
     ".*EOF inside string": "a quotation mark is not closed",
-    ".*codec can't decode": "it is no text; save it as CSV, or let its name end in what it is, such as .xlsx",
-    "Excel file format": "it is no Excel file; let its name end in what it is, such as .csv",
+    ".*codec can't decode": "it is not text; save it as CSV, or give it the suffix of its format, such as .xlsx",
+    "Excel file format": "it is not an Excel file; give it the suffix of its format, such as .csv",
 }
 
 
@@ -222,7 +222,7 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
         if task == "regression":
             raise ValueError(f"{where}: target {name!r} is not numeric: use task='classification'")
     elif numeric and bool((column != column.round()).any()):
-        raise ValueError(f"{where}: target {name!r} holds fractions, which are no class labels")
+        raise ValueError(f"{where}: target {name!r} holds fractions, which cannot be class labels")
     text = column.astype(str).str.strip()
     kind = "dates" if text.str.fullmatch(DATE).all() else f"text with {text.nunique()} different values"
     if task is None and (kind == "dates" or text.nunique() > max(len(text) // 2, 2)):
@@ -247,7 +247,7 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     """The table of a file, as :func:`from_csv` says."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{str(path)!r} is {'a folder' if path.is_dir() else 'no file'}: check the path")
+        raise ValueError(f"{str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}: check the path")
     suffix, separator = path.suffix.lower(), ","
     excel = suffix.startswith(".xls")
     try:

@@ -149,7 +149,7 @@ def uniform(
     dependence: Dependence | None = None,
     other: Sequence[float] = (),
 ) -> Found:
-    """Whether PIT values are uniform: by a distance that matters, and that is no chance.
+    """Whether PIT values are uniform: by a distance that matters and is not chance.
 
     By their distance and their mean and size, or in place of these the p-values of `other` tests (Bonferroni).
     """

@@ -39,7 +39,7 @@ class Evidence:
         name: how an error message calls it.
 
     Raises:
-        TypeError: If it is no ``xarray.DataTree``.
+        TypeError: If it is not an ``xarray.DataTree``.
 
     Example:
         >>> tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 100)))})})
@@ -109,7 +109,7 @@ class Evidence:
     # attributes
 
     def number(self, name: str, default: float) -> float:
-        """A numeric root attribute; `default` where it is missing or no finite number."""
+        """A numeric root attribute; `default` where it is missing or not finite."""
         try:
             value = float(np.asarray(self.tree.attrs.get(name, default), dtype=np.float64))
         except (TypeError, ValueError):
@@ -122,7 +122,7 @@ class Evidence:
         return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
     def json(self, name: str) -> object:
-        """A root attribute that holds JSON, decoded; None where it is missing, empty or no JSON."""
+        """A root attribute that holds JSON, decoded; None where it is missing, empty or not JSON."""
         value = self.tree.attrs.get(name)
         if isinstance(value, str):
             try:
@@ -193,7 +193,7 @@ class Evidence:
 
     @functools.cached_property
     def is_iid(self) -> bool:
-        """Whether the draws are independent by construction, so that R-hat is no evidence for them."""
+        """Whether the draws are independent by construction, so that R-hat says nothing about them."""
         unsaid = float(self.variable(SAMPLE_STATS, "log_q") is not None)
         return self.number("iid", unsaid) != 0.0
 

@@ -34,7 +34,7 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
         ``"not_checked"``. Point estimates (one draw) never get better than "warn" for their draws.
 
     Raises:
-        TypeError: If `tree` or `reference` is no DataTree.
+        TypeError: If `tree` or `reference` is not a DataTree.
         ValueError: If it has no posterior group with dims ``chain`` and ``draw``.
 
     Caveat:

@@ -174,7 +174,7 @@ def loo(evidence: Evidence) -> ELPDData | None:
     Returns:
         ArviZ's ELPDData with pointwise ``elpd_i`` and ``pareto_k`` over ``obs``; None where it cannot be
         computed: no log-likelihood, or one of a single datum, fewer than 25 draws, no datum that more than one draw
-        and its copies decide, or an approximation without log_q (an ensemble's draws are no posterior draws).
+        and its copies decide, or an approximation without log_q (an ensemble's draws are not posterior draws).
 
     References:
         Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)

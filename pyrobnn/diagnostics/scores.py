@@ -29,7 +29,7 @@ class Score:
         data_se: Standard error from the finite number of data; None where it has no simple estimate.
         better: ``"higher"``, ``"lower"``, or ``"nominal"`` for coverage.
         points: What it is the mean of, (point,), for paired differences between methods (of the RMSE the squared
-            errors); None where it is no mean.
+            errors); None where it is not a mean.
     """
 
     name: str

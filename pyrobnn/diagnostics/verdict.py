@@ -254,7 +254,7 @@ def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Sta
 
 
 def grade_tested(p: float, effect: float, rates: tuple[float, float], limits: tuple[float, ...]) -> Status:
-    """The status of an effect that counts where it is no chance: below a rate and above a limit, to warn, to fail."""
+    """The status of an effect that counts where it is not chance: below a rate and above a limit, to warn, to fail."""
     warns, fails = (p < rate and effect > limit for rate, limit in zip(rates, limits[:2], strict=True))
     return "fail" if fails else "warn" if warns else "pass"
 

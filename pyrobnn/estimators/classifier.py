@@ -67,7 +67,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
         """
         self._check_likelihood()
         if self.noise != "inferred":
-            raise ValueError(f"'noise' is of numbers, and classes have none: leave it out, got {self.noise!r}")
+            raise ValueError(f"'noise' is for numbers, and classes have none: leave it out, got {self.noise!r}")
         x, y = self._validated(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)

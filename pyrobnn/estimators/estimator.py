@@ -96,7 +96,7 @@ class Estimator(BaseEstimator):
         exposure = likelihood.targets.exposure is not None
         if exposure and self.columns_ is not None:
             raise ValueError(
-                "'exposure' names a column of numbers, but 'X' is a table whose columns become others: encode it first"
+                "'exposure' names a column of numbers, but 'X' is a table whose columns are encoded: encode it first"
             )
         self._width = likelihood.width(width)
         net = self._net(x.shape[1] - exposure, self._width, seed)
@@ -219,7 +219,7 @@ class Estimator(BaseEstimator):
             return None
         weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         if (weights != np.round(weights)).any():
-            raise Refused("'sample_weight' must be whole numbers: a row counts as so many rows")
+            raise Refused("'sample_weight' must be whole numbers: each row counts that many times")
         return cast(np.ndarray, weights.astype(np.int64))
 
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:

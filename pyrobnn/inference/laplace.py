@@ -127,7 +127,7 @@ class Laplace(Method):
         check_choice("structure", self.structure, ("full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
-        if self.predictive == "linearized":  # what it is already is no advice
+        if self.predictive == "linearized":  # it has that already
             object.__setattr__(self, "remedy", "The Gaussian misses the weights: run NUTS and compare.")
         if isinstance(self.subset, str):
             check_choice("subset", self.subset, ("all", "last_layer"))

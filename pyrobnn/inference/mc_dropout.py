@@ -59,7 +59,7 @@ class MCDropout(Trained):
     Returns, by ``fit``: independent draws (1, num_draws, …) of masked weights; ``meta["dropout_p"]`` has p by weight
     layer. Training starts at ``init`` or at the model's own net.
 
-    Refused: a plain Pyro program; no dropout layer and no ``p``; a dropout layer that is no mask on weights.
+    Refused: a plain Pyro program; no dropout layer and no ``p``; a dropout layer that is not a mask on weights.
 
     Caveat: this is not the posterior under the model's prior. The spread is set by p and does not shrink as data
     accumulate; it has no density q, so neither Pareto k-hat nor LOO corrections apply.

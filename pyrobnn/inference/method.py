@@ -201,7 +201,7 @@ def register(
         quick: options of a quick run, beside or instead of those.
 
     Raises:
-        TypeError: the class is no :class:`Method`, or lacks a fact.
+        TypeError: the class is not a :class:`Method`, or lacks a fact.
         ValueError: ``command`` is the name of another method.
     """
 

@@ -99,8 +99,8 @@ def _held(posterior: Posterior) -> Rows:
         raise Refused(f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1")
     if posterior.rows is None:
         raise Refused(
-            "this posterior holds no rows of data (they came by a DataLoader, as no tensors (N, …), from inside of the "
-            "program, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
+            "this posterior holds no rows of data (they came from a DataLoader or the program, or were not tensors, or "
+            "its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
         )
     if posterior.num_chains * posterior.num_draws < _FEWEST and not gaussian:
         raise Refused(f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least")
@@ -160,7 +160,7 @@ def _recentred(
             raise Refused("the new rows are impossible at the centre: check their values")
         end, left = descend(slope, start, num_steps=100)
         if not left <= 0.05 * math.sqrt(len(end)):
-            raise Refused(f"100 steps led to {left:.2g} standard deviations off the new centre: fit again")
+            raise Refused(f"after 100 steps the new centre is still {left:.2g} standard deviations away: fit again")
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
         dip = max(float(slope(end * part / 10)[1]) for part in range(11)) - float(slope(start)[1])
     ends = q.layout.constrain(moved(end)) | fixed
@@ -307,7 +307,7 @@ def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tupl
             terms = terms + found
         else:
             raise Refused(
-                f"the log likelihood of {name!r} is no sum over the {num} rows of the data (their first axis), so rows "
+                f"the log likelihood of {name!r} is not a sum over the {num} rows of the data (first axis), so rows "
                 "cannot be added or removed: observe them one by one, in a pyro.plate, or fit again"
             )
     return base, terms

@@ -110,7 +110,7 @@ class HeteroskedasticGaussian(_Gaussian):
 
 
 class StudentT(Likelihood):
-    r"""Noise of Student's t: :math:`y \sim t_\nu(f(x), \sigma)`, of which single outliers are no surprise.
+    r"""Noise of Student's t: :math:`y \sim t_\nu(f(x), \sigma)`, under which single outliers are no surprise.
 
     Args:
         df: degrees of freedom ν, fixed, ``"learned"`` or with a prior as ``scale`` is, of shape () or (out,);

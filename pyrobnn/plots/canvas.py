@@ -83,7 +83,7 @@ def style(kind: str | None = None) -> Iterator[None]:
         "grid.color": RULE,
         "grid.linewidth": 0.5,
         "text.color": INK,
-        # a label is the user's text: a dollar sign in it is no formula
+        # a label is the user's text: a dollar sign in it does not start a formula
         "text.parse_math": False,
         "legend.frameon": False,
         "legend.fontsize": 8.0,

@@ -340,7 +340,7 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
     first, last = (density.trace({n: v[at] for n, v in few.draws.items()}) for at in ((0, 0), (-1, -1)))
     pairs = {name: (first[name]["value"], last[name]["value"]) for name in sizes}
     fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in pairs.items()}
-    # residuals that a program computes from latent values are no data; gaps that those fill may stay
+    # residuals that a program computes from latent values are not data; gaps that those fill may stay
     data = {name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()}
     shapes = {name: first[name]["value"].shape[: value.dim() - 2] for name, value in terms.items()}
     of_terms = {n: axes[n][: len(shapes[n])] for n, v in terms.items() if n in axes and v.shape[2:] == shapes[n]}

@@ -52,7 +52,7 @@ class Split:
                 self.whole.forward(self.params, x)
             except _Reached as reached:
                 return reached.args[0]
-        raise RuntimeError(f"the net does not come to its layer {self.path!r}")
+        raise RuntimeError(f"the net does not reach its layer {self.path!r}")
 
 
 def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> Split:

@@ -21,7 +21,7 @@ class Rows:
     """Inputs (N, …), or None of a program that takes none, and targets (N, …): references to what was given.
 
     ``digest`` (N,) int64 is taken when they are given: a tensor that is changed afterwards is found out. ``shared``
-    holds what updates of one posterior compute once; no file and no pickle has it.
+    holds what updates of one posterior compute once; neither a file nor a pickle has it.
     """
 
     x: Tensor | None

@@ -174,7 +174,7 @@ def read(path: str | Path) -> xr.DataTree:
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no file {str(path)!r}: check the path")
+        raise FileNotFoundError(f"{str(path)!r} does not exist: check the path")
     try:
         with xr.open_datatree(path, engine=ENGINE) as tree:
             tree.load()

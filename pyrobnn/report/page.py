@@ -49,7 +49,7 @@ def write_report(
         The path written to.
 
     Raises:
-        TypeError: if a tree is no DataTree.
+        TypeError: if a tree is not a DataTree.
         ValueError: if there is no tree, or ``verdicts`` lacks a label.
 
     Caveat:
@@ -117,7 +117,7 @@ def write_summary(
         The path written to.
 
     Raises:
-        TypeError: if a tree is no DataTree.
+        TypeError: if a tree is not a DataTree.
         ValueError: if there is no tree, or ``verdicts`` lacks a label.
     """
     results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)

@@ -238,7 +238,7 @@ class Results:
         """The results of these trees, diagnosed here where no verdicts are given.
 
         Raises:
-            TypeError: if a tree is no DataTree.
+            TypeError: if a tree is not a DataTree.
             ValueError: if there is no tree, or ``verdicts`` lacks a label.
         """
         evidence = gather(trees)

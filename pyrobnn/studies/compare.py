@@ -103,7 +103,7 @@ def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:
 
 
 def _checkpoint(method: Method, path: Path, resume: bool) -> dict[str, Path]:
-    """The argument of ``fit`` with which a method that can be gone on with is; an old file is no start of a new run."""
+    """The argument of ``fit`` with which a method that can be gone on with is; an old file does not start a new run."""
     # Pyro's own sampler writes none
     if "checkpoint" not in method.uses or getattr(method, "engine", "") == "pyro":
         return {}

@@ -58,11 +58,8 @@ def main(argv: list[str] | None = None) -> int:
             failed += "error" in row
             append_record(options.results, row)
             print(row, flush=True)
-    rates = {
-        r["device"]: r["per_second"]
-        for r in read_records(options.results)
-        if r["name"] == "nuts-1024" and "per_second" in r
-    }
+    many = [r for r in read_records(options.results) if r["name"] == "nuts-1024" and "per_second" in r]
+    rates = {r["device"]: r["per_second"] for r in many}
     if options.device in rates and "cpu" in rates and not options.small:
         factor = rates[options.device] / rates["cpu"]
         print(f"1,024 chains of NUTS: {factor:.0f} times the CPU (target: {TARGET})")

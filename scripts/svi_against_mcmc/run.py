@@ -15,7 +15,7 @@ import itertools
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -46,14 +46,10 @@ UNSEEN = 1000
 def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.BNN:
     """The net of the study under a fan-in normal prior."""
     varying = noise == "heteroskedastic"
-    likelihood = (
-        pb.likelihoods.HeteroskedasticGaussian()
-        if varying
-        else pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
-    )
+    one, own = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), pb.likelihoods.HeteroskedasticGaussian()
     net = pb.networks.mlp(1, (50,), 2 if varying else 1, seed=0)
     prior = pb.priors.FanInNormal(scale, bias_scale)
-    return pb.BNN(net, prior, likelihood, standardizer=pb.data.Standardizer.fit(data))
+    return pb.BNN(net, prior, own if varying else one, standardizer=pb.data.Standardizer.fit(data))
 
 
 def fresh(name: str, seed: int) -> Dataset:
@@ -133,11 +129,7 @@ def _judged(
     return record
 
 
-PARTS: dict[str, Callable[[str, str, argparse.Namespace], Iterator[dict[str, Any]]]] = {
-    "chains": chains,
-    "gaps": gaps,
-    "study": study,
-}
+PARTS = {part.__name__: part for part in (chains, gaps, study)}
 
 
 def chain_table(records: list[dict[str, Any]]) -> str:
@@ -160,7 +152,7 @@ def chain_table(records: list[dict[str, Any]]) -> str:
 
 
 def gap_table(records: list[dict[str, Any]]) -> str:
-    """How far doubt opens in the widest gap, NUTS beside SVI: means over fresh data with their standard errors."""
+    """Epistemic sd in the widest gap over that at the data, NUTS beside SVI: means over fresh data and their errors."""
     lines = [
         "| data | noise | data sets | gap / data, NUTS | gap / data, SVI | NUTS / SVI, in the gap "
         "| NUTS / SVI, at the data | largest R-hat of f |",

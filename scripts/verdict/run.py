@@ -78,9 +78,7 @@ def make_case(seed: list[int], shape: tuple[int, int], change: Callable[[Case], 
     weights = rng.normal(size=inputs + 1)
     x, x_test = rng.normal(size=(num, inputs)), rng.normal(size=(HELD_OUT, inputs))
     errors = tuple(rng.normal(size=len(part)) for part in (x, x_test))
-    y, y_test = (
-        part @ weights[:-1] + weights[-1] + noise * error for part, error in zip((x, x_test), errors, strict=True)
-    )
+    y, y_test = (part @ weights[:-1] + weights[-1] + noise * own for part, own in zip((x, x_test), errors, strict=True))
     case = Case(rng, x, y, x_test, y_test, noise, shape, errors=errors)
     if change is not None:
         change(case)

@@ -97,7 +97,7 @@ def test_bad_tables_exit_with_2(table, tmp_path, capsys):
 
 def test_reports_of_files_that_are_not_there_or_foreign(tmp_path, capsys):
     assert cli.main(["report", str(tmp_path / "no.nc")]) == 2
-    assert "no file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     foreign = tmp_path / "foreign.nc"
     foreign.write_bytes(b"something else")
     assert cli.main(["report", str(foreign)]) == 2

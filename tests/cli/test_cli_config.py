@@ -139,10 +139,10 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, 
         (["--methods", "nuts", "--nuts.num_warmups", "5"], "--nuts.num_warmups"),
         (["--methods", "svi", "--svi.kl", "cl"], "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl"),
         (["--methods", "a=svi", "a=nuts"], "two methods are called 'a'"),
-        (["--methods", "svi=nuts"], "'svi' is no name for this nuts"),
-        (["--methods", "x.y=nuts"], "'x.y' is no name for this nuts"),
+        (["--methods", "svi=nuts"], "'svi' cannot name this nuts"),
+        (["--methods", "x.y=nuts"], "'x.y' cannot name this nuts"),
         (["--metods", "svi"], "--metods"),
-        (["--config", "nowhere.yaml"], "there is no file 'nowhere.yaml'"),
+        (["--config", "nowhere.yaml"], "'nowhere.yaml' does not exist"),
     ],
 )
 def test_wrong_words_on_the_command_line_are_named(words, message, capsys):

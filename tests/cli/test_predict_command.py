@@ -112,7 +112,7 @@ def test_without_a_file_predictions_go_to_standard_output(run, table, tmp_path, 
 
 def test_what_cannot_be_predicted_from_is_refused(run, table, tmp_path, capsys):
     assert cli.main(["predict", str(tmp_path / "no.nc"), str(table)]) == 2
-    assert "no file" in capsys.readouterr().err
+    assert "does not exist" in capsys.readouterr().err
     posterior, _ = load_run(run)
     assert cli.main(["predict", str(posterior.save(tmp_path / "p.nc")), str(table)]) == 2
     assert "does not say what model" in capsys.readouterr().err

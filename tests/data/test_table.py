@@ -50,7 +50,7 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("a,y\n", "y", "no rows"),
         ("", "y", "cannot be read as a table of text that begins with the line of names: it is empty"),
         ('a,y\n1,2\n"2,3\n3,4\n', "y", "a quotation mark is not closed"),
-        (b"PK\x03\x04\x81\x8d", "y", "it is no text; save it as CSV, or let its name end in what it is, such as .xlsx"),
+        (b"PK\x03\x04\x81\x8d", "y", "not text; save it as CSV, or give it the suffix of its format, such as .xlsx"),
         ("size,price\n1,2\n", "pirce", "has no column 'pirce', did you mean 'price'. its columns are size, price"),
         ("a,Y\n1,2\n", "y", "has no column 'y', did you mean 'Y'"),
         ("y\n1\n", "y", "nothing to predict from"),
@@ -61,7 +61,7 @@ def test_numbers_become_classes_on_request(tmp_path):
         ("a,y,b,y\n1,2,3,2\n4,5,6,5\n", "y", "names the column 'y' more than once"),
         ("a,y ,y\n1,2,2\n4,5,5\n", "y", "names the column 'y' more than once"),
         ("a,y\n1,2,3\n4,5,6\n", "y", "fewer names than its rows have cells; delete what is above"),
-        ("a,y\n1,2\n4,5,6\n", "y", "line 3 has 3 cells, too many; mend it, or delete"),
+        ("a,y\n1,2\n4,5,6\n", "y", "line 3 has 3 cells, too many; fix it, or delete"),
         ("# of the lab\na,y\n1,2\n4,5\n", "y", "fewer names than its rows have cells; delete what is above"),
         ("# of\n# the lab\na,y\n4,5\n", "y", "line 3 has 2 cells, too many"),
         ("1.5,2.5\n3.5,4.5\n", "y", "no column 'y': its columns are 1.5, 2.5"),
@@ -166,7 +166,7 @@ def test_a_target_that_does_not_fit_the_task(tmp_path):
     path = write(tmp_path, "a,y,kind\n1,0.5,dog\n2,1.5,cat\n")
     frame = pd.read_csv(path)
     frame.drop(columns="kind").to_csv(path, index=False)
-    with pytest.raises(ValueError, match="fractions, which are no class labels"):
+    with pytest.raises(ValueError, match="fractions, which cannot be class labels"):
         data.from_csv(path, "y", task="classification")
     frame.drop(columns="y").to_csv(path, index=False)
     with pytest.raises(ValueError, match="target 'kind' is not numeric"):
@@ -174,7 +174,7 @@ def test_a_target_that_does_not_fit_the_task(tmp_path):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(ValueError, match="is no file: check the path"):
+    with pytest.raises(ValueError, match="does not exist: check the path"):
         data.from_csv(tmp_path / "none.csv", "y")
 
 
@@ -272,7 +272,7 @@ def test_new_tables_become_the_same_inputs_and_what_is_new_in_them_is_said():
         again.transform(new.assign(member=None), "new")
     with pytest.raises(ValueError, match="'age' holds text such as 'old', not numbers"):
         again.transform(new.assign(age="old"), "new")
-    with pytest.raises(ValueError, match="'since' holds dates, but 'soon' in row 1 is none"):
+    with pytest.raises(ValueError, match="'since' holds dates, but 'soon' in row 1 is not"):
         again.transform(new.assign(since="soon"), "new")
     with pytest.raises(ValueError, match="new has no column 'age', 'since': its columns are"):
         again.transform(new[["city", "member"]], "new")
@@ -342,8 +342,8 @@ def rows(**columns):
             {},
             "such as '02/03/2024', where day and month cannot be told apart",
         ),
-        (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is none"),
-        (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is none"),
+        (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is not"),
+        (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is not"),
         (rows(b=["1", "2", "x"] * 4), {}, "holds numbers but for 4 of 12 cells, first 'x' in row 3"),
         (rows(b=[np.inf] * 12), {}, r"missing or infinite values in row 1, 2, .* \(column 'b' \(12\)\)"),
         (rows(), {"features": ["b"]}, r"no column 'b' \(features\): its columns are a, y"),

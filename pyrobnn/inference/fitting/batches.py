@@ -61,7 +61,7 @@ class Epoch:
 def survey(loader: DataLoader) -> Epoch:
     """N, points and batches of a pass, from the loader's sampler; one that has no length is walked through once.
 
-    N is the number of points a pass yields, never more than the data set holds: a point drawn twice is no second datum.
+    N is the number of points a pass yields, never more than the data set holds: a point drawn twice counts once.
     A sampler that shuffles and drops its last incomplete batch shows every point in time, so they count.
     """
     dataset: Any = loader.dataset  # torch declares no length
@@ -154,7 +154,7 @@ def check_batch_size(problem: Problem, batch_size: int | None) -> None:
             "leave out 'batch_size' and let it subsample in a pyro.plate"
         )
     if batch_size is not None and problem.loader is not None:
-        raise ValueError(f"'batch_size' is that of the DataLoader here, got {batch_size} beside it: leave it out")
+        raise ValueError(f"the DataLoader sets the size of batches, got batch_size={batch_size} too: leave it out")
 
 
 def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:

@@ -148,7 +148,7 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
     """Refuse dropout and noise that no layer shows; unless ``deterministic``, in evaluation mode alone."""
     if _draws(model, model.eval_net, x):
         raise Refused(
-            "the net draws random numbers, in evaluation mode too, so it is another function each time it is asked: "
+            "the net draws random numbers, in evaluation mode too, so it is another function at every call: "
             "take the noise out of it; that of the targets is the likelihood's"
         )
     if deterministic and _draws(model, model.net, x):

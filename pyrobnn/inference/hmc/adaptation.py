@@ -133,7 +133,7 @@ def extend_phase(plan: list[Phase], phase: int, most: int) -> list[Phase]:
 def not_stationary(z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[int], str] | None) -> str:
     """Why the chains of a window (chain, slot, dim) cannot be sampled from yet, in words; or empty.
 
-    Without ``names`` of a coordinate's site, for a net, chains in several modes are no reason.
+    Without ``names`` of a coordinate's site, for a net, chains in several modes are not a reason.
     """
     if stuck := stuck_chains(stats, counts):
         return f"{len(stuck)} of {len(counts)} chains did not move"

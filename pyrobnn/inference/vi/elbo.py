@@ -245,11 +245,11 @@ def importance_stats(
 
 
 def elbo_findings(value: float, error: float, track: Tensor | None) -> list[Finding]:
-    """A finding where the ELBO is no number, or lies below what the fit had on the way.
+    """A finding where the ELBO is not a number, or lies below what the fit had on the way.
 
     ``track`` is the noisy ELBO of every step, None of a tempered fit, whose end is not its best. What the fit surely
     had is the best mean of a twentieth of the steps less five standard errors. The last iterate is one step: it may lie
-    the spread of single steps below, and a nat is no matter.
+    the spread of single steps below, and a nat does not matter.
     """
     values = {"elbo": value, "error": error}
     if not (math.isfinite(value) and math.isfinite(error)):
