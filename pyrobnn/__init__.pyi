@@ -18,6 +18,7 @@ from .density.density import Density as Density
 from .diagnostics import Verdict as Verdict
 from .diagnostics import audit as audit
 from .diagnostics import diagnose as diagnose
+from .diagnostics.predictions import judge as judge
 from .estimators import BNNClassifier as BNNClassifier
 from .estimators import BNNRegressor as BNNRegressor
 from .estimators import PyroClassifier as PyroClassifier
@@ -41,7 +42,6 @@ from .inference import distributed as distributed
 from .inference.log_density import LogDensity as LogDensity
 from .inference.log_density import sample as sample
 from .inference.posthoc import posthoc as posthoc
-from .judging import judge as judge
 from .model import BNN as BNN
 from .posterior.datatree import to_datatree as to_datatree
 from .posterior.prediction import Prediction as Prediction

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyrobnn.diagnostics.predictions import judge
 from pyrobnn.diagnostics.verdict import Verdict
-from pyrobnn.judging import judge
 
 
 def assert_calibrated(

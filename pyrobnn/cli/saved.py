@@ -152,7 +152,7 @@ def judge(argv: Sequence[str], command: str) -> int:
     from scipy.stats import norm
 
     from pyrobnn.data.table import read_frame
-    from pyrobnn.judging import judged
+    from pyrobnn.diagnostics.predictions import judged
 
     with warnings_said():
         tables = {name: read_frame(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}

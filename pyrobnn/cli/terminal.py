@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn, TextIO
 
-from pyrobnn.wording import register
+from pyrobnn.core.plain_text import register
 
 EXIT_STATUS = (
     "Exit status: 0 done, 1 a method was left out or failed (--strict: a verdict did), "

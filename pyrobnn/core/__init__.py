@@ -1,1 +1,1 @@
-"""The ground floor: arguments checked, random numbers, chains' statistics, names of groups."""
+"""The ground floor: arguments checked, random numbers, chains' statistics, names of groups, findings of a fit."""

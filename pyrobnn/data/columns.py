@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from pyrobnn.core.checks import check_choice
-from pyrobnn.wording.findings import Finding, warn
+from pyrobnn.core.findings import Finding, warn
 
 Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]

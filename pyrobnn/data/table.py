@@ -15,6 +15,7 @@ import pandas as pd
 import torch
 
 from pyrobnn.core.checks import check_choice
+from pyrobnn.core.findings import Finding
 from pyrobnn.data.columns import (
     DATE,
     Columns,
@@ -27,7 +28,6 @@ from pyrobnn.data.columns import (
     report,
 )
 from pyrobnn.data.dataset import Dataset, Task
-from pyrobnn.wording.findings import Finding
 
 __all__ = ["from_csv", "from_frame", "read_features"]
 

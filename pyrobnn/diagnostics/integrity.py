@@ -10,12 +10,12 @@ from scipy.spatial import cKDTree
 from scipy.special import logsumexp
 
 from pyrobnn.core import groups
+from pyrobnn.core.findings import DRAWS, findings
 from pyrobnn.core.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread
 from pyrobnn.diagnostics.points import has_classes, replicates
 from pyrobnn.diagnostics.verdict import Found, Status, grade
-from pyrobnn.wording.findings import DRAWS, findings
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (

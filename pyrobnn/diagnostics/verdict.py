@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from pyrobnn.core.checks import check_choice
-from pyrobnn.wording import plain, shown
-from pyrobnn.wording import verdicts as words
+from pyrobnn.core.plain_text import plain, shown
+from pyrobnn.diagnostics import wording as words
 
 Status = Literal["pass", "warn", "fail", "info"]
 Answer = Literal["pass", "warn", "fail"]

@@ -17,6 +17,7 @@ import torch
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
+from pyrobnn.core.findings import warn
 from pyrobnn.estimators.wide import log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -25,7 +26,6 @@ from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, StudentT
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import warn
 
 #: a method of :class:`Laplace`, the model, x, y and the options of ``fit``, to the fit and what was found, in words
 Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from pyrobnn import networks, priors
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, check_names
@@ -34,7 +35,6 @@ from pyrobnn.inference.method import METHODS, Method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
-from pyrobnn.wording.findings import Finding, warn
 
 
 class Estimator(BaseEstimator):

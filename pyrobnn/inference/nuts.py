@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.findings import Finding
 from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
 from pyrobnn.inference.fitting.initial import common_start
@@ -27,7 +28,6 @@ from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
 DEFAULT_WARMUP, MOST_WARMUP = 200, 1000

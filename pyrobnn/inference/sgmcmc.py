@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
@@ -23,7 +24,6 @@ from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.model import NET
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding
 
 #: z (chain, dim) → gradient of the log joint (chain, dim) and its value (chain,)
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]

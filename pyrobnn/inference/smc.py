@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.findings import Finding
 from pyrobnn.density.derived import prior_runs
 from pyrobnn.density.gradient import at_each
 from pyrobnn.inference.fitting.floats import full_float32
@@ -21,7 +22,6 @@ from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering import Population, Rung, batched, evaluator, lag, parts, refuse_without_prior
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding
 
 _STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
 _MAX_TEMPERATURES = 500

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
@@ -26,7 +27,6 @@ from pyrobnn.inference.optim.sgd_rate import MOMENTUM, TOLERATED_RISE, constant_
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
-from pyrobnn.wording.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)

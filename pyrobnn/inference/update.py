@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.core.findings import Finding, as_json, warn
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import why_not_batched
 from pyrobnn.density.nodes import is_datum, is_subsample, log_prob_sum, row_terms
@@ -35,7 +36,6 @@ from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, eva
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.rows import Rows
-from pyrobnn.wording.findings import Finding, as_json, warn
 
 _PARTICLES, _FEWEST = 1000, 40
 _STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper

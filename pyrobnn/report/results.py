@@ -12,6 +12,7 @@ import xarray as xr
 
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
+from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import fidelity
@@ -21,7 +22,6 @@ from pyrobnn.diagnostics.points import class_points, is_censored, same_data, wid
 from pyrobnn.diagnostics.scores import LEVELS, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.predictive import decomposed
-from pyrobnn.report.baselines import baselines
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import pytest
 
 import pyrobnn
 from pyrobnn.cli.terminal import printable, say
+from pyrobnn.core.plain_text import PLAIN, plain, shown
 from pyrobnn.diagnostics.verdict import Check, Verdict
-from pyrobnn.wording import PLAIN, plain, shown
 
 PACKAGE = Path(pyrobnn.__file__).parent
 #: draws figures and pages, whose files are UTF-8
@@ -36,7 +36,7 @@ def printed(encoding, monkeypatch, *values):
 
 def test_every_word_of_a_check_is_ascii():
     said = [text for path in (PACKAGE / "diagnostics").glob("*.py") for text in words(path)]
-    for text in (*said, *words(PACKAGE / "wording" / "verdicts.py")):
+    for text in said:
         assert plain(text).isascii(), text
 
 

@@ -14,11 +14,11 @@ from test_law_likelihood import CASES
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
 from pyrobnn.diagnostics import diagnose
+from pyrobnn.diagnostics import wording as wording
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report.results import compare_rows
 from pyrobnn.report.sentences import recommended
-from pyrobnn.wording import verdicts as wording
 
 LIKELIHOODS = {f"{name} {how}": getattr(case, how) for name, case in CASES.items() for how in ("fixed", "inferred")}
 LIKELIHOODS |= {

@@ -12,9 +12,9 @@ from models import normal_prior, toy_net
 from test_contract import METHODS, NO_POINTS, X, Y, num_draws
 
 import pyrobnn as pb
+from pyrobnn.core.findings import FINDINGS, SENTENCES, Finding, as_json
 from pyrobnn.inference.mc_dropout import CAVEAT
 from pyrobnn.inference.optim.minimize import Result
-from pyrobnn.wording.findings import FINDINGS, SENTENCES, Finding, as_json
 
 HELD = "no data have touched"
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.findings import Finding, of_meta
 from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
@@ -26,7 +27,6 @@ from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import hooked
-from pyrobnn.wording.findings import Finding, of_meta
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
 POLISH_STEPS = 200

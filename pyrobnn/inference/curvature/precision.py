@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.findings import Finding
 from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import check_finite, ggn, hessian, hessian_diagonal
@@ -23,7 +24,6 @@ from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
 from pyrobnn.model import BNN, NET
-from pyrobnn.wording.findings import Finding
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,7 +31,7 @@ from torch.utils.data import (
 )
 
 from pyrobnn.core.checks import Refused, as_tensor
-from pyrobnn.wording.findings import Finding
+from pyrobnn.core.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.density.density import Density

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_device
+from pyrobnn.core.findings import Finding, as_json, warn
 from pyrobnn.data import Dataset
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting import batches
@@ -35,7 +36,6 @@ from pyrobnn.model import BNN, NET, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
-from pyrobnn.wording.findings import Finding, as_json, warn
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
 

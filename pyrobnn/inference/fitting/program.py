@@ -16,12 +16,12 @@ from torch.distributions import transforms
 
 from pyrobnn.compile.trees import mapped
 from pyrobnn.core.checks import Refused, check_finite
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density import derived
 from pyrobnn.density.density import Density
 from pyrobnn.density.gradient import why_not_batched
 from pyrobnn.model import BNN
-from pyrobnn.wording.findings import Finding
 
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.wording.findings import Finding
+from pyrobnn.core.findings import Finding
 
 #: steps below which the losses show nothing
 _SHORT = 20

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from pyrobnn.compile import Compiled, compiled
+from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
-from pyrobnn.wording.findings import Finding
 
 Objective = Callable[..., Any]
 #: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)

@@ -17,6 +17,7 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.density.density import Density, is_identity
 from pyrobnn.density.nodes import is_observed, is_subsample, log_prob_sum
@@ -25,7 +26,6 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments, base_distribution
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.posterior.approximation import Approximation
-from pyrobnn.wording.findings import Finding
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
 _ELBO_ERROR, _MAX_ELBO_DRAWS = 0.02, 4096

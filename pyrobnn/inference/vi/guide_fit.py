@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
@@ -30,7 +31,6 @@ from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.posterior import Posterior
-from pyrobnn.wording.findings import Finding
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

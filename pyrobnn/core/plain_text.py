@@ -1,4 +1,4 @@
-"""All sentences about fits and posteriors, and the text that an output can show: its encoding may lack a sign."""
+"""Text that an output can show: its encoding may lack a sign."""
 
 from __future__ import annotations
 

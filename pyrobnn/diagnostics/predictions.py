@@ -17,6 +17,7 @@ from sklearn.preprocessing import LabelEncoder
 from pyrobnn.core.checks import as_tensor, check_finite
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.core.seeding import seeded
+from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.calibration import (
     MIN_DATA,
     RATES,
@@ -32,7 +33,6 @@ from pyrobnn.diagnostics.judge import made
 from pyrobnn.diagnostics.points import NUM_QUANTILES, is_classification, pit_of
 from pyrobnn.diagnostics.scores import num_outputs, score
 from pyrobnn.diagnostics.verdict import Check, Found, Verdict, grade_tested
-from pyrobnn.report.baselines import baselines
 
 #: draws of a law without quantiles; fewest draws whose common error can be seen
 _NUM_SAMPLES, _JOINT = 1000, 100
