@@ -165,8 +165,7 @@ def _warn(name: str, what: str, consequence: str) -> None:
 def _without_synchronizing() -> Iterator[None]:
     """A RuntimeError for what waits for the device: a capture that fails half-way leaves torch's generator in it."""
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the mode is a prototype
+    with warnings.catch_warnings(action="ignore"):  # that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

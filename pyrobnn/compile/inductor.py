@@ -192,8 +192,7 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
             settings["cpp.threads"] = 1
     if on_stack:
         settings["aot_inductor.allow_stack_allocation"] = True
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # inductor's remarks on its own internals
+    with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
         call = private.compile_graph(graph, inputs, settings, on_stack)
     return Code(call, lambda: untouched, _identity(untouched, inputs))
 
@@ -211,8 +210,7 @@ def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     """Compiled by ``torch.compile``."""
     before = pyro.settings.get()
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             call = torch.compile(graph, options={"fallback_random": True})
             call(*inputs)
     finally:

@@ -100,8 +100,7 @@ def _of_classes(
     found = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
     present = np.unique(labels)
     if pair is not None and len(present) > 1:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a baseline that has all but converged is one
+        with warnings.catch_warnings(action="ignore"):  # a baseline that has all but converged is one
             fitted = LogisticRegression(max_iter=500).fit(pair[0], labels)
         probs = np.full((num_new, len(counts)), 1e-12)
         probs[:, present] = fitted.predict_proba(pair[1])

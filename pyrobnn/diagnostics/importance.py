@@ -77,8 +77,7 @@ def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray
     """
     scale = np.maximum(1.0, np.abs(log_ratio).max(axis=(-2, -1)))
     flat = np.ptp(log_ratio, axis=(-2, -1)) <= _FLAT * scale
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
         log_weights, k = _psislw(log_ratio, r_eff)
     # where the tail underflows, psislw answers NaN weights with a small k-hat, the opposite of the truth
     degenerate = ~(np.isfinite(k) & np.isfinite(log_weights).all(axis=(-2, -1)))

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple, cast
 import numpy as np
 import pyro.distributions as dist
 import torch
-from scipy.stats import boxcox_llf, nbinom, skew
+from scipy.stats import nbinom, skew
 from sklearn.linear_model import BayesianRidge, PoissonRegressor
 from sklearn.model_selection import KFold, cross_val_predict
 from torch import Tensor, nn
@@ -70,22 +70,31 @@ class TabularEnsemble(Lifted, DeepEnsemble):
             return start_chains(problem.model, problem.density, run.init, self.num_members)
 
     def _search(self, problem: Problem, start: Tensor, run: FitRun, *_: Any, **__: Any) -> Result:
-        """Of a normal the same log joint, but for a constant, in few operations."""
-        noise, head = problem.bnn.likelihood, cast(Any, problem.bnn.net)[-1]
+        """Of a normal the same log joint, but for a constant, and its gradient in half of autograd's operations."""
+        noise, head = cast(Any, problem.bnn.likelihood), cast(Any, problem.bnn.net)[-1]
         if not isinstance(head, Heads):
             return super()._search(problem, start, run)
+        shrink = 1 / (self.prior_sd**2 * problem.num_rows)
 
-        def losses(thetas: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        def slopes(thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             values = [part for _, part in problem.density.parts(thetas)]  # of each layer weight and bias
-            f = x.expand(len(thetas), *x.shape)
-            for weight, bias in zip(values[::2], values[1::2]):
-                f = torch.baddbmm(bias[:, None], f if weight is values[0] else nn.functional.silu(f), weight.mT)
-            mean, scale = noise.loc_scale(head(f), {})
-            error = ((y - mean) / scale).square() / 2 + scale.log()
-            return error.mean((1, 2)) + (thetas / self.prior_sd).square().sum(1) / (2 * problem.num_rows)
+            weights, inputs, sums = values[::2], [x.expand(len(thetas), *x.shape)], []
+            for weight, bias in zip(weights, values[1::2]):
+                sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight.mT))
+                inputs.append(nn.functional.silu(sums[-1]))
+            mean, scale = noise.loc_scale(head(sums[-1]), {})
+            error = (y - mean) / scale
+            square, loss = error.square(), thetas.square().sum(1) * (shrink / 2)
+            raw = torch.zeros_like(mean) if head.mean_only else (1 - square) * torch.expm1(noise.min_scale - scale)
+            slope, found = torch.cat([error, raw], -1) / (scale * -len(y)), list[Tensor]()
+            for index in reversed(range(len(weights))):
+                found[:0] = [torch.bmm(slope.mT, inputs[index]).flatten(1), slope.sum(1)]
+                slope = torch.ops.aten.silu_backward(slope @ weights[index], sums[index - 1]) if index else slope
+            loss += (square / 2 + scale.log()).mean((1, 2))
+            return torch.cat(found, 1).add_(thetas, alpha=shrink), loss[None].double()
 
-        batches, training = problem.batches(self.batch_size), Training.of(self, "cosine")
-        return minimize(losses, start, batches, training, progress=run.progress, name="the ensemble")
+        batches, training = problem.batches(self.batch_size), Training.of(replace(self, compile=False), "cosine")
+        return minimize(slopes, start, batches, training, slopes=True, progress=run.progress, name="the ensemble")
 
 
 class Lift(nn.Module):
@@ -120,12 +129,12 @@ class Lift(nn.Module):
         least, many = x.min(0), [index for index, column in enumerate(x.T) if len(np.unique(column)) > 2]
         # a logarithm is of values that are positive and not all far from zero; of others, of a shift
         start = np.where((origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0))
-        powers = np.ones(x.shape[1])
-        for index in many:
-            powers[index] = max(np.linspace(-2, 2, 17), key=lambda p: boxcox_llf(p, x[:, index] - start[index]))  # noqa: B023
+        powers, grid = np.ones(x.shape[1]), np.linspace(-2, 2, 17) + 1e-4 * (np.arange(17) == 8)
+        log = np.log(x[:, many] - start[many])  # its likelihood, up to a constant; 1e-4 stands for zero
+        likely = [(p - 1) * log.mean(0) - np.log(np.exp(p * log).std(0) / abs(p)) for p in grid]
+        powers[many] = grid[np.argmax(likely, 0)]
         rates = np.random.default_rng(0).normal(size=(len(many), waves)) * np.geomspace(1, fastest, waves or 1)[:waves]
-        self._hold(start=start, least=least - start, powers=np.where(powers == 0, 1e-4, powers), rates=rates)
-        self._hold(many=many, centre=0.0, scale=1.0, shrink=1.0)
+        self._hold(start=start, least=least - start, powers=powers, rates=rates, many=many, centre=0, scale=1, shrink=1)
         raised = self._raised(torch.from_numpy(x))
         self._hold(centre=raised.mean(0), scale=raised.std(0).clamp_min(1e-6))
         lifted = self(torch.from_numpy(x))
@@ -268,8 +277,7 @@ def log_density(error: np.ndarray, var: Any) -> np.ndarray:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Without warnings of fits that are tried: those of the one that is kept follow."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         yield
 
 

@@ -169,8 +169,7 @@ def _worlds(method: Method, first: Posterior, x: Tensor, y: Tensor, seed: int) -
     """Where truths come from: the posterior itself of an exact method or NUTS's; else the method's own."""
     if method.claim != "exact" and not first.meta["point_sites"]:
         nuts = NUTS(until="converged", max_seconds=60.0, compile=getattr(method, "compile", True))
-        with contextlib.suppress(Refused), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with contextlib.suppress(Refused), warnings.catch_warnings(action="ignore"):
             found = nuts.fit(first.bnn, x, y, num_draws=2000, seed=seed)
             if found.meta["convergence"]["rhat"] < 1.1:  # what is hardly mixed is still wider than one mode
                 return found
@@ -189,8 +188,7 @@ def _refits(
     search: Any = method.search if isinstance(method, Laplace) else method
     mean_field = isinstance(search, SVI) and search.options.family == "mean_field"
     together = mean_field or isinstance(search, MLE | MAP | DeepEnsemble)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the first fit has said it
+    with warnings.catch_warnings(action="ignore"):  # the first fit has said it
         if isinstance(method, NUTS) and method.num_warmup:
             yield from fit_batch(method, model, twice, ys, num_draws=num_draws, seed=seed)
         elif together and search.batch_size is None:

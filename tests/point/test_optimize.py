@@ -133,3 +133,19 @@ def test_bad_options(option, message):
         _fit(**option)
     with pytest.raises(TypeError, match=r"torch\.optim\.Optimizer"):
         _fit(optimizer=lambda p: None)
+
+
+def test_weights_on_which_nothing_acts_come_to_zero_and_not_to_subnormals():
+    small = torch.tensor(1e-40)
+    assert float(small * 1) > 0  # numbers that a processor multiplies a hundred times slower
+    seen = []
+    start, training = torch.tensor([1.0, 1e-37]), Training(400, lr=1e-39, compile=False)
+    found = minimize(
+        lambda theta: (theta - torch.tensor([2.0, 0.0])).square().sum(),
+        start,
+        None,
+        training,
+        callbacks=[lambda step, metrics: seen.append(float(small * 1))],
+    )
+    assert seen and set(seen) == {0.0} and float(small * 1) > 0  # the caller's setting is back
+    assert found.params.isfinite().all()

@@ -56,6 +56,17 @@ def full_float32(device: torch.device) -> Iterator[None]:
             place.fp32_precision = precision
 
 
+@contextlib.contextmanager
+def flushed() -> Iterator[None]:
+    """Subnormal numbers are zero inside: weights on which only the prior acts come to them, and products slow down."""
+    before = float(torch.tensor(1e-40) * 1.0) == 0.0
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(before)
+
+
 class _Widen(TorchFunctionMode):
     """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
 

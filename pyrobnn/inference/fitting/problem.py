@@ -365,6 +365,5 @@ def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None,
 
 def snapshot(problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any) -> Posterior:
     """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         return make_posterior(problem, method, draws, seed=seed, timings={}, importance=False, **rest)

@@ -173,8 +173,7 @@ def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
 def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     """Whether the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
     few = x[:_FEW]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a batch of one is asked for
+    with warnings.catch_warnings(action="ignore"):  # what a batch of one is asked for
         alone, together = model.forward({}, few[:1]), model.forward({}, few)[:1]
     off, most = float((alone - together).abs().max()), float(together.abs().max())
     # a product of another number of rows, or a low precision, may change a hundredth

@@ -18,6 +18,7 @@ from torch.nn.functional import pad
 
 from pyrobnn.compile import Compiled, compiled
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
@@ -78,6 +79,7 @@ def minimize(
     batches: Iterable[Sequence[Tensor]] | None,
     training: Training,
     *,
+    slopes: bool = False,
     tracked: Sequence[str] = (),
     callbacks: Sequence[Callback] = (),
     snapshot: Callable[[Tensor], Any] | None = None,
@@ -95,6 +97,7 @@ def minimize(
         start: initial parameters (P,) or (members, P); left as they are.
         batches: endless iterator of tensor tuples; None for no arguments.
         training: steps, rate and optimiser.
+        slopes: the objective returns the gradient and the record, (1, members) of losses.
         tracked: names of the further scalars that the objective returns.
         callbacks: ``callback(step, metrics)`` with loss, lr, grad_norm, ``tracked`` and ``snapshot``; True stops.
         snapshot: what ``metrics["snapshot"]()`` makes of the present parameters.
@@ -114,7 +117,7 @@ def minimize(
     """
     num_steps = training.num_steps
     kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
-    stepper = kind(_gradient(objective, training.optimizer.clip_norm), start, len(tracked), training, name)
+    stepper = kind(_gradient(objective, training.optimizer.clip_norm, slopes), start, len(tracked), training, name)
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stepper.rows[begin:end].cpu()
@@ -145,7 +148,7 @@ def minimize(
     )
     steps = itertools.repeat(()) if batches is None else iter(batches)
     started, step, looked = time.perf_counter(), 0, 0
-    with watch:
+    with watch, flushed():
         while step < num_steps and watch.stopped != "callback":
             with torch.no_grad():
                 for batch in itertools.islice(steps, min(training.look_every, num_steps - step)):
@@ -165,7 +168,7 @@ def minimize(
     return Result(*found, stepper.table[:, 3].cpu())
 
 
-def _gradient(objective: Objective, clip_norm: float | None) -> Gradient:
+def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gradient:
     """What a step asks of the objective; members don't interact."""
 
     def total(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,8 +178,8 @@ def _gradient(objective: Objective, clip_norm: float | None) -> Gradient:
         return loss.sum(), rows.double()
 
     def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
-        norm = slope.square().sum(-1, keepdim=True).sqrt()
+        slope, rows = (objective if slopes else torch.func.grad(total, has_aux=True))(theta, *batch)
+        norm = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
         if clip_norm is not None:
             slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
         return slope, rows, norm.squeeze(-1)
@@ -275,34 +278,21 @@ class _AdamStep(_Step):
     def __init__(self, *args: Any):
         super().__init__(*args)
         zeros = torch.zeros_like(self.theta)
-        moving = (self.theta, zeros, zeros.clone(), self.mean, self.step)
-        self.state = (*moving, self.rows, self.grad_norm, self.table)
+        moving = self.theta, zeros, zeros.clone(), self.mean
+        self.state = (*moving, self.step, self.rows, self.grad_norm, self.table)
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
 
-    def _update(
-        self,
-        theta: Tensor,
-        first: Tensor,
-        second: Tensor,
-        mean: Tensor,
-        step: Tensor,
-        record: Tensor,
-        grad_norm: Tensor,
-        table: Tensor,
-        *batch: Tensor,
-    ) -> None:
+    def _update(self, *state: Tensor) -> None:
+        theta, first, second, mean, step, record, grad_norm, table, *batch = state
         slope, rows, norm = self.gradient(theta, *batch)
-        rate, root, weight, _ = table[step[None]][0].unbind()  # an index tensor: no .item()
-        m = BETA1 * first + (1 - BETA1) * slope
-        v = BETA2 * second + (1 - BETA2) * slope * slope
+        rate, root, weight, _ = table[step[None]][0].to(theta.dtype).unbind()  # an index tensor: no .item()
+        first.lerp_(slope, 1 - BETA1)
+        second.mul_(BETA2).addcmul_(slope, slope, value=1 - BETA2)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
-        moved = theta - rate * m / ((v * root).sqrt() + EPS)
-        mean.copy_(mean + weight * (moved - mean))
-        theta.copy_(moved)
-        first.copy_(m)
-        second.copy_(v)
+        theta.sub_(rate * first / ((second * root).sqrt() + EPS))
+        mean.lerp_(theta, weight)
         record.index_put_((step,), rows)
         grad_norm.copy_(norm)
         step.add_(1)
