@@ -96,7 +96,7 @@ class SVI(Method):
 
     Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
     correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
-    A richer guide has more to learn and may end below the mean-field fit at which it began: then a warning says so.
+    A richer guide has more to learn: where it ends below the mean-field fit at which it began, that is returned.
 
     Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_;
     `Automatic Differentiation Variational Inference (Kucukelbir et al., 2017) <https://arxiv.org/abs/1603.00788>`_.

@@ -53,7 +53,7 @@ def test_stopped_before_the_guide_begins_it_is_mean_field():
     assert (meta["mean_field_steps"], meta["num_steps"]) == (0, 2)
 
 
-def test_a_guide_that_ends_below_its_start_says_so():
+def test_a_guide_that_ends_below_its_start_says_so_and_is_not_returned():
     def spoil(step):  # the rate of the second half of both, which mean-field's average forgives
         return 1.0 if step < 55 else 30.0
 
@@ -62,6 +62,8 @@ def test_a_guide_that_ends_below_its_start_says_so():
         posterior = _fit(guide, num_steps=60, lr=0.03, optimizer=optimizer)
     assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (54, 114)
     assert [each["code"] for each in posterior.meta["findings"]].count("elbo_below_best") == 1
+    assert posterior.log_evidence > posterior.meta["findings"][0]["elbo"]  # mean-field is what it returns
+    assert posterior.approximation.log_prob(posterior.draws).isfinite().all()
 
 
 def test_an_interrupt_and_the_end_are_told_of_both_parts():

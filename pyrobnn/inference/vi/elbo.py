@@ -175,10 +175,7 @@ def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) ->
 
 
 def draws_per_block(num_weights: int) -> int:
-    """Draws held and evaluated at once: 256 of a small net (2^22 numbers), else 64, fewer of a large one (2^26).
-
-    Of a small net most of the time is that of a call, whatever the number of its draws.
-    """
+    """Draws evaluated at once: 256 of a small net (2^22 numbers), where calls cost most, else 64 (2^26 numbers)."""
     return max(1, min(256, 2**22 // num_weights), min(64, 2**26 // num_weights))
 
 
@@ -208,10 +205,7 @@ def evaluate_elbo(
 
 
 def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Log prior and log likelihood of the whole data at each flat vector, both (draws,), streamed where the data are.
-
-    With the masks, scales and factors of a program, as in its log joint.
-    """
+    """Log prior and log likelihood, (draws,), of the whole data, streamed; masks and factors as in the log joint."""
     # one block holds about 2^24 outputs of the widest layer
     per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
     block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))

@@ -31,6 +31,7 @@ from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import Approximation
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
@@ -125,7 +126,7 @@ class GuideFit:
     ):
         self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
         self.elbo, self.start = build_elbo(config, problem, init, seed)
-        self.before: Result | None = None  # of the mean-field that it began at
+        self.before: tuple[GuideFit, Result] | None = None  # the mean-field that it began at
         self.num_batches = _num_batches(problem, config.batch_size)
         weight = config.kl_weight
         schedule = weight if isinstance(weight, KLSchedule) else Constant(weight)
@@ -136,7 +137,7 @@ class GuideFit:
         """Start at the means, scales and point parameters of a fit of mean-field."""
         size, moved = plain.elbo.family.size, self.elbo.family.size
         self.start = torch.cat([result.params[:size], self.start[size:moved], result.params[size:]])
-        self.before = result
+        self.before = plain, result
 
     def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
         """Fit the parameters: the guide's, then free points."""
@@ -179,36 +180,35 @@ class GuideFit:
 
     def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
         """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
-        problem, density, size = self.problem, self.problem.density, self.elbo.family.size
-        free = theta[size:]
-        values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
-        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
-        layout = Density(density.program, density.args, points="held", values=points)
-        q = self.elbo.family.approximation(theta[:size], layout)
+        problem = self.problem
+        layout, points, q = self._guide_at(theta)
         draws = {name: value[None] for name, value in q.sample(num_draws).items()}
+        made = partial(make_posterior, problem, self.owner, seed=self.seed)
         if result is None:
-            return make_posterior(
-                problem,
-                self.owner,
-                draws,
-                seed=self.seed,
-                timings={},
-                approximation=q,
-                point_values=points,
-                meta={"temperature": self._temperature(None)},
-                importance=False,
-            )
+            cheap: dict[str, Any] = {
+                "timings": {},
+                "meta": {"temperature": self._temperature(None)},
+                "importance": False,
+            }
+            return made(draws, approximation=q, point_values=points, **cheap)
         temperature, begun = self._temperature(result.num_steps), time.perf_counter()
         mean_field_steps = 0 if self.owner is self.config else result.num_steps
         if self.before is not None:
-            mean_field_steps, result = self.before.num_steps, _joined(self.before, result)
+            mean_field_steps, result = self.before[1].num_steps, _joined(self.before[1], result)
         value, error, found = None, math.nan, list[Finding]()
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
                     value, error = evaluate_elbo(problem, layout, q, self.elbo, theta)
-                # the ELBO is what a tempered fit gives up
-                found = elbo_findings(value, error, result.tracked["elbo"] if temperature == 1.0 else None)
+                    found = elbo_findings(value, error, result.tracked["elbo"] if temperature == 1.0 else None)
+                    if self.before is not None and temperature == 1.0:
+                        plain, at = self.before[0], self.before[1].params
+                        start = plain._guide_at(at)
+                        best, sd = evaluate_elbo(problem, start[0], start[2], plain.elbo, at)
+                        if best - value > 3 * math.hypot(error, sd):
+                            found = [Finding("elbo_below_best", {"elbo": value, "error": error, "best": best})]
+                            (layout, points, q), value, error = start, best, sd
+                            draws = {name: each[None] for name, each in q.sample(num_draws).items()}
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
         meta: dict[str, Any] = {
@@ -221,14 +221,11 @@ class GuideFit:
             "mean_field_steps": mean_field_steps,
         }
         if temperature == 1.0:
-            meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, density.dim)
+            meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, problem.density.dim)
         # of the estimate, and of a search that has not ended
         meta["elbo_error"] = None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
-        return make_posterior(
-            problem,
-            self.owner,
+        return made(
             draws,
-            seed=self.seed,
             approximation=q,
             point_values=points,
             log_evidence=value,
@@ -239,6 +236,15 @@ class GuideFit:
             notes=[*result.notes(self.config), *found],
             importance=partial(importance_stats, problem, layout, q, draws),
         )
+
+    def _guide_at(self, theta: Tensor) -> tuple[Density, dict[str, Tensor], Approximation]:
+        """The density with its point parameters held, those, and the guide, all of ``theta``."""
+        density, size = self.problem.density, self.elbo.family.size
+        free = theta[size:]
+        values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
+        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        layout = Density(density.program, density.args, points="held", values=points)
+        return layout, points, self.elbo.family.approximation(theta[:size], layout)
 
     def _temperature(self, num_steps: int | None) -> float:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""
