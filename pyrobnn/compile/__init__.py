@@ -111,8 +111,7 @@ def compiled(
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
     with raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
         try:
-            interpreted = enabled == "trace"
-            call, mode = (traced(flat_fn, inputs), "graph") if interpreted else _checked(flat_fn, inputs, name)
+            call, mode = (traced(flat_fn, inputs), "graph") if enabled == "trace" else _checked(flat_fn, inputs, name)
         except (Untraceable, Gone) as error:
             _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
             return Compiled(fn, "eager", time.perf_counter() - started)
@@ -130,13 +129,13 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     slower = "its traced graph is interpreted, several times slower"
     before = snapshot(inputs)
     try:
-        call, graph, identity = machine_code(fn, inputs)
+        call, graph, origin, identity = machine_code(fn, inputs)
     except (Untraceable, Gone):
         raise
     except Exception as error:  # inductor wraps compiler failures in many types
         _warn(name, f"could not be compiled ({first_line(tolerable(error))})", slower)
         return traced(fn, inputs), "graph"
-    found = None if identity in _CHECKED else disagreement(fn, call, before, graph)
+    found = None if identity in _CHECKED else disagreement(origin, call, before, graph)
     if found is None:
         if identity is not None:
             _CHECKED.add(identity)

@@ -49,6 +49,7 @@ _INDUCTOR = {
     # a tenth of a short step; Compiled checks its arguments itself, loops do so once
     "size_asserts": False,
     "alignment_asserts": False,
+    "aot_inductor.enable_line_tables": False,  # a tenth of the C++ compiler's time
 }
 # Below this size of the largest tensor, threads cost more at their barriers than they save.
 _PARALLEL_FROM = 2**16
@@ -119,10 +120,11 @@ class NoCompiler(RuntimeError):
 
 
 class Code(NamedTuple):
-    """A compiled flat function; what gives the graph that it was made from; what identifies that, data apart."""
+    """A compiled flat function; what gives its graph; what to compare it with; what identifies it, data apart."""
 
     call: Callable[..., Any]
     graph: Callable[[], GraphModule]
+    origin: Callable[..., Any]
     identity: str | None = None
 
 
@@ -146,7 +148,7 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
             reason = first_line(tolerable(error))
     call = _publicly(traced(fn, inputs), inputs)
     _log.warning("the compiled function is slower than it might be: %s", reason)
-    return Code(call, functools.partial(private.trace, fn, inputs))
+    return Code(call, functools.partial(private.trace, fn, inputs), fn)
 
 
 def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
@@ -181,20 +183,17 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """Compiled with small products as arithmetic and, where that is possible, with intermediates on the stack."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
-    settings: dict[str, Any] = dict(_INDUCTOR)
     on_cpu, only_writes = _on_cpu(inputs), not graph.graph.output_node().all_input_nodes
     looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
     on_stack = on_cpu and sys.platform == "linux" and only_writes and not looped and not library_calls(graph)
-    if on_cpu:
-        # calls and allocations in C++ instead of Python; torch 2.13 crashes where C++ calls an operator in Python
-        settings["cpp_wrapper"] = not looped
-        if _largest(graph) < _PARALLEL_FROM:
-            settings["cpp.threads"] = 1
-    if on_stack:
-        settings["aot_inductor.allow_stack_allocation"] = True
+    # calls and allocations in C++ instead of Python
+    settings: dict[str, Any] = _INDUCTOR | {"cpp_wrapper": on_cpu, "aot_inductor.allow_stack_allocation": on_stack}
+    if on_cpu and _largest(graph) < _PARALLEL_FROM:
+        settings["cpp.threads"] = 1
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
         call = private.compile_graph(graph, inputs, settings, on_stack)
-    return Code(call, lambda: untouched, _identity(untouched, inputs))
+    # a loop in Python takes its time at every step; its body was compared by itself
+    return Code(call, lambda: untouched, untouched if looped else fn, _identity(untouched, inputs))
 
 
 def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:

@@ -146,7 +146,9 @@ def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
     if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in calls):
         raise _Unrolled
-    turns = max(1, min(_STEPS, _OPERATIONS // max(1, len(calls)), count))
+    # steps left over are compiled once more, beside the loop
+    most = max(1, min(_STEPS, _OPERATIONS // max(1, len(calls)), count))
+    turns = max(range(1, most + 1), key=lambda number: number - count % number * len(calls) * _STEPS / _OPERATIONS)
 
     def steps(a: Tensors, x: Tensors, h: Tensors, number: int = turns) -> tuple[Tensors, Tensors, Tensors]:
         found = []
@@ -190,20 +192,20 @@ def _split(flat: Sequence[Any], *lengths: int) -> list[list[Any]]:
 
 
 class _Turn(NamedTuple):
-    """A body that writes what it finds into tensors that it is given, compiled, and what it makes: (shape, dtype)."""
+    """A body that writes what it finds into tensors that it is given, compiled.
+
+    ``kinds``: the shape and dtype of each carry, output and sum.
+    """
 
     call: Callable[..., Any]
-    carried: list[tuple[torch.Size, torch.dtype]]
-    sums: list[tuple[torch.Size, torch.dtype]]
-    outputs: list[tuple[torch.Size, torch.dtype]]
+    kinds: list[list[tuple[torch.Size, torch.dtype]]]
 
-    def places(self, count: int, device: torch.device) -> tuple[Tensors, Tensors, Tensors]:
-        """For all carries, the first included; for sums; for outputs."""
-        return (
-            [torch.empty(count + 1, *shape, dtype=dtype, device=device) for shape, dtype in self.carried],
-            [torch.zeros(shape, dtype=dtype, device=device) for shape, dtype in self.sums],
-            [torch.empty(count, *shape, dtype=dtype, device=device) for shape, dtype in self.outputs],
-        )
+    def places(self, count: int, device: torch.device) -> list[Tensors]:
+        """Zeros for all carries, the first included; for outputs; for sums."""
+        return [
+            [torch.zeros(*leading, *shape, dtype=dtype, device=device) for shape, dtype in kinds]
+            for leading, kinds in zip(((count + 1,), (count,), ()), self.kinds, strict=True)
+        ]
 
 
 _TURNS: dict[str, _Turn] = {}  # by the content of the body: compiled code on disk names it
@@ -211,24 +213,23 @@ _TURNS: dict[str, _Turn] = {}  # by the content of the body: compiled code on di
 
 @torch.library.custom_op("pyrobnn::loop", mutates_args=())
 def _run(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> list[Tensor]:
-    """All carries, sums and outputs."""
-    turn, count = _TURNS[key], len(xs[0])
-    states, sums, outputs = turn.places(count, xs[0].device)
+    """All carries, outputs and sums, and an empty tensor: C++ of torch 2.13 crashes on a list of one."""
+    turn = _TURNS[key]
+    states, outputs, sums = turn.places(len(xs[0]), xs[0].device)
     for state, leaf in zip(states, carry, strict=True):
         state[0].copy_(leaf)
     held = [leaf.contiguous() for leaf in held]
-    taken = [leaf.unbind(0) for leaf in (*states, *(leaf.contiguous() for leaf in xs))]
-    after, found = ([leaf.unbind(0) for leaf in part] for part in ([leaf[1:] for leaf in states], outputs))
+    taken = zip(*(leaf[:-1] for leaf in states), *(leaf.contiguous() for leaf in xs), strict=True)
+    written = zip(*(leaf[1:] for leaf in states), *outputs, strict=True)
     with torch.no_grad():
-        for t in range(count):
-            given, new, ys = ([each[t] for each in part] for part in (taken, after, found))
-            turn.call(*given, *held, *new, *sums, *ys)
-    return [*states, *sums, *outputs]
+        for given, places in zip(taken, written, strict=True):
+            turn.call(*given, *held, *places, *sums)
+    return [*states, *outputs, *sums, xs[0].new_empty(0)]
 
 
 @_run.register_fake
 def _(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> list[Tensor]:
-    return [leaf for part in _TURNS[key].places(len(xs[0]), xs[0].device) for leaf in part]
+    return [*itertools.chain(*_TURNS[key].places(len(xs[0]), xs[0].device)), xs[0].new_empty(0)]
 
 
 def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tensor, ...]:
@@ -240,25 +241,23 @@ def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tenso
         def turn(*flat: Tensor) -> None:
             *taken, places = _split(flat, len(carry), len(xs), len(held))
             new, ys, terms = body(*taken)
-            of_new, of_terms, of_ys = _split(places, len(new), len(terms))
-            for value, place in zip([*new, *ys], [*of_new, *of_ys], strict=True):
-                place.copy_(value)
-            for value, place in zip(terms, of_terms, strict=True):
+            rest = iter(places)
+            for value in (*new, *ys):
+                next(rest).copy_(value)
+            for value, place in zip(terms, rest, strict=True):
                 place.add_(value)
 
-        new, ys, terms = body(*_split(given, len(carry), len(xs)))
-        kinds = [[(value.shape, value.dtype) for value in part] for part in (new, terms, ys)]
-        places = [torch.zeros(shape, dtype=dtype, device=xs[0].device) for k in kinds for shape, dtype in k]
-        example = [*given, *places]
+        found = body(*_split(given, len(carry), len(xs)))
+        kinds = [[(value.shape, value.dtype) for value in part] for part in found]
+        example = [*given, *(given[0].new_zeros(shape, dtype=dtype) for part in kinds for shape, dtype in part)]
         graph = trace(turn, example)
         constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
-        shapes = [(leaf.shape, leaf.dtype, leaf.device) for leaf in example]
-        content = f"{graph.code}{shapes}{[(each.dtype, each.tolist()) for each in constants]}"
-        key = hashlib.sha256(content.encode()).hexdigest()
+        parts = [(leaf.shape, leaf.dtype, leaf.device) for leaf in example], [(c.dtype, c.tolist()) for c in constants]
+        key = hashlib.sha256(f"{graph.code}{parts}".encode()).hexdigest()
         if key not in _TURNS:
-            _TURNS[key] = _Turn(compiled(graph, *example, name="the body of a loop").unchecked, *kinds)
-    states, sums, outputs = _split(_run(key, carry, xs, held), len(carry), len(terms))
-    return *(leaf[-1] for leaf in states), *outputs, *sums, *(leaf[:-1] for leaf in states)
+            _TURNS[key] = _Turn(compiled(graph, *example, name="the body of a loop").unchecked, kinds)
+    states, others = _split(_run(key, carry, xs, held)[:-1], len(carry))
+    return *(leaf[-1] for leaf in states), *others, *(leaf[:-1] for leaf in states)
 
 
 class _Scan(torch.autograd.Function):

@@ -383,3 +383,21 @@ def test_import_needs_no_private_name():
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_strides_of_indices_are_those_that_inductor_finds():
+    from sympy import symbols
+    from torch._inductor.codegen import cpp
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    x, y = symbols("x y", integer=True)
+    affine = [4 * x + y, x, y, 3 * x - 3 * x + y, 4 * (x + 2 * y), x * y, x - x, x * (x + 1)]
+    indices = [*affine, FloorDiv(x, 4), FloorDiv(x, 32) + x, FloorDiv(y, 3) + 2 * x, ModularIndexing(x, 1, 16)]
+    plainly = cpp.stride_at_vec_range
+    with private._quick_lookups():
+        assert cpp.stride_at_vec_range is not plainly
+        for index in indices:
+            for variable in (x, y):
+                assert cpp.stride_at_vec_range(index, variable, 16) == plainly(index, variable, 16), index
+        assert cpp.stride_at_vec_range(x < 3, y) == 0
+    assert cpp.stride_at_vec_range is plainly

@@ -82,6 +82,39 @@ def test_machine_code_gives_what_the_loop_gives():
     torch.testing.assert_close(call(z), vmap(grad_and_value(f))(z), rtol=1e-4, atol=1e-4)
 
 
+def test_machine_code_of_a_loop_with_one_result():
+    """C++ that inductor writes would take a list of one tensor for the tensor."""
+    f = vmap(lambda z: pb.scan(lambda c, x: (c * z[1] + x, None), z[0], torch.linspace(-1, 1, 37))[0])
+    call = compiled(f, z := points().float())
+    assert call.mode == "inductor"
+    torch.testing.assert_close(call(z), f(z), rtol=1e-5, atol=1e-5)
+
+
+def test_a_compile_takes_no_step_in_python_for_more_of_them():
+    def steps(length):
+        taken = []
+
+        def f(z):
+            return pb.scan(lambda c, x: (taken.append(1) or (c * z[1] + x).sin(), None), z[0], torch.ones(length))[0]
+
+        assert compiled(grad(f), points()[0].float()).mode == "inductor"
+        return len(taken)
+
+    assert steps(40) == steps(80) < 40
+
+
+def test_few_steps_are_left_over_beside_the_loop():
+    def nodes(operations, length):
+        def step(c, x):
+            for _ in range(operations):
+                c = c.sin()
+            return c + x, None
+
+        return len(private.trace(lambda z: pb.scan(step, z[0], torch.ones(length))[0], [points()[0]]).graph.nodes)
+
+    assert nodes(17, 20) == nodes(17, 21)  # two in a turn, three in a turn
+
+
 @pytest.mark.parametrize("kind", ["noise", "transform", "nested", "lazy"])
 def test_what_cannot_be_a_body_of_its_own_is_unrolled_and_right(kind):
     """A distribution that computes its logits at first use can be one."""
