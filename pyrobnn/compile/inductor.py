@@ -53,8 +53,6 @@ _INDUCTOR = {
 }
 # Below this size of the largest tensor, threads cost more at their barriers than they save.
 _PARALLEL_FROM = 2**16
-
-
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
 
 

@@ -52,11 +52,7 @@ def origin(error: BaseException) -> BaseException:
 
 
 def trace(fn: Callable[..., Any], inputs: list[Tensor], decompositions: Any = None) -> GraphModule:
-    """The flat graph of ATen operators of ``fn``, which runs once.
-
-    Raises:
-        Gone: this torch has no tracer.
-    """
+    """The flat graph of ATen operators of ``fn``, which runs once; raises Gone where this torch has no tracer."""
     make_fx = _required("torch.fx.experimental.proxy_tensor.make_fx")
     try:
         # one mode for the shapes of all that is traced: torch would make one for every operation, half of the time
@@ -159,8 +155,7 @@ def compile_graph(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
         stack.enter_context(_required("torch._inductor.config").patch(settings))
-        # which names every operator without a C++ entry
-        stack.enter_context(_set(logging.getLogger("torch._inductor.ir"), "disabled", True))
+        stack.enter_context(_set(logging.getLogger("torch._inductor.ir"), "disabled", True))  # names Python's operators
         stack.enter_context(_all_headers_precompiled())
         stack.enter_context(_quick_lookups())
         if on_stack:
@@ -189,11 +184,7 @@ def _all_headers_precompiled() -> Context:
 
 @contextlib.contextmanager
 def _quick_lookups() -> Iterator[None]:
-    """What inductor finds out thousands of times, by shorter ways to the same: a third of its own time.
-
-    The stride of an affine index is its derivative, where it has sympy simplify a difference; and its table of types by
-    operator is filled once, where it is at every operation.
-    """
+    """Strides of affine indices by derivatives, and the table of types filled once: a third of inductor's own time."""
     kernels, common = _required("torch._inductor.codegen.cpp"), _required("torch._inductor.codegen.common")
     of_any, types = kernels.stride_at_vec_range, common.DtypePropagationOpsHandler
 

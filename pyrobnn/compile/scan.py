@@ -192,10 +192,7 @@ def _split(flat: Sequence[Any], *lengths: int) -> list[list[Any]]:
 
 
 class _Turn(NamedTuple):
-    """A body that writes what it finds into tensors that it is given, compiled.
-
-    ``kinds``: the shape and dtype of each carry, output and sum.
-    """
+    """A compiled body, which writes into tensors it is given; shape and dtype of each carry, output and sum."""
 
     call: Callable[..., Any]
     kinds: list[list[tuple[torch.Size, torch.dtype]]]
