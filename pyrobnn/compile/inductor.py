@@ -178,13 +178,12 @@ def _on_cpu(inputs: list[Tensor]) -> bool:
 
 
 def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
-    """Compiled with small products as arithmetic and, where that is possible, with intermediates on the stack."""
+    """Compiled with small products as arithmetic, calls in C++ and, where that is possible, intermediates on the stack."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_cpu, only_writes = _on_cpu(inputs), not graph.graph.output_node().all_input_nodes
     looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
     on_stack = on_cpu and sys.platform == "linux" and only_writes and not looped and not library_calls(graph)
-    # calls and allocations in C++ instead of Python
     settings: dict[str, Any] = _INDUCTOR | {"cpp_wrapper": on_cpu, "aot_inductor.allow_stack_allocation": on_stack}
     if on_cpu and _largest(graph) < _PARALLEL_FROM:
         settings["cpp.threads"] = 1
