@@ -178,7 +178,7 @@ def _on_cpu(inputs: list[Tensor]) -> bool:
 
 
 def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
-    """Compiled with small products as arithmetic, calls in C++, and intermediates on the stack where that is possible."""
+    """Compiled with small products as arithmetic, calls in C++ and, where possible, intermediates on the stack."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_cpu, only_writes = _on_cpu(inputs), not graph.graph.output_node().all_input_nodes
