@@ -34,7 +34,7 @@ def choose(
     normal: bool = True,
     joint: bool = False,
     varying: bool = False,
-    compile: bool = True,
+    compile: Any = True,
 ) -> tuple[Any, str]:
     """A configured method, and why it, in a sentence.
 

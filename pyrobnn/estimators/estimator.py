@@ -264,11 +264,11 @@ class Estimator(BaseEstimator):
                 )
             return self.method, f"{type(self.method).__name__}, as it was given", options
         check_choice("method", self.method, tuple(METHODS))
-        facts = families(model)
+        facts, num = families(model), len(self._x)
         if self.method == "auto":
-            # a linear model is found in a few steps, sooner than they are compiled
+            # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            chosen, why = choose(len(self._x), model.num_weights, width, **facts, compile=self.compile and not line)
+            chosen, why = choose(num, model.num_weights, width, **facts, compile=not line and (self.compile or "trace"))
             if line and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
             return chosen, why, options

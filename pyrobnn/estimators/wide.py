@@ -247,12 +247,14 @@ class Rule(NamedTuple):
         if whole:
             options: dict[str, Any] = {"num_chains": members, "preconditioner": "rmsprop", "compile": compile}
             if seconds is not None:
-                timed = (Chains(num_warmup=each, thinning=1, **options) for each in (60, 360))
+                timed = (Chains(num_warmup=each, thinning=1, **options) for each in (60, 60 + int(5 * seconds)))
                 fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
                 with quiet():
-                    few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare
+                    few, more = (
+                        each.meta["timings"]["fit"] for each in fits
+                    )  # both prepare; load may hide the difference
                 left = 0.8 * (seconds - (time.perf_counter() - begun))
-                effort = float(np.clip(left / (10 * max(more - few, 1e-3)), 0.05, 50))
+                effort = float(np.clip(left * seconds / (600 * max(more - few, more / 2)), 0.05, 50))
             # the momentum lasts for thousands of steps where there is time: they have a long way
             options |= {"num_warmup": max(50, int(1000 * effort)), "thinning": max(1, int(20 * effort))}
             method = Chains(friction=min(1.0, 0.003 / effort), **options)
