@@ -84,9 +84,10 @@ def svi_against_mcmc() -> str:
 
 
 def tables() -> str:
-    """Two tables beside bde's published numbers, and the regressor's default beside CatBoost."""
-    run, boosting = script("tables"), list(records_of("tables", "boosting.jsonl"))
-    return f"{run.table(list(records_of('tables')))}\n\n{run.beside_boosting(boosting)}"
+    """Two tables beside bde's published numbers; the regressor's default beside CatBoost, and on small tables."""
+    run, names = script("tables"), ("records.jsonl", "boosting.jsonl", "small.jsonl")
+    tables = zip((run.table, run.beside_boosting, run.small_table), names, strict=True)
+    return "\n\n".join(table(records_of("tables", name)) for table, name in tables)
 
 
 def learning() -> str:
@@ -102,11 +103,8 @@ def uci() -> str:
     small, large = ("boston", "concrete", "energy", "wine", "yacht"), ("kin8nm", "naval", "power")
     for names in (small, large):
         own = [row for row in rows if row["dataset"] in names]
-        filled = [
-            method
-            for method in ("linear", *RULES)
-            if {row["dataset"] for row in own if row["method"] == method} == set(names)
-        ]
+        ran = {(row["method"], row["dataset"]) for row in own}
+        filled = [method for method in ("linear", *RULES) if {(method, name) for name in names} <= ran]
         own = [row for row in own if row["method"] in filled]
         parts += [markdown(own, metric, filled, published()) for metric in ("log_density", "rmse", "cpu_seconds")]
     return "\n\n".join([*parts, "\n".join(f"- {claim}" for claim in claims(rows, published()))])
@@ -131,12 +129,9 @@ def judge() -> str:
     names = list(dict.fromkeys(row["table"] for row in tables))
     lines += ["", f"| regressor | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for regressor in dict.fromkeys(row["regressor"] for row in tables):
-        found = {row["table"]: row for row in tables if row["regressor"] == regressor}
-        cells = [
-            f"**{found[n]['model']}**{': ' if found[n]['seen'] else ''}{', '.join(found[n]['seen'])} "
-            f"({found[n]['ratio']:.2f})"
-            for n in names
-        ]
+        of_table = {row["table"]: row for row in tables if row["regressor"] == regressor}
+        scored = [of_table[name] for name in names]
+        cells = [f"**{r['model']}**{': ' * bool(r['seen'])}{', '.join(r['seen'])} ({r['ratio']:.2f})" for r in scored]
         lines.append(f"| {regressor} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -173,7 +168,7 @@ CLAIMS: dict[str, Callable[[], str]] = {
 
 
 def headline() -> str:
-    """Seven numbers, each linked to its claim."""
+    """Headline numbers, each linked to its claim."""
     from uci.rules import beats_floor, best_published, published
 
     ratios = [row["ours/numpyro"] for row in gradients()]

@@ -2,6 +2,7 @@
 
     python scripts/tables/run.py --data DIR                              # one rule for both tables
     python scripts/tables/run.py --boosting diamonds.csv:price data.txt  # BNNRegressor() beside CatBoost
+    python scripts/tables/run.py --small airfoil.csv:target data.txt     # BNNRegressor(), with or without max_seconds
 
 DIR holds ``airfoil.csv`` (its last column is the target) and ``bike_sharing_hour.csv`` (``hour.csv`` of UCI). Protocol
 of the published comparison: one split (a fifth is the test part), y standardised on the train part, errors and
@@ -24,12 +25,13 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).parent
-#: table → its file, its target, and the columns that are no features
+#: table → its file, its target, and the columns that are not features
 TABLES = {
     "airfoil": ("airfoil.csv", "target", ()),
     "bike": ("bike_sharing_hour.csv", "cnt", ("instant", "dteday", "casual", "registered")),
 }
 FORMS = {"crps": ".4g", "rmse": ".4g", "coverage_90": ".1%", "cpu": ".0f"}
+SMALL = {"rmse": ".3f", "nll": ".2f", "nll_mixture": ".2f", "coverage_90": ".1%", "cpu_seconds": ".0f"}
 
 
 class Rule(NamedTuple):
@@ -105,68 +107,90 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     return shrink * lifted[0], shrink * lifted[1]
 
 
-def load(folder: Path, table: str) -> tuple[Any, Any, Any, Any]:
-    """x, y, x_test, y_test, float64, (n, feature) in units of the file and (n,) in standard units."""
+def split(spec: str, others: tuple[str, ...] = (), standard: bool = False) -> tuple[str, Any, Any, Any, Any]:
+    """Name, x, x_test, y, y_test of ``FILE:TARGET`` (else the last column) without ``others``; a fifth is held out."""
     import pandas as pd
     from sklearn.model_selection import train_test_split
 
-    file, target, others = TABLES[table]
-    frame = pd.read_csv(folder / file)
-    y = frame[target].to_numpy(dtype=float)
-    x = frame.drop(columns=[target, *others]).to_numpy(dtype=float)
-    x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0)
-    mean, sd = y.mean(), y.std()
-    return x, (y - mean) / sd, x_test, (y_test - mean) / sd
+    file, _, target = spec.partition(":")
+    text: dict[str, Any] = {} if file.endswith("csv") else {"sep": r"\s+", "header": None}
+    frame = pd.read_csv(file, **text).dropna().rename(columns=str).filter(regex="^(?!Unnamed)")
+    name = Path(file).stem if file.endswith("csv") else Path(file).parent.name
+    y = frame.pop(target or frame.columns[-1]).to_numpy(float)
+    x, x_test, y, y_test = train_test_split(frame.drop(columns=[*others]), y, test_size=0.2, random_state=0)
+    mean, sd = (y.mean(), y.std()) if standard else (0.0, 1.0)
+    return name, x, x_test, (y - mean) / sd, (y_test - mean) / sd
 
 
-def ours(rule: Rule, data: tuple[Any, Any, Any, Any], seed: int) -> dict[str, Any]:
+def ours(rule: Rule, x: Any, x_test: Any, y: Any, y_test: Any, seed: int) -> dict[str, Any]:
     """One fit and how good it is: scores, seconds, and whether its chains agree on the function."""
     import numpy as np
     import torch
     from arviz_stats.base import array_stats
 
     wall, cpu = time.perf_counter(), time.process_time()
-    x, x_test = (torch.tensor(part, dtype=torch.float32) for part in lift(data[0], data[2], rule.waves))
-    y = torch.tensor(data[1], dtype=torch.float32)
+    lifted = lift(x.to_numpy(dtype=float), x_test.to_numpy(dtype=float), rule.waves)
+    x, x_test, y = (torch.tensor(part, dtype=torch.float32) for part in (*lifted, y))
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         posterior = rule.fit(x, y[:, None], seed)
     spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-    prediction = posterior.predict(x_test)
-    mean, sd = prediction.mean[:, 0].double().numpy(), prediction.var[:, 0].double().sqrt().numpy()
-    mixture = -float(prediction.log_prob(torch.tensor(data[3], dtype=torch.float32)[:, None]).mean())
-    z, f = (data[3] - mean) / sd, np.moveaxis(np.asarray(posterior.predict(x_test[:200]).f[..., 0].double()), -1, 0)
-    found = {
-        "rmse": float(np.sqrt(np.mean((data[3] - mean) ** 2))),
-        "nll": float(np.mean(0.5 * z**2 + np.log(sd)) + 0.5 * math.log(2 * math.pi)),
-        "coverage_90": float(np.mean(np.abs(z) < 1.6448536)),
-        "nll_mixture": mixture,
-    } | spent
+    found = scores(posterior.predict(x_test), y_test) | spent
+    f = np.moveaxis(np.asarray(posterior.predict(x_test[:200]).f[..., 0].double()), -1, 0)
     for name, statistic, worst in (("rhat", array_stats.rhat, max), ("ess", array_stats.ess, min)):
         each = [float(statistic(probe, chain_axis=0, draw_axis=1)) for probe in f]
         found |= {name: float(np.median(each)), f"{name}_{worst.__name__}": worst(each)}
     return found | {"warnings": [str(each.message) for each in told]}
 
 
-def boosting(spec: str) -> list[dict[str, Any]]:
-    """``BNNRegressor()`` and CatBoost, which learns a variance, on ``FILE:TARGET``; without a target the last column.
-
-    A fifth is held out, of which 2,000 rows count; the CRPS is twice the mean pinball loss at 40 levels.
-    """
+def scores(prediction: Any, y: Any) -> dict[str, float]:
+    """Of the predictive's mean and of a normal of its mean and sd; of the mixture itself the log likelihood too."""
     import numpy as np
-    import pandas as pd
+    import torch
+
+    mean, sd = prediction.mean[:, 0].double().numpy(), prediction.var[:, 0].double().sqrt().numpy()
+    z = (y - mean) / sd
+    return {
+        "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
+        "nll": float(np.mean(0.5 * z**2 + np.log(sd)) + 0.5 * math.log(2 * math.pi)),
+        "coverage_90": float(np.mean(np.abs(z) < 1.6448536)),
+        "nll_mixture": -float(prediction.log_prob(torch.tensor(y, dtype=torch.float32)[:, None]).mean()),
+    }
+
+
+def small(spec: str, max_seconds: float | None) -> dict[str, Any]:
+    """``BNNRegressor()`` on ``FILE:TARGET``, y in standard units."""
+    import torch
+
+    from pyrobnn import BNNRegressor
+
+    name, x, x_test, y, y_test = split(spec, standard=True)
+    wall, cpu = time.perf_counter(), time.process_time()
+    model = BNNRegressor(random_state=0, max_seconds=max_seconds).fit(x, y)
+    row = {"table": name, "rows": len(x), "max_seconds": max_seconds, "reason": model.method_reason_}
+    row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
+    return row | scores(model.posterior_.predict(torch.tensor(x_test.to_numpy(), dtype=torch.float32)), y_test)
+
+
+def small_table(records: list[dict]) -> str:
+    """Markdown: a row a table and time limit."""
+    lines = ["| table | RMSE | NLL | NLL of the mixture | mean ± 1.64 sd covers | CPU s |", "|---|---|---|---|---|---|"]
+    for row in records:
+        limit = row["max_seconds"] and f", {row['max_seconds']:.0f} s: took {row['seconds']:.0f}"
+        cells = (f"{row[key]:{form}}" for key, form in SMALL.items())
+        lines.append(f"| {row['table']}{limit or ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def boosting(spec: str) -> list[dict[str, Any]]:
+    """``BNNRegressor()`` and CatBoost on 2,000 held-out rows; the CRPS is twice the mean pinball loss at 40 levels."""
+    import numpy as np
     from catboost import CatBoostRegressor
     from scipy.stats import norm
-    from sklearn.model_selection import train_test_split
 
     from pyrobnn.estimators import BNNRegressor
 
-    file, _, target = spec.partition(":")
-    text: dict[str, Any] = {} if file.endswith("csv") else {"sep": r"\s+", "header": None}
-    frame = pd.read_csv(file, **text).dropna().rename(columns=str)
-    name = Path(file).stem if file.endswith("csv") else Path(file).parent.name
-    y, x = (frame.pop(target or frame.columns[-1]).to_numpy(float), frame.filter(regex="^(?!Unnamed)"))
-    x, x_test, y, y_test = train_test_split(x, y, test_size=0.2, random_state=0)
+    name, x, x_test, y, y_test = split(spec)
     levels, (x_test, y_test) = np.array([0.05, 0.95, *(np.arange(40) + 0.5) / 40]), (x_test[:2000], y_test[:2000])
     cat = {"loss_function": "RMSEWithUncertainty", "random_seed": 0, "thread_count": 1, "verbose": 0}
     cat |= {"cat_features": list(x.select_dtypes(exclude="number")), "allow_writing_files": False}
@@ -225,12 +249,8 @@ def table(records: list[dict]) -> str:
             if of == name:
                 rows.append(over_seeds([record for record in measured if key.items() <= record.items()]))
         for row in rows:
-            nll, cells, cpu, method = (
-                f"{row['nll']:.4f}" if "nll" in row else "",
-                " |  | ",
-                "on 10 cores",
-                f"*{row['method']}*",
-            )
+            nll, cells = f"{row['nll']:.4f}" if "nll" in row else "", " |  | "
+            cpu, method = "on 10 cores", f"*{row['method']}*"
             if "part" in row:
                 cells = f"{row['coverage_90']:.1%} | {row['rhat']:.2f} ({row['rhat_max']:.2f}) | {row['ess_min']:.0f}"
                 nll, cpu, method = f"{nll} ({row['nll_mixture']:.4f})", f"({row['cpu_seconds']:.0f})", row["method"]
@@ -243,6 +263,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, help="folder of the two files")
     parser.add_argument("--boosting", nargs="*", metavar="FILE:TARGET", default=[])
+    parser.add_argument("--small", nargs="*", metavar="FILE:TARGET", default=[])
+    parser.add_argument("--max-seconds", type=float, help="of each fit of --small")
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--threads", type=int, default=2)
@@ -254,11 +276,15 @@ def main() -> None:
     results, rule = HERE / "records.jsonl", Rule()
     for found in (row for spec in options.boosting for row in boosting(spec)):
         append_record(HERE / "boosting.jsonl", found)
+    for spec in options.small:
+        append_record(HERE / "small.jsonl", small(spec, options.max_seconds))
     for name, seed in ((name, seed) for name in options.tables if options.data for seed in options.seeds):
         key = {"table": name, "method": "pyrobnn", "part": "test", "seed": seed, "threads": options.threads}
         key["rule"] = ",".join(f"{field}={value}" for field, value in rule._asdict().items()).replace(" ", "")
         if not any(key.items() <= record.items() for record in read_records(results)):
-            append_record(results, key | ours(rule, load(options.data, name), seed))
+            file, target, others = TABLES[name]
+            data = split(f"{options.data / file}:{target}", others, standard=True)
+            append_record(results, key | ours(rule, *data[1:], seed))
     print(table(read_records(results)))
 
 
