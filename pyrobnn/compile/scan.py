@@ -22,7 +22,7 @@ Tensors = list[Tensor]
 #: (carry, slices, held) → (carry, outputs, terms of sums)
 Body = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
 # steps in one turn of the loop: up to so many operations, and so many steps
-_OPERATIONS, _STEPS = 64, 4
+_OPERATIONS, _STEPS = 96, 4
 
 
 def scan(
