@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions dive
 # small enough that a fit takes about a second without a compiler
 METHODS = {
     "MLE": pb.MLE(num_steps=20, compile=False),
-    "MAP": pb.MAP(num_steps=20, compile=False),
+    "MAP": pb.MAP(num_steps=20, polish_steps=10, compile=False),
     "DeepEnsemble": pb.DeepEnsemble(num_members=3, num_steps=20, compile=False),
     "SVI": pb.SVI(num_steps=20, compile=False),
     "SVI-low-rank": pb.SVI(guide="low_rank", num_steps=20, compile=False),
@@ -33,7 +33,7 @@ METHODS = {
     "Laplace-last-layer": pb.Laplace(subset="last_layer", num_steps=50, compile=False),
     "Laplace-kron": pb.Laplace(structure="kron", num_steps=50, compile=False),
     "Laplace-draws": pb.Laplace(predictive="draws", num_steps=50, compile=False),
-    "SWA": pb.SWA(num_steps=20, compile=False),
+    "SWA": pb.SWA(num_steps=20, lr=1e-3, compile=False),
     "SWAG": pb.SWAG(rank=3, num_steps=20, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
     "SMC": pb.SMC(num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),

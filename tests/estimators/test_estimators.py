@@ -524,6 +524,7 @@ def test_a_handful_of_whole_numbers_is_looked_at_too(rows):
         assert counts(x, y[:, None].astype(float)) == (None, "")
 
 
+@pytest.mark.slow
 def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_tried():
     r = np.random.default_rng(3)
     X, y = r.normal(size=(300, 3)), r.negative_binomial(1, 0.2, 300)

@@ -52,8 +52,8 @@ LONG = {
     "NUTS": {"num_warmup": 200, "max_tree_depth": 5},
     "SGLD": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1},
     "SGHMC": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1, "friction": 0.3},
-    "SWA": {"num_steps": 500, "init_steps": 250, "init_lr": 0.1},
-    "SWAG": {"num_steps": 500, "init_steps": 250, "init_lr": 0.1},
+    "SWA": {"num_steps": 500, "lr": None},
+    "SWAG": {"num_steps": 500},
     "SMC": {"num_particles": 800, "max_leapfrogs": 4, "max_moves": 6, "ess": 0.7},
     "MCDropout": {"p": DROPPED, "num_steps": 800, "lr": 0.1},
 }

@@ -214,6 +214,7 @@ def test_one_island_says_that_it_knows_no_error():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the moves raised")  # few particles, for an equality
 def test_compiled_is_eager():
     config = pb.SMC(num_particles=40, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5)
     fits = [replace(config, compile=compile).fit(conjugate, None, DATA) for compile in (True, False)]
