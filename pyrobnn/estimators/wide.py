@@ -72,9 +72,9 @@ class TabularEnsemble(Lifted, DeepEnsemble):
     def _search(self, problem: Problem, start: Tensor, run: FitRun, *_: Any, **__: Any) -> Result:
         """Of a normal the same log joint, but for a constant, and its gradient in half of autograd's operations."""
         noise, head = cast(Any, problem.bnn.likelihood), cast(Any, problem.bnn.net)[-1]
-        if not isinstance(head, Heads):
+        if type(noise) not in (lk.HomoskedasticGaussian, lk.HeteroskedasticGaussian):
             return super()._search(problem, start, run)
-        shrink = 1 / (self.prior_sd**2 * problem.num_rows)
+        shrink, known = 1 / (self.prior_sd**2 * problem.num_rows), isinstance(noise, lk.HomoskedasticGaussian)
 
         def slopes(thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
             values = [part for _, part in problem.density.parts(thetas)]  # of each layer weight and bias
@@ -85,7 +85,7 @@ class TabularEnsemble(Lifted, DeepEnsemble):
             mean, scale = noise.loc_scale(head(sums[-1]), {})
             error = (y - mean) / scale
             square, loss = error.square(), thetas.square().sum(1) * (shrink / 2)
-            raw = torch.zeros_like(mean) if head.mean_only else (1 - square) * torch.expm1(noise.min_scale - scale)
+            raw = torch.zeros_like(mean) if known else (1 - square) * torch.expm1(noise.min_scale - scale)
             slope, found = torch.cat([error, raw], -1) / (scale * -len(y)), list[Tensor]()
             for index in reversed(range(len(weights))):
                 found[:0] = [torch.bmm(slope.mT, inputs[index]).flatten(1), slope.sum(1)]

@@ -406,14 +406,16 @@ def test_the_lift_is_free_of_skew_and_holds_beyond_the_data():
     torch.testing.assert_close(steps[0], steps[1], rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("mean_only", [True, False])
-def test_the_members_are_those_of_an_ensemble(mean_only):
+@pytest.mark.parametrize(
+    "mean_only, likelihood", [(True, None), (False, None), (False, pb.likelihoods.HeteroskedasticGaussian())]
+)
+def test_the_members_are_those_of_an_ensemble(mean_only, likelihood):
     """Their log joint in few operations on features that are computed once, traced: the draws of the general method."""
     generator = np.random.default_rng(0)
     x = torch.from_numpy(generator.normal(size=(100, 3)))
     data = x, x[:, :1].sin() + 0.1
     units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
-    model = Rule(3, 0.2, 0.5, fastest=4.0).model(*data, units, mean_only)
+    model = Rule(3, 0.2, 0.5, likelihood, fastest=4.0).model(*data, units, mean_only)
     options = {"num_members": 2, "num_steps": 10, "batch_size": 32}
     members = TabularEnsemble(compile="trace", **options).fit(model, *data, seed=3)
     plain = pb.DeepEnsemble(compile=False, **options).fit(model, *data, seed=3)
