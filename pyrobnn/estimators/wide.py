@@ -51,9 +51,7 @@ class Lifted(Method):
 
 @dataclass(frozen=True)
 class Chains(Lifted, SGHMC):
-    """Chains that start where the members of an ensemble are, and so take longer steps."""
-
-    share: ClassVar[float] = 0.5
+    """Chains that start where the members of an ensemble are."""
 
 
 @dataclass(frozen=True)

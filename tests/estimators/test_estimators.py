@@ -441,6 +441,16 @@ def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen
     assert 0.85 < float(((new[1] > low) & (new[1] < high)).double().mean()) < 0.95
 
 
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_draw_of_the_chains_of_few_rows_has_left_the_data(seed):
+    """With twice the step share of SGHMC one chain of four ended 40 and 250 standard deviations away."""
+    data = pb.data.gap()
+    model = pb.BNNRegressor(random_state=seed).fit(data.x, data.y[:, 0])
+    f = model.posterior_.predict(data.x).f
+    assert "chains" in model.method_reason_ and f.shape[:2] == (4, 100)
+    assert float((f - data.y).square().mean((2, 3)).sqrt().max()) < float(data.y.std())
+
+
 @pytest.mark.parametrize("signal, linear", [(0.0, True), (3.0, False)])
 def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear):
     generator = np.random.default_rng(1)
