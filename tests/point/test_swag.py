@@ -197,7 +197,7 @@ def test_a_loader_is_streamed():
         posterior = SWAG(rank=3, num_steps=30, compile=False).fit(model(), loader, num_draws=4)
     assert posterior.meta["num_collected"] == 30 // 3 - 8 // 3
     assert "log_p" not in posterior.sample_stats
-    with pytest.raises(ValueError, match="that of the DataLoader"):
+    with pytest.raises(ValueError, match="the DataLoader sets the size of batches"):
         SWAG(**QUICK).fit(model(), loader)
 
 
