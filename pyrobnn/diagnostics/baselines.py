@@ -79,12 +79,12 @@ def _of_regression(
         if len(y) <= rank + 1:
             continue
         noise = ((y - design @ coefficients) ** 2).sum(0) / (len(y) - rank)
-        doubt = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)[:, None] * noise
-        mean, sd = new @ coefficients, np.sqrt(noise + doubt)
+        mean_var = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)[:, None] * noise
+        mean, sd = new @ coefficients, np.sqrt(noise + mean_var)
         found[label] = {
             "mean": (point, mean),
             "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
-            "epistemic_var": (point, doubt),
+            "epistemic_var": (point, mean_var),
             "y_sample": (("sample", *point), mean + sd * stats.norm.ppf(levels)[:, None, None]),
         }
         if not counts:

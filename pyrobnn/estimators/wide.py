@@ -248,7 +248,7 @@ class Rule(NamedTuple):
                 timed = (Chains(num_warmup=each, thinning=1, **options) for each in (60, 60 + int(5 * seconds)))
                 fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
                 with quiet():
-                    few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare; load hides steps
+                    few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare; load can hide the steps
                 left = 0.8 * (seconds - (time.perf_counter() - begun))
                 effort = float(np.clip(left * seconds / (600 * max(more - few, more / 2)), 0.05, 50))
             # the momentum lasts for thousands of steps where there is time: they have a long way

@@ -443,7 +443,7 @@ def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_no_draw_of_the_chains_of_few_rows_has_left_the_data(seed):
-    """With twice the step share of SGHMC one chain of four ended 40 and 250 standard deviations away."""
+    """With twice SGHMC's bound on the step size one chain of four diverged, by 40 and by 250 standard deviations."""
     data = pb.data.gap()
     model = pb.BNNRegressor(random_state=seed).fit(data.x, data.y[:, 0])
     f = model.posterior_.predict(data.x).f
