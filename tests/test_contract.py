@@ -18,10 +18,11 @@ from pyrobnn.inference.vi import guide_fit as guides
 # runs this short are told to be too short, as they should
 pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 
-# small enough that a fit takes about a second without a compiler
+# small enough that a fit takes half a second without a compiler
+MODE = pb.MAP(num_steps=20, polish_steps=10, compile=False)
 METHODS = {
     "MLE": pb.MLE(num_steps=20, compile=False),
-    "MAP": pb.MAP(num_steps=20, polish_steps=10, compile=False),
+    "MAP": MODE,
     "DeepEnsemble": pb.DeepEnsemble(num_members=3, num_steps=20, compile=False),
     "SVI": pb.SVI(num_steps=20, compile=False),
     "SVI-low-rank": pb.SVI(guide="low_rank", num_steps=20, compile=False),
@@ -29,17 +30,20 @@ METHODS = {
     "NUTS-pyro": pb.NUTS(num_chains=1, num_warmup=5, max_tree_depth=2, engine="pyro", compile=False),
     "SGLD": pb.SGLD(num_chains=2, num_warmup=10, init_steps=20, compile=False),
     "SGHMC": pb.SGHMC(num_chains=2, num_warmup=10, init_steps=20, compile=False),
-    "Laplace": pb.Laplace(num_steps=50, compile=False),
-    "Laplace-last-layer": pb.Laplace(subset="last_layer", num_steps=50, compile=False),
-    "Laplace-kron": pb.Laplace(structure="kron", num_steps=50, compile=False),
-    "Laplace-draws": pb.Laplace(predictive="draws", num_steps=50, compile=False),
+    "Laplace": pb.Laplace(map=MODE, compile=False),
+    "Laplace-last-layer": pb.Laplace(subset="last_layer", map=MODE, compile=False),
+    "Laplace-kron": pb.Laplace(structure="kron", map=MODE, compile=False),
+    "Laplace-draws": pb.Laplace(predictive="draws", map=MODE, compile=False),
     "SWA": pb.SWA(num_steps=20, lr=1e-3, compile=False),
-    "SWAG": pb.SWAG(rank=3, num_steps=20, compile=False),
+    "SWAG": pb.SWAG(rank=3, num_steps=20, lr=1e-3, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
     "SMC": pb.SMC(num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),
 }
 #: which infer all there is: a value without a prior is refused
 NO_POINTS = {"SMC"}
+#: one of each kind: the others share its code, and run with the slow tests where a law takes many fits
+REPRESENTATIVES = {"MAP", "DeepEnsemble", "SVI", "NUTS", "SGLD", "Laplace", "Laplace-last-layer", "SWAG", "MCDropout"}
+REPRESENTATIVES |= NO_POINTS
 ONE_DRAW = {name for name, method in METHODS.items() if method.kind == "point"}
 WITH_Q = {name for name, method in METHODS.items() if method.has_density}
 X, Y = toy()
@@ -61,6 +65,11 @@ MODELS = {
 }
 
 
+def one_of_each_kind(names=METHODS) -> list:
+    """The names of methods, those that are no representatives as slow cases."""
+    return [pytest.param(name, marks=[] if name in REPRESENTATIVES else [pytest.mark.slow]) for name in names]
+
+
 def num_draws(name: str) -> dict[str, int]:
     return {} if name in ONE_DRAW or name == "DeepEnsemble" else {"num_draws": 6}
 
@@ -72,7 +81,7 @@ def fit(name: str, kind: str = "fixed") -> pb.Posterior:
     return FITTED[name, kind]
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", ["fixed", "inferred"])
 @pytest.mark.parametrize("name", METHODS)
 def test_draws_have_the_sites_shapes_and_are_finite(name, kind):
     posterior = fit(name, kind)
@@ -88,29 +97,37 @@ def test_draws_have_the_sites_shapes_and_are_finite(name, kind):
         assert shape == (1, 1)
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_same_seed_same_draws_and_another_seed_others(name):
-    posterior = fit(name)
-    model, y = MODELS["fixed"]()
-    again = METHODS[name].fit(model, X, y, seed=3, **num_draws(name))
-    torch.testing.assert_close(again.draws, posterior.draws, rtol=0, atol=0)
-    if METHODS[name].kind != "point":
-        other = METHODS[name].fit(model, X, y, seed=4, **num_draws(name))
-        assert any(not torch.equal(other.draws[site], posterior.draws[site]) for site in posterior.draws)
+@pytest.mark.parametrize("kind", ["heteroskedastic", "classes"])
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_draws_of_other_likelihoods_have_the_sites_shapes_and_are_finite(name, kind):
+    test_draws_have_the_sites_shapes_and_are_finite(name, kind)
+
+
+def another(name: str) -> pb.Posterior:
+    """With another seed, of a net, a model and data that stay as they were."""
+    if (name, "another seed") not in FITTED:
+        net = toy_net()
+        model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
+        x, y = X.clone(), Y.clone()
+        before = copy.deepcopy(net.state_dict()), copy.deepcopy(model.net.state_dict())
+        FITTED[name, "another seed"] = METHODS[name].fit(model, x, y, seed=4, **num_draws(name))
+        for module, state in zip((net, model.net), before):
+            assert type(module) is torch.nn.Sequential
+            for key, value in module.state_dict().items():
+                assert torch.equal(value, state[key])
+        assert torch.equal(x, X) and torch.equal(y, Y)
+    return FITTED[name, "another seed"]
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_the_net_the_model_and_the_data_stay_as_they_were(name):
-    net = toy_net()
-    model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
-    x, y = X.clone(), Y.clone()
-    before = copy.deepcopy(net.state_dict()), copy.deepcopy(model.net.state_dict())
-    METHODS[name].fit(model, x, y, **num_draws(name))
-    for module, state in zip((net, model.net), before):
-        assert type(module) is torch.nn.Sequential
-        for key, value in module.state_dict().items():
-            assert torch.equal(value, state[key])
-    assert torch.equal(x, X) and torch.equal(y, Y)
+    assert another(name).num_draws == fit(name).num_draws
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in ONE_DRAW])
+def test_another_seed_other_draws(name):
+    other = another(name)
+    assert any(not torch.equal(other.draws[site], draws) for site, draws in fit(name).draws.items())
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -142,13 +159,14 @@ def test_trees_are_diagnosed_and_say_how_they_were_made(name):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_fit_spends_nothing_on_judging_its_draws(name, monkeypatch):
+def test_the_same_seed_has_the_same_draws_and_a_fit_spends_nothing_on_judging_them(name, monkeypatch):
     """A pass over the data per draw is made when a statistic is first asked for, once, and not by predictions."""
     asked = []
     for module, function in ((problem, "log_importance"), (guides, "importance_stats")):
         weigh = getattr(module, function)
         monkeypatch.setattr(module, function, lambda *args, weigh=weigh: asked.append(1) or weigh(*args))
     posterior = METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name))
+    torch.testing.assert_close(posterior.draws, fit(name).draws, rtol=0, atol=0)
     posterior.predict(X, num_draws=1)
     assert not asked
     stats = posterior.sample_stats
@@ -204,7 +222,7 @@ def test_one_prediction_for_all(name):
         assert float(p.epistemic_var.max()) == 0.0
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_loader_is_as_good_as_tensors(name):
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=10, shuffle=True)
     model, _ = MODELS["fixed"]()

@@ -13,7 +13,7 @@ import torch
 from helpers import assert_mean_within, seeded
 from models import normal_prior, toy, toy_net
 from pyro.infer.autoguide import AutoIAFNormal, AutoMultivariateNormal, AutoNormal
-from test_contract import METHODS, MODELS, NO_POINTS, WITH_Q, num_draws
+from test_contract import METHODS, MODELS, NO_POINTS, WITH_Q, num_draws, one_of_each_kind
 
 import pyrobnn as pb
 from pyrobnn.likelihoods import DATA
@@ -38,6 +38,8 @@ GUIDED |= {
     "SVI-AutoNormal": pb.SVI(guide=AutoNormal, num_steps=20, compile=False),
     "SVI-AutoIAFNormal": pb.SVI(guide=AutoIAFNormal, num_steps=20, compile=False),
 }
+#: with the guide of another, or with one that differs in its numbers alone
+LIKE_ANOTHER = ("Laplace-draws", "Laplace-kron", "SVI-far")
 
 
 def _bnn(scale=0.2, hide: str | None = None, **options) -> pb.BNN:
@@ -92,10 +94,10 @@ def _kinds(name: str) -> list[str]:
 
 
 def _pairs():
-    """Every guide × every model; every model and every guide once in the fast run."""
+    """Every guide × every model; every model and every kind of guide once in the fast run."""
     for name in GUIDED:
         for kind in _kinds(name):
-            marks = [] if name == "SVI" or kind == "hidden" else [pytest.mark.slow]
+            marks = [] if name == "SVI" or (kind == "hidden" and name not in LIKE_ANOTHER) else [pytest.mark.slow]
             yield pytest.param(name, kind, marks=marks)
 
 
@@ -125,7 +127,9 @@ def test_a_model_replayed_against_the_guide_is_the_fitted_one(name, kind, tmp_pa
     assert dict(pyro.get_param_store().items()) == before == {}
 
 
-@pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_ANOTHER else name for name in GUIDED]
+)
 def test_the_density_of_a_guide_is_that_of_its_trace(name):
     posterior = fit(name, "inferred")
     with seeded(2):
@@ -135,7 +139,7 @@ def test_the_density_of_a_guide_is_that_of_its_trace(name):
     assert float(posterior.log_q(values)) == pytest.approx(total, rel=1e-4, abs=5e-3)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_model_given_stacked_draws_is_the_fitted_one(name):
     posterior = fit(name, "inferred" if name in NO_POINTS else "hidden")
     if name == "MCDropout":
@@ -259,7 +263,7 @@ def _foreign_store() -> None:
     pyro.param("likelihood.scale", torch.tensor([77.0, 7.0]), constraint=dist.constraints.positive)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_what_another_model_left_in_the_store_is_not_this_ones(name):
     kind = "inferred" if name in NO_POINTS else "hidden"
     expected = fit(name, kind)

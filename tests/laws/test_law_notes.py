@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from models import normal_prior, toy_net
-from test_contract import METHODS, NO_POINTS, X, Y, num_draws
+from test_contract import METHODS, NO_POINTS, X, Y, num_draws, one_of_each_kind
 
 import pyrobnn as pb
 from pyrobnn.core.findings import FINDINGS, SENTENCES, Finding, as_json
@@ -42,7 +42,7 @@ CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda
 
 
 @pytest.mark.parametrize("case", ["tensors", "few", pytest.param("loader", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
     model = model_of(dist.HalfNormal(1.0) if name in NO_POINTS else "learned")
     posterior, said = told(METHODS[name], model, *CASES[case](), **num_draws(name))
@@ -62,6 +62,8 @@ def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
 
 @pytest.mark.parametrize("name", ["NUTS", pytest.param("SGLD", marks=pytest.mark.slow), "SGHMC"])
 def test_a_point_parameter_that_nobody_fitted_is_told(name):
+    begun = {"num_warmup": 3} if name == "NUTS" else {"num_warmup": 3, "init_steps": 3}
+    method = dataclasses.replace(METHODS[name], **begun)
     fitted = pb.MAP(num_steps=50, polish_steps=0, compile=False).fit(model_of(), X, Y)
     members = METHODS["DeepEnsemble"].fit(model_of(), X, Y)
     hidden = pb.BNN(
@@ -77,7 +79,7 @@ def test_a_point_parameter_that_nobody_fitted_is_told(name):
         (hidden, None, "'net.2.bias'"),
         (hidden, toy_net(), None),
     ):
-        posterior, said = told(METHODS[name], model, X, Y, init=init, num_draws=6)
+        posterior, said = told(method, model, X, Y, init=init, num_draws=6)
         found = [text for text in said if HELD in text]
         assert len(found) == (expected is not None)
         assert expected is None or found[0].startswith(expected)
@@ -86,8 +88,7 @@ def test_a_point_parameter_that_nobody_fitted_is_told(name):
 def test_the_notes_of_a_search_are_those_of_the_fit_that_began_with_it(monkeypatch):
     seen = "found on the way"
     monkeypatch.setattr(Result, "notes", lambda result, method: [seen])
-    method = dataclasses.replace(METHODS["Laplace"], num_steps=5)
-    posterior, said = told(method, model_of(), X, Y, num_draws=6)
+    posterior, said = told(METHODS["Laplace"], model_of(), X, Y, num_draws=6)
     assert said.count(seen) == posterior.meta["warnings"].count(seen) == 1
     assert not [text for text in said if HELD in text]  # the mode has fitted the noise
 
