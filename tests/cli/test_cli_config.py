@@ -225,7 +225,10 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
     assert list(folder.glob("*.checkpoint")) == []
 
 
-def test_the_default_method_fits_numbers_of_a_file(tmp_path, capsys):
+def test_the_default_method_fits_numbers_of_a_file(tmp_path, capsys, monkeypatch):
+    search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
+    short = pb.Laplace(tune="marginal_likelihood", map=search)
+    monkeypatch.setattr("pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (short, "short"))
     x = torch.linspace(-2, 2, 60)
     table, model = tmp_path / "t.csv", tmp_path / "t.nc"
     pd.DataFrame({"a": x, "y": x.sin()}).to_csv(table, index=False)

@@ -80,12 +80,18 @@ def compare(whole: pb.Posterior, split: pb.Posterior) -> None:
         torch.testing.assert_close(split.moments(X[:7]), whole.moments(X[:7]))
 
 
+OPTIONS = [{}, {"predictive": "draws"}, {"structure": "kron", "tune": "marginal_likelihood"}, {"curvature": "hessian"}]
+
+
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"predictive": "draws"}, {"structure": "kron", "tune": "marginal_likelihood"}, {"curvature": "hessian"}],
+    ("kind", "options"),
+    [
+        pytest.param(kind, options, marks=[] if kind == "stacked" or not options else [pytest.mark.slow])
+        for kind in CASES
+        for options in OPTIONS
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("kind", CASES)
 def test_the_head_is_the_whole_net(kind, options, monkeypatch, tmp_path):
     _, subset, path = CASES[kind]
     if options.get("structure") == "kron" and kind == "tied":
@@ -129,7 +135,7 @@ def test_the_trunk_runs_as_often_as_it_must(monkeypatch):
 
 
 FITS = {
-    "nuts": (pb.NUTS(num_chains=2, num_warmup=10, compile=False), {"num_draws": 4}),
+    "nuts": (pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False), {"num_draws": 4}),
     "sghmc": (pb.SGHMC(num_chains=2, num_warmup=20, batch_size=8, init_steps=5, compile=False), {"num_draws": 4}),
     "svi": (pb.SVI(num_steps=20, compile=False), {"num_draws": 4}),
     "map": (pb.MAP(num_steps=20, compile=False), {}),

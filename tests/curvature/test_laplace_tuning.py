@@ -161,6 +161,9 @@ def precise_data(num_data: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return x, y + 0.1 * torch.randn(num_data, 1, generator=generator)
 
 
+SHORT = pb.MAP(num_steps=100, polish_steps=100, compile=False)
+
+
 @pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_cross_validated_is_not_worse_than_declared(given):
     x, y = precise_data(40, 0)
@@ -169,7 +172,7 @@ def test_cross_validated_is_not_worse_than_declared(given):
     init = pb.MAP(num_steps=200, compile=False).fit(model, x, y) if given else None
 
     def log_density(tune) -> torch.Tensor:
-        method = Laplace(tune=tune, num_steps=200, compile=False)
+        method = Laplace(tune=tune, map=SHORT)
         mean, var = method.fit(model, x, y, init=init, num_draws=1).moments(test_x)
         return dist.Normal(mean, (var + 0.01).sqrt()).log_prob(test_y)[:, 0].double()
 
@@ -206,7 +209,7 @@ def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error
     model = pb.BNN(net, normal_prior(scale), HomoskedasticGaussian(0.04))
 
     def fitted(tune) -> tuple[torch.Tensor, pb.Posterior]:
-        posterior = Laplace(tune=tune, num_steps=300, compile=False).fit(model, x, y, init=net, num_draws=1)
+        posterior = Laplace(tune=tune, map=SHORT).fit(model, x, y, init=net, num_draws=1)
         mean, var = posterior.moments(test_x)
         return dist.Normal(mean, (var + 0.04**2).sqrt()).log_prob(test_y)[:, 0].double(), posterior
 

@@ -59,8 +59,18 @@ def statuses(verdict):
     return {name: status for name, status in found.items() if (name, status) != ("row_order", "pass")}
 
 
-@pytest.mark.parametrize("levels", [None, 3], ids=["continuous", "few values"])
-@pytest.mark.parametrize("truth", TRUTHS)
+#: continuous inputs and inputs of three values
+LEVELS = {"healthy": (None, 3), "by region": (3,), "bent": (None,), "narrow": (3,)}
+
+
+@pytest.mark.parametrize(
+    ("truth", "levels"),
+    [
+        pytest.param(truth, levels, marks=[] if levels in LEVELS[truth] else [pytest.mark.slow])
+        for truth in TRUTHS
+        for levels in (None, 3)
+    ],
+)
 def test_a_verdict_is_that_of_the_rows_in_any_order(truth, levels):
     data, test = rows(truth, levels, 0), rows(truth, levels, 1)
     before = diagnose(judged(*data, test, lambda x, y: np.arange(len(y))))

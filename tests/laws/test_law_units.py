@@ -15,7 +15,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from models import normal_prior, toy_net
-from test_contract import METHODS, num_draws
+from test_contract import METHODS, REPRESENTATIVES, num_draws
 
 import pyrobnn as pb
 from pyrobnn.data import Dataset, Standardizer
@@ -42,13 +42,13 @@ LIKELIHOODS = {
 
 
 UNITS = {"here": (X, Y), "there": (C * X + D, A * Y + B)}
-# fast: every method but the variants of Laplace with a noise that is inferred, and one of each other likelihood
-LONG = {"Laplace-last-layer", "Laplace-kron", "Laplace-draws"}
+# fast: every kind of method with a noise that is inferred, and one of each other likelihood
+FAST = REPRESENTATIVES - {"Laplace-last-layer"}
 
 
 def each(*kinds: str) -> list:
     def marks(kind: str, name: str) -> list:
-        return [] if name == "MAP" or (kind == "inferred" and name not in LONG) else [pytest.mark.slow]
+        return [] if name == "MAP" or (kind == "inferred" and name in FAST) else [pytest.mark.slow]
 
     return [pytest.param(kind, name, marks=marks(kind, name)) for kind in kinds for name in METHODS]
 
