@@ -93,8 +93,8 @@ def _site(name: str, value: Tensor, support: Any) -> Any:
     """A flat prior on the support, or the reference distribution given in its place."""
     if isinstance(support, Constraint):
         return dist.ImproperUniform(support, (), value.shape)
-    if not isinstance(support, torch.distributions.Distribution):
-        raise TypeError(f"'support' of {name!r} must be a constraint or a distribution, got {support!r}")
+    if not isinstance(support, dist.torch_distribution.TorchDistributionMixin):
+        raise TypeError(f"'support' of {name!r} must be a constraint or a distribution of Pyro, got {support!r}")
     reference: Any = support
     with seeded(0, value.device):
         drawn = reference.sample()

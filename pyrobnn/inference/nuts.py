@@ -257,13 +257,11 @@ class NUTS(Method):
         gradient, why = batched_gradient(log_joint_float64(density) if in_float64 else density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
-        most = MOST_WARMUP if self.num_warmup is None else None
-        slots = self._num_slots(density.dim, run.num_draws)
         machine = Machine(
             gradient,
             self.num_chains,
             density.dim,
-            slots,
+            self._num_slots(density.dim, run.num_draws),
             z.dtype,
             z.device,
             self.max_tree_depth,
@@ -274,7 +272,7 @@ class NUTS(Method):
             machine,
             seed=run.seed,
             num_warmup=self._first_warmup,
-            most=most,
+            most=MOST_WARMUP if self.num_warmup is None else None,
             names=None if problem.is_bnn else density.site_of,
             inspect=None if problem.is_bnn or in_float64 else inspector(density),
             mass_matrix=form,
@@ -298,7 +296,7 @@ class NUTS(Method):
 
     def _needed_bytes(self, dim: int, dtype: torch.dtype, num_draws: int, form: str) -> int:
         """Bytes of a run's static buffers and of the copies on the way to the posterior."""
-        slots, levels = self._num_slots(dim, num_draws) + 1, 2 * (self.max_tree_depth + 1)
+        slots, levels = self._num_slots(dim, num_draws) + 1, 2 * (Machine.num_latest + self.max_tree_depth + 1)
         # three copies: the draws, without the whitening, and by site
         need = self.num_chains * (dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS))
         return need + (3 * dim * dim * dtype.itemsize if form == "dense" else 0)

@@ -4,12 +4,15 @@ import subprocess
 import sys
 import warnings
 
+import pyro.distributions as dist
 import pytest
 import torch
 from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from pyrobnn.compile import CudaGraph, compiled
+import pyrobnn as pb
+from pyrobnn.compile import CudaGraph, compiled, inductor
+from pyrobnn.compile.private import trace
 from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
 
 SLOW = pytest.mark.slow
@@ -202,3 +205,42 @@ print(common.device_codegens["cpu"].cpp_wrapper_codegen.__name__)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert "ArrayRef" not in done.stdout
+
+
+def _normal(values):
+    return -(values["z"] - torch.tensor([0.3, 0.7])).square().sum() / 1.7
+
+
+SHORT = {"num_chains": 2, "num_warmup": 20, "max_tree_depth": 3}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "fits",
+    [
+        [
+            (pb.NUTS(**SHORT), 30),
+            (pb.NUTS(**SHORT), 300),
+            (pb.NUTS(**SHORT | {"num_warmup": 40, "target_accept": 0.9}), 70),
+        ],
+        [(pb.MAP(num_steps=3), None), (pb.MAP(num_steps=1100, lr=1e-3), None)],
+        [(pb.SVI(num_steps=3), 10), (pb.SVI(num_steps=1100, lr=1e-2), 20)],
+        [(pb.SMC(num_particles=8, num_islands=2), 8), (pb.SMC(num_particles=8, num_islands=2, ess=0.3), 16)],
+    ],
+    ids=["NUTS", "MAP", "SVI", "SMC"],
+)
+def test_fits_of_one_density_are_one_compiled_code(fits, monkeypatch):
+    """Whatever their lengths, rates and seeds: another number of draws had taken ten seconds to compile."""
+    found = []
+
+    def graph_alone(fn, inputs):
+        graph = trace(fn, inputs, DECOMPOSITIONS)
+        found.append(inductor._identity(graph, inputs))
+        return inductor.Code(graph, lambda: graph, graph)
+
+    monkeypatch.setattr("pyrobnn.compile.machine_code", graph_alone)
+    support = {"z": dist.Normal(torch.zeros(2), 1.0)}
+    for seed, (method, num_draws) in enumerate(fits):
+        pb.sample(_normal, {"z": torch.zeros(2)}, support=support, method=method, num_draws=num_draws, seed=seed)
+    assert len(found) == len(fits)
+    assert len({*found}) == 1

@@ -28,14 +28,14 @@ MIN_TRANSITIONS, MIN_WINDOW = 8, 25
 _RATE_TOLERANCE = 0.2  # of an acceptance rate from its target, after a short search for a step size
 
 
-def dual_averaging(step_size: Tensor | float, num_chains: int, device: torch.device, mode: float) -> Tensor:
-    """The state (6, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode."""
-    log_step = torch.as_tensor(step_size, dtype=torch.float64, device=device).log().expand(num_chains)
+def dual_averaging(step: Tensor | float, num_chains: int, device: torch.device, mode: float, target: float) -> Tensor:
+    """The state (7, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode, target."""
+    log_step = torch.as_tensor(step, dtype=torch.float64, device=device).log().expand(num_chains)
     zero = torch.zeros_like(log_step)
-    return torch.stack([log_step, log_step, zero, zero, log_step, zero + mode])
+    return torch.stack([log_step, log_step, zero, zero, log_step, zero + mode, zero + target])
 
 
-def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_chains: int) -> Tensor:
+def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, num_chains: int) -> Tensor:
     r"""One update by the transitions that ended in this step: pooled over chains, or every chain by its own.
 
     With k of C chains ending, pooled time advances by :math:`w = k \min(2, \sqrt C) / C`: in proportion to k, so that
@@ -45,7 +45,7 @@ def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_c
     .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
     """
-    log_step, log_mean, error, time, center, mode = dual.unbind(0)
+    log_step, log_mean, error, time, center, mode, target = dual.unbind(0)
     own, count = mode == OWN, ended.sum()
     pace = min(2.0, math.sqrt(num_chains)) / num_chains
     share = torch.where(own, ended.double(), (mode == POOLED) * count * pace)
@@ -58,7 +58,7 @@ def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, target: float, num_c
     # t^-kappa is the weight of a whole unit of time
     keep = (1 - new_time.clamp(min=1.0) ** -_KAPPA) ** share
     new_mean = keep * log_mean + (1 - keep) * new_log
-    return torch.where(share > 0, torch.stack([new_log, new_mean, new_error, new_time, center, mode]), dual)
+    return torch.where(share > 0, torch.stack([new_log, new_mean, new_error, new_time, center, mode, target]), dual)
 
 
 def first_step_size(

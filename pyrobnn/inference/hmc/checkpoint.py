@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
 
 
-_MAGIC = b"pyrobnn checkpoint 4\n"
+_MAGIC = b"pyrobnn checkpoint 5\n"
 
 
 def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:

@@ -32,6 +32,7 @@ from pyrobnn.inference.hmc import metric
 from pyrobnn.inference.hmc.adaptation import STATS, dual_average
 
 MAX_ENERGY_ERROR = 1000.0
+Chances = tuple[Tensor, Tensor, Tensor]  # two uniforms and a sign, per chain
 
 
 class Vectors(NamedTuple):
@@ -76,7 +77,7 @@ class Scalars(NamedTuple):
 class State(NamedTuple):
     """Everything that changes from step to step, written in place.
 
-    Vectors (len(Vectors), chain, dim); scalars (len(Scalars), chain) and the state of dual averaging (6, chain), both
+    Vectors (len(Vectors), chain, dim); scalars (len(Scalars), chain) and the state of dual averaging (7, chain), both
     in float64.
     """
 
@@ -88,13 +89,14 @@ class State(NamedTuple):
 class Buffers(NamedTuple):
     """Written in place, a row at a time.
 
-    Checkpoints (chain, level, dim), whitened draws (chain, slot, dim), statistics (chain, slot, 7).
+    Checkpoints (chain, level, dim); the latest draws, whitened (chain, slot, dim), and their statistics (chain, slot,
+    7), which the host stores: so one compiled step serves any number of draws.
     """
 
     q_check: Tensor
     r_check: Tensor
-    draws: Tensor
-    stats: Tensor
+    latest_draws: Tensor
+    latest_stats: Tensor
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Machine:
     Args:
         gradient: (chain, dim) → batched gradient (chain, dim) and log density (chain,) in float64, not whitened.
         num_slots: draws that are kept per chain and phase.
+        num_latest: draws per chain that the compiled step holds until the host stores them.
         trajectory: leapfrogs of a plain HMC transition; None for NUTS.
     """
 
@@ -116,32 +119,26 @@ class Machine:
     max_depth: int = 10
     trajectory: int | None = None
     target_accept: float = 0.8
-
-    # -- host side -------------------------------------------------------------------------------------------------
+    num_latest: int = 64
 
     def buffers(self) -> Buffers:
-        """Fresh buffers; the last checkpoint level and the last slot take what is to be forgotten."""
+        """Fresh buffers; the last checkpoint level takes what is to be forgotten."""
         levels = 1 if self.trajectory else self.max_depth + 1
-        check = (self.num_chains, levels, self.dim)
-        slots = (self.num_chains, self.num_slots + 1)
-        stats = torch.zeros(*slots, len(STATS), dtype=torch.float64, device=self.device)
-        q, r, draws = (
-            torch.zeros(size, dtype=self.dtype, device=self.device) for size in (check, check, (*slots, self.dim))
-        )
-        return Buffers(q, r, draws, stats)
+        check = torch.zeros(self.num_chains, levels, self.dim, dtype=self.dtype, device=self.device)
+        return Buffers(check, check.clone(), *self.records(self.num_latest))
 
-    def start(
-        self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor | None = None
-    ) -> State:
+    def records(self, num_slots: int) -> tuple[Tensor, Tensor]:
+        """Room for whitened draws (chain, slot, dim) and their statistics (chain, slot, 7)."""
+        draws = torch.zeros(self.num_chains, num_slots, self.dim, dtype=self.dtype, device=self.device)
+        return draws, torch.zeros(*draws.shape[:2], len(STATS), dtype=torch.float64, device=self.device)
+
+    def start(self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor) -> State:
         """A state at the beginning of a transition, slot 0, for whitened positions and gradients (chain, dim)."""
         zero = torch.zeros(self.num_chains, dtype=torch.float64, device=self.device)
-        blank = Scalars(*[zero] * len(Scalars._fields))
-        begun = blank._replace(transition=zero if transition is None else transition, lp_prop=lp)
+        begun = Scalars(*[zero] * len(Scalars._fields))._replace(transition=transition, lp_prop=lp)
         sign = rng.chances(rng.stream(keys, begun.transition.long()))[2]
         r, scalars = self._begin(begun, dual, keys, sign)
         return State(torch.stack((q, r, g, q, r, g, q, g, q, g)), torch.stack(scalars), dual)
-
-    # -- the compiled step -----------------------------------------------------------------------------------------
 
     def step(self, *arguments: Tensor) -> tuple[()]:
         """One leapfrog for every chain, in place. Arguments: State, Buffers, whitening, chain keys."""
@@ -157,13 +154,13 @@ class Machine:
         extend = self._extend_path if self.trajectory else self._extend_tree
         new, s, ended, diverging = extend(Vectors(q, r, g, *old[3:]), s, buffers, lp, energy, fine, chance)
 
-        where = torch.clamp(s.slot, max=self.num_slots).long()
+        where = s.slot.long() % self.num_latest
         rate = s.accept / s.steps
         row = (s.lp_prop, s.energy_prop, diverging.double(), s.depth, s.steps, rate, s.step_size)
-        buffers.draws.index_put_((chain, where), new.q_prop)
-        buffers.stats.index_put_((chain, where), torch.stack(row, -1))
+        buffers.latest_draws.index_put_((chain, where), new.q_prop)
+        buffers.latest_stats.index_put_((chain, where), torch.stack(row, -1))
 
-        dual = dual_average(state.dual, rate, ended, self.target_accept, self.num_chains)
+        dual = dual_average(state.dual, rate, ended, self.num_chains)
         r_new, begun = self._begin(s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2])
         fresh = ended.unsqueeze(-1)
         both = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
@@ -183,14 +180,7 @@ class Machine:
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
     def _extend_tree(
-        self,
-        new: Vectors,
-        s: Scalars,
-        buffers: Buffers,
-        lp: Tensor,
-        energy: Tensor,
-        fine: Tensor,
-        chance: tuple[Tensor, Tensor, Tensor],
+        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor, chance: Chances
     ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
         q, r, g = new.q, new.r, new.g
@@ -250,14 +240,7 @@ class Machine:
         return (ends & (late | early)).any(-1)
 
     def _extend_path(
-        self,
-        new: Vectors,
-        s: Scalars,
-        buffers: Buffers,
-        lp: Tensor,
-        energy: Tensor,
-        fine: Tensor,
-        chance: tuple[Tensor, Tensor, Tensor],
+        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor, chance: Chances
     ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
         ended = ~fine | (s.steps >= (self.trajectory or math.inf))

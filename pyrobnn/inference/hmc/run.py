@@ -36,7 +36,7 @@ from pyrobnn.inference.hmc.adaptation import (
     not_stationary,
     planned,
 )
-from pyrobnn.inference.hmc.machine import Buffers, Machine, Scalars, State, Vectors
+from pyrobnn.inference.hmc.machine import Machine, Scalars, State, Vectors
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")
@@ -157,16 +157,14 @@ class Run:
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
         self.first_step, self.compile, self.compile_within = step_size, compile, compile_within
         self.buffers = machine.buffers()
-        self.phase = self.total_steps = 0
+        self.draws, self.stats = machine.records(machine.num_slots + 1)  # the last takes what is to be forgotten
+        self.phase = self.total_steps = self._unstored = 0  # steps since draws were stored
         self.ready = 0  # draws that every chain had at the last look
-        longest = kept_in_warmup(max(num_warmup, most or 0), machine.num_chains, machine.dim)
-        self.kept = min(machine.num_slots, longest)
+        self.kept = min(machine.num_slots, kept_in_warmup(max(num_warmup, most or 0), machine.num_chains, machine.dim))
         self.history: list[list[float]] = []
         self._advance: Callable[[int], State] | None = None
         self.compile_seconds, self.mode = 0.0, "eager"
         self._interrupts, self._next_check = DelayedInterrupt(), 100
-
-    # -- beginning, saving, resuming ---------------------------------------------------------------------------------
 
     def begin(self, z: Tensor, scale: Tensor | None = None) -> None:
         """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
@@ -176,13 +174,14 @@ class Run:
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
-        self.state = self.machine.start(q, g, lp, dual_averaging(step, len(z), z.device, self._mode()), self.keys, zero)
+        self.state = self.machine.start(q, g, lp, self._dual(step), self.keys, zero)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a resumed run needs."""
         return {
             **self.state._asdict(),
             **self.buffers._asdict(),
+            **self._stored(),
             "scale": self.scale,
             "counters": torch.tensor([self.phase, self.total_steps]),
             "plan": torch.tensor(self.plan, dtype=torch.int64).reshape(-1, 3),
@@ -194,7 +193,7 @@ class Run:
         """Continue from what :meth:`tensors` gave, on any device; ValueError where the density is another."""
         device = self.machine.device
         self.state = State(*(tensors[name].to(device) for name in State._fields))
-        for mine, name in zip(self.buffers, Buffers._fields, strict=True):
+        for name, mine in {**self.buffers._asdict(), **self._stored()}.items():
             mine.copy_(tensors[name])
         self.scale = tensors["scale"].to(device)
         self.phase, self.total_steps = tensors["counters"].tolist()
@@ -202,8 +201,6 @@ class Run:
         self.plan = [Phase(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
         self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
         checkpoint.check_density(self.state.scalars[_LP], self._gradient(self.state.vectors[_PROPOSAL])[1])
-
-    # -- running -----------------------------------------------------------------------------------------------------
 
     def sample(
         self,
@@ -273,11 +270,26 @@ class Run:
         return False
 
     def advance(self, num: int) -> None:
-        """Take ``num`` leapfrogs with every chain, without looking."""
+        """Take ``num`` leapfrogs, fewer than ``machine.num_latest``, with every chain, without looking."""
         if self._advance is None:
             raise RuntimeError("the step is not compiled yet: call prepare() first")
         self.state = self._advance(num)
         self.total_steps += num
+        self._unstored += num
+        if self._unstored + num >= self.machine.num_latest:
+            self._stored()
+
+    def _stored(self) -> dict[str, Tensor]:
+        """The ``draws`` and ``stats`` of this phase, after the latest are copied from where the step leaves them."""
+        if self._unstored:
+            chain = torch.arange(len(self.keys), device=self.keys.device).unsqueeze(-1)
+            last, size = self.machine.num_slots, self.machine.num_latest
+            number = self.state.scalars[_SLOT].long().unsqueeze(-1) - torch.arange(1, size, device=chain.device)
+            where = torch.where(number < 0, last, number.clamp(max=last))
+            self.draws[chain, where] = self.buffers.latest_draws[chain, number % size]
+            self.stats[chain, where] = self.buffers.latest_stats[chain, number % size]
+            self._unstored = 0
+        return {"draws": self.draws, "stats": self.stats}
 
     def prepare(self) -> None:
         """Compile the step; on CUDA capture it. A second call does nothing."""
@@ -315,6 +327,10 @@ class Run:
             return FROZEN
         return OWN if self.plan[self.phase].own_step else POOLED
 
+    def _dual(self, step: Tensor | float) -> Tensor:
+        """The adaptation of the step size as it begins in this phase."""
+        return dual_averaging(step, len(self.keys), self.keys.device, self._mode(), self.machine.target_accept)
+
     def _capture(self, step: Callable[..., Any]) -> bool:
         """Advance by replays of a CUDA graph; False where the step cannot be captured, and ``mode`` says why."""
         num, kept = len(self.state), [buffer.clone() for buffer in self.buffers]
@@ -339,8 +355,6 @@ class Run:
         self._advance = advance
         return True
 
-    # -- between phases ----------------------------------------------------------------------------------------------
-
     def _next_phase(self) -> None:
         """End a warm-up phase: perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
         new_mass = self.plan[self.phase].mass
@@ -360,19 +374,18 @@ class Run:
             step = self._find_step(q, g, lp, transition, step)  # later windows change the whitened scale little
         self.history.append([float(torch.as_tensor(step).median()), float(self.total_steps)])
         # a new average: the old one belongs to another scale, or to single chains
-        dual = dual_averaging(step, self.machine.num_chains, self.machine.device, self._mode())
-        self.state = self.machine.start(q, g, lp, dual, self.keys, transition)
+        self.state = self.machine.start(q, g, lp, self._dual(step), self.keys, transition)
 
     def _window(self) -> tuple[Tensor, Tensor]:
         """The draws of this phase (chain, slot, dim) that are kept, and how many each chain has."""
         counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
-        return metric.unwhiten(self.buffers.draws[:, : self.kept], self.scale), counts
+        return metric.unwhiten(self._stored()["draws"][:, : self.kept], self.scale), counts
 
     def _judge(self) -> None:
         """At the end of the last window and of the last search for a step size: whether to go on."""
         if any(each.mass for each in self.plan[self.phase + 1 :]):
             return
-        (window, counts), stats = self._window(), self.buffers.stats[:, : self.kept]
+        (window, counts), stats = self._window(), self.stats[:, : self.kept]
         if self.inspect is not None:
             best = int(self.state.scalars[_LP].argmax())
             steps = self.state.dual[1].median().exp() * metric.standard_deviations(self.scale)
@@ -395,14 +408,12 @@ class Run:
         r, each = rng.normal(keys, q.shape[1], q.dtype), self._mode() == OWN
         return first_step_size(self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each)
 
-    # -- what there is -----------------------------------------------------------------------------------------------
-
     def _progress(self, count: int, num_draws: int) -> Progress:
         """What the host sees where the slowest chain, or in the warm-up the mean one, has ``count`` draws."""
         warming = self.phase < len(self.plan)
         lengths = [each.length for each in self.plan]
         slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
-        rows = self.buffers.stats
+        rows = self._stored()["stats"]
         latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
         valid = torch.arange(rows.shape[1], device=slots.device) < slots.unsqueeze(-1)
         done = min(count, lengths[self.phase]) + sum(lengths[: self.phase]) if warming else count
@@ -420,17 +431,18 @@ class Run:
 
     def _positions(self, count: int) -> Tensor:
         """The first ``count`` unconstrained draws (chain, draw, dim); before the first, where the chains are."""
-        kept = self.buffers.draws[:, :count] if count else self.state.vectors[_PROPOSAL].unsqueeze(1)
+        kept = self._stored()["draws"][:, :count] if count else self.state.vectors[_PROPOSAL].unsqueeze(1)
         return metric.unwhiten(kept.clone(), self.scale)
 
     def _draws(self, count: int) -> Draws:
         """The first ``count`` draws of every chain."""
         steps, total = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2).unbind(1)
         # a draw at a time: the rounding of a product depends on its shape, and so on how many draws there are
-        z = torch.stack([metric.unwhiten(q, self.scale) for q in self.buffers.draws[:, :count].unbind(1)], 1)
+        draws, stats = (each[:, :count] for each in self._stored().values())
+        z = torch.stack([metric.unwhiten(q, self.scale) for q in draws.unbind(1)], 1)
         return Draws(
             z,
-            self.buffers.stats[:, :count],
+            stats,
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
             self.scale,

@@ -165,7 +165,7 @@ def minimize(
     losses, others = record(0, step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
     found = stepper.final(), losses, step, watch.stopped, stepper.grad_norm.cpu(), timings, num_steps, others
-    return Result(*found, stepper.table[:, 3].cpu())
+    return Result(*found, stepper.table[:num_steps, 3].cpu())
 
 
 def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gradient:
@@ -207,10 +207,12 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str) ->
 class _Step:
     """One update, compiled anew for every batch shape, and its record.
 
-    Attributes: ``rows`` (num_steps, 1 + tracked, \\*members), loss and tracked scalars of every step, float64;
-        ``grad_norm`` (\\*members,) of the last gradient; ``table`` (num_steps, 4), float64: lr / (1 - b1^t),
+    Attributes: ``rows`` (≥ num_steps, 1 + tracked, \\*members), loss and tracked scalars of every step, float64;
+        ``grad_norm`` (\\*members,) of the last gradient; ``table`` (≥ num_steps, 4), float64: lr / (1 - b1^t),
         1 / (1 - b2^t), weight in the running mean, factor of the rate.
     """
+
+    block = 1024  # rows that a compiled update is handed: it is the same code for any number of steps
 
     def __init__(self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str):
         self.gradient, self.training, self.name = gradient, training, name
@@ -218,9 +220,8 @@ class _Step:
         self.mean = torch.zeros_like(self.theta)
         self.step = torch.zeros((), dtype=torch.int64, device=start.device)
         members, num_steps = start.shape[:-1], training.num_steps
-        least = 4  # rows: while an update is compiled it is run, on copies, several times
-        shape = (max(num_steps, least), 1 + num_tracked, *members)
-        self.rows = torch.zeros(shape, dtype=torch.float64, device=start.device)
+        rest = -num_steps % self.block
+        self.rows = torch.zeros(num_steps + rest, 1 + num_tracked, *members, dtype=torch.float64, device=start.device)
         self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
         window = round((training.optimizer.average or 0.0) * num_steps)
         self.average_from = num_steps - window
@@ -231,7 +232,7 @@ class _Step:
         begin = self.average_from
         weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
         table = torch.stack([training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1)
-        self.table = pad(table, (0, 0, 0, max(0, least - num_steps))).to(start.device)
+        self.table = pad(table, (0, 0, 0, rest), value=1.0).to(start.device)
         self.compile_seconds = 0.0
         self._kernels: dict[tuple, Compiled] = {}
 
@@ -278,22 +279,25 @@ class _AdamStep(_Step):
     def __init__(self, *args: Any):
         super().__init__(*args)
         zeros = torch.zeros_like(self.theta)
-        moving = self.theta, zeros, zeros.clone(), self.mean
-        self.state = (*moving, self.step, self.rows, self.grad_norm, self.table)
+        self.state = self.theta, zeros, zeros.clone(), self.mean, self.step, self.grad_norm
+        pairs = zip(self.rows.split(self.block), self.table.split(self.block), strict=True)
+        self.blocks = (pair for pair in pairs for _ in range(self.block))
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        self.kernel(self._update, self.state, batch).unchecked(*self.state, *batch)
+        state = (*self.state, *next(self.blocks))
+        self.kernel(self._update, state, batch).unchecked(*state, *batch)
 
     def _update(self, *state: Tensor) -> None:
-        theta, first, second, mean, step, record, grad_norm, table, *batch = state
+        theta, first, second, mean, step, grad_norm, record, table, *batch = state
+        row = step % self.block
         slope, rows, norm = self.gradient(theta, *batch)
-        rate, root, weight, _ = table[step[None]][0].to(theta.dtype).unbind()  # an index tensor: no .item()
+        rate, root, weight, _ = table[row[None]][0].to(theta.dtype).unbind()  # an index tensor: no .item()
         first.copy_(BETA1 * first + (1 - BETA1) * slope)
         second.copy_(BETA2 * second + (1 - BETA2) * slope * slope)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
         theta.sub_(rate * first / ((second * root).sqrt() + EPS))
         mean.copy_(mean + weight * (theta - mean))
-        record.index_put_((step,), rows)
+        record.index_put_((row,), rows)
         grad_norm.copy_(norm)
         step.add_(1)
 
