@@ -106,7 +106,7 @@ class SVI(Method):
         >>> x = torch.linspace(-1, 1, 20)[:, None]
         >>> model = pb.BNN(torch.nn.Linear(1, 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
         ...                pb.likelihoods.HomoskedasticGaussian(0.1))
-        >>> posterior = SVI(num_steps=2000, compile=False).fit(model, x, 2 * x, num_draws=100)
+        >>> posterior = SVI(num_steps=300, lr=0.05, compile=False).fit(model, x, 2 * x, num_draws=100)
         >>> posterior.draws["net.weight"].shape, round(posterior.predict(x[-1:]).mean.item())
         (torch.Size([1, 100, 1, 1]), 2)
     """

@@ -52,7 +52,7 @@ class Reference:
         BNN(Sequential, FanInNormal, HomoskedasticGaussian(inferred scale), 4 weights)
         >>> len(reference.data.x), bool(reference.summary["rhat"].max() <= 1.01)
         (60, True)
-        >>> data, method = reference.data, pb.Laplace(compile=False)
+        >>> data, method = reference.data, pb.Laplace(num_steps=200, compile=False)
         >>> laplace = method.fit(reference.model(), data.x, data.y, num_draws=500)
         >>> tree = laplace.to_datatree(data.x, data.y)
         >>> far = pb.diagnostics.fidelity(tree, reference.to_datatree()).per_point

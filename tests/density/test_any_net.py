@@ -154,24 +154,28 @@ def test_a_packed_sequence_is_left_to_torch():
     torch.testing.assert_close(ours, layer(packed)[0].data)
 
 
-@pytest.mark.parametrize("name", ["lstm", "encoder"])
+SEARCH = pb.MAP(num_steps=30, polish_steps=0, compile=False)
+FITTED = {
+    "map": pb.MAP(num_steps=30, polish_steps=10, compile=False),
+    "svi": pb.SVI(num_steps=30, compile=False),
+    "nuts": pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
+    "laplace": pb.Laplace(map=SEARCH),
+    "hessian": pb.Laplace(map=SEARCH, curvature="hessian", structure="diag", predictive="draws"),
+}
+#: derivatives are the same in all; those of second order are in Laplace alone
+FAST = {"lstm": ("svi", "laplace", "hessian"), "encoder": ("map", "nuts", "laplace")}
+
+
 @pytest.mark.parametrize(
-    "method",
+    ("name", "method"),
     [
-        pb.MAP(num_steps=30, compile=False),
-        pb.SVI(num_steps=30, compile=False),
-        pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
-        pb.Laplace(map=pb.MAP(num_steps=30, polish_steps=0, compile=False)),
-        pb.Laplace(
-            map=pb.MAP(num_steps=30, polish_steps=0, compile=False),
-            curvature="hessian",
-            structure="diag",
-            predictive="draws",
-        ),
+        pytest.param(name, method, marks=[] if method in FAST[name] else [pytest.mark.slow])
+        for name in FAST
+        for method in FITTED
     ],
-    ids=lambda method: type(method).__name__,
 )
 def test_nets_with_recurrence_and_attention_are_fitted_and_predicted(name, method):
+    method = FITTED[method]
     model, x, y = model_and_data(name)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")

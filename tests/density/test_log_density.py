@@ -44,10 +44,10 @@ def test_moments_are_exact_on_the_reals_the_positive_and_the_simplex(tmp_path):
 
 
 def test_a_mode_and_the_gaussian_around_it():
-    mode = pb.sample(_density, INIT, support=SUPPORT, method=pb.MAP(compile=False))
+    mode = pb.sample(_density, INIT, support=SUPPORT, method=pb.MAP(num_steps=300, compile=False))
     torch.testing.assert_close(mode.draws["at"][0, 0], torch.tensor([3.0, 3.0], dtype=torch.float64))
     assert float(mode.draws["rate"]) == pytest.approx(1.5, rel=1e-3)
-    laplace = pb.Laplace(curvature="hessian", compile=False)
+    laplace = pb.Laplace(curvature="hessian", num_steps=300, compile=False)
     posterior = pb.sample(_density, INIT, support=SUPPORT, method=laplace)
     assert_mean_within(posterior.draws["at"], [3.0, 3.0])
 

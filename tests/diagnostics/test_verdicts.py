@@ -156,7 +156,7 @@ def test_runs_say_whether_their_chains_share_a_start():
     assert not again.meta["common_start"]
 
 
-@pytest.mark.parametrize(("length", "time"), [(50, 1), (300, 2)])
+@pytest.mark.parametrize(("length", "time"), [pytest.param(50, 1, marks=pytest.mark.slow), (300, 2)])
 def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
     """Of 25 sets of 60 exact quantities none may fail, and (at a rate of 1 in 200) at most two warn."""
     rng = np.random.default_rng(length + time)
@@ -508,7 +508,7 @@ def test_k_hat_over_the_weights_of_a_net_decides_nothing():
 def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
     """k-hat of p/q by the density of the net itself 60, by that of the linearised net at most 0."""
     model, (x, y) = toy_model(), toy()
-    posterior = Laplace(compile=False).fit(model, x, y, num_draws=300, seed=0)
+    posterior = Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=300, seed=0)
     tree = posterior.to_datatree(x, y)
     assert find(diagnose(tree), "importance").numbers["khat"] < 0.5 and loo(tree) is not None
     log_p, log_q = (tree["sample_stats"][name].values for name in ("log_p", "log_q"))

@@ -242,7 +242,7 @@ def test_plain_hmc():
 
 def test_compiled_and_eager_make_the_same_draws():
     x, y = _regression_data()
-    start = pb.MAP(compile=False).fit(_regression, x, y)
+    start = pb.MAP(num_steps=200, compile=False).fit(_regression, x, y)
     # no adaptation: rounding cannot be amplified through the step size
     options = {"num_chains": 3, "num_warmup": 0, "step_size": 0.1}
     fast = NUTS(**options).fit(_regression, x, y, num_draws=12, init=start)

@@ -257,7 +257,7 @@ killed_run({path!r})
 """
 
 
-def killed_run(path, num_draws=150):
+def killed_run(path, num_draws=100):
     config = NUTS(num_chains=3, num_warmup=40, checkpoint_every=0.0, compile=False)
     return config.fit(simple, num_draws=num_draws, checkpoint=path)
 

@@ -293,8 +293,20 @@ def test_laplace_of_a_linear_model_is_updated_exactly(tmp_path):
         loaded.remove(0)
 
 
-@pytest.mark.parametrize("options", [{}, {"structure": "kron"}, {"tune": "marginal_likelihood"}])
-@pytest.mark.parametrize("likelihood", [pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGaussian(0.5)])
+BERNOULLI, GAUSSIAN = pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGaussian(0.5)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "options"),
+    [
+        (BERNOULLI, {}),
+        (GAUSSIAN, {"structure": "kron"}),
+        (BERNOULLI, {"tune": "marginal_likelihood"}),
+        pytest.param(GAUSSIAN, {}, marks=pytest.mark.slow),
+        pytest.param(BERNOULLI, {"structure": "kron"}, marks=pytest.mark.slow),
+        pytest.param(GAUSSIAN, {"tune": "marginal_likelihood"}, marks=pytest.mark.slow),
+    ],
+)
 def test_laplace_of_a_net_is_updated_to_its_refit(options, likelihood, tmp_path):
     x, y = X.float(), Y.float().tanh()[:, None]
     y = (y > 0).float() if isinstance(likelihood, pb.likelihoods.Bernoulli) else y

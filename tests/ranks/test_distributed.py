@@ -82,7 +82,7 @@ def test_two_ranks_make_one_posterior(tmp_path):
 @pytest.mark.parametrize(
     ("method", "along"),
     [
-        (dataclasses.replace(METHOD, num_warmup=20), 0),
+        (dataclasses.replace(METHOD, num_warmup=20, init_steps=20), 0),
         pytest.param(DeepEnsemble(num_members=2, num_steps=5, compile=False), 1, marks=pytest.mark.slow),
     ],
 )
@@ -194,9 +194,10 @@ def test_a_killed_worker_loses_nothing(engine, tmp_path):
 
 def test_without_torchrun_it_is_a_plain_fit():
     model, x, y = problem()
+    method = dataclasses.replace(METHOD, num_warmup=20, init_steps=20)
     with distributed.process_group() as rank:
-        found = distributed.fit_on_ranks(METHOD, model, x, y, num_draws=5, seed=3)
-    plain = METHOD.fit(model, x, y, num_draws=5, seed=3)
+        found = distributed.fit_on_ranks(method, model, x, y, num_draws=5, seed=3)
+    plain = method.fit(model, x, y, num_draws=5, seed=3)
     assert rank == 0 and torch.equal(found.draws["net.weight"], plain.draws["net.weight"])
 
 
