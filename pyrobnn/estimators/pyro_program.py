@@ -139,8 +139,8 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
         ...     with pyro.plate("rows", len(x)):
         ...         pyro.sample("y", dist.Normal(slope * x[:, 0], 0.1), obs=y)
         >>> X = np.linspace(-1, 1, 30)[:, None]
-        >>> model = pb.PyroRegressor(line, pb.MAP(compile=False), random_state=0).fit(X, 2 * X[:, 0])
-        >>> model.predict([[0.5]]).round(2)
+        >>> model = pb.PyroRegressor(line, pb.MAP(num_steps=200, compile=False), random_state=0)
+        >>> model.fit(X, 2 * X[:, 0]).predict([[0.5]]).round(2)
         array([1.], dtype=float32)
     """
 

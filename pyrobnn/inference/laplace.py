@@ -100,7 +100,7 @@ class Laplace(Method):
         ...     net = torch.nn.Linear(1, 1, bias=False)
         >>> model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(1.0))
         >>> x = torch.tensor([[-1.0], [1.0]])
-        >>> posterior = Laplace(predictive="linearized", compile=False).fit(model, x, 3 * x)
+        >>> posterior = Laplace(predictive="linearized", num_steps=200, compile=False).fit(model, x, 3 * x)
         >>> mean, var = posterior.moments(torch.ones(1, 1))  # exact: 2 and 1 / (1 + 2)
         >>> round(mean.item(), 3), round(var.item(), 3)
         (2.0, 0.333)

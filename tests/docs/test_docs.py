@@ -29,6 +29,9 @@ PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).par
 PAGES = [page for page in PAGES if page != PAPER]
 #: takes longer than a few seconds
 SLOW = {
+    "active-learning",
+    "loops",
+    "references",
     "assay",
     "conformal",
     "deploy",

@@ -31,7 +31,8 @@ from pyrobnn.likelihoods import HomoskedasticGaussian
 
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
 SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
-CHECKED = [pb.BNNRegressor(SHORT, hidden=(3,), random_state=0), pb.BNNClassifier(SHORT, hidden=(3,), random_state=0)]
+SHORTEST = pb.MAP(num_steps=15, lr=0.2, polish_steps=0, compile=False)
+CHECKED = [model(SHORTEST, hidden=(3,), random_state=0) for model in (pb.BNNRegressor, pb.BNNClassifier)]
 
 
 @pytest.mark.filterwarnings("ignore")

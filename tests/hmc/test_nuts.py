@@ -265,10 +265,10 @@ def test_pyro_engine_agrees():
         assert value.isfinite().all()
 
 
-@pytest.mark.filterwarnings("ignore:the warm-up was not finished")  # nor is it meant to be
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished|.*maximum tree depth")  # nor is it meant to be
 def test_the_same_seed_gives_the_same_draws_however_many_are_asked_for():
     x, y = _regression_data()
-    config = NUTS(num_chains=2, num_warmup=20, compile=False)
+    config = NUTS(num_chains=2, num_warmup=20, max_tree_depth=4, compile=False)
     first = config.fit(_regression, x, y, num_draws=5, seed=4)
     again = config.fit(_regression, x, y, num_draws=9, seed=4)
     other = config.fit(_regression, x, y, num_draws=5, seed=5)

@@ -12,7 +12,7 @@ import pytest
 import torch
 import trees as factory
 import xarray as xr
-from test_contract import METHODS, MODELS, X, Y, fit, num_draws
+from test_contract import METHODS, MODELS, X, Y, fit, num_draws, one_of_each_kind
 
 import pyrobnn as pb
 from pyrobnn import plots
@@ -156,7 +156,7 @@ def spoilt(name: str, ways) -> dict[str, xr.DataTree]:
     return {how: (BROKEN | EMPTY)[how](tree) for how in ways}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_no_verdict_or_summary_raises(name, tmp_path):
     trees = spoilt(name, FEW)
     content = json.loads(
@@ -211,7 +211,7 @@ def leaping(name):
 
 
 @pytest.mark.parametrize("make", [overflowing, leaping])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_a_fit_that_diverges_says_so(name, make):
     method, model, y = make(name)
     with warnings.catch_warnings(record=True) as caught:

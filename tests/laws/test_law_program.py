@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import assert_mean_within, seeded
 from pyro.infer.autoguide import AutoNormal
-from test_contract import METHODS, ONE_DRAW
+from test_contract import METHODS, ONE_DRAW, REPRESENTATIVES
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
@@ -285,9 +285,12 @@ GUIDES = {
 }
 LAPLACE = {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)}
 ALL = METHODS | GUIDES | LAPLACE
+LIKE_ANOTHER = METHODS.keys() - REPRESENTATIVES
 NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
 CASES = [
-    pytest.param(method, name, marks=() if name in FAST else pytest.mark.slow) for name in PROGRAMS for method in ALL
+    pytest.param(method, name, marks=() if name in FAST and method not in LIKE_ANOTHER else pytest.mark.slow)
+    for name in PROGRAMS
+    for method in ALL
 ]
 
 
