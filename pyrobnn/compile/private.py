@@ -149,6 +149,7 @@ def compile_graph(
     results of every call. Up to 0.8 MB, which the threads of Linux have. Raises others of :data:`MOVED` on other torch.
     """
     shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
+    held = [value for _, value in (*graph.named_parameters(), *graph.named_buffers(remove_duplicate=False))]
     if on_stack:  # before the settings, which a first registration would keep for every later compile
         common = _required("torch._inductor.codegen.common")
         common.init_backend_registration()
@@ -163,7 +164,11 @@ def compile_graph(
             stack.enter_context(_set(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
-    return call
+    code = getattr(call, "current_callable", None)
+    if code is None or graph.graph.output_node().all_input_nodes:
+        return call
+    # nothing is returned: what torch puts around the code, for results, takes longer than a short step
+    return lambda *args: code([*held, *args])
 
 
 def _all_headers_precompiled() -> Context:

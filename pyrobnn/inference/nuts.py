@@ -257,17 +257,9 @@ class NUTS(Method):
         gradient, why = batched_gradient(log_joint_float64(density) if in_float64 else density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
-        machine = Machine(
-            gradient,
-            self.num_chains,
-            density.dim,
-            self._num_slots(density.dim, run.num_draws),
-            z.dtype,
-            z.device,
-            self.max_tree_depth,
-            self.trajectory,
-            self.target_accept,
-        )
+        sizes = self.num_chains, density.dim, self._num_slots(density.dim, run.num_draws)
+        limits = self.max_tree_depth, self.trajectory, self.target_accept
+        machine = Machine(gradient, *sizes, z.dtype, z.device, *limits)
         return Run(
             machine,
             seed=run.seed,
