@@ -86,6 +86,7 @@ def test_curvature_agrees(structure, tune):
 #: long enough to have an answer; fewer than 16 numbers of torch's generator are the same in both dtypes, so that one
 #: chain of eleven weights is too, up to rounding
 SETTINGS = {
+    "MAP": {"polish_steps": 100},
     "SVI": {"num_steps": 600, "lr": 0.03},
     "SVI-low-rank": {"num_steps": 600, "lr": 0.03},
     "DeepEnsemble": {"num_steps": 600, "lr": 0.05},
