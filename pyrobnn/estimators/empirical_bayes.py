@@ -62,25 +62,28 @@ def fit_by_evidence(
 ) -> tuple[Posterior, str]:
     """The fit whose noise has the largest evidence, and that noise in words.
 
-    Weights and noise that are maximised together fit the noise where there are few rows per weight. So each fit is
-    followed by one, from the start, under the noise of each output that its residuals ask for, for as long as the
-    evidence rises; the first has what a Bayesian linear regression leaves.
+    Weights and noise that are maximised together fit the noise where rows are few. So each fit, from the start, has the
+    noise that the residuals of the last ask for (at first those of a Bayesian linear regression) and the prior that was
+    tuned for it, for as long as the evidence rises; then the prior of the best.
     """
     rows = _tried(x, y)
     prior = model.likelihood.own.priors.get(SCALE)
     scale = linear = linear_residual_scale(model, *rows)
-    tries: list[tuple[float, Tensor, Posterior]] = []
+    tries: list[tuple[float, Tensor, Posterior, Posterior | None]] = []
     with quiet():
-        power = 2  # over-relaxed at first: steps become small before the evidence is highest
+        # over-relaxed at first: steps become small before the evidence is highest
+        power, under, tuned = 2, None, method.tune is not None
         while power and len(tries) < 12:
-            posterior = method.fit(_with_noise(model, scale), *rows, **options)
+            posterior = method.fit(_with_noise(under.bnn if under else model, scale), *rows, **options)
+            posterior = _of_declared(posterior, under) if under else posterior
             evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
             evidence += 0.0 if prior is None else float(prior.log_prob(scale).sum())
             if tries and evidence < max(tries, key=itemgetter(0))[0] + 1:
-                power //= 2
-            tries.append((evidence, scale, posterior))
-            _, best, posterior = max(tries, key=itemgetter(0))
+                tuned, power = False, power if tuned else power // 2
+            tries.append((evidence, scale, posterior, under))
+            _, best, posterior, under = max(tries, key=itemgetter(0))
             scale = best * _residual_ratio(posterior, *rows) ** power
+            under = posterior if tuned else under
     of = ""
     if len(rows[0]) < len(x):
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
@@ -91,12 +94,21 @@ def fit_by_evidence(
     return (posterior, f"noise {shares} times a linear model's, the best of {len(tries)} by the evidence{of}")
 
 
+def _of_declared(posterior: Posterior, under: Posterior) -> Posterior:
+    """With the factors of the declared prior's precision, of a fit under the prior that was tuned for another."""
+    before, tuned = (each.meta["tuned"]["prior_precision_factor"] for each in (under, posterior))
+    factors = {"prior_precision_factor": {name: factor * before[name] for name, factor in tuned.items()}}
+    return replace(posterior, meta=posterior.meta | {"tuned": posterior.meta["tuned"] | factors})
+
+
 def _with_noise(model: BNN, scale: Tensor) -> BNN:
     """The model with known noise (out,)."""
     scale = scale if len(scale) > 1 else scale[0]
     likelihood = model.likelihood.like(scale)
     likelihood.own.declare(SCALE.rpartition(".")[2], scale)
-    return BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
+    known = BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
+    known.priors = {name: model.priors[name] for name in known.priors}
+    return known
 
 
 def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
@@ -121,8 +133,7 @@ def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     model, own = posterior.bnn, posterior.bnn.likelihood.own
     x, y = _standard(model, x, y)
     x, y = x.to(next(model.net.parameters())), y.to(model.device)  # a net of float32 may have data of float64
-    known = (*own.priors, *own.points)
-    values = {name: value.mean((0, 1)) for name, value in posterior.draws.items() if name in known}
+    values = {name: posterior.draws[name].mean((0, 1)) for name in (*own.priors, *own.points)}
     f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
     return y, f, cov, values
 
@@ -150,8 +161,7 @@ def _without(error: np.ndarray, var: np.ndarray, noise: float) -> np.ndarray:
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> Tensor:
     """Standard deviation (out,) of what a Bayesian linear regression leaves of each target, in the model's units."""
     x, y = _standard(model, x, y)
-    inputs = x.flatten(1).numpy()
-    found = [BayesianRidge().fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
+    found = [BayesianRidge().fit(x.flatten(1).numpy(), column.numpy()).alpha_ ** -0.5 for column in y.T]
     return torch.tensor(found, dtype=y.dtype).clamp_min(1e-4 * y.std(0).clamp_min(1e-12))
 
 
@@ -167,9 +177,8 @@ def select_prior_width(
 
     Widths that are tuned once, at the mode of the declared prior, leave the mean where it was: underconfident where the
     classes can be told apart, and following the labels where they cannot, for there the evidence has a second maximum,
-    at a net that is constant. So the mode is found anew for every width: for narrower and narrower ones until the
-    evidence has fallen twice in a row, and then, from the best, for those that suit the last mode, as long as the
-    evidence rises.
+    at a net that is constant. So the mode is found anew for every width: for narrower ones until the evidence has
+    fallen twice in a row, then, from the best, for those that suit the last mode, as long as it rises.
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
     common = {name: value for name, value in options.items() if name != "num_draws"}

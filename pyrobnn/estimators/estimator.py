@@ -131,11 +131,10 @@ class Estimator(BaseEstimator):
             rule, why = search(data, units, seconds, seed, self.device)
             if rule is not None:
                 left = None if seconds is None else seconds - (time.perf_counter() - begun)
-                options: dict[str, Any] = {"num_draws": self.num_draws, "compile": self.compile, "device": self.device}
+                run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
                 self.method_: Any
-                self.posterior_, self.method_, words = rule.fit(
-                    data, units, seconds=left, seed=seed, progress=bool(self.verbose), **options
-                )
+                fitted = rule.fit(data, units, left, self.num_draws, self.compile, **run)
+                self.posterior_, self.method_, words = fitted
                 self.method_reason_ = f"{num:,} rows: {words}; {why}"
                 return
         line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()

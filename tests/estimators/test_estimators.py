@@ -557,3 +557,18 @@ def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_trie
         warnings.simplefilter("error", UserWarning)
         model = pb.BNNRegressor(compile=False, random_state=0, max_seconds=40).fit(X, y)
     assert "of counts" in model.method_reason_ and not model.posterior_.meta["findings"]
+
+
+def test_a_narrow_prior_does_not_keep_a_net_from_a_sine(tmp_path):
+    """Under the declared prior alone the mode is a straight line, and the noise what it leaves."""
+    data, x = pb.data.gap(num_data=60, seed=10), torch.linspace(1.0, 3.0, 50, dtype=torch.float64)[:, None]
+    method = pb.Laplace(tune="marginal_likelihood", map=pb.MAP(num_steps=100, compile="trace"), compile=False)
+    net, free = pb.networks.mlp(1, (50,), seed=0), HomoskedasticGaussian("learned")
+    model = pb.BNN(net, pb.priors.FanInNormal(), free, standardizer=pb.data.Standardizer.fit(data))
+    posterior, _ = fit_by_evidence(method, model, data.x, data.y, {"num_draws": 10})
+    assert (posterior.predict(x).mean - torch.sin(1.2 * x)).square().mean().sqrt() < 0.3
+    (factor,) = posterior.meta["tuned"]["prior_precision_factor"].values()
+    loaded = pb.Posterior.load(posterior.save(tmp_path / "sine.nc"), model)
+    for prior in (posterior.bnn.priors, loaded.bnn.priors):
+        wider = prior["net.0.bias"].base_dist.scale / model.priors["net.0.bias"].base_dist.scale
+        torch.testing.assert_close(wider, torch.full_like(wider, factor**-0.5))
