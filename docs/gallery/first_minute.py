@@ -5,7 +5,7 @@ import numpy as np
 
 import pyrobnn as pb
 
-data = pb.data.gap()
+data = pb.data.gap(num_data=100)
 X, y = data.x.numpy(), data.y.numpy().ravel()
 model = pb.BNNRegressor(random_state=0, compile=False).fit(X, y)
 grid = np.linspace(-4, 4, 200)[:, None]

@@ -63,27 +63,28 @@ def fit_by_evidence(
     """The fit whose noise has the largest evidence, and that noise in words.
 
     Weights and noise that are maximised together fit the noise where rows are few. So each fit, from the start, has the
-    noise that the residuals of the last ask for (at first those of a Bayesian linear regression) and the prior that was
-    tuned for it, for as long as the evidence rises; then the prior of the best.
+    noise that the residuals of the best ask for (at first those of a Bayesian linear regression), for as long as the
+    evidence rises; and then also the prior that was tuned for the best.
     """
     rows = _tried(x, y)
     prior = model.likelihood.own.priors.get(SCALE)
     scale = linear = linear_residual_scale(model, *rows)
-    tries: list[tuple[float, Tensor, Posterior, Posterior | None]] = []
+    tries: list[tuple[float, Tensor, Posterior]] = []
     with quiet():
-        # over-relaxed at first: steps become small before the evidence is highest
-        power, under, tuned = 2, None, method.tune is not None
+        power, under, joint = 2, None, False  # over-relaxed at first: small steps end before the evidence is highest
         while power and len(tries) < 12:
             posterior = method.fit(_with_noise(under.bnn if under else model, scale), *rows, **options)
             posterior = _of_declared(posterior, under) if under else posterior
             evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
             evidence += 0.0 if prior is None else float(prior.log_prob(scale).sum())
             if tries and evidence < max(tries, key=itemgetter(0))[0] + 1:
-                tuned, power = False, power if tuned else power // 2
-            tries.append((evidence, scale, posterior, under))
-            _, best, posterior, under = max(tries, key=itemgetter(0))
+                power //= 2
+            tries.append((evidence, scale, posterior))
+            _, best, posterior = max(tries, key=itemgetter(0))
+            if not (power or joint) and method.tune is not None:
+                power, joint = 1, True
             scale = best * _residual_ratio(posterior, *rows) ** power
-            under = posterior if tuned else under
+            under = posterior if joint else None
     of = ""
     if len(rows[0]) < len(x):
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)

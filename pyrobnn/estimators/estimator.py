@@ -133,8 +133,7 @@ class Estimator(BaseEstimator):
                 left = None if seconds is None else seconds - (time.perf_counter() - begun)
                 run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
                 self.method_: Any
-                fitted = rule.fit(data, units, left, self.num_draws, self.compile, **run)
-                self.posterior_, self.method_, words = fitted
+                self.posterior_, self.method_, words = rule.fit(data, units, left, self.num_draws, self.compile, **run)
                 self.method_reason_ = f"{num:,} rows: {words}; {why}"
                 return
         line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
