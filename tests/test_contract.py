@@ -19,10 +19,10 @@ from pyrobnn.inference.vi import guide_fit as guides
 pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 
 # small enough that a fit takes half a second without a compiler
-MODE = pb.MAP(num_steps=20, polish_steps=10, compile=False)
+MODE = pb.MAP(num_steps=20, polish_steps=100, compile=False)
 METHODS = {
     "MLE": pb.MLE(num_steps=20, compile=False),
-    "MAP": MODE,
+    "MAP": pb.MAP(num_steps=20, polish_steps=10, compile=False),
     "DeepEnsemble": pb.DeepEnsemble(num_members=3, num_steps=20, compile=False),
     "SVI": pb.SVI(num_steps=20, compile=False),
     "SVI-low-rank": pb.SVI(guide="low_rank", num_steps=20, compile=False),
