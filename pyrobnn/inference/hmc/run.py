@@ -273,11 +273,11 @@ class Run:
         """Take ``num`` leapfrogs, fewer than ``machine.num_latest``, with every chain, without looking."""
         if self._advance is None:
             raise RuntimeError("the step is not compiled yet: call prepare() first")
+        if self._unstored + num >= self.machine.num_latest:
+            self._stored()
         self.state = self._advance(num)
         self.total_steps += num
         self._unstored += num
-        if self._unstored + num >= self.machine.num_latest:
-            self._stored()
 
     def _stored(self) -> dict[str, Tensor]:
         """The ``draws`` and ``stats`` of this phase, after the latest are copied from where the step leaves them."""
