@@ -108,7 +108,7 @@ def _with_noise(model: BNN, scale: Tensor) -> BNN:
     likelihood = model.likelihood.like(scale)
     likelihood.own.declare(SCALE.rpartition(".")[2], scale)
     known = BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
-    known.priors = {name: model.priors[name] for name in known.priors}
+    known.priors = {name: model.priors[name] for name in known.priors}  # a tuned one is not in model.prior
     return known
 
 
