@@ -1,8 +1,8 @@
 r"""Synthetic regression data: y = f(x) + ε with known f and known noise, one seed per data set.
 
 Every generator draws from its own ``torch.Generator`` in double precision: the same seed gives the same data
-on every machine, and no global random state is touched. The points of five published studies, which were drawn in
-float32 from torch's CPU generator, are met number for number.
+on every machine, and no global random state is touched. The points of five published studies are drawn as they were, in
+float32 from torch's CPU generator: number for number where a study gives its seed and the order of its draws.
 """
 
 from __future__ import annotations
