@@ -20,6 +20,7 @@ What all begin and end with is in ``fitting``; what a method is says ``method``.
 from __future__ import annotations
 
 from pyrobnn.inference import distributed
+from pyrobnn.inference import update as update
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.mc_dropout import MCDropout
 from pyrobnn.inference.nuts import NUTS
@@ -30,7 +31,7 @@ from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.swag import SWA, SWAG
 
-# `pb.Posterior` is found here: what it loads is rebuilt by the methods
+# `pb.Posterior` is found here: the methods rebuild what it loads, and lead its draws to other rows
 from pyrobnn.posterior import Posterior as Posterior
 
 __all__ = [

@@ -35,6 +35,7 @@ from pyrobnn.inference.smc import log_mean, rung_history, standard_error, studen
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import CHANGES
 from pyrobnn.posterior.rows import Rows
 
 _PARTICLES, _FEWEST = 1000, 40
@@ -68,6 +69,9 @@ def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
     if bool(gone.all()):
         raise Refused("without any row a posterior is the prior: keep one, or sample the prior")
     return _changed(posterior, held, -gone.double(), held.at(~gone), seed)
+
+
+CHANGES |= {"update": update, "remove": remove}
 
 
 def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:

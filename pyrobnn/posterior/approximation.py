@@ -28,6 +28,8 @@ Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
 #: sites with point parameters at their fitted values, family, its tensors) ↦ the posterior with what belongs to it
 RESTORERS: dict[str, Restore] = {}
+#: what `Posterior.update` and `remove` do, by name; :mod:`pyrobnn.inference.update` adds them
+CHANGES: dict[str, Callable[..., Any]] = {}
 
 
 class Approximation(Protocol):

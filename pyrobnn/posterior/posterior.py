@@ -16,7 +16,7 @@ from pyrobnn.core.checks import as_tensor, check_count, check_finite
 from pyrobnn.core.groups import STEIN
 from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior.approximation import Approximation, SampleStats
+from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
 from pyrobnn.posterior.rows import Rows
@@ -263,8 +263,8 @@ class Posterior:
             x, y = self.rows.checked().x, self.rows.y
         if [x is not None, y is not None] != self.meta.get("data_given", [True, True]):
             raise TypeError("a posterior is judged with the data of its fit: give them, as diagnose(x, y)")
-        verdict: Verdict = importlib.import_module("pyrobnn.diagnostics").diagnose(self.to_datatree(x, y, **options))
-        return verdict
+        judging = importlib.import_module("pyrobnn.diagnostics")
+        return cast("Verdict", judging.diagnose(self.to_datatree(x, y, **options)))
 
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
         r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.
@@ -309,7 +309,7 @@ class Posterior:
             >>> more.remove([3, 4]).meta["num_data"]
             3
         """
-        return importlib.import_module("pyrobnn.inference.update").update(self, x, y, seed)
+        return cast(Posterior, CHANGES["update"](self, x, y, seed))
 
     def remove(self, rows: int | Sequence[int] | Tensor, *, seed: int = 0) -> Posterior:
         """The posterior without some of its rows, as if it had never seen them; otherwise as :meth:`update`.
@@ -325,7 +325,7 @@ class Posterior:
         Raises:
             TypeError, ValueError: no such rows. Refused: as :meth:`update`, and to remove all.
         """
-        return importlib.import_module("pyrobnn.inference.update").remove(self, rows, seed)
+        return cast(Posterior, CHANGES["remove"](self, rows, seed))
 
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
@@ -368,6 +368,9 @@ class Posterior:
             raise ValueError(f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})")
         device = next(iter(self.draws.values())).device
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_changes": CHANGES}  # whoever reads a pickle imports what they do
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import os
@@ -146,13 +145,11 @@ def load(path: str | Path, model: Any) -> Posterior:
     posterior = replace(posterior, rows=Rows.from_state(_tensors(tree, ROWS, device)))
     if family is None or not isinstance(model, BNN):
         return posterior  # of a program log_q of the draws is there; q at other points needs its data
-    if family not in FAMILIES:  # the methods, which are built on this, add theirs when they are imported
-        importlib.import_module("pyrobnn.inference")
     if family not in FAMILIES and family not in RESTORERS:
         warnings.warn(
             f"an approximation of the family {family!r} cannot be rebuilt here: predictions put its draws through the "
-            "model's network, log_q and the guide are left out. Import the module of a method of your own before "
-            "loading (Pyro's guides are code and are not stored)",
+            "model's network, log_q and the guide are left out. Import pyrobnn.inference, or the module of a method "
+            "of your own, before loading (Pyro's guides are code and are not stored)",
             UserWarning,
             stacklevel=3,
         )

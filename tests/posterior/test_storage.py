@@ -93,7 +93,7 @@ def test_a_fresh_process_that_imports_the_posterior_alone_has_the_approximation(
     short = {"num_steps": 20, "compile": False}
     methods = (pb.Laplace(**short), pb.SWAG(**short), pb.SVI(guide="flow", **short))
     setup = (
-        "import torch, pyro.distributions as dist\nfrom pyrobnn.posterior import Posterior\n"
+        "import torch, pyro.distributions as dist\nfrom pyrobnn import Posterior\n"
         "from pyrobnn.model import BNN\nfrom pyrobnn import likelihoods, networks, priors\n"
         "net = networks.mlp(1, (2,), 1, seed=0)\n"
         "model = BNN(net, priors.FanInNormal(), likelihoods.HomoskedasticGaussian(0.3))\n"
