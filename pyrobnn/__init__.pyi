@@ -12,9 +12,7 @@ from . import priors as priors
 from . import references as references
 from . import report as report
 from . import testing as testing
-from .compile.scan import scan as scan
 from .core.checks import Refused as Refused
-from .density.density import Density as Density
 from .diagnostics import Verdict as Verdict
 from .diagnostics import audit as audit
 from .diagnostics import diagnose as diagnose
@@ -43,6 +41,8 @@ from .inference.log_density import LogDensity as LogDensity
 from .inference.log_density import sample as sample
 from .inference.posthoc import posthoc as posthoc
 from .model import BNN as BNN
+from .model.compile.scan import scan as scan
+from .model.density import Density as Density
 from .posterior.datatree import to_datatree as to_datatree
 from .posterior.prediction import Prediction as Prediction
 from .report import write_report as write_report

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number
 from pyrobnn.core.seeding import generator
-from pyrobnn.density.gradient import at_each
 from pyrobnn.model import NET
+from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
+from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 
 

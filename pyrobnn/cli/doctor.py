@@ -21,7 +21,7 @@ def doctor(argv: Sequence[str], command: str) -> int:
     import torch
 
     from pyrobnn import BNN, MAP, data, likelihoods, networks, priors
-    from pyrobnn.compile.private import lacks_compiler
+    from pyrobnn.core.private import lacks_compiler
 
     say(f"python    {platform.python_version()}, {platform.platform()}")
     say(f"packages  {', '.join(f'{name} {version(name)}' for name in PACKAGES)}")

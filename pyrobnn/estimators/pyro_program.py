@@ -18,12 +18,12 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_number
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import at_each
-from pyrobnn.density.handlers import Supply, at_many_points
-from pyrobnn.density.nodes import without_validation
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
+from pyrobnn.model import Density
+from pyrobnn.model.gradient import at_each
+from pyrobnn.model.handlers import Supply, at_many_points
+from pyrobnn.model.nodes import without_validation
 
 
 class _ProgramEstimator(BaseEstimator):

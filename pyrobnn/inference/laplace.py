@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_choice, check_count
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
@@ -41,7 +40,7 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.model import NET
+from pyrobnn.model import NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split

@@ -14,14 +14,14 @@ from torch.distributions.constraints import Constraint, real
 
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import bijection
-from pyrobnn.density.handlers import RADIUS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Method
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI
+from pyrobnn.model.density import bijection
+from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
 
 Function = Callable[[dict[str, Tensor]], Tensor]

@@ -12,14 +12,13 @@ from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.point_methods import Trained
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import hooked
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
 
-from pyrobnn.compile.interrupts import raised_by_handlers
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.model.compile.interrupts import raised_by_handlers
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.core.findings import Finding
-from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
 from pyrobnn.inference.fitting.initial import common_start
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
@@ -27,6 +26,7 @@ from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN
+from pyrobnn.model.gradient import batched_gradient
 from pyrobnn.posterior import Posterior
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's

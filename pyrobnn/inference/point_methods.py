@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched
@@ -20,6 +19,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
+from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 
 

@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.seeding import generator
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.point_methods import MLE
 from pyrobnn.likelihoods import Bernoulli, Categorical, HomoskedasticGaussian, Likelihood
-from pyrobnn.model import BNN, check_data, output_width
+from pyrobnn.model import BNN, Density, check_data, output_width
 from pyrobnn.networks import Temperature
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer

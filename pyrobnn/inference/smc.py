@@ -13,14 +13,14 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.findings import Finding
-from pyrobnn.density.derived import prior_runs
-from pyrobnn.density.gradient import at_each
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering import Population, Rung, batched, evaluator, lag, parts, refuse_without_prior
+from pyrobnn.model.derived import prior_runs
+from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior import Posterior
 
 _STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β

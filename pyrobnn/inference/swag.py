@@ -15,7 +15,6 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import start_values
@@ -25,6 +24,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.sgd_rate import MOMENTUM, TOLERATED_RISE, constant_rate
 from pyrobnn.inference.optim.training import Optimizer, Training
+from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 

@@ -19,16 +19,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import compiled, library_elements
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import Gradient
-from pyrobnn.density.nodes import is_improper, is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
 from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
-from pyrobnn.model import NET
+from pyrobnn.model import NET, Density
+from pyrobnn.model.compile import compiled, library_elements
+from pyrobnn.model.gradient import Gradient
+from pyrobnn.model.nodes import is_improper, is_observed, is_subsample, log_prob_sum
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]

@@ -21,9 +21,6 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.core.findings import Finding, as_json, warn
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import why_not_batched
-from pyrobnn.density.nodes import is_datum, is_subsample, log_prob_sum, row_terms
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
@@ -33,7 +30,9 @@ from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.smc import log_mean, rung_history, standard_error, student_interval, student_width
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
-from pyrobnn.model import BNN, check_data
+from pyrobnn.model import BNN, Density, check_data
+from pyrobnn.model.gradient import why_not_batched
+from pyrobnn.model.nodes import is_datum, is_subsample, log_prob_sum, row_terms
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES
 from pyrobnn.posterior.rows import Rows

@@ -16,8 +16,8 @@ from pyro.distributions.torch_distribution import TorchDistribution, TorchDistri
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
+from pyrobnn.core.private import given
 from pyrobnn.core.seeding import generator
-from pyrobnn.density.handlers import point
 from pyrobnn.priors import move
 
 SITE = "likelihood."
@@ -28,6 +28,12 @@ DATA = f"{SITE}data"
 Parameter = float | Tensor | str | TorchDistributionMixin
 Params = Mapping[str, Tensor]
 Pair = tuple[Tensor, Tensor]
+
+
+def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
+    """A point parameter of a BNN: the value it is given, else an ordinary ``pyro.param``."""
+    value = given(name)
+    return pyro.param(name, init, constraint=support) if value is None else value.reshape(init.shape)
 
 
 class OwnParameters:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own

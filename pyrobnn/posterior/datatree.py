@@ -20,10 +20,8 @@ from torch import Tensor, nn
 
 from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.density import derived
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import at_each
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN, NET, Density, derived
+from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.invariance import moved_functions
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
@@ -98,7 +96,7 @@ def _thinned(posterior: Posterior, num_points: int) -> Posterior:
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Log prior (chain, draw) and log likelihood of each datum (chain, draw, N) of every draw, in the units of y.
 
-    Of a program: :meth:`pyrobnn.density.Density.log_likelihood` says what is a datum and what it contributes; factors
+    Of a program: :meth:`pyrobnn.Density.log_likelihood` says what is a datum and what it contributes; factors
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):

@@ -11,9 +11,8 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core.seeding import generator
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import Gradient, batched_gradient
-from pyrobnn.model import BNN, check_data
+from pyrobnn.model import BNN, Density, check_data
+from pyrobnn.model.gradient import Gradient, batched_gradient
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS, NUM_SINGLE = 4, 4

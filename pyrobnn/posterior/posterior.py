@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite
 from pyrobnn.core.groups import STEIN
-from pyrobnn.density.gradient import at_each
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer

@@ -17,8 +17,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS
-from pyrobnn.density.density import Density
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, Density
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.rows import Rows

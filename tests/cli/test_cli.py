@@ -215,7 +215,7 @@ def test_the_version_is_told_and_the_package_runs_as_a_module():
 
 @pytest.mark.parametrize("user", ["folder", "name"])
 def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(user, tmp_path, monkeypatch):
-    from pyrobnn.compile import inductor
+    from pyrobnn.model.compile import inductor
 
     monkeypatch.setenv(inductor.FOLDER, "/proc/none/cache")
     if user == "name":  # of a container's user
@@ -250,7 +250,7 @@ def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeyp
 
 
 def test_the_doctor_has_a_line_for_each_thing_and_its_fit_runs(capsys, monkeypatch):
-    monkeypatch.setattr("pyrobnn.compile.private.lacks_compiler", lambda: True)  # and nothing is compiled
+    monkeypatch.setattr("pyrobnn.core.private.lacks_compiler", lambda: True)  # and nothing is compiled
     assert cli.main(["doctor"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert pb.__version__ in lines["packages"] and lines["compiler"].startswith("none: every fit runs")

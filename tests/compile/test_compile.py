@@ -11,9 +11,9 @@ from torch.func import grad_and_value, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.compile import CudaGraph, compiled, inductor
-from pyrobnn.compile.private import trace
-from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
+from pyrobnn.core.private import trace
+from pyrobnn.model.compile import CudaGraph, compiled, inductor
+from pyrobnn.model.compile.products import DECOMPOSITIONS, library_calls
 
 SLOW = pytest.mark.slow
 
@@ -193,7 +193,7 @@ def test_the_first_compile_of_a_process_leaves_no_setting_to_the_others():
     """Inductor keeps what its settings are at its first registration: later results lay on the stack."""
     script = """
 import torch
-from pyrobnn.compile import compiled
+from pyrobnn.model.compile import compiled
 
 z, out = torch.ones(3), torch.empty(3)
 def write(z, out):
@@ -238,7 +238,7 @@ def test_fits_of_one_density_are_one_compiled_code(fits, monkeypatch):
         found.append(inductor._identity(graph, inputs))
         return inductor.Code(graph, lambda: graph, graph)
 
-    monkeypatch.setattr("pyrobnn.compile.machine_code", graph_alone)
+    monkeypatch.setattr("pyrobnn.model.compile.machine_code", graph_alone)
     support = {"z": dist.Normal(torch.zeros(2), 1.0)}
     for seed, (method, num_draws) in enumerate(fits):
         pb.sample(_normal, {"z": torch.zeros(2)}, support=support, method=method, num_draws=num_draws, seed=seed)

@@ -25,11 +25,12 @@ import torch
 from torch.func import grad_and_value, vmap
 
 import pyrobnn as pb
-from pyrobnn.compile import agreement, compiled, inductor, materialize, private
-from pyrobnn.compile.agreement import disagreement
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import batched_gradient
-from pyrobnn.density.handlers import point
+from pyrobnn.core import private
+from pyrobnn.likelihoods.base import point
+from pyrobnn.model import Density
+from pyrobnn.model.compile import agreement, compiled, inductor, materialize
+from pyrobnn.model.compile.agreement import disagreement
+from pyrobnn.model.gradient import batched_gradient
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyrobnn"
@@ -38,7 +39,7 @@ PACKAGE = ROOT / "pyrobnn"
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch):
     """Every graph is checked, also one that another test has compiled."""
-    monkeypatch.setattr("pyrobnn.compile._CHECKED", set())
+    monkeypatch.setattr("pyrobnn.model.compile._CHECKED", set())
 
 
 def gradient(z):
@@ -73,8 +74,8 @@ def assert_right(mode: str = "inductor") -> None:
 
 
 def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeypatch):
-    monkeypatch.setattr("pyrobnn.compile.agreement._PLAIN", 0)
-    monkeypatch.setattr("pyrobnn.compile.agreement._OF_LARGEST", 0)
+    monkeypatch.setattr("pyrobnn.model.compile.agreement._PLAIN", 0)
+    monkeypatch.setattr("pyrobnn.model.compile.agreement._OF_LARGEST", 0)
     weighed, traces, trace = [], [], private.trace
     genuine = agreement._WithNoise
     monkeypatch.setattr(agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1])
@@ -85,7 +86,7 @@ def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeyp
 
 def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
     checked = []
-    monkeypatch.setattr("pyrobnn.compile.disagreement", lambda *_: checked.append(1))
+    monkeypatch.setattr("pyrobnn.model.compile.disagreement", lambda *_: checked.append(1))
     # instead of the compiler
     monkeypatch.setattr(private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward)
     z = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
@@ -154,7 +155,7 @@ def source(path: Path) -> str:
     return "\n".join(line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!")
 
 
-PRIVATE = PACKAGE / "compile" / "private.py"
+PRIVATE = PACKAGE / "core" / "private.py"
 #: whose loss is told: nothing can be traced, or the compiler is that of torch.compile
 TOLD = {"torch.fx.experimental.proxy_tensor.make_fx": "eager"}
 NAMES = sorted(name for name in used(PRIVATE) if not name.endswith((".ir", ".compile_fx")))
@@ -376,8 +377,8 @@ def test_import_needs_no_private_name():
         "        sys.modules[name] = None\n"
         "for name in ('torch._inductor', 'torch._inductor.config', 'torch._dynamo'):\n"
         "    sys.modules[name] = None\n"
-        "import pyrobnn.compile, pyrobnn.compile.inductor, pyrobnn.inference.nuts\n"
-        "assert pyrobnn.compile.compiled(torch.sin, torch.ones(2), enabled=False)(torch.ones(2)).shape == (2,)\n"
+        "import pyrobnn.model.compile, pyrobnn.model.compile.inductor, pyrobnn.inference.nuts\n"
+        "assert pyrobnn.model.compile.compiled(torch.sin, torch.ones(2), enabled=False)(torch.ones(2)).shape == (2,)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True

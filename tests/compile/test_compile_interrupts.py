@@ -8,8 +8,9 @@ import pytest
 import torch
 
 import pyrobnn as pb
-from pyrobnn.compile import compiled, private
-from pyrobnn.compile.interrupts import raised_by_handlers
+from pyrobnn.core import private
+from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.interrupts import raised_by_handlers
 
 
 class Alarm(Exception):
@@ -41,11 +42,11 @@ def raising(number):
 
 
 STAGES = {
-    "tracing": "pyrobnn.compile.private.trace",
-    "small products": "pyrobnn.compile.inductor._largest",
-    "looking for a compiler": "pyrobnn.compile.private.lacks_compiler",
-    "inductor": "pyrobnn.compile.private.compile_graph",
-    "the check": "pyrobnn.compile.disagreement",
+    "tracing": "pyrobnn.core.private.trace",
+    "small products": "pyrobnn.model.compile.inductor._largest",
+    "looking for a compiler": "pyrobnn.core.private.lacks_compiler",
+    "inductor": "pyrobnn.core.private.compile_graph",
+    "the check": "pyrobnn.model.compile.disagreement",
 }
 
 
@@ -53,7 +54,7 @@ STAGES = {
 @pytest.mark.parametrize("number, error", [(signal.SIGALRM, Alarm), (signal.SIGINT, KeyboardInterrupt)])
 def test_what_a_handler_raises_ends_every_stage_of_a_compile(stage, number, error, alarm, monkeypatch):
     monkeypatch.setattr(STAGES[stage], raising(number))
-    monkeypatch.setattr("pyrobnn.compile._CHECKED", set())
+    monkeypatch.setattr("pyrobnn.model.compile._CHECKED", set())
     with pytest.raises(error):
         compiled(lambda z: z.sin() * 0.1234, torch.ones(3))
 

@@ -7,8 +7,9 @@ import torch
 from torch.func import grad, grad_and_value, vmap
 
 import pyrobnn as pb
-from pyrobnn.compile import compiled, private
-from pyrobnn.compile.scan import _unrolled
+from pyrobnn.core import private
+from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.scan import _unrolled
 
 
 def loss(z, length, scan=pb.scan):
@@ -49,8 +50,8 @@ def bodies_are_interpreted(request, monkeypatch):
     """What a compiler would do to the bodies is tested by one test alone."""
     if "machine" not in request.node.name:
         kept = lambda fn, *example, **_: type("Kept", (), {"unchecked": staticmethod(fn)})  # noqa: E731
-        monkeypatch.setattr("pyrobnn.compile.scan.compiled", kept)
-    monkeypatch.setattr("pyrobnn.compile.scan._TURNS", {})
+        monkeypatch.setattr("pyrobnn.model.compile.scan.compiled", kept)
+    monkeypatch.setattr("pyrobnn.model.compile.scan._TURNS", {})
 
 
 def test_second_derivatives_and_points_inside_points():

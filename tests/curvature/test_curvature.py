@@ -14,13 +14,13 @@ from pyro.infer.autoguide import AutoLaplaceApproximation
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature import ggn, hessian, hessian_diagonal, jacobian
 from pyrobnn.inference.curvature.gaussian import DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.optim.descent import polish
 from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.model import Density
 
 
 class Tokens(nn.Module):

@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import pyrobnn as pb
-from pyrobnn.compile import private
-from pyrobnn.density.density import Density
-from pyrobnn.density.fused import WrittenOut
+from pyrobnn.core import private
 from pyrobnn.inference.curvature.jacobian import jvp
+from pyrobnn.model import Density
+from pyrobnn.model.fused import WrittenOut
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged|not a mode|have not|left the mode|LSTM with)"
@@ -121,8 +121,8 @@ def test_a_written_out_layer_is_torchs_at_many_points_and_has_its_derivatives(na
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_the_graph_of_a_recurrent_net_does_not_grow_with_time(kind, monkeypatch):
     interpreted = lambda fn, *example, **_: type("Kept", (), {"unchecked": staticmethod(fn)})  # noqa: E731
-    monkeypatch.setattr("pyrobnn.compile.scan.compiled", interpreted)
-    monkeypatch.setattr("pyrobnn.compile.scan._TURNS", {})
+    monkeypatch.setattr("pyrobnn.model.compile.scan.compiled", interpreted)
+    monkeypatch.setattr("pyrobnn.model.compile.scan._TURNS", {})
 
     def nodes(time):
         with seeded(0):

@@ -10,8 +10,8 @@ from models import diabetes_linear, diabetes_model, normal_prior, toy, toy_model
 from torch.func import grad, vmap
 
 import pyrobnn as pb
-from pyrobnn.compile import compiled
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density
+from pyrobnn.model.compile import compiled
 
 
 def scale_program(x, y):

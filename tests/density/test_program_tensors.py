@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density
 
 
 def test_a_matrix_without_a_cholesky_factor_ends_no_run():

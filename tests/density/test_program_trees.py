@@ -13,8 +13,7 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
-from pyrobnn.density import derived
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density, derived
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

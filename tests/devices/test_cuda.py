@@ -14,12 +14,12 @@ from models import normal_prior, toy_net
 from test_contract import METHODS, ONE_DRAW, X, Y, gaussian, num_draws
 
 import pyrobnn as pb
-from pyrobnn.compile import CudaGraph, compiled
 from pyrobnn.core.checks import check_device
 from pyrobnn.inference.fitting import sizes
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.run import Run
+from pyrobnn.model.compile import CudaGraph, compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]

@@ -12,12 +12,12 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from pyro.distributions import constraints
 
 import pyrobnn as pb
-from pyrobnn.density.density import Density
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
 from pyrobnn.inference.hmc.adaptation import STATS, extend_phase, not_stationary, planned
 from pyrobnn.inference.hmc.starts import finite_starts
+from pyrobnn.model import Density
 
 QUICK = {"compile": False}
 

@@ -33,6 +33,7 @@ def holds_arrays(cls):
     return any(ARRAYS.search(text) for text in types)
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")  # at the import of an extra
 def test_dataclasses_that_hold_arrays_compare_by_identity():
     every = list(dataclasses_of_the_package())
     assert len(every) > 50

@@ -18,8 +18,8 @@ from test_contract import METHODS, MODELS, NO_POINTS, WITH_Q, gaussian, num_draw
 from test_contract import X as ALL_X
 
 import pyrobnn as pb
-from pyrobnn.compile import Compiled
 from pyrobnn.core.seeding import seeded
+from pyrobnn.model.compile import Compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 X = ALL_X[::3]

@@ -20,7 +20,7 @@ from test_contract import METHODS, MODELS, X, Y, fit
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 

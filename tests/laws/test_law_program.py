@@ -19,12 +19,12 @@ from test_contract import METHODS, ONE_DRAW, REPRESENTATIVES
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.vi.elbo import Elbo
 from pyrobnn.inference.vi.families import MeanField
+from pyrobnn.model import Density
+from pyrobnn.model.gradient import batched_gradient
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
 

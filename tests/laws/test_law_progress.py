@@ -114,7 +114,7 @@ def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
 
 @pytest.mark.parametrize("name", ["MAP", "NUTS", "SGLD"])
 def test_a_bar_says_at_once_what_is_done(name, bars, monkeypatch):
-    monkeypatch.setattr("pyrobnn.compile._checked", lambda fn, *rest: (fn, "inductor"))
+    monkeypatch.setattr("pyrobnn.model.compile._checked", lambda fn, *rest: (fn, "inductor"))
     method = replace(METHODS[name], compile=True, **({"num_steps": 300} if name == "MAP" else {}))
     method.fit(toy_model(), X, Y, progress=True, **num_draws(name))
     [bar] = bars

@@ -10,12 +10,11 @@ from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.density.density import Density
 from pyrobnn.inference.optim.sgd_rate import constant_rate
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.swag import SWA, SWAG, SWAGMoments
 from pyrobnn.likelihoods import HomoskedasticGaussian
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, Density
 from pyrobnn.networks import mlp
 from pyrobnn.posterior.approximation import FlatApproximation
 from pyrobnn.priors import IIDPrior

@@ -12,8 +12,7 @@ from scipy.signal import lfilter
 
 import pyrobnn as pb
 from pyrobnn.core.chains import ess
-from pyrobnn.density.density import Density
-from pyrobnn.model import check_data
+from pyrobnn.model import Density, check_data
 from pyrobnn.posterior.datatree import log_densities, probes
 from pyrobnn.references.problems import problems
 

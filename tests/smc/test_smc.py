@@ -15,10 +15,10 @@ from helpers import assert_mean_within, assert_var_within, seeded
 from models import diabetes_linear, diabetes_model, joined, normal_prior, toy, toy_model
 
 import pyrobnn as pb
-from pyrobnn.density.gradient import batched_gradient
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.smc import student_interval
 from pyrobnn.inference.tempering import at_once, next_beta, parts, share, systematic
+from pyrobnn.model.gradient import batched_gradient
 
 NOISE = 0.3
 

@@ -23,14 +23,15 @@ from pyro.infer.autoguide import (
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
-from pyrobnn.compile import compiled, private
-from pyrobnn.compile.products import DECOMPOSITIONS, library_calls
+from pyrobnn.core import private
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.optim.training import Optimizer
 from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.vi import kl_schedules
 from pyrobnn.inference.vi.elbo import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
+from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.products import DECOMPOSITIONS, library_calls
 
 BEST_MEAN_FIELD_ELBO = -503.79427
 

@@ -14,7 +14,7 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density
 from pyrobnn.posterior.approximation import state_points
 
 

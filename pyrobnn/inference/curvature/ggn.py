@@ -21,9 +21,9 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
+from pyrobnn.model import Density
 
 #: network output (N, width) of some rows → square root (N, width, k) of the curvature of each
 RowRoot = Callable[..., Tensor]

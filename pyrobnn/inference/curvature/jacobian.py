@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.density.density import Density
-from pyrobnn.density.fused import WrittenOut
-from pyrobnn.density.gradient import at_each
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.fused import WrittenOut
+from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.prediction import hooked
 
 #: network output (N, width) → columns (N, width, k) to pull back

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import BlockGaussian, KronBlock
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import SubsetNetwork
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import Categorical, Likelihood
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding, of_meta
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
@@ -23,7 +22,7 @@ from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import hooked

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
-from pyrobnn.density.density import Density
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import check_finite, ggn, hessian, hessian_diagonal
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -23,7 +22,7 @@ from pyrobnn.inference.curvature.prior import Tuned, hold_out, maximize_evidence
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN, NET, Density
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from torch.distributions import Distribution, Independent, Normal
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.density.density import Site
 from pyrobnn.inference.curvature.ggn import Curvature, ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -23,6 +22,7 @@ from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_un
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods.base import log_predictive
+from pyrobnn.model.density import Site
 
 #: bound of log τ
 _BOUND = 18.0

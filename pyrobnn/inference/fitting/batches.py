@@ -34,9 +34,9 @@ from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.findings import Finding
 
 if TYPE_CHECKING:
-    from pyrobnn.density.density import Density
     from pyrobnn.inference.fitting.problem import Problem
     from pyrobnn.model import BNN
+    from pyrobnn.model.density import Density
 
 #: rows up to which a search sees all in every step (at 10,000 mini-batches found a better mode in a fifth of the time)
 MAX_WHOLE_ROWS = 2000

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.compile.trees import mapped
-from pyrobnn.density.density import Density
+from pyrobnn.model import Density
+from pyrobnn.model.compile.trees import mapped
 
 _MAX_ROUNDING = 0.1  # nats, sd of the difference of densities of float32 and float64
 _MIN_STEP = 8.0  # units of the last place in a step

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
-from pyrobnn.model import BNN, NET
+from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 
 

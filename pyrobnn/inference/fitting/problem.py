@@ -20,7 +20,6 @@ from torch.utils.data import DataLoader
 from pyrobnn.core.checks import Refused, check_device
 from pyrobnn.core.findings import Finding, as_json, warn
 from pyrobnn.data import Dataset
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
@@ -32,7 +31,7 @@ from pyrobnn.inference.fitting.program import (
 )
 from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.optim.descent import stopped_short
-from pyrobnn.model import BNN, NET, check_data
+from pyrobnn.model import BNN, NET, Density, check_data
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split

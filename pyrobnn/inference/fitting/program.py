@@ -14,14 +14,12 @@ import torch
 from torch import Tensor
 from torch.distributions import transforms
 
-from pyrobnn.compile.trees import mapped
 from pyrobnn.core.checks import Refused, check_finite
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density import derived
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import why_not_batched
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, Density, derived
+from pyrobnn.model.compile.trees import mapped
+from pyrobnn.model.gradient import why_not_batched
 
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30

@@ -19,7 +19,6 @@ from pyrobnn.core import chains
 from pyrobnn.core.chains import RHAT_LIMIT, RHAT_NOTED
 from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.core.findings import Finding
-from pyrobnn.density.gradient import at_each
 from pyrobnn.inference.fitting.floats import constrained
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
@@ -27,6 +26,7 @@ from pyrobnn.inference.hmc.adaptation import STATS, stuck_chains
 from pyrobnn.inference.hmc.run import Draws, Progress
 from pyrobnn.likelihoods.base import identified
 from pyrobnn.model import NET
+from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

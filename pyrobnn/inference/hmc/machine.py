@@ -25,11 +25,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import materialize
-from pyrobnn.density.gradient import Gradient
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.hmc import metric
 from pyrobnn.inference.hmc.adaptation import STATS, dual_average
+from pyrobnn.model.compile import materialize
+from pyrobnn.model.gradient import Gradient
 
 MAX_ENERGY_ERROR = 1000.0
 Chances = tuple[Tensor, Tensor, Tensor]  # two uniforms and a sign, per chain

@@ -15,8 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import CudaGraph, compiled, first_line
-from pyrobnn.compile.interrupts import TimeSpent, limited
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint, metric
@@ -37,6 +35,8 @@ from pyrobnn.inference.hmc.adaptation import (
     planned,
 )
 from pyrobnn.inference.hmc.machine import Machine, Scalars, State, Vectors
+from pyrobnn.model.compile import CudaGraph, compiled, first_line
+from pyrobnn.model.compile.interrupts import TimeSpent, limited
 
 _SLOT = Scalars._fields.index("slot")
 _TRANSITION = Scalars._fields.index("transition")

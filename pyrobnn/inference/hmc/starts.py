@@ -11,11 +11,11 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
-from pyrobnn.density.handlers import RADIUS
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
+from pyrobnn.model import Density
+from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
 
 

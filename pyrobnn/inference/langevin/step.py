@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.model import Density
 
 #: how often chains that leave the posterior are sent back, each time with half the step length
 NUM_RESTARTS = 8

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pyrobnn.compile import compiled
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.langevin.step import State, StepSize, chooser_for
+from pyrobnn.model import Density
+from pyrobnn.model.compile import compiled
 from pyrobnn.posterior import Posterior
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """The training loop: flat parameters, one compiled update, losses that stay on the device until they are asked for.
 
 MLE, MAP, DeepEnsemble, SVI and SWAG all minimise a function of a flat vector. Loss, gradient, clipping, Adam, iterate
-averaging and the record of the losses are one graph (see :mod:`pyrobnn.compile`); the host only hands over the batch.
+averaging and the record of the losses are one graph (``pyrobnn.model.compile``); the host only hands over the batch.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from pyrobnn.compile import Compiled, compiled
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
+from pyrobnn.model.compile import Compiled, compiled
 
 Objective = Callable[..., Any]
 #: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)

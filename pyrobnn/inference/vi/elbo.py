@@ -19,12 +19,12 @@ from torch import Tensor
 
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import kept, seeded
-from pyrobnn.density.density import Density, is_identity
-from pyrobnn.density.nodes import is_observed, is_subsample, log_prob_sum
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments, base_distribution
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
+from pyrobnn.model.density import Density, is_identity
+from pyrobnn.model.nodes import is_observed, is_subsample, log_prob_sum
 from pyrobnn.posterior.approximation import Approximation
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.sizes import require
+from pyrobnn.model import Density
 from pyrobnn.posterior.approximation import Approximation, FlatApproximation
 
 _LOG_2PI = math.log(2 * math.pi)

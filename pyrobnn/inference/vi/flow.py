@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, raw_scale
+from pyrobnn.model import Density
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 
 #: a coupling multiplies by at most e^±2, so that no early step can blow up

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
 from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
@@ -30,6 +29,7 @@ from pyrobnn.inference.vi.flow import CouplingFlow
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily
+from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation
 

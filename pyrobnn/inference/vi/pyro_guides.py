@@ -25,11 +25,11 @@ from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
-from pyrobnn.density.handlers import Supply
-from pyrobnn.density.nodes import Node, is_subsample, log_prob_sum, without_validation
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments, base_distribution
+from pyrobnn.model import Density
+from pyrobnn.model.handlers import Supply
+from pyrobnn.model.nodes import Node, is_subsample, log_prob_sum, without_validation
 from pyrobnn.posterior.approximation import state_points
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.trees import leaves_of, mapped
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 

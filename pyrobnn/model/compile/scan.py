@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.compile import compiled
-from pyrobnn.compile.inductor import tolerable
-from pyrobnn.compile.private import Gone, Tracer, trace
-from pyrobnn.compile.trees import leaves_of, mapped
+from pyrobnn.core.private import Gone, Tracer, trace
+from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.inductor import tolerable
+from pyrobnn.model.compile.trees import leaves_of, mapped
 
 Tensors = list[Tensor]
 #: (carry, slices, held) → (carry, outputs, terms of sums)

@@ -1,7 +1,7 @@
 """Every name that torch and Pyro do not promise to keep, looked up when it is used: what is gone costs speed, no fit.
 
 No other file uses such a name (a test searches the source), and the same test takes each of them away: what inductor
-lacks, :mod:`pyrobnn.compile.inductor` leaves to the public ``torch.compile``.
+lacks, :mod:`pyrobnn.model.compile.inductor` leaves to the public ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from pyro.poutine.block_messenger import BlockMessenger
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.replay_messenger import ReplayMessenger
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -206,15 +209,23 @@ def _quick_lookups() -> Iterator[None]:
 # -- Pyro --------------------------------------------------------------------------------------------------------------
 
 
-def offered(message: Any, kinds: tuple[type, ...]) -> Any:
-    """The value that Pyro's handlers of these kinds give a message, innermost first; None where none does."""
-    for frame in reversed(find("pyro.poutine.runtime._PYRO_STACK") or ()):
+def given(name: str) -> Tensor | None:
+    """The value that draws or a guide's trace hold of ``name``, or None.
+
+    ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
+    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them.
+    """
+    # a block may ask for the kind of distribution
+    message: dict[str, Any] = {"type": "sample", "name": name, "infer": {}, "fn": None, "value": None}
+    message |= {"is_observed": False, "stop": False}
+    for frame in reversed(find("pyro.poutine.runtime._PYRO_STACK") or ()):  # innermost first
         process = getattr(frame, "_process_message", None)
-        if process is not None and isinstance(frame, kinds):
+        if process is not None and isinstance(frame, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
             process(message)
         if message["value"] is not None or message["stop"]:
             break
-    return message["value"]
+    found: Tensor | None = message["value"]
+    return found
 
 
 def values_unchecked() -> Context:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
-from pyrobnn.compile.trees import leaves_of, mapped
 from pyrobnn.core.seeding import generator, kept
+from pyrobnn.model.compile.trees import leaves_of, mapped
 
 _PLAIN, _OF_LARGEST = 1000, 10  # units in the last place that are allowed, of an element and of the largest
 _WORST = 0.03  # relative, whatever the units of a short type come to

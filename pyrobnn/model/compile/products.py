@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyrobnn.compile import private
+from pyrobnn.core import private
 
 _ATEN = torch.ops.aten
 _FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17

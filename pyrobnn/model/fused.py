@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.compile.scan import scan
+from pyrobnn.model.compile.scan import scan
 
 State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
 #: on h: the matrix, the bias, and of an LSTM the projection

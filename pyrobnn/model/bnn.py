@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite
+from pyrobnn.core.private import given
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
-from pyrobnn.density.fused import WrittenOut
-from pyrobnn.density.handlers import given, point
 from pyrobnn.likelihoods import Likelihood
+from pyrobnn.likelihoods.base import point
+from pyrobnn.model.fused import WrittenOut
 from pyrobnn.networks import Exposed
 from pyrobnn.priors import Prior, SitePriors, move, site_priors
 

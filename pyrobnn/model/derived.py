@@ -12,9 +12,9 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
-from pyrobnn.density.density import Density
-from pyrobnn.density.gradient import at_each
-from pyrobnn.density.nodes import is_replicated
+from pyrobnn.model.density import Density
+from pyrobnn.model.gradient import at_each
+from pyrobnn.model.nodes import is_replicated
 
 Values = dict[str, Tensor]
 _RUNS = 64  # of a program at once

@@ -1,6 +1,6 @@
 """A Pyro program as a pure function: its log joint density over one flat, unconstrained vector.
 
-The program's handlers run in Python only when the function is called; traced by :mod:`pyrobnn.compile` they run once.
+The program's handlers run in Python only when the function is called, and once where it is traced (``compile``).
 Every latent site takes a slice of the vector through the bijection of its support, so that the density includes the
 log-Jacobian; point parameters (``pyro.param``) take slices too when they are free, without prior and without Jacobian.
 """
@@ -21,12 +21,12 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
-from pyrobnn.compile.trees import leaves_of
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded, used_devices
-from pyrobnn.density.gradient import at_each
-from pyrobnn.density.handlers import RADIUS, Supply, all_rows, at_many_points
-from pyrobnn.density.nodes import (
+from pyrobnn.model.compile.trees import leaves_of
+from pyrobnn.model.gradient import at_each
+from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points
+from pyrobnn.model.nodes import (
     Derived,
     Node,
     datum_terms,

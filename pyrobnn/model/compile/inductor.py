@@ -27,8 +27,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from pyrobnn.compile import private
-from pyrobnn.compile.products import DECOMPOSITIONS, library_calls, size
+from pyrobnn.core import private
+from pyrobnn.model.compile.products import DECOMPOSITIONS, library_calls, size
 
 #: versions of torch on which the tests of small products and of the allocation on the stack have passed
 TESTED = ("2.13",)

@@ -1,7 +1,7 @@
 """Handlers under which a program runs: where values and point parameters come from, which rows it sees, many points.
 
 A program is written for one point. Run or traced for many, it needs Cholesky factors that do not raise and layers
-that are not fused (:mod:`pyrobnn.density.fused`).
+that are not fused (:mod:`pyrobnn.model.fused`).
 """
 
 from __future__ import annotations
@@ -12,41 +12,18 @@ from typing import Any
 
 import pyro
 import torch
-from pyro.poutine.block_messenger import BlockMessenger
-from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.messenger import Messenger
-from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import biject_to
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.compile.private import offered
-from pyrobnn.density.fused import WrittenOut
-from pyrobnn.density.nodes import is_improper
+from pyrobnn.model.fused import WrittenOut
+from pyrobnn.model.nodes import is_improper
 
 RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
 
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
-
-
-def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
-    """A point parameter of a BNN: the value it is given, else an ordinary ``pyro.param``."""
-    value = given(name)
-    return pyro.param(name, init, constraint=support) if value is None else value.reshape(init.shape)
-
-
-def given(name: str) -> Tensor | None:
-    """The value that draws or a guide's trace hold of ``name``, or None.
-
-    ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
-    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them.
-    """
-    # a block may ask for the kind of distribution
-    message: dict[str, Any] = {"type": "sample", "name": name, "infer": {}, "fn": None, "value": None}
-    message |= {"is_observed": False, "stop": False}
-    found: Tensor | None = offered(message, (ConditionMessenger, ReplayMessenger, BlockMessenger))
-    return found
 
 
 class Supply(Messenger):

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyrobnn.compile.private import values_unchecked
 from pyrobnn.core.groups import SAMPLE_DIMS
+from pyrobnn.core.private import values_unchecked
 
 Node = Mapping[str, Any]
 Mask = Tensor | bool | None
