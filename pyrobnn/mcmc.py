@@ -166,8 +166,7 @@ class MCMC:
             num_samples: so many, picked at random with replacement.
             group_by_chain: (chain, draw, …) instead.
         """
-        found: dict[str, Tensor] = util.select_samples(self._samples, num_samples, group_by_chain)
-        return found
+        return util.select_samples(self._samples, num_samples, group_by_chain)
 
     def diagnostics(self) -> dict[str, Any]:
         """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""

@@ -63,15 +63,13 @@ def trace(fn: Callable[..., Any], inputs: list[Tensor], decompositions: Any = No
     except MOVED:
         shapes = contextlib.nullcontext()
     with shapes:
-        graph: GraphModule = make_fx(fn, decomposition_table=decompositions)(*inputs)
-    return graph
+        return make_fx(fn, decomposition_table=decompositions)(*inputs)
 
 
 def _tracing(**options: Any) -> Context:
     fake_mode = _required("torch._subclasses.fake_tensor.FakeTensorMode")(**options)
     context = _required("torch._guards.TracingContext")(fake_mode)
-    found: Context = _required("torch._guards.tracing")(context)
-    return found
+    return _required("torch._guards.tracing")(context)
 
 
 @contextlib.contextmanager
@@ -224,8 +222,7 @@ def given(name: str) -> Tensor | None:
             process(message)
         if message["value"] is not None or message["stop"]:
             break
-    found: Tensor | None = message["value"]
-    return found
+    return message["value"]
 
 
 def values_unchecked() -> Context:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -331,6 +332,56 @@ def test_rounding_is_not_a_wrong_number(dtype):
     assert wrong is not None
     finite = disagreement(fn, lambda z: (*fn(z)[:2], z), [z], lambda: inductor.traced(fn, [z]))
     assert finite is not None
+
+
+def one_by_one(terms):
+    """A sum in the order of the rows, every step rounded, as machine code may add."""
+    return torch.from_numpy(terms.numpy().cumsum(0)[-1])
+
+
+@pytest.mark.parametrize("order", ["random", "sorted"])
+@pytest.mark.parametrize("num", [1000, 30_000])
+def test_what_a_sum_rounds_grows_with_its_terms(num, order):
+    """Sums that cancel, densities of many rows, gradients at a mode: any order is right, a factor of 1.001 is not."""
+    cases = {
+        "cancels": lambda add: lambda x: add(torch.cat([x.abs(), -x.abs().flip(0)])),
+        "gradient": lambda add: lambda x: add((x + 3 - add(x + 3) / num) * x.abs()),
+        "centred": lambda add: lambda x: add(x + 3 - add(x + 3) / num),
+        "inputs": lambda add: lambda x: add(x),
+        "density": lambda add: lambda x: add(-0.5 * x.square() - 0.9189),
+        "ratio": lambda add: lambda x: add(-0.5 * x.square()) + num / 2,
+    }
+    x = torch.randn(num, 6, generator=torch.Generator().manual_seed(num))
+    x = x.sort(0).values if order == "sorted" else x
+    adders = (lambda terms: terms.sum(0), lambda terms: terms.T @ torch.ones(len(terms)))
+    for (name, case), add in itertools.product(cases.items(), adders):
+        fn, wrong = case(add), case(lambda terms, add=add: 1.001 * add(terms))
+        trace = lambda fn=fn: inductor.traced(fn, [x])  # noqa: E731
+        assert disagreement(fn, case(one_by_one), [x], trace) is None, name
+        if name not in ("cancels", "inputs"):  # those may come to nothing but rounding
+            assert disagreement(fn, wrong, [x], trace) is not None, name
+
+
+@pytest.mark.parametrize("refused", ["fails", "is wrong"])
+def test_the_first_error_of_a_compiler_is_what_is_read(refused, monkeypatch):
+    """Also where the public way does no better."""
+
+    def fail(*_):
+        raise RuntimeError("the first")
+
+    def publicly(graph, inputs):
+        if refused == "fails":
+            raise RuntimeError("the second")
+        return lambda z: graph(z) + 1.0
+
+    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
+    monkeypatch.setattr(inductor, "_fused", fail)
+    monkeypatch.setattr(inductor, "_publicly", publicly)
+    with pytest.warns(UserWarning, match=r"could not be compiled \(RuntimeError: the first\)"):
+        assert compiled(torch.sin, torch.ones(3)).mode == "graph"
+    monkeypatch.setattr(inductor, "TESTED", ())
+    with pytest.warns(UserWarning, match="the second" if refused == "fails" else "wrong numbers"):
+        assert compiled(torch.sin, torch.ones(3)).mode == "graph"
 
 
 def test_a_sign_that_rounding_decides_is_no_wrong_number():

@@ -129,7 +129,7 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     slower = "its traced graph is interpreted, several times slower"
     before = snapshot(inputs)
     try:
-        call, graph, origin, identity = machine_code(fn, inputs)
+        call, graph, origin, identity, failed = machine_code(fn, inputs)
     except (Untraceable, Gone):
         raise
     except Exception as error:  # inductor wraps compiler failures in many types
@@ -140,7 +140,8 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
         if identity is not None:
             _CHECKED.add(identity)
         return call, "inductor"
-    _warn(name, f"gives wrong numbers when compiled ({found})", f"{slower}. Please report this with the model")
+    what = f"could not be compiled ({failed})" if failed else f"gives wrong numbers when compiled ({found})"
+    _warn(name, what, f"{slower}. Please report this with the model")
     return traced(fn, inputs), "graph"
 
 

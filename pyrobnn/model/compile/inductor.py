@@ -118,19 +118,20 @@ class NoCompiler(RuntimeError):
 
 
 class Code(NamedTuple):
-    """A compiled flat function; what gives its graph; what to compare it with; what identifies it, data apart."""
+    """A compiled flat function; what gives its graph; what to compare it with; what identifies it; what failed."""
 
     call: Callable[..., Any]
     graph: Callable[[], GraphModule]
     origin: Callable[..., Any]
     identity: str | None = None
+    failed: str | None = None
 
 
 def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
 
     First with small products and the stack, if they were tested on this torch; then by ``torch.compile``, the public
-    way, whose guards cost time at every call. Raises Untraceable, NoCompiler, and what inductor raises.
+    way, whose guards cost time at every call. Raises Untraceable, NoCompiler, and what inductor raised first.
     """
     if _on_cpu(inputs) and private.lacks_compiler():
         traced(fn, inputs)
@@ -138,15 +139,19 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
         remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
         raise NoCompiler(f"there is no C++ compiler: {remedy}")
     remove_torn()
-    reason = f"pyrobnn's way was tested on torch {', '.join(TESTED)}, not on {torch.__version__}"
+    first, reason = None, f"pyrobnn's way was tested on torch {', '.join(TESTED)}, not on {torch.__version__}"
     if ".".join(torch.__version__.split(".")[:2]) in TESTED:
         try:
             return _fused(fn, inputs)
         except Exception as error:  # inductor wraps compiler failures in many types
-            reason = first_line(tolerable(error))
-    call = _publicly(traced(fn, inputs), inputs)
+            first, reason = tolerable(error), first_line(error)
+    graph = traced(fn, inputs)
+    try:
+        call = _publicly(graph, inputs)
+    except Exception as error:
+        raise first or error from tolerable(error)
     _log.warning("the compiled function is slower than it might be: %s", reason)
-    return Code(call, functools.partial(private.trace, fn, inputs), fn)
+    return Code(call, functools.partial(private.trace, fn, inputs), fn, failed=reason if first else None)
 
 
 def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
