@@ -107,7 +107,7 @@ def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
         The values in (0, 1), of the shape of y.
     """
     _check_draws(draws, y)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(~seed)  # a user's data are often of the same seed
     v = torch.rand(y.shape, generator=generator, dtype=torch.float64).to(y.device)
     below, ties = (draws < y).sum(0), (draws == y).sum(0)
     return (below + v * (ties + 1)) / (len(draws) + 1)

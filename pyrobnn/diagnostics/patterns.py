@@ -212,7 +212,7 @@ def _of_classes(evidence: Evidence) -> list[Errors]:
 
 def _class_pit(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """A randomised PIT (row, class) of labels (row,) by probabilities (row, class); of two classes for the second."""
-    part = np.random.default_rng(0).random(probs.shape)
+    part = np.random.default_rng([0, 1]).random(probs.shape)  # a user's data are often of default_rng(0)
     is_class = labels[:, None] == np.arange(probs.shape[1])
     u = np.where(is_class, 1.0 - probs + part * probs, part * (1.0 - probs))
     return u[:, 1:] if probs.shape[1] == 2 else u
@@ -230,7 +230,7 @@ def _sorted_by(values: np.ndarray) -> bool:
 
 def in_order(values: np.ndarray) -> np.ndarray:
     """Indices of values (point,) in their order; among ties in one that the rows have no part in."""
-    return np.lexsort((np.random.default_rng(0).permutation(len(values)), values))
+    return np.lexsort((np.random.default_rng([0, 1]).permutation(len(values)), values))
 
 
 def merged(values: np.ndarray) -> np.ndarray:

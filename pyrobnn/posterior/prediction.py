@@ -247,7 +247,7 @@ class Prediction:
         """
         f, params = self._wide
         lower, upper = (_mean(p) for p in self.likelihood.cdf(f, self._standard(self._target(y)), params))
-        u = torch.rand(lower.shape, generator=generator(seed), dtype=lower.dtype).to(lower.device)
+        u = torch.rand(lower.shape, generator=generator(~seed), dtype=lower.dtype).to(lower.device)
         return lower + u * (upper - lower)
 
     @property

@@ -221,7 +221,7 @@ def test_a_mean_that_the_noise_has_swallowed_is_seen_by_the_signed_pit(extra):
 def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
     """Estimators keep their rows sorted by outcome: a column of few values had its ties sorted so too."""
     rng = np.random.default_rng(0)
-    values, u = rng.integers(levels, size=300).astype(float), np.sort(rng.uniform(size=300))[:, None]
+    values, u = rng.integers(levels, size=1200).astype(float), np.sort(rng.uniform(size=1200))[:, None]
     assert min(found.p for found in _patterns(u, "x", values)) > 1e-3
     assert np.ptp([covered for _, covered in _regions(u, values)]) < 0.1
     shifted = np.clip(u + np.where(values == 0, 0.25, -0.25)[:, None], 0, 1)

@@ -121,6 +121,31 @@ def test_what_cannot_be_read_is_refused_in_a_line(predictions, y, says):
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("form", ["quantiles", "SciPy's counts", "classes", "counts", "draws of counts"])
+def test_what_is_randomised_is_not_what_drew_the_data(form):
+    """Inputs of the commonest seed, in the first numbers of its generator, are no pattern of right predictions."""
+    n, width = 400, 2 if form == "classes" else 1
+    x = torch.tensor(np.random.default_rng(0).uniform(size=(n, width)))
+    if form in ("counts", "draws of counts"):
+        x = torch.rand(n, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rate, others = torch.exp(0.3 * x[:, 0] - 0.5), np.random.default_rng(5)
+    counts = others.poisson(rate)
+    if form == "quantiles":
+        y = x[:, 0].numpy() + others.normal(size=n)
+        predictions = {level: x[:, 0].numpy() + stats.norm.ppf(level) for level in (0.05, 0.5, 0.95)}
+    elif form == "classes":
+        predictions = torch.sigmoid(x[:, 0] - 0.5)
+        y = (others.uniform(size=n) < predictions.numpy()).astype(int)
+    elif form == "counts":
+        predictions, y = pb.Prediction(rate.log()[None, None, :, None], pb.likelihoods.Poisson(), {}), counts[:, None]
+    else:
+        y, predictions = counts, stats.poisson(rate.numpy())
+        if form == "draws of counts":
+            predictions = predictions.rvs((200, n), random_state=6)
+    (pattern,) = (check for check in pb.judge(predictions, y, x=x).checks if check.name == "pattern")
+    assert pattern.status == "pass" and pattern.value < 0.2, pattern.evidence
+
+
 def test_a_pass_names_what_was_looked_at_and_no_fault():
     """Right predictions: no line says that outcomes lie beside them, or that neighbouring errors agree."""
     for check in pb.judge(forms(1.0)["torch"], Y, x=X).checks:
