@@ -36,12 +36,9 @@ def choose(
     varying: bool = False,
     compile: Any = True,
 ) -> tuple[Any, str]:
-    """A configured method, and why it, in a sentence.
+    """A configured method for that many rows, weights of the net and outputs, and why it, in a sentence.
 
     Args:
-        num_data: rows N.
-        num_weights: scalar parameters of the net.
-        width: of the net's output.
         normal: whether the weights have normal priors, whose width can be tuned.
         joint: whether the elements of a weight depend on each other under its prior, which no diagonal holds.
         varying: whether the noise is a function of the input.
@@ -103,13 +100,12 @@ class Auto(Method):
 
         model, x, y = run.given
         width = model.forward(model.initial_values(), problem.x[:2]).shape[-1]
-        num = problem.num_rows
-        method, why = choose(num, model.num_weights, width, **families(model), compile=self.compile)
+        method, why = choose(problem.num_rows, model.num_weights, width, **families(model), compile=self.compile)
         if self.quick:
             known = next(each.quick for each in METHODS.values() if each.cls is type(method))
             method = replace(method, **{key: known[key] for key in known.keys() - {"num_draws", "compile"}})
         options = {"num_draws": run.num_draws, "seed": run.seed, "device": problem.device, "progress": run.progress}
-        fit = empirical_bayes(method, model, num)
+        fit = empirical_bayes(method, model, problem.num_rows)
         if fit is None:
             posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)
         else:

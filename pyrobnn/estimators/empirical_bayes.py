@@ -27,13 +27,11 @@ from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, StudentT
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
-#: a method of :class:`Laplace`, the model, x, y and the options of ``fit``, to the fit and what was found, in words
-Fit = Callable[[Laplace, BNN, Tensor, Tensor, dict[str, Any]], tuple[Posterior, str]]
 #: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes
 MAX_TRIED_ROWS = 20_000
 
 
-def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
+def empirical_bayes(method: Any, model: BNN, num_data: int) -> Callable[..., tuple[Posterior, str]] | None:
     """How noise or widths are better found than together with the weights; None where they are not.
 
     From ten rows per weight on, noise that is maximised with the weights comes out right (on a weak signal, 90 %
@@ -44,12 +42,8 @@ def empirical_bayes(method: Any, model: BNN, num_data: int) -> Fit | None:
         return None
     if likelihood.targets.kind == "label":
         return select_prior_width if method.tune is not None else None
-    free = likelihood.own.priors or likelihood.own.points or likelihood.targets.heads > 1
-    if not free or num_data >= 10 * model.num_weights:
-        return None
-    if type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed":
-        return fit_by_evidence
-    return None
+    free = type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed"
+    return fit_by_evidence if free and num_data < 10 * model.num_weights else None
 
 
 def _tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,46 +54,51 @@ def _tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def fit_by_evidence(
     method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
 ) -> tuple[Posterior, str]:
-    """The fit whose noise has the largest evidence, and that noise in words.
+    """The fit whose noise and prior have the largest evidence, and that noise in words.
 
-    Weights and noise that are maximised together fit the noise where rows are few. So each fit, from the start, has the
-    noise that the residuals of the best ask for (at first those of a Bayesian linear regression), for as long as the
-    evidence rises; and then also the prior that was tuned for the best.
+    Weights and noise that are maximised together fit the noise where rows are few, so each fit has known noise: at
+    first what a Bayesian linear regression leaves, then half of it under a prior four times as wide (under a narrow one
+    a wave's mode is a constant, where the prior is tuned to nothing). From the better on, noise is what the residuals
+    of the best ask for, and in turn the prior what was tuned for the best, for as long as the evidence rises.
     """
     rows = _tried(x, y)
-    prior = model.likelihood.own.priors.get(SCALE)
-    scale = linear = linear_residual_scale(model, *rows)
-    tries: list[tuple[float, Tensor, Posterior]] = []
+    declared = model.likelihood.own.priors.get(SCALE)
+    linear = linear_residual_scale(model, *rows)
+    tries: list[tuple[float, Tensor, float, Posterior]] = []
+
+    def attempt(scale: Tensor, factor: float) -> float:
+        """The nats that noise and a factor on the prior's precision gain on the best so far."""
+        around = _scaled(model, factor) if method.tune else model
+        posterior = method.fit(_with_noise(around, scale), *rows, **options)
+        if method.tune:
+            posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor  # of the declared prior's
+        evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
+        evidence += 0.0 if declared is None else float(declared.log_prob(scale).sum())
+        tries.append((evidence, scale, factor, posterior))
+        return evidence - max((each[0] for each in tries[:-1]), default=-math.inf)
+
     with quiet():
-        power, under, joint = 2, None, False  # over-relaxed at first: small steps end before the evidence is highest
-        while power and len(tries) < 12:
-            posterior = method.fit(_with_noise(under.bnn if under else model, scale), *rows, **options)
-            posterior = _of_declared(posterior, under) if under else posterior
-            evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
-            evidence += 0.0 if prior is None else float(prior.log_prob(scale).sum())
-            if tries and evidence < max(tries, key=itemgetter(0))[0] + 1:
-                power //= 2
-            tries.append((evidence, scale, posterior))
-            _, best, posterior = max(tries, key=itemgetter(0))
-            if not (power or joint) and method.tune is not None:
-                power, joint = 1, True
-            scale = best * _residual_ratio(posterior, *rows) ** power
-            under = posterior if joint else None
-    of = ""
-    if len(rows[0]) < len(x):
+        attempt(linear, 1.0)
+        if method.tune:
+            attempt(linear / 2, 1 / 16)
+        # powers of what the residuals ask for (more than one at first: small steps end early), 0 with the tuned prior
+        steps = [2, 1, 0] if method.tune else [2, 1]
+        while steps and len(tries) < 12:
+            _, scale, factor, posterior = max(tries, key=itemgetter(0))
+            if not steps[0]:
+                factor = posterior.meta["tuned"]["prior_precision_factor"]["all"]
+            if attempt(scale * _residual_ratio(posterior, *rows) ** (steps[0] or 1), factor) < 1:
+                del steps[0]
+            elif not steps[0]:
+                steps = [1, 0]
+    _, best, _, posterior = max(tries, key=itemgetter(0))
+    of = f", of {len(rows[0]):,} of {len(x):,} rows" if len(rows[0]) < len(x) else ""
+    if of:
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
-        of = f", of {len(rows[0]):,} of {len(x):,} rows"
     else:
         warn(posterior.meta["warnings"])
     shares = ", ".join(f"{each:.2g}" for each in best / linear)
     return (posterior, f"noise {shares} times a linear model's, the best of {len(tries)} by the evidence{of}")
-
-
-def _of_declared(posterior: Posterior, under: Posterior) -> Posterior:
-    """With the factors of the declared prior's precision, of a fit under the prior that was tuned for another."""
-    before, tuned = (each.meta["tuned"]["prior_precision_factor"] for each in (under, posterior))
-    factors = {"prior_precision_factor": {name: factor * before[name] for name, factor in tuned.items()}}
-    return replace(posterior, meta=posterior.meta | {"tuned": posterior.meta["tuned"] | factors})
 
 
 def _with_noise(model: BNN, scale: Tensor) -> BNN:
@@ -191,29 +190,27 @@ def select_prior_width(
     few = len(rows[0]) == len(x)
     tries: list[tuple[float, dict[str, float], Posterior]] = []
 
-    def attempt(factors: dict[str, float], start: Posterior | None = None) -> None:
+    def attempt(factors: dict[str, float], start: Posterior | None = None) -> tuple[float, dict[str, float], Posterior]:
         fit, around = (still, model) if start is None else (warm, _at_mode(model, start))
         posterior = fit.fit(_scaled(around, factors), *rows, num_draws=1, **common)
         tries.append((cast(float, posterior.log_evidence), factors, posterior))
+        return max(tries, key=itemgetter(0))
 
     with quiet():
         for factor in (1.0, 9.0, 81.0, 729.0):  # widths of 1, 1/3, 1/9, 1/27
-            attempt(dict.fromkeys(layers, factor), tries[-1][2] if tries else None)
-            best = max(tries, key=itemgetter(0))
+            best = attempt(dict.fromkeys(layers, factor), tries[-1][2] if tries else None)
             if len(tries) > 2 and best[0] > max(each[0] for each in tries[-2:]):
                 break
         if best is not tries[0]:
-            attempt(dict.fromkeys(layers, 1 / 9))  # from a wider prior, whose mode has not shrunk to nothing
-            best = max(tries, key=itemgetter(0))
+            best = attempt(dict.fromkeys(layers, 1 / 9))  # from a wider prior, whose mode has not shrunk to nothing
         tuning = replace(still, tune="per_layer")
         for _ in range(6):
             here = _scaled(_at_mode(model, best[2]), best[1])
             tuned = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]
             found = tuned["prior_precision_factor"]
-            attempt({name: best[1][name] * found.get(name, found.get("all")) for name in layers}, best[2])
-            gained = tries[-1][0] - best[0]
-            best = max(best, tries[-1], key=itemgetter(0))
-            if gained < 0.5:  # nats
+            new = {name: best[1][name] * found.get(name, found.get("all")) for name in layers}
+            before, best = best, attempt(new, best[2])
+            if best[0] < before[0] + 0.5:  # nats
                 break
     factors = best[1]
     posterior = (warm if few else still).fit(_scaled(_at_mode(model, best[2]), factors), x, y, **options)
@@ -227,11 +224,11 @@ def select_prior_width(
     return replace(posterior, meta=meta), words
 
 
-def _scaled(model: BNN, factors: Mapping[str, float]) -> BNN:
-    """The model with its prior's precision times a factor in each layer."""
+def _scaled(model: BNN, factors: float | Mapping[str, float]) -> BNN:
+    """The model with its prior's precision times a factor, or one of each layer."""
     scaled = copy.copy(model)
     scaled.priors = model.priors | {
-        name: with_precision(name, prior, factors[name.rpartition(".")[0]])
+        name: with_precision(name, prior, factors if isinstance(factors, float) else factors[name.rpartition(".")[0]])
         for name, prior in model.priors.items()
         if name.startswith(NET)
     }

@@ -28,7 +28,7 @@ from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
-from pyrobnn.estimators.wide import Offset, counts, gain, quiet, search
+from pyrobnn.estimators.wide import Offset, counts, gain, one_thread, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
@@ -123,6 +123,7 @@ class Estimator(BaseEstimator):
         normal = self.task == "regression" and self._width == 1 and self.noise == "inferred"
         return auto and normal and model.standardizer is not None and given == (None,) * 4
 
+    @one_thread()
     def _fit_open(self, model: BNN, seed: int) -> None:
         """The fit where nothing but the data is given: a linear model, unless a net gains on it."""
         data, units, num = (self._x, self._y), cast(Standardizer, model.standardizer), len(self._x)
@@ -192,7 +193,7 @@ class Estimator(BaseEstimator):
         options |= {"dtype": np.float64, "ensure_min_samples": 2}
         if not self._is_table:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **options))
-        frame = _frame(X)
+        frame = X.set_axis(X.columns.map(str), axis=1)
         check_names("X", list(frame.columns))
         columns = Columns.fit(frame, self.missing, "X")
         x, y = validate_data(self, columns.transform(frame, "X")[0], y, **options)
@@ -282,7 +283,8 @@ class Estimator(BaseEstimator):
         if not isinstance(X, pd.DataFrame):
             raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
         _check_feature_names(self, X, reset=False)
-        return torch.tensor(cast(Columns, self.columns_).transform(_frame(X), "X")[0])
+        frame = X.set_axis(X.columns.map(str), axis=1)
+        return torch.tensor(cast(Columns, self.columns_).transform(frame, "X")[0])
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
@@ -352,8 +354,3 @@ def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Fin
     worst = int(beyond.sum(0).argmax())
     ends = {"feature": str(names[worst]), "low": float(low[worst]), "high": float(high[worst])}
     return [Finding("far_rows", {"rows": int(beyond.any(1).sum()), "total": len(x), **ends})]
-
-
-def _frame(x: pd.DataFrame) -> pd.DataFrame:
-    """The table with columns named by text."""
-    return x.set_axis([str(name) for name in x.columns], axis=1)

@@ -109,8 +109,7 @@ class Lift(nn.Module):
         waves: sines of each feature.
         fastest: the standard deviation of the last one's frequency, of the first one's.
 
-    Reference: Fourier Features Let Networks Learn High Frequency Functions in Low Dimensional Domains (Tancik et al.,
-    2020).
+    Reference: Fourier Features Let Networks Learn High Frequency Functions (Tancik et al., 2020).
     """
 
     start: Tensor
@@ -277,6 +276,17 @@ def quiet() -> Iterator[None]:
     """Without warnings of fits that are tried: those of the one that is kept follow."""
     with warnings.catch_warnings(action="ignore"):
         yield
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Several are slower where tensors are small, by far where other processes hold the cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:

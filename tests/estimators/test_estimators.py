@@ -559,16 +559,37 @@ def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_trie
     assert "of counts" in model.method_reason_ and not model.posterior_.meta["findings"]
 
 
-def test_a_narrow_prior_does_not_keep_a_net_from_a_sine(tmp_path):
+@pytest.mark.filterwarnings("ignore")
+def test_small_nets_are_fitted_in_one_thread(monkeypatch):
+    """Two, on two cores that others use as well, took ten times as long."""
+    found, before = [], torch.get_num_threads()
+
+    def look(*_):
+        found.append(torch.get_num_threads())
+        return None, "nothing is gained"
+
+    monkeypatch.setattr("pyrobnn.estimators.estimator.search", look)
+    torch.set_num_threads(2)
+    try:
+        regressor("auto", hidden=None, compile=False).fit(np.linspace(0, 1, 210)[:, None], np.sin(np.arange(210.0)))
+        assert found == [1] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("frequency", [2.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1.0, 1.7, 4.0))])
+def test_a_narrow_prior_does_not_keep_a_net_from_a_wave(frequency, tmp_path):
     """Under the declared prior alone the mode is a straight line, and the noise what it leaves."""
-    data, x = pb.data.gap(num_data=60, seed=10), torch.linspace(1.0, 3.0, 50, dtype=torch.float64)[:, None]
+    x = torch.empty(70, 1, dtype=torch.float64).uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
+    y = torch.sin(frequency * x) + 0.2 * torch.from_numpy(np.random.default_rng(0).standard_t(3, x.shape))
     method = pb.Laplace(tune="marginal_likelihood", map=pb.MAP(num_steps=100, compile="trace"), compile=False)
     net, free = pb.networks.mlp(1, (50,), seed=0), HomoskedasticGaussian("learned")
-    model = pb.BNN(net, pb.priors.FanInNormal(), free, standardizer=pb.data.Standardizer.fit(data))
-    posterior, _ = fit_by_evidence(method, model, data.x, data.y, {"num_draws": 10})
-    assert (posterior.predict(x).mean - torch.sin(1.2 * x)).square().mean().sqrt() < 0.3
+    units = pb.data.Standardizer.fit(pb.data.Dataset(x, y, "wave", "regression"))
+    model = pb.BNN(net, pb.priors.FanInNormal(), free, standardizer=units)
+    posterior, _ = fit_by_evidence(method, model, x, y, {"num_draws": 10})
+    assert (posterior.predict(x).mean - torch.sin(frequency * x)).square().mean().sqrt() < 0.2
     (factor,) = posterior.meta["tuned"]["prior_precision_factor"].values()
-    loaded = pb.Posterior.load(posterior.save(tmp_path / "sine.nc"), model)
+    loaded = pb.Posterior.load(posterior.save(tmp_path / "wave.nc"), model)
     for prior in (posterior.bnn.priors, loaded.bnn.priors):
         wider = prior["net.0.bias"].base_dist.scale / model.priors["net.0.bias"].base_dist.scale
         torch.testing.assert_close(wider, torch.full_like(wider, factor**-0.5))
