@@ -1,7 +1,7 @@
 """The Gaussian guides as arithmetic on one flat parameter vector: draw, log density, moments, entropy.
 
 Every family lives in the unconstrained space of a :class:`pyrobnn.Density`'s latent sites, and is a few tensor
-operations, so that it disappears into the compiled step. :mod:`pyrobnn.guides` wraps Pyro's own guides the same way.
+operations, so that it disappears into the compiled step. ``pyro_guides`` wraps Pyro's own guides the same way.
 """
 
 from __future__ import annotations
