@@ -65,7 +65,7 @@ data: gap
 noise: inferred
 hidden: [50]
 methods:
-  nuts: {{until: converged, max_tree_depth: 12, max_seconds: 90}}
+  nuts: {{until: converged, max_tree_depth: 12, max_seconds: 150}}
 {SVI_STUDY}
   laplace: {{compile: false}}
 """
