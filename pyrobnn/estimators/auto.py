@@ -105,7 +105,7 @@ class Auto(Method):
             known = next(each.quick for each in METHODS.values() if each.cls is type(method))
             method = replace(method, **{key: known[key] for key in known.keys() - {"num_draws", "compile"}})
         options = {"num_draws": run.num_draws, "seed": run.seed, "device": problem.device, "progress": run.progress}
-        fit = empirical_bayes(method, model, problem.num_rows)
+        fit = empirical_bayes(method, model, x, y)
         if fit is None:
             posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)
         else:

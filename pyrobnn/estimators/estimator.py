@@ -172,7 +172,7 @@ class Estimator(BaseEstimator):
         self.method_, self.method_reason_, options = self._method(model, model.likelihood.width(1))
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
         auto = isinstance(self.method, str) and self.method == "auto"
-        fit = empirical_bayes(self.method_, model, len(self._x)) if auto else None
+        fit = empirical_bayes(self.method_, model, self._x, self._y) if auto else None
         if fit is None:
             self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
         else:
@@ -320,8 +320,6 @@ class Estimator(BaseEstimator):
 
         found = np.moveaxis(self._predict(X, functions)[0], 0, 1)
         return found[..., 0] if self._flat else found
-
-    # -- judgement --------------------------------------------------------------------------------------------------
 
     @cached_property
     def verdict_(self) -> Verdict:

@@ -52,19 +52,16 @@ class BNNRegressor(RegressorMixin, Estimator):
     Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
     when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
 
-    With more than 200 rows and all of these open, a fifth is held out and short fits are tried on the rest: features
-    transformed to remove skew, with or without sines of them, small or larger noise, and for counts and skewed positive
-    targets other likelihoods. If the best is better than a Bayesian linear regression by more than two standard errors,
-    an ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and
-    learn the noise as a function of the input; with more rows the members themselves learn it, its scale is calibrated
-    on at most 500 rows held out of training, and ``num_draws`` is not used. Otherwise, and with 200 rows or fewer, the
-    method is Laplace's approximation (up to 50 rows NUTS), with a negative binomial likelihood where cross-validation
-    of a log-linear model finds counts, or a linear model where a net predicts held-out rows no better.
-    Caveat: the chains are short and do not mix. Neither they nor the members sample the posterior: their predictions
-    are good, and ``verdict_`` warns about the draws.
+    With more than 200 rows and all of these open, short fits are tried on four fifths of them: features transformed to
+    remove skew, with or without sines, small or larger noise, and for counts and skewed positive targets other
+    likelihoods. If the best predicts the rest better than a Bayesian linear regression by two standard errors, an
+    ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and learn
+    noise that depends on the input; with more rows the members learn it, its scale is calibrated on at most 500 rows
+    held out of training, and ``num_draws`` is not used. Otherwise the method is Laplace's approximation (up to 50 rows
+    NUTS), of a linear model where a net predicts no better, with a negative binomial likelihood of counts.
+    Caveat: neither the chains, too short to mix, nor the members sample the posterior, as ``verdict_`` warns.
 
-    A DataFrame with text, categories, dates or times of day is encoded as by :func:`pyrobnn.data.from_frame`
-    (``columns_``).
+    A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``).
 
     Raises:
         TypeError, ValueError: naming the argument, before anything is computed.

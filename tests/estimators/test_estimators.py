@@ -198,20 +198,32 @@ def test_pipeline_search_and_cross_validation(table):
 def test_noise_is_found_by_the_evidence_where_rows_are_few_for_the_weights():
     laplace = choose(5000, 1000, 1)[0]
 
-    def found(likelihood, num_data, method=laplace, width=1):
+    def found(likelihood, num_data, method=laplace, width=1, exact=False):
         model = pb.BNN(pb.networks.mlp(99, (), width, seed=0), pb.priors.FanInNormal(), likelihood)
-        return empirical_bayes(method, model, num_data)
+        x = torch.randn(num_data, 99, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        return empirical_bayes(method, model, x, x[:, :width] if exact else x[:, :width].exp())
 
     noise = HomoskedasticGaussian(dist.HalfNormal(1.0))
     assert found(noise, 999) is fit_by_evidence and found(noise, 1000) is None
+    assert found(noise, 1000, exact=True) is fit_by_evidence  # under less and less noise the density has no maximum
     varying = pb.BNN(
         pb.networks.mlp(99, (), 2, seed=0), pb.priors.FanInNormal(), pb.likelihoods.HeteroskedasticGaussian()
     )
     assert isinstance(choose(999, 200, 2, **families(varying))[0], pb.SGHMC)
     assert isinstance(choose(2000, 200, 2, **families(varying))[0], pb.Laplace)
     assert found(noise, 100, pb.NUTS()) is None and found(HomoskedasticGaussian(0.1), 100) is None
-    assert found(pb.likelihoods.Categorical(), 10**6, width=2) is select_prior_width
+    assert found(pb.likelihoods.Categorical(), 10**4, width=2) is select_prior_width
     assert found(pb.likelihoods.NegativeBinomial(), 100) is None
+
+
+@pytest.mark.parametrize("rows", [80, 300])
+def test_an_exact_line_has_a_narrow_interval_that_holds_it(rows):
+    """The density of weights and noise together has no maximum there."""
+    x, new = np.split(np.random.default_rng(1).normal(size=(rows + 500, 2)), [rows])
+    model = pb.BNNRegressor(hidden=(), compile=False, random_state=0).fit(x, x @ [1.0, -2.0])
+    low, high = model.predict_interval(new).T
+    truth = new @ [1.0, -2.0]
+    assert (low <= truth).all() and (truth <= high).all() and (high - low).max() < 0.01
 
 
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):
