@@ -1,7 +1,7 @@
 """Every name that torch and Pyro do not promise to keep, looked up when it is used: what is gone costs speed, no fit.
 
 No other file uses such a name (a test searches the source), and the same test takes each of them away: what inductor
-lacks, :mod:`pyrobnn.model.compile.inductor` leaves to the public ``torch.compile``.
+lacks, :mod:`pyrobnn.model.compile` leaves to the public ``torch.compile``.
 """
 
 from __future__ import annotations
