@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 
 
@@ -41,3 +42,8 @@ def used_devices() -> list[torch.device]:
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own, started at ``seed``."""
     return torch.Generator(device).manual_seed(seed)
+
+
+def own_stream(seed: int = 0) -> np.random.Generator:
+    """Other numbers than those of ``default_rng(seed)``, which a user's data are often made of."""
+    return np.random.default_rng([seed, 1])

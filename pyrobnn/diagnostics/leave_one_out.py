@@ -15,6 +15,7 @@ from scipy.special import logsumexp
 
 from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import LEFT_OUT, SAMPLE_STATS
+from pyrobnn.core.seeding import own_stream
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
 from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
 from pyrobnn.diagnostics.points import pit_of, replicates
@@ -87,7 +88,7 @@ def _weighted_pit(weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y:
     """Weighted share of the draws (draw, obs, output) below y (obs, output) at the points, and part of the ties."""
     draws, y = draws[:, points], y[points]
     # of counts and censored rows the transform is uniform only if drawn from what they leave open
-    below = (draws < y) + np.random.default_rng([int(points[0]), 1]).random(y.shape) * (draws == y)
+    below = (draws < y) + own_stream(int(points[0])).random(y.shape) * (draws == y)
     return np.clip(np.einsum("ps,spo->po", weights.reshape(len(points), -1), below), 0.0, 1.0)
 
 

@@ -10,6 +10,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
+from pyrobnn.core.seeding import own_stream
 from pyrobnn.diagnostics.calibration import LEVEL, MIN_DATA, RATES, held_out_pit, left_out_pit
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA
@@ -212,7 +213,7 @@ def _of_classes(evidence: Evidence) -> list[Errors]:
 
 def _class_pit(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """A randomised PIT (row, class) of labels (row,) by probabilities (row, class); of two classes for the second."""
-    part = np.random.default_rng([0, 1]).random(probs.shape)  # a user's data are often of default_rng(0)
+    part = own_stream().random(probs.shape)
     is_class = labels[:, None] == np.arange(probs.shape[1])
     u = np.where(is_class, 1.0 - probs + part * probs, part * (1.0 - probs))
     return u[:, 1:] if probs.shape[1] == 2 else u
@@ -230,7 +231,7 @@ def _sorted_by(values: np.ndarray) -> bool:
 
 def in_order(values: np.ndarray) -> np.ndarray:
     """Indices of values (point,) in their order; among ties in one that the rows have no part in."""
-    return np.lexsort((np.random.default_rng([0, 1]).permutation(len(values)), values))
+    return np.lexsort((own_stream().permutation(len(values)), values))
 
 
 def merged(values: np.ndarray) -> np.ndarray:

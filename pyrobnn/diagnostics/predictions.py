@@ -16,7 +16,7 @@ from sklearn.preprocessing import LabelEncoder
 
 from pyrobnn.core.checks import as_tensor, check_finite
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
-from pyrobnn.core.seeding import seeded
+from pyrobnn.core.seeding import own_stream, seeded
 from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.calibration import (
     MIN_DATA,
@@ -184,7 +184,7 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
         )
     edges, value = np.array([0.0, *p, 1.0]), y[:, 0]
     low, high = edges[(q < value).sum(axis=0)], edges[(q <= value).sum(axis=0) + 1]
-    u = low + np.random.default_rng([0, 1]).random(len(y)) * (high - low)  # a user's data are often of default_rng(0)
+    u = low + own_stream().random(len(y)) * (high - low)
     # between levels, and beyond them, as a normal's
     z, at = ndtri(p), ndtri(_GRID)
     left = np.clip(np.searchsorted(z, at) - 1, 0, len(p) - 2)
@@ -218,7 +218,7 @@ def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
     if hasattr(law, "rvs"):  # SciPy's
         draws, u = np.asarray(law.ppf(grid)), np.asarray(law.cdf(target))
         if hasattr(law.dist, "pmf"):
-            u = law.cdf(target - 1) + np.random.default_rng([0, 1]).random(shape) * law.pmf(target)
+            u = law.cdf(target - 1) + own_stream().random(shape) * law.pmf(target)
     elif hasattr(law, "pit"):  # a Prediction
         draws, u = _numpy(law.sample(seed=0).flatten(0, 1)), _numpy(law.pit(torch.as_tensor(y)))
         joint = len(draws) >= _JOINT
@@ -320,7 +320,7 @@ def _splits(
     if y_train is not None:
         yield np.arange(len(y)), x_train, y_train
         return
-    order = np.random.default_rng([0, 1]).permutation(len(y))
+    order = own_stream().permutation(len(y))
     for rows in np.array_split(order, 5):
         others = np.setdiff1d(order, rows)
         yield rows, None if x is None else x[others], y[others]
