@@ -20,9 +20,8 @@ from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
-#: rows up to which NUTS is done in seconds, where a Gaussian with one noise does not do (12 rows: 90 % intervals held
-#: 78 % of new ones), and up to which it is done in minutes; weights of a full precision matrix (seconds);
-#: rows up to which the evidence finds noise and widths at once, beyond which an ensemble's chains are tried first
+#: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12), and minutes; weights
+#: of a full precision matrix (seconds); rows beyond which an ensemble's chains are tried before the evidence
 FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS, MAX_EVIDENCE_ROWS = 50, 1000, 3000, 200
 
 

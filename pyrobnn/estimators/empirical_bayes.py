@@ -83,7 +83,7 @@ def fit_by_evidence(
         attempt(linear, 1.0)
         if method.tune:
             attempt(linear / 2, 1 / 16)
-        # powers of what the residuals ask for (more than one at first: small steps end early), 0 with the tuned prior
+        # powers of the ratio that the residuals ask for, at first 2, as small steps end early; 0: the tuned prior too
         steps = [2, 1, 0] if method.tune else [2, 1]
         while steps and len(tries) < 12:
             _, scale, factor, posterior = max(tries, key=itemgetter(0))
@@ -180,9 +180,9 @@ def select_prior_width(
     """The fit whose prior widths, one per layer, have the largest evidence, and those widths in words.
 
     Widths that are tuned once, at the mode of the declared prior, leave the mean where it was: underconfident where the
-    classes can be told apart, and following the labels where they cannot, for there the evidence has a second maximum,
-    at a net that is constant. So the mode is found anew for every width: for narrower ones until the evidence has
-    fallen twice in a row, then, from the best, for those that suit the last mode, as long as it rises.
+    classes separate, and following the labels where they do not: there the evidence has a second maximum, at a constant
+    net. So each width has its own mode: narrower ones until the evidence has fallen twice in a row, then, from the
+    best, those that suit the last mode, as long as it rises.
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
     common = {name: value for name, value in options.items() if name != "num_draws"}

@@ -180,11 +180,7 @@ class Estimator(BaseEstimator):
             self.method_reason_ += f"; {chosen}"
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Inputs (n, feature), float64, and targets; a table with other columns than numbers is encoded.
-
-        Args:
-            options: of scikit-learn's ``validate_data`` for the targets.
-        """
+        """Inputs (n, feature), float64, and targets, by ``validate_data``'s options; other columns are encoded."""
         check_choice("missing", self.missing, ("refuse", "impute"))
         self.columns_: Columns | None = None
         self._is_table = isinstance(X, pd.DataFrame) and (
@@ -274,8 +270,6 @@ class Estimator(BaseEstimator):
         method, why, own = named(self.method, normal=facts["normal"], compile=self.compile)
         return method, why, own | options
 
-    # -- prediction -------------------------------------------------------------------------------------------------
-
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
         if not self._is_table:
@@ -283,8 +277,7 @@ class Estimator(BaseEstimator):
         if not isinstance(X, pd.DataFrame):
             raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
         _check_feature_names(self, X, reset=False)
-        frame = X.set_axis(X.columns.map(str), axis=1)
-        return torch.tensor(cast(Columns, self.columns_).transform(frame, "X")[0])
+        return torch.tensor(cast(Columns, self.columns_).transform(X.set_axis(X.columns.map(str), axis=1), "X")[0])
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""

@@ -59,14 +59,13 @@ class BNNRegressor(RegressorMixin, Estimator):
     noise that depends on the input; with more rows the members learn it, its scale is calibrated on at most 500 rows
     held out of training, and ``num_draws`` is not used. Otherwise the method is Laplace's approximation (up to 50 rows
     NUTS), of a linear model where a net predicts no better, with a negative binomial likelihood of counts.
-    Caveat: neither the chains, too short to mix, nor the members sample the posterior, as ``verdict_`` warns.
+    Caveats: neither the chains, too short to mix, nor the members sample the posterior, as ``verdict_`` warns. Rows are
+    sorted before the fit: what their order says (time) is not seen.
 
     A DataFrame with text, categories or dates is encoded as by :func:`pyrobnn.data.from_frame` (``columns_``).
 
     Raises:
         TypeError, ValueError: naming the argument, before anything is computed.
-
-    Caveat: rows are sorted before the fit, so that their order does not matter: what the order says (time) is not seen.
 
     Example:
         >>> import numpy as np, pyrobnn as pb

@@ -280,7 +280,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Several are slower where tensors are small, by far where other processes hold the cores."""
+    """With small tensors several threads are slower than one, and far slower on cores that other processes use."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -53,8 +53,7 @@ class SampleStats(UserDict[str, Tensor]):
 
     Args:
         known: statistic → (chain, draw).
-        pending: gives the others, such as log_p and log_q of an approximation: a pass over the data per draw, which no
-            fit waits for.
+        pending: gives the others, such as log_p and log_q of an approximation: a pass over the data per draw.
     """
 
     def __init__(self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None):
