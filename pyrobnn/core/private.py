@@ -129,10 +129,9 @@ def in_this_order(tensor: Tensor, strides: Any) -> Tensor:
 
 def lacks_compiler() -> bool:
     """Whether machine code for the CPU cannot be made; False where torch does not say."""
-    search = find("torch._inductor.cpp_builder.get_cpp_compiler")
+    search = find("torch._inductor.cpp_builder.get_cpp_compiler") or (lambda: None)
     try:
-        if search is not None:
-            search()
+        search()
     except MOVED:
         return False
     except Exception:  # of a type of its own by platform
@@ -160,6 +159,7 @@ def compile_graph(
         stack.enter_context(_set(logging.getLogger("torch._inductor.ir"), "disabled", True))  # names Python's operators
         stack.enter_context(_all_headers_precompiled())
         stack.enter_context(_quick_lookups())
+        stack.enter_context(_instruction_sets_of_the_cpu())
         if on_stack:
             calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
             stack.enter_context(_set(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
@@ -170,6 +170,18 @@ def compile_graph(
         return call
     # nothing is returned: what torch puts around the code, for results, takes longer than a short step
     return lambda *args: code([*held, *args])
+
+
+def _instruction_sets_of_the_cpu() -> Context:
+    """Those of an x86 CPU, AMX left out, without inductor's trial of each: a third of the first compile.
+
+    A C++ compiler that reads torch's headers knows them; where one does not, ``torch.compile`` tries.
+    """
+    sets = _required("torch._inductor.cpu_vec_isa")
+    names = {*sets.x86_isa_checker()} - {"amx_tile"}
+    kinds = [type(each) for each in sets.supported_vec_isa_list if {*str(each).split()} <= names]
+    found = [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
+    return _set(sets, "valid_vec_isa_list", lambda: found) if found else contextlib.nullcontext()
 
 
 def _all_headers_precompiled() -> Context:

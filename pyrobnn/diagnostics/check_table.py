@@ -41,11 +41,6 @@ ECE = "On calibration of modern neural networks (Guo et al., 2017) https://arxiv
 OWN = "this library's convention"
 
 
-def of_every(evidence: Evidence) -> bool:
-    """Of every tree."""
-    return True
-
-
 def of_draws(evidence: Evidence) -> bool:
     """Of everything but point estimates."""
     return not evidence.is_point
@@ -81,7 +76,7 @@ class Row:
     statistic: Callable[..., Found | None]
     limits: tuple[float, ...]
     source: str
-    applies: Callable[[Evidence], bool] = of_every
+    applies: Callable[[Evidence], bool] = lambda evidence: True
     against: bool = False
 
 

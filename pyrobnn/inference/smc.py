@@ -114,7 +114,8 @@ class SMC(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         refuse_without_prior(problem.density)
         require(
-            self._particle_bytes(problem.density.dim * problem.density.dtype.itemsize),
+            # a move holds 16 copies beside the positions of a temperature
+            (16 + 2 * self.max_moves) * self.num_particles * problem.density.dim * problem.density.dtype.itemsize,
             problem.device,
             f"a population of {self.num_particles} particles × {problem.density.dim} parameters",
             "lower num_particles",
@@ -158,11 +159,6 @@ class SMC(Method):
     @property
     def _num_parallel(self) -> int:
         return self.num_islands
-
-    def _particle_bytes(self, flat: int) -> int:
-        """Bytes of the particles, ``flat`` each."""
-        # a move holds 16 copies beside the positions of a temperature
-        return (16 + 2 * self.max_moves) * self.num_particles * flat
 
 
 class _Course:

@@ -453,3 +453,14 @@ def test_strides_of_indices_are_those_that_inductor_finds():
                 assert cpp.stride_at_vec_range(index, variable, 16) == plainly(index, variable, 16), index
         assert cpp.stride_at_vec_range(x < 3, y) == 0
     assert cpp.stride_at_vec_range is plainly
+
+
+def test_no_instruction_set_is_tried_and_inductor_still_tries_for_others(monkeypatch):
+    """Each trial is a run of the C++ compiler and a process: a third of a first compile."""
+    from torch._inductor import cpu_vec_isa
+
+    tried, genuine = [], cpu_vec_isa.valid_vec_isa_list
+    monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda *_: tried.append(1))
+    assert_right()
+    assert not tried
+    assert cpu_vec_isa.valid_vec_isa_list is genuine

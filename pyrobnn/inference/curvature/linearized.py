@@ -20,7 +20,7 @@ class SubsetNetwork:
 
     def __init__(self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None):
         self.jacobian, self.model = jacobian, jacobian.model
-        self.features = features or _unchanged
+        self.features = features or (lambda x: x)
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """Output (N, width) of one set of parameters."""
@@ -157,7 +157,3 @@ def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient:
             step = block.sample(block.root(gradient[block.index].unsqueeze(0)))
             mode[block.index] += step.squeeze(0).to(mode)
     return mode
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
