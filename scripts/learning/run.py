@@ -1,7 +1,6 @@
 """Bayesian optimisation and active learning by a posterior that is updated row by row, beside Gaussian processes.
 
     python scripts/learning/run.py                     # goes on where the records end, seed by seed
-    python scripts/learning/run.py --parts step
 
 Needs BoTorch (``pip install 'pyrobnn[botorch]'``) and, for the tables, ``PYROBNN_DATA``, the directory of the UCI sets.
 
@@ -9,9 +8,10 @@ Needs BoTorch (``pip install 'pyrobnn[botorch]'``) and, for the tables, ``PYROBN
 - ``active``: the rows of a table whose targets are asked for, ten at a time, from 20 to 100, judged on 100 others;
 - ``step``: CPU seconds of one new row on a 1-50-1 net of 100, before and after the update is compiled.
 
-The net has one layer of 50 tanh units. SMC fits it at the first rows (of a function again at 20, with new units of y)
-with that prior of weights and noise which has most evidence there; ``posterior.update`` learns the others. Optimisers
-search alike, for the log of expected improvement or (Thompson) where a function drawn from the posterior is lowest.
+The net has a layer of 50 units, tanh for a table, sine for a function. SMC fits it to the first rows: of a table with
+that prior and noise which have most evidence there; of a function, which has no noise, with a tenth of the sd of y, and
+again at 20 points. ``posterior.update`` learns the other rows. Optimisers search alike, for the log of expected
+improvement or (Thompson) where a function drawn from the posterior is lowest.
 """
 
 from __future__ import annotations
@@ -43,14 +43,15 @@ FUNCTIONS = {"Hartmann-6": (0.0, 1.0, -3.32237), "Ackley-10": (-5.0, 10.0, 0.0)}
 OPTIMISERS = ("BNN", "BNN, Thompson", "GP", "random")
 LEARNERS = ("BNN, EPIG", "BNN, random", "GP, variance", "GP, random")
 FIRST, LAST, START, BATCH, END = 10, 60, 20, 10, 100
+SINE = type("Sine", (torch.nn.Module,), {"forward": lambda self, z: z.sin()})
 PRIORS = [(scale, noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, dist.HalfNormal(0.5))]
 
 
-def net(num_inputs: int, scale: float, noise: Any, units: pb.data.Standardizer) -> pb.BNN:
+def net(num_inputs: int, scale: float, noise: Any, units: pb.data.Standardizer, activation: Any = "tanh") -> pb.BNN:
     """The net of all parts."""
-    likelihood = pb.likelihoods.HomoskedasticGaussian(noise)
-    prior = pb.priors.FanInNormal(scale)
-    return pb.BNN(pb.networks.mlp(num_inputs, (50,), seed=0), prior, likelihood, standardizer=units)
+    prior = pb.priors.FanInNormal(scale, 2.0 if activation is SINE else 1.0)  # of a sine, any phase
+    mlp = pb.networks.mlp(num_inputs, (50,), activation=activation, seed=0)
+    return pb.BNN(mlp, prior, pb.likelihoods.HomoskedasticGaussian(noise), standardizer=units)
 
 
 def most_evidence(x: Tensor, y: Tensor, units: pb.data.Standardizer, seed: int) -> pb.Posterior:
@@ -121,9 +122,8 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
             improvement = LogExpectedImprovement(gaussian_process(x, y), best, maximize=False)
             new = climb(lambda z, ei=improvement: ei(z.double()[:, None]), candidates)
         else:
-            new_units = units_of(cube, y) if num in (FIRST, 2 * FIRST) else None
-            last = x[-1:], y[-1:]
-            posterior = most_evidence(x, y, new_units, seed) if new_units else posterior.update(*last, seed=seed)
+            fresh = net(dim, 1.0, 0.1, units_of(cube, y), SINE) if num in (FIRST, 2 * FIRST) else None
+            posterior = SMC.fit(fresh, x, y, seed=seed) if fresh else posterior.update(x[-1:], y[-1:], seed=seed)
             if method == "BNN, Thompson":
                 drawn = pb.acquire.function(posterior, int(torch.randint(128, (), generator=g)))
                 new = climb(lambda z, f=drawn: -f(z)[:, 0], candidates)
