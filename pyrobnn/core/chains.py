@@ -1,4 +1,4 @@
-"""R-hat and effective sample sizes, ArviZ's, and those of SMC by ancestors: the one place where they are computed.
+"""R-hat and effective sample sizes, the latter ArviZ's or of SMC by ancestors: the one place where they are computed.
 
 *Rank-normalization, folding, and localization: an improved R-hat* (Vehtari et al., 2021),
 https://doi.org/10.1214/20-BA1221
@@ -7,9 +7,11 @@ https://doi.org/10.1214/20-BA1221
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 #: R-hat that every quantity of converged chains has at most (Vehtari et al., 2021, section 4)
 RHAT_LIMIT = 1.01
@@ -38,7 +40,7 @@ def rhat(draws: Any) -> np.ndarray:
     if draws.ndim > 1 and draws.shape[-2] == 1 and draws.shape[-1] >= 2 * MIN_DRAWS:
         half = draws.shape[-1] // 2
         draws = np.concatenate([draws[..., :half], draws[..., -half:]], axis=-2)
-    return _of_each("rhat", draws)
+    return _of_each(_rank_normalised_split_rhat, draws)
 
 
 def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarray:
@@ -56,22 +58,34 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
         >>> bool(ess(np.random.default_rng(0).normal(size=(4, 1000))) > 3000)
         True
     """
-    return _of_each("ess", draws, method=kind, prob=(0.05, 0.95) if kind == "tail" else None)
+    from arviz_stats.base import array_stats  # late: the import takes longer than the first draws of a small model
+
+    return _of_each(partial(array_stats.ess, method=kind, prob=(0.05, 0.95) if kind == "tail" else None), draws)
 
 
-def _of_each(statistic: str, draws: Any, **options: Any) -> np.ndarray:
-    """One of ArviZ's statistics of draws (…, chain, draw); NaN where one is not finite."""
-    from arviz_stats.base import array_stats  # late: a fit that asks for none does without it
+def _rank_normalised_split_rhat(draws: np.ndarray) -> float:
+    """Of one quantity (chain, draw); NaN of a single chain."""
+    half = draws.shape[1] // 2
+    halves = np.concatenate([draws[:, :half], draws[:, -half:]])
+    found = [np.nan]
+    for values in (halves, abs(halves - np.median(halves))) if len(draws) > 1 else ():
+        _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+        ranks = (counts.cumsum() - (counts - 1) / 2)[where].reshape(values.shape)
+        scores = torch.special.ndtri(torch.from_numpy((ranks - 0.375) / (ranks.size + 0.25))).numpy()
+        between, within = half * scores.mean(1).var(ddof=1), scores.var(1, ddof=1).mean()
+        found.append(np.sqrt((between / within + half - 1) / half))
+    return np.fmax.reduce(found)
 
+
+def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
+    """A statistic of each quantity of draws (…, chain, draw); NaN where one is not finite."""
     draws = np.asarray(draws)
     if draws.ndim < 2 or draws.shape[-1] < MIN_DRAWS:
         raise ValueError(f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}")
     found = np.full(draws.shape[:-2], np.nan)
     finite = np.isfinite(draws).all((-2, -1))
-    compute: Callable[..., Any] = getattr(array_stats, statistic)
     with np.errstate(all="ignore"):  # what does not move
-        if finite.any():
-            found[finite] = compute(draws[finite].astype(np.float64), **options)
+        found[finite] = [compute(each.astype(np.float64)) for each in draws[finite]]
     return found
 
 

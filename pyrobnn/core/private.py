@@ -112,8 +112,7 @@ class Tracer:
         """The first of the points that the transforms have put into one tensor."""
         axis = _required("torch._C._functorch.maybe_get_bdim")
         while self._is_wrapped(value):
-            at = axis(value)
-            value = self._unwrapped(value)
+            at, value = axis(value), self._unwrapped(value)
             value = value if at < 0 else value.select(at, 0)
         return value.detach()
 
@@ -160,6 +159,8 @@ def compile_graph(
         stack.enter_context(_all_headers_precompiled())
         stack.enter_context(_quick_lookups())
         stack.enter_context(_instruction_sets_of_the_cpu())
+        # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
+        stack.enter_context(_set(_required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None))
         if on_stack:
             calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
             stack.enter_context(_set(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))

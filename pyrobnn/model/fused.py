@@ -36,9 +36,7 @@ class WrittenOut(TorchFunctionMode):
         # a packed sequence has its weights here
         if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
             return _sequence(_SEQUENCES[func], *args)
-        if func.__name__ == "_weight_norm" and not kwargs:
-            return _of_length(*args)
-        return func(*args, **kwargs)
+        return _of_length(*args) if func.__name__ == "_weight_norm" and not kwargs else func(*args, **kwargs)
 
 
 def _lstm(gates: Tensor, state: State, weights: Weights) -> State:

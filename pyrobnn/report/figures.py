@@ -89,11 +89,6 @@ def build_sections(trees: Trees) -> dict[str, list[Block]]:
     return {section: blocks for section, blocks in found.items() if blocks}
 
 
-def _has_draws(tree: Evidence) -> bool:
-    points = regression_points(tree)
-    return points is not None and points.draws is not None
-
-
 def _loss(trees: Trees) -> Figure:
     """The loss, else the first tracked scalar, of the trees that have it."""
     tracked = [name for tree in trees.values() for name in histories(tree)]
@@ -124,7 +119,7 @@ SPECS = (
         "Coverage",
         "A calibrated method stays in the grey range; below the diagonal it is overconfident.",
         plots.calibration,
-        _has_draws,
+        lambda tree: (points := regression_points(tree)) is not None and points.draws is not None,
         outputs=True,
     ),
     Spec(

@@ -141,9 +141,7 @@ def _in_order(loader: DataLoader) -> DataLoader:
 
 def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:
     """The generative program of ``model`` with the likelihood of any batch scaled to all N data."""
-    if epoch is None:
-        return partial(model.pyro_model, num_data=num_data)
-    return partial(model.batch_model, epoch.factor)
+    return partial(model.pyro_model, num_data=num_data) if epoch is None else partial(model.batch_model, epoch.factor)
 
 
 def check_batch_size(problem: Problem, batch_size: int | None) -> None:

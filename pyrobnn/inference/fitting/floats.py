@@ -73,9 +73,7 @@ class _Widen(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func is Tensor.double:
-            return func(*args)
-        return func(*mapped(_wide, args), **mapped(_wide, kwargs or {}))
+        return func(*args) if func is Tensor.double else func(*mapped(_wide, args), **mapped(_wide, kwargs or {}))
 
 
 def _wide(value: Any) -> Any:

@@ -133,7 +133,7 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     First with small products and the stack, if they were tested on this torch; then by ``torch.compile``, the public
     way, whose guards cost time at every call. Raises Untraceable, NoCompiler, and what inductor raised first.
     """
-    if _on_cpu(inputs) and private.lacks_compiler():
+    if all(tensor.device.type == "cpu" for tensor in inputs) and private.lacks_compiler():
         traced(fn, inputs)
         remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
         remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
@@ -178,20 +178,19 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
 
 
-def _on_cpu(inputs: list[Tensor]) -> bool:
-    return all(tensor.device.type == "cpu" for tensor in inputs)
-
-
 def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """Compiled with small products as arithmetic, calls in C++ and, where possible, intermediates on the stack."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
-    on_cpu, only_writes = _on_cpu(inputs), not graph.graph.output_node().all_input_nodes
+    on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
+    only_writes = not graph.graph.output_node().all_input_nodes
     looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
     on_stack = on_cpu and sys.platform == "linux" and only_writes and not looped and not library_calls(graph)
     settings: dict[str, Any] = _INDUCTOR | {"cpp_wrapper": on_cpu, "aot_inductor.allow_stack_allocation": on_stack}
-    if on_cpu and _largest(graph) < _PARALLEL_FROM:
-        settings["cpp.threads"] = 1
+    schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
+    # what is only written into does not count
+    largest = max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)
+    settings |= {"cpp.threads": 1} if on_cpu and largest < _PARALLEL_FROM else {}
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
         call = private.compile_graph(graph, inputs, settings, on_stack)
     # a loop in Python takes its time at every step; its body was compared by itself
@@ -217,9 +216,3 @@ def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     finally:
         pyro.settings.set(**before)  # Dynamo turns the validation of distributions off for good
     return call
-
-
-def _largest(graph: GraphModule) -> int:
-    """Elements of the largest tensor that the graph computes; one that it only writes into does not count."""
-    schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
-    return max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)
