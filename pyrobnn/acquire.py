@@ -67,7 +67,7 @@ def expected_improvement(
 
     Args:
         prediction: at the candidates.
-        best: the best value so far, in the units of y.
+        best: the best value so far, in the units of y; of noisy y the best mean at their rows, which no luck has made.
         maximize: whether large f is good.
         output: column of f.
         given: rows asked for already: of the best of these and each candidate together (a batch).
