@@ -17,6 +17,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 import api_pages  # noqa: E402
 import check_pages  # noqa: E402
 import notebook_parts  # noqa: E402
+import retina  # noqa: E402
 import tested_pages  # noqa: E402
 
 import pyrobnn  # noqa: E402
@@ -54,6 +55,7 @@ for claim in (ROOT / "scripts").glob("*/claim.md"):
 measured = (ROOT / "scripts/results/README.md").read_text(encoding="utf-8")
 (claims / "measured.txt").write_text(re.sub(r"\.\./(\w+)/claim\.md", r"claims/\1.md", measured), encoding="utf-8")
 
+html_scaled_image_link = False  # a picture of twice the resolution is no link to itself
 nb_execution_mode = "off"  # the outputs are those that are stored
 myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence", "attrs_inline", "deflist"]
 myst_heading_anchors = 3
@@ -92,3 +94,4 @@ def setup(app: Any) -> None:
         lines[:0] = ["..", ""] if what == "property" else []
 
     app.connect("autodoc-process-docstring", begin, priority=400)
+    app.connect("doctree-resolved", retina.halve)

@@ -96,16 +96,15 @@ def measure(name: str, device: str, small: bool) -> dict[str, Any]:
     return row | {"seconds": round(time.perf_counter() - started, 2)}
 
 
-def seconds_of(device: str, work: Callable[[], object]) -> float:
-    """Seconds of a call, once what it launched has ended."""
+def timed(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of a call, once what it launched has ended, and what it returned."""
     import torch
 
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     wait()
-    started = time.perf_counter()
-    work()
+    started, found = time.perf_counter(), work()
     wait()
-    return time.perf_counter() - started
+    return time.perf_counter() - started, found
 
 
 def problem(widths: tuple[int, ...], num_data: int) -> tuple[Any, Any, Any]:
@@ -133,18 +132,11 @@ def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
     short, long = 1, 2 if small else 20
     runs: dict[int, tuple[float, int]] = {}
     for draws in (short, short, long):  # the first compiles
-        found: list[Any] = []
-        work = functools.partial(fit, method, model, x, y, device, draws)
-        seconds = seconds_of(device, lambda work=work, found=found: found.append(work()))
-        runs[draws] = seconds, found[0].meta["num_gradients"]
+        work = functools.partial(method.fit, model, x, y, num_draws=draws, seed=0, device=device)
+        seconds, posterior = timed(device, work)
+        runs[draws] = seconds, posterior.meta["num_gradients"]
     gradients = runs[long][1] - runs[short][1]
     return {"chains": chains, "per_second": gradients / max(runs[long][0] - runs[short][0], 1e-9)}
-
-
-def fit(method: Any, model: Any, x: Any, y: Any, device: str, num_draws: int | None = None) -> Any:
-    """A fit on a device."""
-    options = {} if num_draws is None else {"num_draws": num_draws}
-    return method.fit(model, x, y, seed=0, device=device, **options)
 
 
 def search(name: str, device: str, small: bool) -> dict[str, Any]:
@@ -161,14 +153,12 @@ def search(name: str, device: str, small: bool) -> dict[str, Any]:
         "swag": pb.SWAG(num_steps=steps, **batches),
         "sghmc": pb.SGHMC(num_chains=2, num_warmup=steps, init_steps=steps, **batches),
     }[name]
-    found: list[Any] = []
     draws = None if name == "map" else 4 if small else 50
-    took = seconds_of(device, lambda: found.append(fit(method, model, x, y, device, draws)))
+    took, posterior = timed(device, lambda: method.fit(model, x, y, num_draws=draws, seed=0, device=device))
     new = x[:10] if small else x
-    predicted = seconds_of(device, lambda: found[0].predict(new.to(device)).probs)
-    mean = found[0].predict(new.to(device)).probs
-    where = {"fit_s": took, "predict_s": predicted, "where": mean.device.type}
-    return where | {"compile_s": found[0].meta["timings"].get("compile", 0.0)}
+    predicted, probs = timed(device, lambda: posterior.predict(new.to(device)).probs)
+    where = {"fit_s": took, "predict_s": predicted, "where": probs.device.type}
+    return where | {"compile_s": posterior.meta["timings"].get("compile", 0.0)}
 
 
 CASES: dict[str, Callable[[str, bool], dict[str, Any]]] = {

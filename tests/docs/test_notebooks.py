@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import io
 import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -83,6 +87,26 @@ def test_has_figures_and_names_no_machine_path(notebook):
 def test_is_small_and_knows_the_smoke_switch(path):
     assert path.stat().st_size < 1_000_000
     assert "PYROBNN_SMOKE" in path.read_text(encoding="utf-8")
+
+
+def test_a_palette_keeps_a_picture_and_its_size_on_a_page(runner, tmp_path, monkeypatch):
+    import matplotlib.pyplot as plt
+
+    rng, stored = np.random.default_rng(0), io.BytesIO()
+    figure, ax = plt.subplots()
+    ax.scatter(*rng.normal(size=(2, 300)), c=rng.normal(size=300), alpha=0.4)
+    figure.savefig(stored, dpi=220)
+    plt.close(figure)
+    packed = base64.b64decode(runner.with_palette(base64.b64encode(stored.getvalue()).decode()))
+    before, after = Image.open(stored), Image.open(io.BytesIO(packed))
+    assert after.size == before.size and after.info["dpi"] == before.info["dpi"]
+    assert len(packed) < len(stored.getvalue()) / 2
+    assert np.abs(np.subtract(*(np.asarray(each.convert("RGB"), float) for each in (before, after)))).mean() < 1.0
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    (tmp_path / "a.png").write_bytes(packed)
+    before.resize((60, 40)).save(tmp_path / "b.png", dpi=(110, 110))
+    width = importlib.import_module("retina").width
+    assert [width(tmp_path / name) for name in ("a.png", "b.png", "c.png")] == [before.width // 2, None, None]
 
 
 def test_unknown_name_is_told(runner):
