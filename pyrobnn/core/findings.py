@@ -234,7 +234,6 @@ MODEL: Sentences = {
     "deterministic_gaps": "the deterministic {name!r} is NaN or infinite in {count} of {draws} draws",
 }
 RUN: Sentences = {
-    "batch_log_joint": "lp of the draws is that of the batches, not of all data",
     "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
     "launched_one_by_one": (
         "{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "

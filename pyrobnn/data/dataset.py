@@ -221,10 +221,6 @@ class Standardizer:
         x, y = self.transform_x(dataset.x), self.transform_y(dataset.y)
         return dataclasses.replace(dataset, x=x, y=y, true_f=None, true_noise=None, true_function=None)
 
-    def inverse_x(self, x: Tensor) -> Tensor:
-        """Inputs (N, ``*feature``) back in original units."""
-        return x * self.x_scale + self.x_mean
-
     def inverse_mean(self, y: Tensor) -> Tensor:
         """Targets, means, draws or quantiles (…, output) back in original units; labels unchanged."""
         return y * self.y_scale + self.y_mean if y.is_floating_point() else y

@@ -22,7 +22,7 @@ from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12), and minutes; weights
 #: of a full precision matrix (seconds); rows beyond which an ensemble's chains are tried before the evidence
-FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS, MAX_EVIDENCE_ROWS = 50, 1000, 3000, 200
+FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS, MAX_EVIDENCE_ROWS = 50, 1000, 3000, 500
 
 
 def choose(

@@ -140,8 +140,8 @@ def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor
     return y, f, cov, values
 
 
-def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    r"""Log density (N,) of each row left out of a linearised fit, and of a Bayesian linear regression.
+def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray, float]:
+    r"""Log density (N,) of each row left out of a linearised fit, and of a linear regression; nats of evidence over it.
 
     .. math:: y_n - f_{-n} = \frac{y_n - f_n}{1 - h_n}, \quad v_{-n} = \frac{v_n}{1 - h_n}, \quad
         h_n = \frac{v_n}{\sigma^2}
@@ -149,10 +149,11 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
     y_in, f, cov, own = _at_rows(posterior, x, y)
     noise = cast(HomoskedasticGaussian, posterior.bnn.likelihood).loc_scale(f, own)[1].square()[0, 0]
     inputs, targets = (part.cpu().numpy() for part in (_standard(posterior.bnn, x, y)[0], y_in[:, 0]))
-    line = BayesianRidge().fit(inputs, targets)
+    line = BayesianRidge(compute_score=True).fit(inputs, targets)
     mean, scale = line.predict(inputs, return_std=True)
     ours = _without(y_in[:, 0].cpu().numpy() - f[:, 0].cpu().numpy(), cov[:, 0, 0].cpu().numpy(), float(noise))
-    return ours, _without(targets - mean, scale**2 - 1 / line.alpha_ + 1 / (line.alpha_ * len(y)), 1 / line.alpha_)
+    nats = cast(float, posterior.log_evidence) - line.scores_[-1]
+    return ours, _without(targets - mean, scale**2 + (1 / len(y) - 1) / line.alpha_, 1 / line.alpha_), nats
 
 
 def _without(error: np.ndarray, var: np.ndarray, noise: float) -> np.ndarray:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +29,7 @@ from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
-from pyrobnn.estimators.wide import Offset, counts, gain, one_thread, quiet, search
+from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method
@@ -140,12 +141,19 @@ class Estimator(BaseEstimator):
         line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
         if self._fit_counts(model, line if why else model.net, seed):
             return
+        if num <= FEW_ROWS:
+            return self._infer(model, seed)
         if num <= MAX_WHOLE_ROWS:
-            self._infer(model, seed)
-            if num <= FEW_ROWS:
-                return
-            gained, why = gain(*left_out(self.posterior_, *data))
+            found = []
+            for each in (model, lifted(model, *data, seed)):
+                with quiet():
+                    self._infer(each, seed)
+                scores = left_out(self.posterior_, *data)
+                found.append((scores[0].mean(), dict(vars(self)), *gain(*scores)))
+            _, best, gained, why = max(found, key=itemgetter(0))
+            self.__dict__.update(best)
             if gained:
+                warn(self.posterior_.meta["warnings"])
                 self.method_reason_ += f"; {why}"
                 return
         self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)

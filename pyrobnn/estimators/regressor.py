@@ -52,13 +52,14 @@ class BNNRegressor(RegressorMixin, Estimator):
     Attributes: ``posterior_`` (:class:`pyrobnn.Posterior`), ``method_`` and ``method_reason_``, ``verdict_`` (computed
     when it is first asked for), ``n_outputs_``, ``n_features_in_``, and ``feature_names_in_`` of a DataFrame.
 
-    With more than 200 rows and all of these open, short fits are tried on four fifths of them: features transformed to
+    With more than 500 rows and all of these open, short fits are tried on four fifths of them: features transformed to
     remove skew, with or without sines, small or larger noise, and for counts and skewed positive targets other
     likelihoods. If the best predicts the rest better than a Bayesian linear regression by two standard errors, an
     ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and learn
     noise that depends on the input; with more rows the members learn it, its scale is calibrated on at most 500 rows
     held out of training, and ``num_draws`` is not used. Otherwise the method is Laplace's approximation (up to 50 rows
-    NUTS), of a linear model where a net predicts no better, with a negative binomial likelihood of counts.
+    NUTS) of two nets, of the features and of their powers and sines, of which the one that predicts left-out rows
+    better is kept; or of a linear model where neither gains; with a negative binomial likelihood of counts.
     Caveats: neither the chains, too short to mix, nor the members sample the posterior, as ``verdict_`` warns. Rows are
     sorted before the fit: what their order says (time) is not seen.
 

@@ -22,7 +22,7 @@ from sklearn.model_selection import KFold, cross_val_predict
 from torch import Tensor, nn
 
 from pyrobnn import likelihoods as lk
-from pyrobnn import priors
+from pyrobnn import networks, priors
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
@@ -35,27 +35,12 @@ from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.head import Split
 
 Data = tuple[Tensor, Tensor]
 
 
-class Lifted(Method):
-    """A method for nets that begin with a :class:`Lift`, which is computed once."""
-
-    def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
-        split = Split(problem.bnn, problem.bnn.initial_values(), "1")
-        found = self._fit(problem.at_head(split, self.points), run)
-        return replace(found, model=problem.model, meta=found.meta | {"input_shape": list(problem.x.shape[1:])})
-
-
 @dataclass(frozen=True)
-class Chains(Lifted, SGHMC):
-    """Chains that start where the members of an ensemble are."""
-
-
-@dataclass(frozen=True)
-class TabularEnsemble(Lifted, DeepEnsemble):
+class TabularEnsemble(DeepEnsemble):
     """An ensemble that may go on from the members of another."""
 
     uses: ClassVar[tuple[str, ...]] = ("init",)
@@ -244,7 +229,7 @@ class Rule(NamedTuple):
         if whole:
             options: dict[str, Any] = {"num_chains": members, "preconditioner": "rmsprop", "compile": compile}
             if seconds is not None:
-                timed = (Chains(num_warmup=each, thinning=1, **options) for each in (60, 60 + int(5 * seconds)))
+                timed = (SGHMC(num_warmup=each, thinning=1, **options) for each in (60, 60 + int(5 * seconds)))
                 fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
                 with quiet():
                     few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare; load can hide the steps
@@ -252,7 +237,7 @@ class Rule(NamedTuple):
                 effort = float(np.clip(left * seconds / (600 * max(more - few, more / 2)), 0.05, 50))
             # the momentum lasts for thousands of steps where there is time: they have a long way
             options |= {"num_warmup": max(50, int(1000 * effort)), "thinning": max(1, int(20 * effort))}
-            method = Chains(friction=min(1.0, 0.003 / effort), **options)
+            method = SGHMC(friction=min(1.0, 0.003 / effort), **options)
             words = f"{members} chains of {num_draws or 100} draws, {method.thinning} steps apart, from {words}"
         posterior = method.fit(both, *rows, init=start, num_draws=(num_draws or 100) if whole else None, **run)
         if not whole and self.likelihood is None:
@@ -264,6 +249,14 @@ class Rule(NamedTuple):
         kind = "normal noise that depends on the input" if self.likelihood is None else f"{self.likelihood}"
         words += f", {kind}; four layers of 32 on powers of the features and {self.waves} sine waves of each"
         return posterior, method, words
+
+
+def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
+    """The model with a net of one hidden layer on a :class:`Lift` of data x (N, feature)."""
+    units = cast(Standardizer, model.standardizer)
+    lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), 8).double()
+    net = networks.mlp(lift.width, (50,), 1, activation="silu", seed=seed).double()
+    return BNN(nn.Sequential(lift, *net), model.prior, model.likelihood, standardizer=units)
 
 
 def log_density(error: np.ndarray, var: Any) -> np.ndarray:
@@ -289,10 +282,16 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
-    """Whether log densities (N,) are better than a linear model's by two standard errors, in words."""
+def gain(ours: np.ndarray, linear: np.ndarray, nats: float = 0.0) -> tuple[bool, str]:
+    """Whether log densities (N,) gain on a linear model's, in words: log 20 in sum and two standard errors.
+
+    Or the evidence does, since a row at the edge of a step can cost more than the others gain.
+    """
     more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
-    return more > 2 * error, f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
+    words = f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
+    if nats:
+        words += f", whose log evidence is {abs(nats):.0f} nats {'less' if nats > 0 else 'more'}"
+    return (more > 2 * error and more * len(ours) > math.log(20)) or nats > math.log(20), words
 
 
 def search(data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any) -> tuple[Rule | None, str]:

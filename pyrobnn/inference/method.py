@@ -130,8 +130,8 @@ class Method(abc.ABC):
         return replace(posterior, rows=Rows.of(model, x, y) if keeps else None)
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
-        """By the net's head where what comes before its first parameter with a prior is held: that is computed once."""
-        trunk = problem.held_trunk() if self.points == "held" else None
+        """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
+        trunk = None if self.has_density else problem.held_trunk(self.points)
         if trunk is None:
             return self._fit(problem, run)
         told = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
@@ -143,7 +143,7 @@ class Method(abc.ABC):
             return {**metrics, "snapshot": lambda: whole(metrics["snapshot"]())}
 
         callbacks = tuple(MappedCallback(callback, mapped) for callback in run.callbacks)
-        return whole(self._fit(problem.at_head(trunk, "held"), replace(run, callbacks=callbacks)))
+        return whole(self._fit(problem.at_head(trunk, self.points), replace(run, callbacks=callbacks)))
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.

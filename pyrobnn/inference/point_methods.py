@@ -202,7 +202,7 @@ class MAP(Trained):
             whole = in_memory and (self.batch_size is None or self.batch_size >= rows)
             try:
                 if whole and not result.interrupted:
-                    theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps)
+                    theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps, self.compile)
                 # a few gradients on all of the data, where they are to be had cheaply and without noise
                 cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None
                 if cheap and not result.interrupted:

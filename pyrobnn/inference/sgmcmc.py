@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number
-from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
@@ -88,7 +87,6 @@ class _StochasticGradientMCMC(Method):
             stopped = "interrupt"
         if stopped == "interrupt":
             notes.append(interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain"))
-            notes.append(Finding("batch_log_joint"))
         meta = {"temperature": self.temperature, "stopped": stopped, "common_start": common_start(run.init)}
         meta["step_size"] = chains.step_size * problem.num_rows
         if self.has_momentum:

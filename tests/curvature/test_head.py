@@ -174,3 +174,41 @@ def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_meth
     ):
         split.predict(X)
     assert sum(seen) <= len(X) + 8  # and a few to look at the net
+
+
+class Counted(nn.Module):
+    """A layer without parameters that counts its calls."""
+
+    calls = 0
+
+    def forward(self, x):
+        Counted.calls += 1
+        return x.flatten(1).sin()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        pb.MAP(num_steps=30, polish_steps=5, compile=False),
+        pb.DeepEnsemble(num_members=2, num_steps=30, compile=False),
+        pb.SGHMC(num_chains=2, num_warmup=10, thinning=1, init_steps=10, compile=False),
+    ],
+    ids=lambda method: type(method).__name__,
+)
+def test_layers_before_the_first_parameter_are_computed_once(method, monkeypatch, tmp_path):
+    prior, noise = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = nn.Sequential(Counted(), nn.Linear(36, 3), nn.Tanh(), nn.Linear(3, 1)).double()
+    model, options = pb.BNN(net, prior, noise), {"num_draws": method.default_draws if method.kind != "chains" else 4}
+    Counted.calls = 0
+    once = method.fit(model, X, Y, **options)
+    assert Counted.calls < 20
+    with monkeypatch.context() as patch:
+        patch.setattr("pyrobnn.inference.fitting.problem.Problem.held_trunk", lambda *_: None)
+        often = method.fit(model, X, Y, **options)
+    assert Counted.calls > 30
+    torch.testing.assert_close(once.draws, often.draws)
+    loaded = pb.Posterior.load(once.save(tmp_path / "once.nc"), model)
+    for posterior in (once, loaded):
+        torch.testing.assert_close(posterior.predict(X).f, often.predict(X).f)

@@ -25,7 +25,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, families
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, left_out, select_prior_width
-from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, responses, search
+from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, gain, responses, search
 from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
@@ -503,7 +503,7 @@ def test_the_error_of_a_left_out_row_is_that_of_a_linear_fit_without_it():
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.5))
     data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
     laplace = pb.Laplace(map=pb.MAP(num_steps=200, compile=False))
-    ours, _ = left_out(laplace.fit(model, *data, seed=0), *data)
+    ours, *_ = left_out(laplace.fit(model, *data, seed=0), *data)
     for row in range(3):
         kept = np.arange(40) != row
         precision = x[kept].T @ x[kept] / 0.25 + np.eye(2)
@@ -587,6 +587,53 @@ def test_small_nets_are_fitted_in_one_thread(monkeypatch):
         assert found == [1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the centre is not a mode")
+@pytest.mark.parametrize(
+    ("truth", "noise"),
+    [(np.sign, 0.05), (lambda x: np.sin(3 * x), 0.0), (lambda x: np.sin(3 * x), 0.01)],
+    ids=["step", "wave", "noisy wave"],
+)
+def test_one_row_at_an_edge_does_not_speak_for_a_line(truth, noise):
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-2, 2, (90, 1))
+    model = regressor("auto", hidden=None, compile=False).fit(x, truth(x[:, 0]) + noise * rng.normal(size=90))
+    assert "linear model predicts these" not in model.method_reason_
+    grid = np.linspace(-2, 2, 101)[:, None]
+    assert np.sqrt(np.mean((model.predict(grid) - truth(grid[:, 0])) ** 2)) < 0.35  # of a line: .6
+
+
+def test_a_gain_is_seen_in_left_out_rows_or_in_the_evidence():
+    rows = np.full(100, -1.0)
+    edge = np.where(np.arange(100) == 7, -60.0, -0.5)  # of a step
+    assert gain(rows + 0.1, rows)[0] and not gain(rows + 0.01, rows)[0]
+    assert not gain(edge, rows)[0] and not gain(edge, rows, nats=2.0)[0] and gain(edge, rows, nats=4.0)[0]
+    assert gain(edge, rows, nats=4.0)[1].endswith("whose log evidence is 4 nats less")
+
+
+@pytest.mark.parametrize("better", [0, 1])
+def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, monkeypatch):
+    scores = iter([np.full(60, -2.0), np.full(60, -1.0)][:: 1 if better else -1])
+    monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (next(scores), np.full(60, -3.0), 0.0))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose", lambda *_, **__: (pb.MAP(num_steps=5, compile=False), "five steps")
+    )
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = regressor("auto", hidden=None).fit(x, np.sin(x[:, 0]))
+    assert (type(model.posterior_.bnn.net[0]) is Lift) == bool(better)
+    assert model.predict(x).shape == (60,)
+
+
+@pytest.mark.slow
+def test_powers_and_sines_of_the_features_are_tried():
+    rng = np.random.default_rng(0)
+    x = np.exp(rng.normal(size=(160, 2)))
+    y = np.sin(4 * np.log(x[:, 0])) + 0.5 * np.log(x[:, 1]) + 0.1 * rng.normal(size=160)
+    model = regressor("auto", hidden=None, compile=False).fit(x[:100], y[:100])
+    assert type(model.posterior_.bnn.net[0]) is Lift
+    assert np.sqrt(np.mean((model.predict(x[100:]) - y[100:]) ** 2)) < 0.5 * y.std()
 
 
 @pytest.mark.parametrize("frequency", [2.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1.0, 1.7, 4.0))])

@@ -87,13 +87,13 @@ class Problem:
         """The checked batches of one pass through the loader."""
         return (check_data(self.bnn, x, y, self.device) for x, y in self.loader or ())
 
-    def held_trunk(self) -> Split | None:
-        """The split of the net before its first parameter with a prior; None where nothing comes before it."""
-        points = self.density.initial_points
-        if not self.is_bnn or self.loader is not None or not any(name.startswith(NET) for name in points):
+    def held_trunk(self, points: Literal["free", "held"]) -> Split | None:
+        """The split of the net before its first parameter that is not held; None where nothing comes before it."""
+        held = self.density.initial_points if points == "held" else {}
+        if not self.is_bnn or self.loader is not None or self.bnn.stochastic_layers():
             return None
-        params = {n: v.detach() for n, v in (self.bnn.initial_values() | points).items() if n.startswith(NET)}
-        found = split(self.bnn, [name for name in params if name not in points], params, self.x)
+        params = {n: v.detach() for n, v in (self.bnn.initial_values() | held).items() if n.startswith(NET)}
+        found = split(self.bnn, [name for name in params if name not in held], params, self.x)
         return found if found.path else None
 
     def at_head(self, parts: Split, points: Literal["free", "held"] = "free") -> Problem:
@@ -236,8 +236,6 @@ def make_posterior(
             values, told, remarks = what_program_says(problem.density, draws, fixed)
         draws |= values
         notes += remarks
-    if getattr(method, "compile", True) is False:
-        notes += launches(problem.device, "compile=False")
     notes = [note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.findings import Finding
+from pyrobnn.model.compile import compiled
 
 #: steps below which the losses show nothing
 _SHORT = 20
@@ -56,10 +57,11 @@ def descend(slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num
 
 
 def polish(
-    log_joint: Callable[..., Tensor], theta: Tensor, num_steps: int, jacobian: bool = False
+    log_joint: Callable[..., Tensor], theta: Tensor, num_steps: int, trace: bool = False, jacobian: bool = False
 ) -> tuple[Tensor, float]:
-    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)``, by :func:`descend`."""
-    return descend(torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian)), theta, num_steps)
+    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by :func:`descend`; traced or not."""
+    slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
+    return descend(compiled(slope, theta, enabled="trace") if trace else slope, theta, num_steps)
 
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
