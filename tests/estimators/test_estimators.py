@@ -572,6 +572,12 @@ def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_trie
 
 
 @pytest.mark.filterwarnings("ignore")
+def five_steps(monkeypatch):
+    """Of MAP in place of whatever method suits."""
+    five = pb.MAP(num_steps=5, compile=False), "five steps"
+    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *_, **__: five)
+
+
 def test_small_nets_are_fitted_in_one_thread(monkeypatch):
     """Two, on two cores that others use as well, took ten times as long."""
     found, before = [], torch.get_num_threads()
@@ -581,9 +587,11 @@ def test_small_nets_are_fitted_in_one_thread(monkeypatch):
         return None, "nothing is gained"
 
     monkeypatch.setattr("pyrobnn.estimators.estimator.search", look)
+    five_steps(monkeypatch)
+    monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (np.zeros(9), np.full(9, -3.0), 0.0))
     torch.set_num_threads(2)
     try:
-        regressor("auto", hidden=None, compile=False).fit(np.linspace(0, 1, 210)[:, None], np.sin(np.arange(210.0)))
+        regressor("auto", hidden=None, num_draws=1).fit(np.linspace(0, 1, 510)[:, None], np.sin(np.arange(510.0)))
         assert found == [1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -617,11 +625,9 @@ def test_a_gain_is_seen_in_left_out_rows_or_in_the_evidence():
 def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, monkeypatch):
     scores = iter([np.full(60, -2.0), np.full(60, -1.0)][:: 1 if better else -1])
     monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (next(scores), np.full(60, -3.0), 0.0))
-    monkeypatch.setattr(
-        "pyrobnn.estimators.estimator.choose", lambda *_, **__: (pb.MAP(num_steps=5, compile=False), "five steps")
-    )
+    five_steps(monkeypatch)
     x = np.random.default_rng(0).normal(size=(60, 2))
-    model = regressor("auto", hidden=None).fit(x, np.sin(x[:, 0]))
+    model = regressor("auto", hidden=None, num_draws=1).fit(x, np.sin(x[:, 0]))
     assert (type(model.posterior_.bnn.net[0]) is Lift) == bool(better)
     assert model.predict(x).shape == (60,)
 
