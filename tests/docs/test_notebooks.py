@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import base64
 import importlib.util
 import io
@@ -49,6 +50,15 @@ def test_was_executed_in_order_without_error(notebook):
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
     kinds = {output["output_type"] for cell in cells for output in cell["outputs"]}
     assert "error" not in kinds
+
+
+def test_what_is_imported_exists(notebook):
+    for cell in code_cells(notebook):
+        for node in ast.walk(ast.parse(re.sub(r"(?m)^%.*$", "", "".join(cell["source"])))):
+            if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "pyrobnn":
+                found = importlib.import_module(node.module)
+                missing = [each.name for each in node.names if not hasattr(found, each.name)]
+                assert missing == [], node.module
 
 
 def test_says_nothing_on_stderr(notebook):
