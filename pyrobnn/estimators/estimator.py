@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from numbers import Integral
-from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -148,10 +147,10 @@ class Estimator(BaseEstimator):
             for each in (model, lifted(model, *data, seed)):
                 with quiet():
                     self._infer(each, seed)
-                scores = left_out(self.posterior_, *data)
-                found.append((scores[0].mean(), dict(vars(self)), *gain(*scores)))
-            _, best, gained, why = max(found, key=itemgetter(0))
-            self.__dict__.update(best)
+                found.append((left_out(self.posterior_, *data), dict(vars(self))))
+            scores, how = found[gain(found[1][0][0], found[0][0][0])[0]]  # without a gain the plainer net
+            self.__dict__.update(how)
+            gained, why = gain(*scores)
             if gained:
                 warn(self.posterior_.meta["warnings"])
                 self.method_reason_ += f"; {why}"
