@@ -108,7 +108,7 @@ class Lift(nn.Module):
 
     def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int, fastest: float = 1.0):
         super().__init__()
-        least, many = x.min(0), [index for index, column in enumerate(x.T) if len(np.unique(column)) > 2]
+        least, many = x.min(0), np.flatnonzero([len(np.unique(column)) > 2 for column in x.T])
         # a logarithm is of values that are positive and not all far from zero; of others, of a shift
         start = np.where((origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0))
         powers, grid = np.ones(x.shape[1]), np.linspace(-2, 2, 17) + 1e-4 * (np.arange(17) == 8)
@@ -254,7 +254,8 @@ class Rule(NamedTuple):
 def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
     """The model with a net of one hidden layer on a :class:`Lift` of data x (N, feature)."""
     units = cast(Standardizer, model.standardizer)
-    lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), 8).double()
+    waves = max(0, min(8, (256 // x.shape[1] - 1) // 2))  # some 256 inputs of the net
+    lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), waves).double()
     net = networks.mlp(lift.width, (50,), 1, activation="silu", seed=seed).double()
     return BNN(nn.Sequential(lift, *net), model.prior, model.likelihood, standardizer=units)
 

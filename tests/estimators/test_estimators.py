@@ -632,6 +632,14 @@ def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, 
     assert model.predict(x).shape == (60,)
 
 
+def test_inputs_of_two_values_only(monkeypatch):
+    five_steps(monkeypatch)
+    monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (np.full(9, -1.0), np.full(9, -3.0), 0.0))
+    x = (np.random.default_rng(0).normal(size=(60, 3)) > 0) * 1.0
+    model = regressor("auto", hidden=None, num_draws=1).fit(x, x[:, 0] * x[:, 1])
+    assert np.isfinite(model.predict(x)).all()
+
+
 @pytest.mark.slow
 def test_powers_and_sines_of_the_features_are_tried():
     rng = np.random.default_rng(0)

@@ -93,9 +93,7 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
 def unfinished_by_losses(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
     """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
     fall = still_falling(result, losses, scale)
-    if fall is None or result.stopped == "callback":
-        return {}
-    return unfinished(fall, num_params, "fall_left")
+    return {} if fall is None or result.stopped == "callback" else unfinished(fall, num_params, "fall_left")
 
 
 def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
