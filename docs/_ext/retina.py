@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from docutils import nodes
 from PIL import Image
 
 #: dots per inch from which a picture has twice the resolution; those for one pixel a dot have 100 to 160
@@ -20,8 +19,10 @@ def width(path: Path) -> int | None:
         return picture.width // 2 if picture.info.get("dpi", (0,))[0] >= RETINA else None
 
 
-def halve(app: Any, doctree: nodes.document, page: str) -> None:
+def halve(app: Any, doctree: Any, page: str) -> None:
     """Give the pictures of a page that have no width of their own the one of :func:`width`."""
+    from docutils import nodes  # of the docs extra
+
     for image in doctree.findall(nodes.image):
         found = width(Path(app.srcdir) / image["uri"])
         if found is not None and "width" not in image:

@@ -226,6 +226,7 @@ def test_an_exact_line_has_a_narrow_interval_that_holds_it(rows):
     assert (low <= truth).all() and (truth <= high).all() and (high - low).max() < 0.01
 
 
+@pytest.mark.slow
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):
     search = pb.MAP(num_steps=300, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
@@ -454,6 +455,7 @@ def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen
     assert 0.85 < float(((new[1] > low) & (new[1] < high)).double().mean()) < 0.95
 
 
+@pytest.mark.slow
 def test_no_draw_of_chains_that_start_from_an_ensemble_has_left_the_data():
     """The fit of the next law, of which the search has chosen this."""
     data = pb.data.gap()
