@@ -205,7 +205,7 @@ def test_layers_before_the_first_parameter_are_computed_once(method, monkeypatch
     once = method.fit(model, X, Y, **options)
     assert Counted.calls < 20
     with monkeypatch.context() as patch:
-        patch.setattr("pyrobnn.inference.fitting.problem.Problem.held_trunk", lambda *_: None)
+        patch.setattr("pyrobnn.inference.fitting.problem.free_bytes", lambda _: 0)
         often = method.fit(model, X, Y, **options)
     assert Counted.calls > 30
     torch.testing.assert_close(once.draws, often.draws)

@@ -573,13 +573,13 @@ def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_trie
     assert "of counts" in model.method_reason_ and not model.posterior_.meta["findings"]
 
 
-@pytest.mark.filterwarnings("ignore")
 def five_steps(monkeypatch):
     """Of MAP in place of whatever method suits."""
     five = pb.MAP(num_steps=5, compile=False), "five steps"
     monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *_, **__: five)
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_small_nets_are_fitted_in_one_thread(monkeypatch):
     """Two, on two cores that others use as well, took ten times as long."""
     found, before = [], torch.get_num_threads()

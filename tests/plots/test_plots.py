@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from pyrobnn import plots
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
-from pyrobnn.plots.canvas import ALEATORIC, EPISTEMIC, PAGE, bands, panels, style
+from pyrobnn.plots.canvas import ALEATORIC, EPISTEMIC, PAGE, PALETTE, bands, panels, style
 
 KINDS = {
     "regression_1d": factory.regression_1d(),
@@ -200,7 +200,7 @@ def test_training_puts_every_fit_into_one_axes() -> None:
     assert [len(ax.lines) for ax in figure.axes] == [3, 3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(trees)
     assert len(plots.training(trees, names=["kl"]).axes) == 1
-    assert not {line.get_color() for line in figure.axes[0].lines} & {ALEATORIC, EPISTEMIC}
+    assert not {line.get_color() for line in figure.axes[0].lines} & {ALEATORIC, EPISTEMIC, PALETTE[1]}
     with pytest.raises(ValueError, match=r"'names' has \['no'\], but the histories have"):
         plots.training(trees, names=["no"])
 
