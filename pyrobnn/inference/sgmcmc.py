@@ -140,8 +140,8 @@ class SGLD(_StochasticGradientMCMC):
         compile: False runs eagerly, with the same draws.
 
     Returns, by ``fit``: draws (num_chains, num_draws, …), ``thinning`` steps apart; sample_stats ``lp`` (log joint on
-    all data in unconstrained space; for a streamed loader the batch estimate) and ``step_size``; ``meta`` has the
-    ``step_size`` and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
+    all data in unconstrained space; of a streamed loader or an interrupted run that of batches) and ``step_size``;
+    ``meta`` has the ``step_size`` and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
     chains start at draws of ``init`` (MAP, SVI, …), all alike at a trained net, or at modes found by ``init_steps`` of
     Adam (a plain program: at draws from the prior). Where inputs are all but collinear Adam does not arrive: pass
     ``init=MAP().fit(…)``. Batches of a DataLoader are shared by all chains.
