@@ -29,7 +29,7 @@ from pyrobnn.inference.fitting.program import (
     rows_together,
     what_program_says,
 )
-from pyrobnn.inference.fitting.sizes import require
+from pyrobnn.inference.fitting.sizes import free_bytes, require
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density, check_data
 from pyrobnn.posterior import Posterior
@@ -94,7 +94,8 @@ class Problem:
             return None
         params = {n: v.detach() for n, v in (self.bnn.initial_values() | held).items() if n.startswith(NET)}
         found = split(self.bnn, [name for name in params if name not in held], params, self.x)
-        return found if found.path else None
+        size = found.features(self.x[:1]).nbytes * len(self.x)  # too much to hold is computed as often as it is needed
+        return found if found.path and size < free_bytes(self.device) / 2 else None
 
     def at_head(self, parts: Split, points: Literal["free", "held"] = "free") -> Problem:
         """The problem of the head of a net, its data the features."""
