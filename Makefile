@@ -51,6 +51,7 @@ gallery: $(VENV)/.installed
 	cd docs/_static && for script in ../gallery/*.py; do echo $$script; MPLBACKEND=Agg ../../$(BIN)/python $$script || exit 1; done
 	cd docs/_static && for page in ../stories/assay.md ../stories/fleet.md; do echo $$page; \
 	  sed -n '/^```python$$/,/^```$$/{/^```/!p}' $$page | MPLBACKEND=Agg ../../$(BIN)/python - || exit 1; done
+	$(BIN)/python docs/_ext/retina.py docs/_static/*.png
 
 # what needs a GPU: its tests, then speed beside the CPU; appends to scripts/gpu/records.jsonl, goes on where it was cut
 #   make gpu ARGS="--only nuts-64 svi --budget 300"      without CUDA the script says so and ends with 3, make with 2

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import io
 import os
 import sys
 import time
@@ -28,9 +27,12 @@ from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 from nbformat import NotebookNode
-from PIL import Image
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+sys.path.insert(0, str(FOLDER.parent / "docs/_ext"))
+
+from retina import in_palette  # noqa: E402
+
 SMOKE = "PYROBNN_SMOKE"
 GALLERY = "gallery"
 
@@ -79,7 +81,7 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
         first = notebook.cells[reached[0]].source.strip().partition("\n")[0]
         raise RuntimeError(f"{path.name}, cell {reached[0]} ({first}): {error}") from error
     for picture in pictures(notebook):
-        picture["image/png"] = with_palette(picture["image/png"])
+        picture["image/png"] = base64.b64encode(in_palette(base64.b64decode(picture["image/png"]))).decode()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -92,14 +94,6 @@ def pictures(notebook: NotebookNode, tag: str | None = None) -> list[NotebookNod
     cells = [cell for cell in notebook.cells if tag is None or tag in cell.metadata.get("tags", [])]
     shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
     return [data for data in shown if "image/png" in data]
-
-
-def with_palette(png: str) -> str:
-    """The PNG in the 256 colours that come closest, a third of the size; its dots per inch are kept."""
-    image, stored = Image.open(io.BytesIO(base64.b64decode(png))), io.BytesIO()
-    fewer = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    fewer.save(stored, "png", optimize=True, dpi=image.info["dpi"])
-    return base64.b64encode(stored.getvalue()).decode()
 
 
 def write_gallery(path: Path, notebook: NotebookNode) -> None:

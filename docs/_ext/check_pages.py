@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import check_rates
@@ -20,11 +21,11 @@ def pages() -> dict[str, Row]:
 def markdown(row: Row) -> str:
     """The page of one check."""
     first, _, rest = (inspect.getdoc(row.statistic) or "").partition("\n\n")
-    of = (inspect.getdoc(row.applies) or "").rstrip(".")
+    of = (inspect.getdoc(row.applies) or "Of any draws and predictions").rstrip(".").removeprefix("Of ")
     of += ", where there is a reference" if row.against else ""
     limits = ", ".join(f"{limit:g}" for limit in row.limits) or "none of its own"
     parts = [f"# `{row.code}`\n", f"{first}\n", f"{_plain(rest)}\n" if rest else ""]
-    parts += [f"**Question** {QUESTIONS[row.question]}\n", f"**Made** {of[:1].lower()}{of[1:]}.\n"]
+    parts += [f"**Question** {QUESTIONS[row.question]}\n", f"**Applies to** {of}.\n"]
     parts += [f"**Limits** {limits}. Source: {_linked(row.source)}.\n"]
     parts += ["## How often it is wrong\n", check_rates.told(row.code)]
     parts += ["## Look at it\n", "```python", *_example(row), "```\n"]
@@ -47,17 +48,17 @@ def _linked(source: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of a docstring as Markdown: its double backticks, its one-word references."""
-    return text.replace("``", "`").replace("*", "\\*")
+    """Text of a docstring as Markdown: its double backticks, its one-word references, its formulas."""
+    return re.sub(r"^\.\. math:: (.+)$", r"$$\1$$", text.replace("``", "`").replace("*", "\\*"), flags=re.MULTILINE)
 
 
 def index(found: dict[str, Row]) -> str:
     """The list of all checks, with what the study says of each."""
     lines = ["# The checks of a verdict\n"]
     lines += [
-        "A verdict answers two questions, each by the worst of its checks; information never decides. The last checks "
-        "below are of forged or damaged trees, and made by `pb.audit` alone. These pages are written from the table of "
-        "checks and from the [recorded study](../results.md) whenever they are built.\n",
+        "A verdict answers two questions, each by the worst of its checks; information never decides. The last "
+        "checks below look for forged or damaged trees, and only `pb.audit` runs them. These pages are "
+        "written from the table of checks and from the [recorded study](../results.md) whenever they are built.\n",
         "```python",
         "import pyrobnn as pb\n",
         'posterior = pb.Posterior.load("nuts.nc", model)',

@@ -60,7 +60,7 @@ def told(name: str) -> str:
         line = f"**False alarms**: of {len(healthy)} healthy posteriors it warns of {warns} and fails {fails}.\n"
     else:  # such a check appears only where it speaks
         every = sum(row["healthy"] for row in records())
-        line = f"**False alarms**: of {every} healthy posteriors it speaks of {share(0, every)}.\n"
+        line = f"**False alarms**: of {every} healthy posteriors it warns of or fails {share(0, every)}.\n"
     return "\n".join([line, *_power(name)])
 
 

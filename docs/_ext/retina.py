@@ -1,7 +1,12 @@
-"""Pictures that are stored at twice the resolution are shown at half of their pixels, as notebooks show them."""
+"""Pictures of twice the resolution are stored in few colours and shown at half of their pixels, as notebooks show them.
+
+As a program it puts the pictures that it is given into a palette, where they are not in one yet.
+"""
 
 from __future__ import annotations
 
+import io
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +14,16 @@ from PIL import Image
 
 #: dots per inch from which a picture has twice the resolution; those for one pixel a dot have 100 to 160
 RETINA = 190
+
+
+def in_palette(png: bytes) -> bytes:
+    """The PNG in the 256 colours that come closest, a third of the size; its dots per inch are kept."""
+    image, stored = Image.open(io.BytesIO(png)), io.BytesIO()
+    if image.mode == "P":
+        return png
+    fewer = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    fewer.save(stored, "png", optimize=True, dpi=image.info["dpi"])
+    return stored.getvalue()
 
 
 def width(path: Path) -> int | None:
@@ -27,3 +42,8 @@ def halve(app: Any, doctree: Any, page: str) -> None:
         found = width(Path(app.srcdir) / image["uri"])
         if found is not None and "width" not in image:
             image["width"] = f"{found}px"
+
+
+if __name__ == "__main__":
+    for name in map(Path, sys.argv[1:]):
+        name.write_bytes(in_palette(name.read_bytes()))

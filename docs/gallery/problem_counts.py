@@ -25,4 +25,4 @@ axes.fill_between(line[:, 0], *a_day.quantile(torch.tensor([0.05, 0.95]), 0), co
 axes.plot(line, a_day.mean(0), color="#1f5f8b", label="rate and its 90 % interval")
 axes.set(xlabel="temperature (°C)", ylabel="calls a day")
 axes.legend(frameon=False)
-figure.savefig("problem_counts.png", dpi=110)
+figure.savefig("problem_counts.png", dpi=220)

@@ -23,4 +23,4 @@ names = [f"grade {grade}" for grade in range(5)]
 axes.stackplot(line[:, 0], posterior.predict(line).probs.T, labels=names, colors=colours)
 axes.set(xlabel="x", ylabel="probability", xlim=(-3, 3), ylim=(0, 1))
 axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, reverse=True)
-figure.savefig("problem_grades.png", dpi=110)
+figure.savefig("problem_grades.png", dpi=220)

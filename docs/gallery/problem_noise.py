@@ -13,4 +13,4 @@ posterior = pb.Laplace(num_steps=1500, compile=False).fit(model, data.x, data.y,
 tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="Laplace, two outputs")
 verdict = pb.diagnose(tree)
 print(verdict)
-pb.plots.predictive_bands(tree).savefig("problem_noise.png", dpi=110)
+pb.plots.predictive_bands(tree).savefig("problem_noise.png", dpi=220)

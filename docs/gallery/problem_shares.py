@@ -26,4 +26,4 @@ axes.fill_between(line[:, 0], p.quantile(0.05)[:, 0], p.quantile(0.95)[:, 0], co
 axes.plot(line, p.mean, color="#1f5f8b", label="mean and 90 % interval")
 axes.set(xlabel="x", ylabel="share", ylim=(-0.02, 1.02))
 axes.legend(frameon=False)
-figure.savefig("problem_shares.png", dpi=110)
+figure.savefig("problem_shares.png", dpi=220)

@@ -29,4 +29,4 @@ axes.fill_between(line[:, 0], p.quantile(0.05)[:, 0], p.quantile(0.95)[:, 0], co
 axes.plot(line, p.quantile(0.5), color="#1f5f8b", label="median and 90 % interval")
 axes.set(xlabel="load", ylabel="years", ylim=(0, 12))
 axes.legend(frameon=False)
-figure.savefig("problem_survival.png", dpi=110)
+figure.savefig("problem_survival.png", dpi=220)

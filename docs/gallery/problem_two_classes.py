@@ -1,4 +1,4 @@
-"""Two classes: how much a label would tell about the net, which grows along the boundary where nothing was observed."""
+"""Two classes: how much a label would reveal about the net; it grows along the boundary, away from the data."""
 
 import matplotlib.pyplot as plt
 import torch
@@ -22,4 +22,4 @@ for label, marker in ((0, "o"), (1, "^")):
     axes.scatter(*x[y == label].T, s=12, marker=marker, color="k", lw=0, label=f"class {label}")
 axes.legend(loc="lower left", frameon=False)
 figure.colorbar(shades, label="epistemic entropy (nats)")
-figure.savefig("problem_two_classes.png", dpi=110)
+figure.savefig("problem_two_classes.png", dpi=220)

@@ -15,4 +15,4 @@ posterior = pb.SVI(num_steps=2000, kl_weight=0.0, compile=False).fit(model, data
 tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="SVI, KL weight 0")
 verdict, caught_by = pb.diagnose(tree), "fit"
 print(verdict)
-pb.plots.predictive_bands(tree).savefig("sick_cold.png", dpi=110)
+pb.plots.predictive_bands(tree).savefig("sick_cold.png", dpi=220)

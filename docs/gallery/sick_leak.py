@@ -25,4 +25,4 @@ names = ["rows that it was trained on", "new rows"]
 axes.hist(parts, bins=25, stacked=True, color=["#a8792a", "#1f5f8b"], label=names)
 axes.set(xlabel="error on the held-out rows", ylabel="rows", xlim=(-150, 350))
 axes.legend(frameon=False, loc="upper right")
-figure.savefig("sick_leak.png", dpi=110)
+figure.savefig("sick_leak.png", dpi=220)

@@ -13,4 +13,4 @@ posterior = pb.Laplace(num_steps=1000, compile=False).fit(model, data.x, data.y,
 tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="Laplace, one noise")
 verdict, caught_by = pb.diagnose(tree), "coverage_by_region"
 print(verdict)
-pb.plots.predictive_bands(tree).savefig("sick_one_noise.png", dpi=110)
+pb.plots.predictive_bands(tree).savefig("sick_one_noise.png", dpi=220)

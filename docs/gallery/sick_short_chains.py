@@ -28,4 +28,4 @@ figure, panels = plt.subplots(1, 3, figsize=(8, 2.8), layout="constrained")
 for axes, (name, values) in zip(panels, traces.items(), strict=True):
     axes.plot(values.T, lw=0.8)
     axes.set(title=name, xlabel="draw")
-figure.savefig("sick_short_chains.png", dpi=110)
+figure.savefig("sick_short_chains.png", dpi=220)

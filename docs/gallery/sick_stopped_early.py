@@ -15,4 +15,4 @@ posterior = pb.SVI(num_steps=300, compile=False).fit(model, data.x, data.y, num_
 tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="SVI, 300 steps")
 verdict, caught_by = pb.diagnose(tree), "function_moves"
 print(verdict)
-pb.plots.predictive_bands(tree).savefig("sick_stopped_early.png", dpi=110)
+pb.plots.predictive_bands(tree).savefig("sick_stopped_early.png", dpi=220)

@@ -13,4 +13,4 @@ posterior = pb.MLE(num_steps=2000, compile=False).fit(model, x[:150], y[:150], s
 tree = posterior.to_datatree(x[:150], y[:150], test=(x[150:], y[150:]), label="MLE")
 verdict, caught_by = pb.diagnose(tree), "ece"
 print(verdict)
-pb.plots.reliability(tree).savefig("sick_sure_classifier.png", dpi=110)
+pb.plots.reliability(tree).savefig("sick_sure_classifier.png", dpi=220)

@@ -17,4 +17,4 @@ posterior = swag.fit(model, data.x, data.y, num_draws=300, init=start, seed=0)
 tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="SWAG, rate 0.01")
 verdict, caught_by = pb.diagnose(tree), "virial"
 print(verdict)
-pb.plots.predictive_bands(tree).savefig("sick_swag.png", dpi=110)
+pb.plots.predictive_bands(tree).savefig("sick_swag.png", dpi=220)

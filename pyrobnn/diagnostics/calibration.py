@@ -78,8 +78,8 @@ def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the leave-one-out PIT of the training data is uniform; where there is none, that of their replicates.
 
-    Whoever has been trained on data misses them by less than others, by no more than the parameters allow: residuals
-    shrink to √((1 − h) / (1 + h)) of what is predicted, h the parameters per datum. Beyond that they are too wide.
+    A model misses its training data by less than new data, but only as far as its parameters allow: residuals shrink
+    to √((1 − h) / (1 + h)) of what is predicted, h the parameters per datum. Beyond that error bars are too wide.
     """
     found = left_out_pit(evidence)
     if found is not None and len(found[1]) >= MIN_DATA:

@@ -169,7 +169,7 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
 
 
 def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether there are chains enough, long enough and from starts of their own, to judge convergence by."""
+    """Whether there are enough chains, long enough and from different starts, to judge convergence."""
     shape = {"chains": evidence.num_chains, "draws": evidence.draws_per_chain, "more": evidence.more_draws}
     draws = float(evidence.draws_per_chain)
     if evidence.draws_per_chain < MIN_DRAWS:

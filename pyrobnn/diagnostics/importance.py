@@ -125,9 +125,9 @@ def importance(evidence: Evidence) -> Importance | None:
 
 
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether importance weights leave the function as it is, or the named sites of a program; else their k-hat.
+    """Whether importance weights change the function, or the named sites of a program; otherwise their k-hat.
 
-    The weights of a net with hidden units are many and not what is predicted with: of them k-hat decides nothing.
+    Of a net with hidden units, whose weights are many and not identified, k-hat alone decides nothing.
     """
     log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:

@@ -42,7 +42,7 @@ def hopeless(evidence: Evidence) -> Found | None:
 
 
 def finite(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
-    """A warning if anything else that is read holds NaN or infinity; an infinite variance is a variance."""
+    """Whether all that is read is finite; an infinite variance is allowed."""
     bad = {f"{group}/{name}": n for group in _READ for name, n in _not_finite(evidence, group).items()}
     bad |= {f"{SAMPLE_STATS}/{k}": n for k, n in _not_finite(evidence, SAMPLE_STATS).items() if k in _STATS}
     count = sum(bad.values())
@@ -95,14 +95,13 @@ def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 
 def claim(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    r"""A warning of draws that cannot be a posterior's, or that nothing can compare with one.
+    r"""Whether the draws can be those of a posterior, and whether they can be compared with one.
 
-    Draws without a density of their own must differ at least:
+    Draws without a density of their own must at least differ. The number of parameters that they leave open is
 
-    .. math:: p = \sum_n \operatorname{var} \log p(y_n \mid \theta_s)
+    .. math:: p = \sum_n \operatorname{var} \log p(y_n \mid \theta_s),
 
-    is the number of parameters that they leave open; one that the data inform counts one (Gelman, Hwang & Vehtari,
-    2014).
+    to which a parameter that the data inform contributes one (Gelman, Hwang & Vehtari, 2014).
     """
     numbers = {"method": "This run" if evidence.method == "unknown" else evidence.method}
     if evidence.is_point:
@@ -193,7 +192,7 @@ def copied_chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
 
 
 def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether draws occur again elsewhere than right after themselves: a continuous posterior never gives one twice."""
+    """Whether a draw returns later than right after itself: a continuous posterior never gives one twice."""
     flat = [flattened(each, 2) for each in evidence.sites.values() if each.dtype.kind == "f"]
     if not flat or evidence.is_point:
         return None

@@ -52,7 +52,7 @@ def pattern(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 
 def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether rows that stand beside one another depend on one another: a time series, groups, or a drift.
+    """Whether neighbouring rows depend on each other: a time series, groups, or a drift.
 
     By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
     and held-out data together; not of rows that are sorted by their outcomes or by an input.

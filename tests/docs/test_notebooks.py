@@ -85,8 +85,10 @@ def test_has_figures_and_names_no_machine_path(notebook):
     for cell in notebook["cells"]:
         texts = ["".join(cell["source"])]
         for output in cell.get("outputs", []):
-            images += "image/png" in output.get("data", {})
-            data = {kind: value for kind, value in output.get("data", {}).items() if kind != "image/png"}
+            data = dict(output.get("data", {}))
+            if png := data.pop("image/png", None):
+                assert Image.open(io.BytesIO(base64.b64decode(png))).size
+                images += 1
             texts.append(json.dumps([data, output.get("text"), output.get("traceback")]))
         for text in texts:
             assert not MACHINE_PATH.search(text), MACHINE_PATH.search(text)
@@ -107,7 +109,8 @@ def test_a_palette_keeps_a_picture_and_its_size_on_a_page(runner, tmp_path, monk
     ax.scatter(*rng.normal(size=(2, 300)), c=rng.normal(size=300), alpha=0.4)
     figure.savefig(stored, dpi=220)
     plt.close(figure)
-    packed = base64.b64decode(runner.with_palette(base64.b64encode(stored.getvalue()).decode()))
+    packed = runner.in_palette(stored.getvalue())
+    assert runner.in_palette(packed) == packed
     before, after = Image.open(stored), Image.open(io.BytesIO(packed))
     assert after.size == before.size and after.info["dpi"] == before.info["dpi"]
     assert len(packed) < len(stored.getvalue()) / 2
