@@ -80,14 +80,15 @@ def test_no_table_has_an_empty_column(notebook):
         assert all(any(cell.strip() for cell in column) for column in columns)
 
 
-def test_has_figures_and_names_no_machine_path(notebook):
+def test_has_figures_of_twice_the_pixels_at_which_they_are_shown_and_names_no_machine_path(notebook):
     images = 0
     for cell in notebook["cells"]:
         texts = ["".join(cell["source"])]
         for output in cell.get("outputs", []):
             data = dict(output.get("data", {}))
             if png := data.pop("image/png", None):
-                assert Image.open(io.BytesIO(base64.b64decode(png))).size
+                pixels, shown = Image.open(io.BytesIO(base64.b64decode(png))).size, output["metadata"]["image/png"]
+                assert np.abs(np.array(pixels) - [2 * shown["width"], 2 * shown["height"]]).max() <= 1
                 images += 1
             texts.append(json.dumps([data, output.get("text"), output.get("traceback")]))
         for text in texts:
