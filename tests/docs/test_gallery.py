@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 from pathlib import Path
@@ -43,6 +44,15 @@ def test_ten_problems_and_ten_sick_posteriors_have_a_thumbnail_and_a_section():
             assert len(script.read_text(encoding="utf-8").splitlines()) <= 40
             assert f"literalinclude}} {script.name}" in page and f"_static/{script.stem}.png" in page
             assert f"_static/{script.stem}.png" in index and (STATIC / f"{script.stem}.png").is_file()
+
+
+def test_every_picture_has_twice_the_pixels_at_which_it_is_shown_and_few_colours(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
+    retina = importlib.import_module("retina")
+    pictures = [*STATIC.glob("*.png"), *(ROOT / "notebooks/gallery").glob("*.png")]
+    assert len(pictures) > 25
+    for path in pictures:
+        assert retina.width(path) and retina.in_palette(path.read_bytes()) == path.read_bytes(), path.name
 
 
 def test_ten_checks_catch_the_sick_posteriors_and_the_page_names_them():
