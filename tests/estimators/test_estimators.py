@@ -471,7 +471,7 @@ def test_no_draw_of_chains_that_start_from_an_ensemble_has_left_the_data():
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_draw_of_the_chains_of_few_rows_has_left_the_data(seed):
     """With twice SGHMC's bound on the step size one chain of four diverged, by 40 and by 250 standard deviations."""
-    data = pb.data.gap()
+    data = pb.data.gap(600)
     model = pb.BNNRegressor(random_state=seed).fit(data.x, data.y[:, 0])
     f = model.posterior_.predict(data.x).f
     assert "chains" in model.method_reason_ and f.shape[:2] == (4, 100)
@@ -645,11 +645,11 @@ def test_inputs_of_two_values_only(monkeypatch):
 @pytest.mark.slow
 def test_powers_and_sines_of_the_features_are_tried():
     rng = np.random.default_rng(0)
-    x = np.exp(rng.normal(size=(160, 2)))
-    y = np.sin(4 * np.log(x[:, 0])) + 0.5 * np.log(x[:, 1]) + 0.1 * rng.normal(size=160)
-    model = regressor("auto", hidden=None, compile=False).fit(x[:100], y[:100])
+    x = np.exp(rng.normal(size=(210, 2)))
+    y = np.sin(4 * np.log(x[:, 0])) + 0.5 * np.log(x[:, 1]) + 0.1 * rng.normal(size=210)
+    model = regressor("auto", hidden=None, compile=False).fit(x[:150], y[:150])
     assert type(model.posterior_.bnn.net[0]) is Lift
-    assert np.sqrt(np.mean((model.predict(x[100:]) - y[100:]) ** 2)) < 0.5 * y.std()
+    assert np.sqrt(np.mean((model.predict(x[150:]) - y[150:]) ** 2)) < 0.5 * y.std()
 
 
 @pytest.mark.parametrize("frequency", [2.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1.0, 1.7, 4.0))])
