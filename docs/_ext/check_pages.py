@@ -76,7 +76,7 @@ def index(found: dict[str, Row]) -> str:
             for ground in check_rates.INKS
         ),
         "## All checks\n",
-        "False alarms and power with the number of cases; where nothing stands, the study has no such case.\n",
+        "False alarms and power with the number of cases; a cell is empty where the study has no such case.\n",
         "| check | question | what it sees | false alarms | power |",
         "|---|---|---|---|---|",
         *(
