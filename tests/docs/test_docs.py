@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from urllib.parse import unquote
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import xarray as xr
@@ -86,6 +87,7 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
             if not missing(block):
                 exec(compile(block, str(page), "exec"), names)
     np.random.set_state(state)
+    plt.close("all")
 
 
 def test_no_page_is_without_an_example():
