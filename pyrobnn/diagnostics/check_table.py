@@ -1,7 +1,7 @@
 """The table of checks: what each asks, the statistic that answers, its limits, their sources, and of which trees.
 
-A new check is a statistic and a row here, and takes the place of another: the ten that see most see 93 % of the faults
-that are planted into posteriors (scripts/verdict/run.py).
+A new check is a statistic and a row here, and takes the place of another: of the faults that are planted in posteriors
+(scripts/verdict/run.py) ten checks see 87 %, all together 89 %.
 """
 
 from __future__ import annotations

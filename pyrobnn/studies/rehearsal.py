@@ -119,8 +119,8 @@ def rehearse(
         TypeError, ValueError: as ``method.fit``.
 
     Caveat: a method that is blind to a part of the posterior draws its own worlds without that part, and may hold
-    there what it promises: the result's ``worlds`` says whose they are. Nothing is said of worlds that the model
-    excludes.
+    there what it promises: the result's ``worlds`` says whose they are. Worlds that the model excludes are not
+    judged.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb

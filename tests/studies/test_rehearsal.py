@@ -1,4 +1,4 @@
-"""A rehearsal passes the exact posterior and condemns what is too sure."""
+"""A rehearsal passes the exact posterior and condemns an overconfident one."""
 
 from __future__ import annotations
 
