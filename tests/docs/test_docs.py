@@ -257,6 +257,6 @@ def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
     assert dead_links(tmp_path) == []
     index = (tmp_path / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
-    wanted = {"bnnregressor": "howto/skpro", "heteroskedast": "checks/coverage_by_region", "khat": "questions"}
+    wanted = {"bnnregressor": "howto/skpro", "heteroskedast": "checks/coverage_by_region", "lstm": "questions"}
     for word, page in wanted.items():
         assert index["docnames"].index(page) in index["terms"][word], word
