@@ -2,7 +2,7 @@
 
     python scripts/svi_against_mcmc/run.py chains    # NUTS on all eight cases until it has converged
     python scripts/svi_against_mcmc/run.py gaps    # NUTS and mean-field SVI on fresh draws of the clusters
-    python scripts/svi_against_mcmc/run.py study --depth 13 --seconds 1800    # draws for notebook 03
+    python scripts/svi_against_mcmc/run.py study --depth 13 --seconds 3000    # draws for notebook 03
 
 A case is one of four sets of 400 points with one of two models of the noise; the net is 1-50-1, tanh. Records are
 appended to ``records.jsonl`` as they are made, and what is there is not run again.
