@@ -167,7 +167,7 @@ def _inputs(evidence: Evidence) -> str:
 
 def _target(evidence: Evidence) -> str:
     y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
-    if y is None or y.ndim == 0:
+    if y is None or y.ndim == 0 or y.size == 0:
         return evidence.text("target")
     if is_classification(evidence) or evidence.likelihood in CLASSES:
         counts = np.bincount(y.reshape(-1).astype(int), minlength=2)

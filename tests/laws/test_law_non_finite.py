@@ -136,7 +136,7 @@ def alone(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    "how", [how if how in FEW else pytest.param(how, marks=pytest.mark.slow) for how in BROKEN | EMPTY]
+    "how", [how if how in {*FEW, *EMPTY} else pytest.param(how, marks=pytest.mark.slow) for how in BROKEN | EMPTY]
 )
 def test_the_other_methods_keep_their_numbers(how, alone, tmp_path):
     whole = factory.regression_1d()
