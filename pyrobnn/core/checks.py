@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from math import inf
 from numbers import Integral, Real
 from typing import Any, overload
 
@@ -35,13 +36,7 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 
 def check_number(
-    name: str,
-    value: Any,
-    *,
-    above: float = -math.inf,
-    minimum: float = -math.inf,
-    maximum: float = math.inf,
-    below: float = math.inf,
+    name: str, value: Any, *, above: float = -inf, minimum: float = -inf, maximum: float = inf, below: float = inf
 ) -> float:
     """Return ``value`` as a float if it is finite and lies within the bounds (``above``/``below`` are exclusive).
 

@@ -143,11 +143,7 @@ def dependence_of(draws: np.ndarray) -> Dependence:
 
 
 def uniform(
-    u: np.ndarray,
-    limits: tuple[float, ...],
-    which: str,
-    dependence: Dependence | None = None,
-    other: Sequence[float] = (),
+    u: np.ndarray, limits: tuple[float, ...], which: str, dependence: Dependence | None = None, other: Sequence = ()
 ) -> Found:
     """Whether PIT values are uniform: by a distance that matters and is not chance.
 

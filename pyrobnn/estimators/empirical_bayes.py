@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
+import pyro
 import torch
 from sklearn.linear_model import BayesianRidge
 from torch import Tensor
@@ -20,8 +21,11 @@ from torch import Tensor
 from pyrobnn.core.findings import warn
 from pyrobnn.estimators.wide import log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
+from pyrobnn.inference.curvature.ggn import resolved
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.prior import with_precision
+from pyrobnn.inference.curvature.prior import prior_precision, with_precision
+from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, StudentT
 from pyrobnn.model import BNN, NET
@@ -29,6 +33,10 @@ from pyrobnn.posterior import Posterior
 
 #: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes
 MAX_TRIED_ROWS = 20_000
+
+
+#: log evidence, noise (out,), factor on the prior's precision, weights by site
+Climb = tuple[float, Tensor, float, dict[str, Tensor]]
 
 
 def empirical_bayes(method: Any, model: BNN, x: Tensor, y: Tensor) -> Callable[..., tuple[Posterior, str]] | None:
@@ -43,6 +51,7 @@ def empirical_bayes(method: Any, model: BNN, x: Tensor, y: Tensor) -> Callable[.
     if likelihood.targets.kind == "label":
         return select_prior_width if method.tune is not None else None
     free = type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed"
+    free = free and model.initial_values().keys() <= model.priors.keys()
     few = free and len(x) < 10 * model.num_weights
     return fit_by_evidence if few or (free and torch.le(*linear_residual_scale(model, *_tried(x, y))).any()) else None
 
@@ -57,21 +66,23 @@ def fit_by_evidence(
 ) -> tuple[Posterior, str]:
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
-    Weights and noise that are maximised together fit the noise where rows are few, so each fit has known noise: at
-    first what a Bayesian linear regression leaves, then half of it under a prior four times as wide (under a narrow one
-    a wave's mode is a constant, where the prior is tuned to nothing). From the better on, noise is what the residuals
-    of the best ask for, and in turn the prior what was tuned for the best, for as long as the evidence rises.
+    Weights and noise that are maximised together fit the noise where rows are few. Up to 2^27 operations of a Gram
+    matrix the evidence is climbed, by two nets; of more rows the modes that a climb finds are too sharp, and each fit
+    has known noise. Either begins at what a Bayesian linear regression leaves, and at half of it under a prior four
+    times as wide (under a narrow one a wave's mode is a constant, where the prior is tuned to nothing). From the better
+    on, noise is what the residuals of the best ask for, and in turn the prior what was tuned for the best, for as long
+    as the evidence rises.
     """
     rows = _tried(x, y)
-    declared = model.likelihood.own.priors.get(SCALE)
+    declared, weights = model.likelihood.own.priors.get(SCALE), model.num_weights
     linear, least = linear_residual_scale(model, *rows)
     tries: list[tuple[float, Tensor, float, Posterior]] = []
+    found: list[Climb] = []
 
-    def attempt(scale: Tensor, factor: float) -> float:
+    def attempt(scale: Tensor, factor: float, init: Any = None) -> float:
         """The nats that noise and a factor on the prior's precision gain on the best so far."""
         scale = torch.maximum(scale, least)
-        around = _scaled(model, factor) if method.tune else model
-        posterior = method.fit(_with_noise(around, scale), *rows, **options)
+        posterior = method.fit(_declared(model, scale, factor if method.tune else None), *rows, **options, init=init)
         if method.tune:
             posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor  # of the declared prior's
         evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
@@ -80,11 +91,17 @@ def fit_by_evidence(
         return evidence - max((each[0] for each in tries[:-1]), default=-math.inf)
 
     with quiet():
-        attempt(linear, 1.0)
-        if method.tune:
-            attempt(linear / 2, 1 / 16)
+        if len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2) and not model.stochastic_layers():
+            starts = [(net, share) for net in (model, model.reinitialized(1)) for share in (1.0, 0.5)]
+            found = [_climb(net, *rows, share * linear, least, share**4, bool(method.tune)) for net, share in starts]
+            _, scale, factor, values = max(found, key=itemgetter(0))
+            attempt(scale, factor, init=_moved(model, values).net)
+        else:
+            attempt(linear, 1.0)
+            if method.tune:
+                attempt(linear / 2, 1 / 16)
         # powers of the ratio that the residuals ask for, at first 2, as small steps end early; 0: the tuned prior too
-        steps = [2, 1, 0] if method.tune else [2, 1]
+        steps = [] if found else [2, 1, 0] if method.tune else [2, 1]
         while steps and len(tries) < 12:
             _, scale, factor, posterior = max(tries, key=itemgetter(0))
             if not steps[0]:
@@ -99,17 +116,88 @@ def fit_by_evidence(
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
     else:
         warn(posterior.meta["warnings"])
-    shares = ", ".join(f"{each:.2g}" for each in best / linear)
-    return (posterior, f"noise {shares} times a linear model's, the best of {len(tries)} by the evidence{of}")
+    shares, num = ", ".join(f"{each:.2g}" for each in best / linear), len(found or tries)
+    return posterior, f"noise {shares} times a linear model's, the best of {num} by the evidence{of}"
 
 
-def _with_noise(model: BNN, scale: Tensor) -> BNN:
-    """The model with known noise (out,)."""
-    scale = scale if len(scale) > 1 else scale[0]
-    likelihood = model.likelihood.like(scale)
-    likelihood.own.declare(SCALE.rpartition(".")[2], scale)
-    known = BNN(model.net, model.prior, likelihood, standardizer=model.standardizer)
-    known.priors = {name: model.priors[name] for name in known.priors}  # a tuned one is not in model.prior
+@pyro.validation_enabled(False)
+def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, factor: float, tune: bool) -> Climb:
+    r"""Log evidence, noise (out,), factor on the prior's precision and weights: the best of a climb from there.
+
+    Damped Gauss-Newton steps lead to the mode; where one gains little, small updates by MacKay's formulas follow:
+
+    .. math:: \tau \leftarrow \tau \gamma / |\theta|^2, \quad \sigma^2 \leftarrow \frac{\sigma^2}{N - \gamma}
+        \sum_n (y_n - f_n) \, \frac{\partial \log p(y_n \mid f_n)}{\partial f_n}
+
+    with γ, the effective number of parameters, of all outputs and of each; θ in units of the prior.
+
+    Reference: Gauss-Newton Approximation to Bayesian Learning (Foresee & Hagan, 1997).
+    """
+    problem = prepare(_declared(model, scale, None), x, y, points="free")
+    if (trunk := problem.held_trunk("free")) is not None:
+        problem = problem.at_head(trunk)
+    density, x, y = problem.density, problem.x, problem.y
+    theta, now = density.initial(problem.bnn.initial_values()), _declared(problem.bnn, scale, factor if tune else None)
+    jacobian = NetworkJacobian(now, density, theta, {}, list(now.priors))
+    jacobian.prefer_products(x)
+    declared, damping, gained, stalled = model.likelihood.own.priors.get(SCALE), 0.1, math.inf, 0
+    best: Climb = (-math.inf, scale, factor, {})
+
+    def loss(z: Tensor) -> Tensor:
+        values = density.constrain(z)
+        prior = sum(each.log_prob(values[name]).sum() for name, each in now.priors.items())
+        return -now.likelihood.log_prob(now.forward(values, x), y, {}).sum() - prior
+
+    for _ in range(300):
+        gradient, value = torch.func.grad_and_value(loss)(theta)
+        jacobian.model, jacobian.mode, jacobian.params = now, theta, density.constrain(theta)
+        prec = prior_precision(jacobian).prec
+        f, rows = jacobian.rows(x)
+        white = ((now.likelihood.curvature_root(f, y, {}).mT @ rows).flatten(0, 1) * prec.rsqrt()).double()
+        values, vectors = _left_spectrum(white)
+        slope = (gradient * prec.rsqrt()).double()
+        pull = vectors.T @ (white @ slope)
+        left = float(slope @ slope - (pull.square() / (values + 1)).sum()) / 2
+        if gained < 0.05 and left < 0.01 * len(theta):  # nats
+            size = 0.5 * float((2 * math.pi / prec).log().sum() - values.log1p().sum())
+            evidence = size - float(value) + (0.0 if declared is None else float(declared.log_prob(scale).sum()))
+            stalled = 0 if evidence > best[0] + 0.1 else stalled + 1
+            best = max(best, (evidence, scale, factor, jacobian.params), key=itemgetter(0))
+            if stalled == 5:
+                break
+            used = (vectors.square() @ (values / (1 + values))).reshape(len(y), -1).sum(0)
+            score = torch.func.grad(lambda f: now.likelihood.log_prob(f, y, {}).sum())(f)  # noqa: B023 (called here)
+            ratio = ((y - f) * score).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
+            scale = torch.maximum(scale * ratio.clamp(1 / 1.7, 1.7).sqrt().to(scale), least)
+            factor *= min(max(float(used.sum() / (theta.square() * prec).sum()), 1 / 1.7), 1.7)
+            now, gained = _declared(problem.bnn, scale, factor if tune else None), math.inf
+            continue
+        gained = -1.0
+        while gained < 0 and damping < 1e12:
+            bent = slope - white.T @ (vectors @ (pull / (values + 1 + damping)))
+            there = theta - prec.rsqrt() * (bent / (1 + damping)).to(theta)
+            gained = float(value - loss(there))
+            damping *= 4 if gained < 0 else 1 / 3
+        theta = there if gained >= 0 else theta
+    return best
+
+
+def _left_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Squares of the singular values of rows (m, p), and left singular vectors (m, r), of the smaller Gram matrix."""
+    if len(rows) <= rows.shape[1]:
+        values, vectors = torch.linalg.eigh(rows @ rows.T)
+        return values.clamp_min(0), vectors
+    values, right = torch.linalg.eigh(rows.T @ rows)
+    keep = resolved(values)
+    return values[keep], rows @ right[:, keep] * values[keep].rsqrt()
+
+
+def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
+    """The model with known noise (out,), and a factor on its prior's precision."""
+    known = copy.copy(model) if factor is None else _scaled(model, factor)
+    known.likelihood = model.likelihood.like(scale)
+    known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])
+    known.priors = {name: prior for name, prior in known.priors.items() if name.startswith(NET)}
     return known
 
 
@@ -121,8 +209,7 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     is its square, which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal; γ is the sum over rows of
     the variance of f times the Fisher information, the effective number of parameters.
     """
-    likelihood = posterior.bnn.likelihood
-    y, f, cov, own = _at_rows(posterior, x, y)
+    likelihood, y, f, cov, own = _at_rows(posterior, x, y)
     slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, own).sum())(f)
     information = likelihood.curvature_root(f, y, own).square().sum(-1)
     effective_parameters = (cov.diagonal(dim1=1, dim2=2) * information).sum(0)
@@ -130,35 +217,35 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     return (((y - f) * slope).sum(0) / left).clamp_min(1e-8).sqrt().cpu()
 
 
-def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """The targets, mean and covariance of f, and the likelihood's own parameters, in the model's units."""
+def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Likelihood, targets, mean and covariance of f, and the likelihood's own parameters, in the model's units."""
     model, own = posterior.bnn, posterior.bnn.likelihood.own
     x, y = _standard(model, x, y)
     x, y = x.to(next(model.net.parameters())), y.to(model.device)  # a net of float32 may have data of float64
     values = {name: posterior.draws[name].mean((0, 1)) for name in (*own.priors, *own.points)}
     f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
-    return y, f, cov, values
+    return model.likelihood, y, f, cov, values
 
 
-def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray, float]:
-    r"""Log density (N,) of each row left out of a linearised fit, and of a linear regression; nats of evidence over it.
+def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    r"""Log density (N,) of each row left out of a linearised fit, and of a linear regression.
 
     .. math:: y_n - f_{-n} = \frac{y_n - f_n}{1 - h_n}, \quad v_{-n} = \frac{v_n}{1 - h_n}, \quad
         h_n = \frac{v_n}{\sigma^2}
     """
-    y_in, f, cov, own = _at_rows(posterior, x, y)
-    noise = cast(HomoskedasticGaussian, posterior.bnn.likelihood).loc_scale(f, own)[1].square()[0, 0]
-    inputs, targets = (part.cpu().numpy() for part in (_standard(posterior.bnn, x, y)[0], y_in[:, 0]))
-    line = BayesianRidge(compute_score=True).fit(inputs, targets)
+    given = _at_rows(posterior, x, y)
+    inputs, targets = (part.cpu().numpy() for part in (_standard(posterior.bnn, x, y)[0], given[1][:, 0]))
+    line = BayesianRidge().fit(inputs, targets)
     mean, scale = line.predict(inputs, return_std=True)
-    ours = _without(y_in[:, 0].cpu().numpy() - f[:, 0].cpu().numpy(), cov[:, 0, 0].cpu().numpy(), float(noise))
-    nats = cast(float, posterior.log_evidence) - line.scores_[-1]
-    return ours, _without(targets - mean, scale**2 + (1 / len(y) - 1) / line.alpha_, 1 / line.alpha_), nats
+    rest = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(y), 0.99)
+    return _left_out(*given).cpu().numpy(), log_density((targets - mean) / rest, 1 / (rest * line.alpha_))
 
 
-def _without(error: np.ndarray, var: np.ndarray, noise: float) -> np.ndarray:
-    rest = 1 - np.minimum(var / noise, 0.99)
-    return log_density(error / rest, var / rest + noise)
+def _left_out(likelihood: Any, y: Tensor, f: Tensor, cov: Tensor, own: dict[str, Tensor]) -> Tensor:
+    """Log density (N,) of rows left out."""
+    information = likelihood.curvature_root(f, y, own).square().sum(-1)
+    rest = 1 - (cov.diagonal(dim1=1, dim2=2) * information).clamp_max(0.99)
+    return likelihood.log_prob(y - (y - f) / rest.sqrt(), y, own) + rest.log().sum(-1) / 2
 
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -244,7 +331,11 @@ def _at_mode(model: BNN, posterior: Posterior) -> BNN:
     """The model with its net where the posterior's mode is, so that a search starts there."""
     approximation = cast(BlockGaussian, posterior.approximation)
     held = {name: value[0, 0] for name, value in posterior.draws.items()}  # of weights without a prior
-    values = held | approximation.layout.constrain(approximation.centre)
+    return _moved(model, held | approximation.layout.constrain(approximation.centre))
+
+
+def _moved(model: BNN, values: Mapping[str, Tensor]) -> BNN:
+    """The model with its net at these weights, by site."""
     moved = copy.copy(model)
     moved.net = copy.deepcopy(model.net)
     with torch.no_grad():

@@ -186,14 +186,7 @@ def _job(
 
 
 def _fit_rank(
-    method: Any,
-    problem: Sequence[Any],
-    options: Mapping[str, Any],
-    seed: int,
-    checkpoint: str | Path | None,
-    ranks: int,
-    rank: int,
-    **where: Any,
+    method: Any, problem: Any, options: Any, seed: int, checkpoint: Any, ranks: int, rank: int, **where: Any
 ) -> Posterior:
     own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
     with _TURN:

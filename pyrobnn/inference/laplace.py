@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -267,11 +267,7 @@ RESTORERS[FAMILY] = _restored
 
 
 def _network(
-    settings: Mapping[str, Any],
-    jacobian: NetworkJacobian,
-    blocks: Sequence[Block],
-    loc: Tensor | None,
-    features: Callable[[Tensor], Tensor] | None,
+    settings: Mapping[str, Any], jacobian: NetworkJacobian, blocks: Sequence[Block], loc: Tensor | None, features: Any
 ) -> Linearized | SubsetNetwork | None:
     """What predictions are made by; None: the net itself."""
     if settings["predictive"] == "linearized":

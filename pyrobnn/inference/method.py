@@ -186,11 +186,7 @@ M = TypeVar("M", bound=type)
 
 
 def register(
-    command: str,
-    *,
-    standard: bool = False,
-    full: Mapping[str, Any] | None = None,
-    quick: Mapping[str, Any] | None = None,
+    command: str, *, standard: bool = False, full: Mapping | None = None, quick: Mapping | None = None
 ) -> Callable[[M], M]:
     """Class decorator that makes a method known: to ``pyrobnn compare``, to error messages.
 

@@ -56,12 +56,7 @@ class Trained(Method):
         return [self._posterior(problem, theta, run.seed) for theta in found.params.unflatten(0, (len(ys), -1))]
 
     def _search(
-        self,
-        problem: Problem,
-        start: Tensor,
-        run: FitRun,
-        ys: Tensor | None = None,
-        snapshot: Callable[[Tensor], Posterior] | None = None,
+        self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None = None, snapshot: Callable | None = None
     ) -> Result:
         """Maximise from ``start``: one point (dim,), or several together (members, dim), each of its ``ys`` if given.
 

@@ -7,7 +7,7 @@ that are not fused (:mod:`pyrobnn.model.fused`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -37,12 +37,7 @@ class Supply(Messenger):
     """
 
     def __init__(
-        self,
-        values: Mapping[str, Tensor | Callable[[Any], Tensor]],
-        held: Mapping[str, Tensor],
-        *,
-        stored: bool = True,
-        like: Tensor | None = None,
+        self, values: Mapping[str, Any], held: Mapping[str, Tensor], *, stored: bool = True, like: Tensor | None = None
     ):
         super().__init__()
         self.values, self.held, self.stored = values, held, stored

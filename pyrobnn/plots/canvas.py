@@ -175,11 +175,7 @@ def empty_panel(axes: Axes, message: str) -> None:
 
 
 def one_each(
-    trees: Trees,
-    read: Callable[[Evidence], Found | None],
-    draw: Callable[[Axes, Evidence, Found], None],
-    missing: str,
-    **options: Any,
+    trees: Trees, read: Callable[[Evidence], Found | None], draw: Callable[..., None], missing: str, **options: Any
 ) -> Figure:
     """A figure with one panel per tree: what ``read`` finds, drawn, or in words that it is ``missing``.
 

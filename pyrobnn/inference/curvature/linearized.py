@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -50,11 +50,7 @@ class Linearized(SubsetNetwork):
     """
 
     def __init__(
-        self,
-        jacobian: NetworkJacobian,
-        blocks: Sequence[Block],
-        loc: Tensor | None = None,
-        features: Callable[[Tensor], Tensor] | None = None,
+        self, jacobian: NetworkJacobian, blocks: Sequence[Block], loc: Tensor | None = None, features: Any = None
     ):
         super().__init__(jacobian, features)
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]

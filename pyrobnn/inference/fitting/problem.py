@@ -322,12 +322,7 @@ def settings(method: Any) -> dict[str, Any]:
 
 
 def _program_problem(
-    program: Callable[..., Any],
-    x: Any,
-    y: Any,
-    points: Literal["free", "held"],
-    device: torch.device | None,
-    values: Mapping[str, Tensor] | None,
+    program: Any, x: Any, y: Any, points: Literal["free", "held"], device: torch.device | None, values: Mapping | None
 ) -> Problem:
     check_signature(program)
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]

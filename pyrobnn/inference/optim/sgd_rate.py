@@ -15,12 +15,7 @@ TOLERATED_RISE = 0.1
 
 
 def constant_rate(
-    loss: Callable[..., Tensor],
-    theta: Tensor,
-    batches: Iterator[Sequence[Tensor]],
-    *,
-    num_data: int,
-    momentum: float = 0.0,
+    loss: Callable[..., Tensor], theta: Tensor, batches: Iterator[Sequence], *, num_data: int, momentum: float = 0.0
 ) -> float:
     r"""Learning rate of SGD whose stationary distribution comes closest to the posterior around a mode.
 
