@@ -51,7 +51,6 @@ def empirical_bayes(method: Any, model: BNN, x: Tensor, y: Tensor) -> Callable[.
     if likelihood.targets.kind == "label":
         return select_prior_width if method.tune is not None else None
     free = type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed"
-    free = free and model.initial_values().keys() <= model.priors.keys()
     few = free and len(x) < 10 * model.num_weights
     return fit_by_evidence if few or (free and torch.le(*linear_residual_scale(model, *_tried(x, y))).any()) else None
 
@@ -75,6 +74,7 @@ def fit_by_evidence(
     """
     rows = _tried(x, y)
     declared, weights = model.likelihood.own.priors.get(SCALE), model.num_weights
+    plain = not (model.stochastic_layers() or model.initial_values().keys() - model.priors.keys())
     linear, least = linear_residual_scale(model, *rows)
     tries: list[tuple[float, Tensor, float, Posterior]] = []
     found: list[Climb] = []
@@ -91,9 +91,11 @@ def fit_by_evidence(
         return evidence - max((each[0] for each in tries[:-1]), default=-math.inf)
 
     with quiet():
-        if len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2) and not model.stochastic_layers():
+        if plain and len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2):
             starts = [(net, share) for net in (model, model.reinitialized(1)) for share in (1.0, 0.5)]
-            found = [_climb(net, *rows, share * linear, least, share**4, bool(method.tune)) for net, share in starts]
+            climbs = (_climb(net, *rows, share * linear, least, share**4, bool(method.tune)) for net, share in starts)
+            found = [each for each in climbs if each[0] > -math.inf]
+        if found:
             _, scale, factor, values = max(found, key=itemgetter(0))
             attempt(scale, factor, init=_moved(model, values).net)
         else:
@@ -154,8 +156,10 @@ def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, facto
         prec = prior_precision(jacobian).prec
         f, rows = jacobian.rows(x)
         white = ((now.likelihood.curvature_root(f, y, {}).mT @ rows).flatten(0, 1) * prec.rsqrt()).double()
-        values, vectors = _left_spectrum(white)
         slope = (gradient * prec.rsqrt()).double()
+        if not bool(white.isfinite().all() & slope.isfinite().all()):
+            break
+        values, vectors = _left_spectrum(white)
         pull = vectors.T @ (white @ slope)
         left = float(slope @ slope - (pull.square() / (values + 1)).sum()) / 2
         if gained < 0.05 and left < 0.01 * len(theta):  # nats
@@ -195,6 +199,7 @@ def _left_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
     """The model with known noise (out,), and a factor on its prior's precision."""
     known = copy.copy(model) if factor is None else _scaled(model, factor)
+    scale = scale.to(model.device)
     known.likelihood = model.likelihood.like(scale)
     known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])
     known.priors = {name: prior for name, prior in known.priors.items() if name.startswith(NET)}

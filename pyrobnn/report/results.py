@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -229,12 +230,7 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        trees: Mapping[str, xr.DataTree | Evidence],
-        verdicts: Mapping[str, Verdict] | None = None,
-        left_out: Mapping[str, str] | None = None,
-    ) -> Results:
+    def of(cls, trees: Mapping[str, Any], verdicts: Mapping | None = None, left_out: Mapping | None = None) -> Results:
         """The results of these trees, diagnosed here where no verdicts are given.
 
         Raises:
