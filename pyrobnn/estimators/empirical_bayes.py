@@ -65,16 +65,16 @@ def fit_by_evidence(
 ) -> tuple[Posterior, str]:
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
-    Weights and noise that are maximised together fit the noise where rows are few. Up to 2^27 operations of a Gram
-    matrix the evidence is climbed, by two nets; of more rows the modes that a climb finds are too sharp, and each fit
-    has known noise. Either begins at what a Bayesian linear regression leaves, and at half of it under a prior four
-    times as wide (under a narrow one a wave's mode is a constant, where the prior is tuned to nothing). From the better
-    on, noise is what the residuals of the best ask for, and in turn the prior what was tuned for the best, for as long
-    as the evidence rises.
+    Weights and noise that are maximised together fit the noise where rows are few. Where a Gram matrix takes at most
+    2^27 operations, two nets climb the evidence. With more rows the modes that a climb finds are too sharp: there each
+    fit has known noise. Both begin with the noise of a Bayesian linear regression, and with half of it under a prior
+    four times as wide (under a narrow one a wave's mode is a constant, where the prior is tuned to nothing). Fits of
+    known noise go on from the better one, with the noise that its residuals ask for and in turn with the prior that was
+    tuned for it, for as long as the evidence rises.
     """
     rows = _tried(x, y)
     declared, weights = model.likelihood.own.priors.get(SCALE), model.num_weights
-    plain = not (model.stochastic_layers() or model.initial_values().keys() - model.priors.keys())
+    bayesian = model.initial_values().keys() <= model.priors.keys()  # every weight has a prior
     linear, least = linear_residual_scale(model, *rows)
     tries: list[tuple[float, Tensor, float, Posterior]] = []
     found: list[Climb] = []
@@ -91,7 +91,7 @@ def fit_by_evidence(
         return evidence - max((each[0] for each in tries[:-1]), default=-math.inf)
 
     with quiet():
-        if plain and len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2):
+        if bayesian and len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2):
             starts = [(net, share) for net in (model, model.reinitialized(1)) for share in (1.0, 0.5)]
             climbs = (_climb(net, *rows, share * linear, least, share**4, bool(method.tune)) for net, share in starts)
             found = [each for each in climbs if each[0] > -math.inf]
@@ -126,12 +126,8 @@ def fit_by_evidence(
 def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, factor: float, tune: bool) -> Climb:
     r"""Log evidence, noise (out,), factor on the prior's precision and weights: the best of a climb from there.
 
-    Damped Gauss-Newton steps lead to the mode; where one gains little, small updates by MacKay's formulas follow:
-
-    .. math:: \tau \leftarrow \tau \gamma / |\theta|^2, \quad \sigma^2 \leftarrow \frac{\sigma^2}{N - \gamma}
-        \sum_n (y_n - f_n) \, \frac{\partial \log p(y_n \mid f_n)}{\partial f_n}
-
-    with γ, the effective number of parameters, of all outputs and of each; θ in units of the prior.
+    Damped Gauss-Newton steps lead to the mode. Where one gains little, MacKay's updates follow, by at most a factor of
+    1.7: of the noise by :func:`_squared_ratio`, of the prior's precision by γ / |θ|², θ in units of the prior.
 
     Reference: Gauss-Newton Approximation to Bayesian Learning (Foresee & Hagan, 1997).
     """
@@ -170,8 +166,7 @@ def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, facto
             if stalled == 5:
                 break
             used = (vectors.square() @ (values / (1 + values))).reshape(len(y), -1).sum(0)
-            score = torch.func.grad(lambda f: now.likelihood.log_prob(f, y, {}).sum())(f)  # noqa: B023 (called here)
-            ratio = ((y - f) * score).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
+            ratio = _squared_ratio(now.likelihood, y, f, {}, used)
             scale = torch.maximum(scale * ratio.clamp(1 / 1.7, 1.7).sqrt().to(scale), least)
             factor *= min(max(float(used.sum() / (theta.square() * prec).sum()), 1 / 1.7), 1.7)
             now, gained = _declared(problem.bnn, scale, factor if tune else None), math.inf
@@ -207,19 +202,23 @@ def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
 
 
 def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
-    r"""The factor on the noise of each output (out,) that its residuals ask for.
+    """The factor on the noise of each output (out,) that its residuals ask for."""
+    likelihood, y, f, cov, own = _at_rows(posterior, x, y)
+    information = likelihood.curvature_root(f, y, own).square().sum(-1)
+    used = (cov.diagonal(dim1=1, dim2=2) * information).sum(0)
+    return _squared_ratio(likelihood, y, f, own, used).clamp_min(1e-8).sqrt().cpu()
+
+
+def _squared_ratio(likelihood: Any, y: Tensor, f: Tensor, own: dict[str, Tensor], used: Tensor) -> Tensor:
+    r"""The square of the factor on the noise (out,) that residuals at f (N, out) ask for.
 
     .. math:: \frac{1}{N - \gamma} \sum_n (y_n - f_n) \, \frac{\partial \log p(y_n \mid f_n)}{\partial f_n}
 
-    is its square, which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal; γ is the sum over rows of
-    the variance of f times the Fisher information, the effective number of parameters.
+    which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal. The effective number of parameters γ,
+    ``used`` (out,), is the sum over rows of the variance of f times the Fisher information.
     """
-    likelihood, y, f, cov, own = _at_rows(posterior, x, y)
     slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, own).sum())(f)
-    information = likelihood.curvature_root(f, y, own).square().sum(-1)
-    effective_parameters = (cov.diagonal(dim1=1, dim2=2) * information).sum(0)
-    left = (len(y) - effective_parameters).clamp_min(0.1 * len(y))
-    return (((y - f) * slope).sum(0) / left).clamp_min(1e-8).sqrt().cpu()
+    return ((y - f) * slope).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
 
 
 def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Tensor]]:

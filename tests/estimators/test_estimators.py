@@ -16,7 +16,7 @@ from scipy.stats import norm, skew
 from sklearn.base import clone
 from sklearn.datasets import make_friedman1
 from sklearn.exceptions import NotFittedError
-from sklearn.linear_model import LinearRegression
+from sklearn.linear_model import BayesianRidge, LinearRegression
 from sklearn.model_selection import GridSearchCV, cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -24,7 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, families
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, fit_by_evidence, left_out, select_prior_width
+from pyrobnn.estimators.empirical_bayes import _climb, empirical_bayes, fit_by_evidence, left_out, select_prior_width
 from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, gain, responses, search
 from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -619,6 +619,38 @@ def test_a_gain_is_seen_in_left_out_rows():
     rows = np.full(100, -1.0)
     edge = np.where(np.arange(100) == 7, -60.0, -0.5)  # one row decides
     assert gain(rows + 0.1, rows)[0] and not gain(rows + 0.01, rows)[0] and not gain(edge, rows)[0]
+
+
+def test_a_climb_of_a_linear_model_ends_at_the_evidence_of_bayesian_ridge():
+    x, y = np.random.default_rng(5).normal(size=(60, 4)), np.random.default_rng(6).normal(size=60)
+    y += x @ [1.0, -0.5, 0.2, 0.0]
+    flat = {"alpha_1": 0.0, "alpha_2": 0.0, "lambda_1": 0.0, "lambda_2": 0.0}
+    line = BayesianRidge(**flat, fit_intercept=False, compute_score=True, max_iter=1000, tol=1e-9).fit(x, y)
+    with pb.core.seeding.seeded(0):
+        net = torch.nn.Linear(4, 1, bias=False).double()
+    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian("learned"))
+    data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
+    start, least = torch.full((1,), 2.0, dtype=torch.float64), torch.full((1,), 1e-6, dtype=torch.float64)
+    evidence, scale, factor, weights = _climb(model, *data, start, least, 1.0, tune=True)
+    assert evidence == pytest.approx(line.scores_[-1], abs=0.01)
+    assert scale.item() == pytest.approx(line.alpha_**-0.5, rel=0.01) and factor == pytest.approx(line.lambda_, rel=0.1)
+    np.testing.assert_allclose(weights["net.weight"][0], line.coef_, rtol=0.02, atol=0.01)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
+    climbs = []
+    monkeypatch.setattr(
+        "pyrobnn.estimators.empirical_bayes._climb", lambda *given: climbs.append(given) or (-np.inf, None, 1.0, {})
+    )
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose",
+        lambda *_, **__: (pb.Laplace(tune="marginal_likelihood", map=SHORT), "short"),
+    )
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    model = regressor("auto", hidden=(3,), num_draws=5).fit(x, np.sin(2 * x[:, 0]))
+    assert len(climbs) == 4 and "by the evidence" in model.method_reason_
+    assert np.isfinite(model.predict(x)).all()
 
 
 @pytest.mark.parametrize("better", [0, 1])
