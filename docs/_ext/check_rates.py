@@ -32,7 +32,7 @@ def records() -> list[dict[str, Any]]:
 
 @cache
 def _faults() -> dict[str, Any]:
-    """The faults that the study plants into linear models; a case of a net has its own in its record."""
+    """The faults that the study plants."""
     spec = importlib.util.spec_from_file_location("verdict_run", SCRIPTS / "verdict" / "run.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # its dataclasses look themselves up there
@@ -42,8 +42,6 @@ def _faults() -> dict[str, Any]:
 
 def _is_for(name: str, row: dict[str, Any]) -> bool:
     """Whether a check is there to see the fault of a case."""
-    if "for" in row:
-        return name in row["for"]
     return row["kind"] in _faults() and name in _faults()[row["kind"]].checks
 
 

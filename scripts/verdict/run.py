@@ -1,25 +1,24 @@
 """How often a verdict raises a false alarm, and how often it misses a fault: exact draws, healthy and planted faults.
 
     python scripts/verdict/run.py --healthy 60 --sick 6
-    python scripts/verdict/run.py --net-healthy 4 --net-sick 1
     python scripts/page.py
 
 Every case is a linear net with data from its own prior (1 to 20 inputs, 40 to 200 data, any noise), whose posterior is
-known: its draws are exact, and so is every fault put into them. Each case has data of its own. Nets with hidden units
-are runs of NUTS on `pb.references` (nets.py). One JSON line a case; cases that the file has are not run again,
-so that it can be stopped and gone on with. At its end the rates of every check go to the package, for reports to say.
+known: its draws are exact, and so is every fault put into them. Each case has data of its own. One JSON line a case;
+cases that the file has are not run again. At its end the rates of every check go to the package, for reports to say.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pyro.distributions as dist
@@ -29,6 +28,10 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.posterior import Posterior
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from records import append_record, read_records  # noqa: E402
 
 HELD_OUT = 100
 RATES = Path(__file__).parents[2] / "pyrobnn" / "diagnostics" / "rates.json"
@@ -669,7 +672,7 @@ def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
         # some checks say nothing where nothing is wrong: they were made of every healthy case
         silent = all(row["checks"].get(name, ["warn"])[0] in ("warn", "fail") for row in well)
         healthy = [_spoke(row, name) for row in well if silent or name in row["checks"]]
-        planted = [row for row in rows if name in row.get("for", SICK.get(row["kind"], Fault()).checks)]
+        planted = [row for row in rows if name in SICK.get(row["kind"], Fault()).checks]
         # one that was not made, as leave-one-out whose weights are useless, has let nothing pass
         sick = [_spoke(row, name) for row in planted if silent or name in row["checks"]]
         if any(healthy) or sick:
@@ -678,46 +681,27 @@ def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
     return found
 
 
-def _write(file: TextIO, rows: Iterable[dict]) -> None:
-    file.writelines(json.dumps(row) + "\n" for row in rows)
-    file.flush()
-
-
 def _spoke(row: dict, name: str) -> bool:
     return row["checks"].get(name, ["pass"])[0] in ("warn", "fail")
 
 
 def main() -> None:
-    import nets as verdict_nets  # beside this script: who reads the rates alone needs no nets
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("records.jsonl"))
     parser.add_argument("--rates", type=Path, default=RATES, help="where the package keeps what follows from them")
     parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
     parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
     parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs")
-    parser.add_argument("--net-healthy", type=int, default=4, help="groups of chains of each net, healthy")
-    parser.add_argument("--net-sick", type=int, default=1, help="groups of chains of each net, with each fault")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    kept = arguments.results.read_text(encoding="utf-8").splitlines() if arguments.results.exists() else []
-    done = {(row["kind"], row["length"], str(row["seed"])) for row in map(json.loads, kept)}
-    wanted = [
-        (kind, fault, length, seed)
-        for seed in range(max(arguments.healthy, arguments.sick))
-        for length in arguments.lengths
-        for kinds, number in ((HEALTHY, arguments.healthy), (SICK, arguments.sick))
-        for kind, fault in kinds.items()
-        if seed < number and (kind, length, str(seed)) not in done
-    ]
-    lengths = {name: LENGTHS[name] for name in arguments.lengths}
-    with arguments.results.open("a", encoding="utf-8") as file:
-        for case in wanted:
-            _write(file, [run(*case)])
-        for kind, net, length, number in verdict_nets.cases(arguments.net_healthy, arguments.net_sick, lengths):
-            if (kind, length, str([net, number])) not in done:
-                _write(file, verdict_nets.run(kind, net, length, number, lengths[length][1]))
-    rows = [json.loads(line) for line in arguments.results.read_text(encoding="utf-8").splitlines()]
+    done = {(row["kind"], row["length"], row["seed"]) for row in read_records(arguments.results)}
+    for seed in range(max(arguments.healthy, arguments.sick)):
+        for length in arguments.lengths:
+            for kinds, number in ((HEALTHY, arguments.healthy), (SICK, arguments.sick)):
+                for kind, fault in kinds.items():
+                    if seed < number and (kind, length, seed) not in done:
+                        append_record(arguments.results, run(kind, fault, length, seed))
+    rows = read_records(arguments.results)
     arguments.rates.write_text(json.dumps(rates(rows), indent=1) + "\n", encoding="utf-8")
 
 
