@@ -2,45 +2,59 @@
 
     python scripts/speed/run.py             # measure and add a record
     python scripts/speed/run.py --check     # measure and compare with the records: exit code 1 if worse
-    python scripts/speed/run.py --check --budget 300    # with as many repeats as fit, three at least
     python scripts/speed/run.py --accept "nuts gradient=checks its input"   # slower, and meant to be
-    python scripts/speed/nuts.py            # NUTS beside NumPyro and Pyro
+    python scripts/speed/run.py --peers     # NUTS beside NumPyro and Pyro
 
 Times are CPU seconds over those of a fixed computation in NumPy, timed in turn with them, so that they depend little on
 the machine and not at all on what else it does. Each repeat is a process of its own with its own seed; the spread of
 the repeats is the noise. A time is compared with records of the same machine only, a score with all.
+Beside its peers NUTS has the same model, data, warm-up and number of draws; repeats of ours and NumPyro's alternate,
+wall time, no compile in it. A gradient is one of the leapfrogs that belong to a trajectory; ESS are of whole fits.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import itertools
 import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import get_context
+from multiprocessing.managers import BaseManager
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any, Literal
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path.insert(0, str(HERE.parent))
 
 from records import append_record, commit, peak_mb, read_records, versions  # noqa: E402
 
-RESULTS = HERE / "records.jsonl"
+RESULTS, PEERS = HERE / "records.jsonl", HERE / "nuts.jsonl"
 #: repeats that a standard error needs; chance of a false alarm, over all numbers and records
 FEWEST, FALSE_ALARMS = 3, 0.01
 #: timings of one repeat, each in turn with the reference
 TURNS = 4
 
+#: name -> what is fitted; a net has the prior N(0, 1/fan-in), biases N(0, 1)
+CASES = {
+    "1-50-1": {"inputs": 1, "hidden": 50, "num_data": 400, "activation": "tanh", "noise": 0.3},
+    "13-50-1": {"inputs": 13, "hidden": 50, "num_data": 455, "activation": "relu", "noise": 0.3},
+    "hierarchical": {"inputs": 5, "groups": 20, "num_data": 400, "noise": 0.5},
+}
+NUM_PROBES = 16
+
 Record = Mapping[str, Any]
+Case = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -73,23 +87,21 @@ NUMBERS = {
 def main(argv: list[str] | None = None) -> int:
     """Measure; record or check."""
     options = parse(argv)
-    if options.one is not None:
-        print(json.dumps(repeat(options.one)))
+    results, repeats = options.results or (PEERS if options.peers else RESULTS), options.repeats
+    if options.peers:
+        for name, chains in itertools.product(options.cases, options.chains):
+            append_record(results, row := beside_peers(name, chains, repeats))
+            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
         return 0
-    history = read_records(options.results)
+    history = read_records(results)
     if options.accept:
-        return accept(options, history)
-    own = [record.get("repeat_seconds", 60.0) for record in history if record["machine"] == machine()]
-    repeats = options.repeats if not own else int(min(options.repeats, options.budget // own[-1]))
-    if options.check and not own:
+        return accept(options.accept, results, history)
+    if options.check and machine() not in {record["machine"] for record in history}:
         print("no record of this machine: its times are not checked, its scores are")
-    if repeats < FEWEST:
-        print(f"nothing is measured: the noise needs {FEWEST} repeats of about {own[-1]:.0f} s")
-        return 2
     now = measure(range(repeats))
     if options.check:
         return check(now, history, lambda: measure(range(repeats, 2 * repeats)))
-    append_record(options.results, now)
+    append_record(results, now)
     print(table([*history, now]))
     return 0
 
@@ -100,10 +112,11 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--check", action="store_true", help="compare, add no record; 1 where something is worse")
     add("--repeats", type=int, default=5, help=f"processes, at least {FEWEST}")
-    add("--budget", type=float, default=math.inf, help="seconds: the repeats that fit into them")
     add("--accept", metavar="NUMBER=WHY", help="the next checks start at the last record")
-    add("--results", type=Path, default=RESULTS, help="the file of the records")
-    add("--one", type=int, metavar="SEED", help=argparse.SUPPRESS)
+    add("--peers", action="store_true", help="a gradient of NUTS and its ESS, beside NumPyro's and Pyro's")
+    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of --peers")
+    add("--chains", nargs="+", type=int, default=[4, 16, 64], help="of --peers")
+    add("--results", type=Path, help="the file of the records")
     options = parser.parse_args(argv)
     if options.repeats < FEWEST:
         parser.error(f"--repeats must be {FEWEST} or more, got {options.repeats}")
@@ -124,15 +137,15 @@ def check(now: dict[str, Any], history: Sequence[Record], again: Callable[[], Re
     return 1 if found else 0 if checked else 2
 
 
-def accept(options: argparse.Namespace, history: list[dict[str, Any]]) -> int:
+def accept(text: str, results: Path, history: list[dict[str, Any]]) -> int:
     """Write into the last record why a number may be what it is there: earlier records no longer count."""
-    name, _, why = options.accept.partition("=")
+    name, _, why = text.partition("=")
     if name not in NUMBERS or not why or not history:
         print(f"--accept NUMBER=WHY, with a record to accept, and NUMBER one of {', '.join(NUMBERS)}")
         return 2
     history[-1]["accepted"] = {**history[-1].get("accepted", {}), name: why}
-    text = "".join(json.dumps(record, allow_nan=False, sort_keys=True) + "\n" for record in history)
-    Path(options.results).write_text(text, encoding="utf-8")
+    lines = "".join(json.dumps(record, allow_nan=False, sort_keys=True) + "\n" for record in history)
+    results.write_text(lines, encoding="utf-8")
     return 0
 
 
@@ -180,17 +193,13 @@ def worse(now: Record, history: Sequence[Record]) -> list[str]:
 def measure(seeds: Sequence[int]) -> dict[str, Any]:
     """A record: every number's repeats, each repeat in a process of its own."""
     values: dict[str, list[float]] = {name: [] for name in NUMBERS}
-    before = sum(os.times()[2:4])
-    for seed in seeds:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, __file__, "--one", str(seed)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
-        found = json.loads(done.stdout.splitlines()[-1])
-        print("  ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
-        for name, value in found.items():
-            values[name].append(value)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
+        for found in processes.map(repeat, seeds):
+            print("  ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
+            for name, value in found.items():
+                values[name].append(value)
     return {
-        "repeat_seconds": round((sum(os.times()[2:4]) - before) / len(seeds), 1),
         "peak_mb": peak_mb(children=True),
         "commit": commit() or "?",
         "versions": versions(),
@@ -266,8 +275,6 @@ def difference(short: Callable[[], object], long: Callable[[], object]) -> Calla
 
 def nuts(seed: int) -> dict[str, float]:
     """Thirty thousand gradients of one chain each, and what the draws of a short run are worth."""
-    from nuts import CASES, slowest, torch_data, torch_program
-
     import pyrobnn as pb
 
     case = CASES["1-50-1"]
@@ -285,7 +292,6 @@ def svi(seed: int) -> dict[str, float]:
     """A thousand steps of the compiled loop."""
     import pyro.distributions as dist
     import torch
-    from nuts import CASES, torch_data
 
     import pyrobnn as pb
 
@@ -359,6 +365,260 @@ def table(history: Sequence[Record]) -> str:
         for name, why in record.get("accepted", {}).items():
             lines += ["", f"Accepted at {record['commit']}: {NUMBERS[name].label}; {why}."]
     return "\n".join(lines)
+
+
+# -- NUTS beside its peers ---------------------------------------------------------------------------------------------
+
+
+def data(case: Case) -> tuple[Any, Any]:
+    """Inputs (N, inputs), the last column a group number where there are groups, and targets (N,); NumPy arrays."""
+    import numpy as np
+
+    generator = np.random.default_rng(0)
+    x = generator.standard_normal((case["num_data"], case["inputs"])).astype("float32")
+    y = np.sin(2 * x[:, 0]) + case["noise"] * generator.standard_normal(case["num_data"])
+    if "groups" in case:
+        group = np.arange(case["num_data"]) % case["groups"]
+        y = y + generator.standard_normal(case["groups"])[group]
+        x = np.column_stack([x, group]).astype("float32")
+    return x, y.astype("float32")
+
+
+def slowest(values: Any) -> float:
+    """Bulk ESS of the slowest of the values (chain, draw, value)."""
+    from arviz_stats.base import array_stats
+
+    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
+
+
+def torch_data(case: Case) -> tuple[Any, ...]:
+    """:func:`data` as tensors."""
+    import torch
+
+    return tuple(torch.from_numpy(part) for part in data(case))
+
+
+def torch_program(case: Case) -> Any:
+    """The model as a pyrobnn model or a plain Pyro program."""
+    import pyro
+    import pyro.distributions as dist
+    import torch
+
+    import pyrobnn as pb
+
+    if "groups" not in case:
+        net = pb.networks.mlp(case["inputs"], (case["hidden"],), activation=case["activation"], seed=0)
+        return pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(case["noise"]))
+
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+        spread = pyro.sample("spread", dist.HalfNormal(1.0))
+        offset = pyro.sample("offset", dist.Normal(torch.zeros(case["groups"], device=x.device), 1.0).to_event(1))
+        slope = pyro.sample("slope", dist.Normal(torch.zeros(case["inputs"], device=x.device), 1.0).to_event(1))
+        scale = pyro.sample("scale", dist.HalfNormal(1.0))
+        loc = mean + spread * offset[x[:, -1].long()] + x[:, :-1] @ slope
+        with pyro.plate("data", len(x)):
+            pyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+    return program
+
+
+class Ours:
+    """Our NUTS by its public face: what a longer run takes more than a shorter one that begins alike."""
+
+    def __init__(self, case: Case, options: Mapping[str, int]) -> None:
+        import pyrobnn as pb
+
+        self.case, self.program, (self.x, self.y) = case, torch_program(case), torch_data(case)
+        self.method = pb.NUTS(**options)
+        self.first, _ = self.run(1)
+
+    def run(self, num_draws: int) -> tuple[Any, float]:
+        """The posterior, and seconds of its fit."""
+        start = time.perf_counter()
+        with warnings.catch_warnings(action="ignore"):
+            found = self.method.fit(self.program, self.x, self.y, num_draws=num_draws, seed=0)
+        return found, time.perf_counter() - start
+
+    def longer(self, num_draws: int) -> tuple[Any, float, int]:
+        """The posterior; seconds and gradients of its draws but the first."""
+        _, before = self.run(1)
+        posterior, seconds = self.run(num_draws)
+        return posterior, seconds - before, posterior.meta["num_gradients"] - self.first.meta["num_gradients"]
+
+    def fit(self, num_draws: int) -> tuple[float, float, float]:
+        """Seconds of ``num_draws`` draws after the warm-up, ESS of the slowest function value, gradients per draw."""
+        import torch
+
+        posterior, seconds, gradients = self.longer(num_draws)
+        if "groups" in self.case:
+            values = torch.cat([value.reshape(*value.shape[:2], -1) for value in posterior.draws.values()], -1)
+        else:
+            values = posterior.predict(self.x[:: max(1, len(self.x) // NUM_PROBES)]).f[..., 0]
+        ess = slowest(values.double().cpu().numpy())
+        return seconds, ess, gradients / num_draws / posterior.num_chains
+
+    def gradient(self) -> float:
+        """Seconds per gradient and chain."""
+        _, seconds, gradients = self.longer(100)
+        return seconds / gradients
+
+
+def pyro_gradient(case: Case) -> float:
+    """Seconds per gradient of Pyro's NUTS on the same Pyro program."""
+    import torch
+    from pyro.infer import NUTS
+
+    import pyrobnn as pb
+
+    program, (x, y), calls = torch_program(case), torch_data(case), 0
+    program = program.pyro_model if isinstance(program, pb.BNN) else program
+    kernel = NUTS(program, max_tree_depth=6)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        kernel.setup(2, x, y if "groups" in case else y.unsqueeze(-1))
+        potential = kernel.potential_fn
+
+        def counting(z: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            return potential(z)
+
+        kernel.potential_fn = counting
+        start, params = time.perf_counter(), kernel.initial_params
+        for _ in range(4):
+            params = kernel.sample(params)
+        return (time.perf_counter() - start) / max(calls, 1)
+
+
+def numpyro_program(case: Case) -> tuple[Any, Any]:
+    """The same model, and a function of (samples, x) that gives the values whose ESS counts (chain, draw, value)."""
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    if "groups" in case:
+
+        def program(x, y):
+            mean = numpyro.sample("mean", dist.Normal(0, 1))
+            spread = numpyro.sample("spread", dist.HalfNormal(1))
+            offset = numpyro.sample("offset", dist.Normal(0, 1).expand([case["groups"]]).to_event(1))
+            slope = numpyro.sample("slope", dist.Normal(0, 1).expand([case["inputs"]]).to_event(1))
+            scale = numpyro.sample("scale", dist.HalfNormal(1))
+            loc = mean + spread * offset[x[:, -1].astype(int)] + x[:, :-1] @ slope
+            with numpyro.plate("data", len(x)):
+                numpyro.sample("y", dist.Normal(loc, scale), obs=y)
+
+        return program, lambda s, x: jnp.concatenate([v.reshape(*v.shape[:2], -1) for v in s.values()], -1)
+
+    inputs, hidden = case["inputs"], case["hidden"]
+    act = jnp.tanh if case["activation"] == "tanh" else jax.nn.relu
+
+    def forward(w1, b1, w2, b2, x):
+        return act(x @ w1 + b1) @ w2 + b2
+
+    def program(x, y):
+        w1 = numpyro.sample("w1", dist.Normal(0, inputs**-0.5).expand([inputs, hidden]).to_event(2))
+        b1 = numpyro.sample("b1", dist.Normal(0, 1).expand([hidden]).to_event(1))
+        w2 = numpyro.sample("w2", dist.Normal(0, hidden**-0.5).expand([hidden]).to_event(1))
+        b2 = numpyro.sample("b2", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(forward(w1, b1, w2, b2, x), case["noise"]), obs=y)
+
+    def values(s, x):
+        rows = jnp.linspace(0, len(x) - 1, NUM_PROBES).astype(int)
+        return jax.vmap(jax.vmap(lambda *p: forward(*p, x[rows])))(s["w1"], s["b1"], s["w2"], s["b2"])
+
+    return program, values
+
+
+class NumPyro:
+    """NumPyro's NUTS of vectorized chains, compiled: whole fits, and draws that go on from the end of the first."""
+
+    def __init__(self, case: Case, options: Mapping[str, int], num_draws: int) -> None:
+        import jax
+        import jax.numpy as jnp
+        from numpyro.infer import MCMC, NUTS, init_to_sample
+
+        self.data, self.compiling = tuple(jnp.asarray(part) for part in data(case)), 0.0
+        program, self.values = numpyro_program(case)
+        jax.monitoring.register_event_duration_secs_listener(self._listen)  # NumPyro compiles at every run
+        kernel = NUTS(program, init_strategy=init_to_sample, max_tree_depth=options["max_tree_depth"])
+        chains = options["num_chains"]
+        how = {"chain_method": "vectorized" if chains > 1 else "sequential", "progress_bar": False}
+        self.whole = MCMC(kernel, num_warmup=options["num_warmup"], num_samples=num_draws, num_chains=chains, **how)
+        self.fit(0)  # compiles
+        steps = int(self.whole.get_extra_fields()["num_steps"].sum())
+        draws = max(2, round(30_000 * num_draws / steps))  # so many leapfrogs, over all chains, are timed
+
+        @jax.jit
+        def continued(state: Any) -> Any:
+            def one(_: int, carry: Any) -> Any:
+                state = kernel.sample(carry[0], self.data, {})
+                return state, carry[1] + state.num_steps.sum()
+
+            return jax.lax.fori_loop(0, draws, one, (state, 0))
+
+        self.continued = lambda: jax.block_until_ready(continued(self.whole.last_state))
+        self.continued()  # compiles
+
+    def _listen(self, event: str, seconds: float, **_: Any) -> None:
+        if event.endswith(("backend_compile_duration", "jaxpr_to_mlir_module_duration")):
+            self.compiling += seconds
+
+    def fit(self, seed: int) -> tuple[float, float]:
+        """Seconds of a fit but for compiling, and ESS of the slowest function value."""
+        import jax
+        import numpy as np
+
+        start, self.compiling = time.perf_counter(), 0.0
+        self.whole.run(jax.random.PRNGKey(seed), *self.data, extra_fields=("num_steps",))
+        jax.block_until_ready(self.whole.get_samples())
+        seconds = time.perf_counter() - start - self.compiling
+        samples = self.whole.get_samples(group_by_chain=True)
+        return seconds, slowest(np.asarray(self.values(samples, self.data[0]), float))
+
+    def gradient(self) -> float:
+        """Seconds per gradient and chain."""
+        start = time.perf_counter()
+        _, steps = self.continued()
+        return (time.perf_counter() - start) / int(steps)
+
+
+class Manager(BaseManager):
+    """Holds NumPyro in a process of its own, which waits between repeats."""
+
+
+Manager.register("NumPyro", NumPyro)
+
+
+def beside_peers(name: str, num_chains: int, repeats: int) -> dict[str, Any]:
+    """One row: medians over alternating repeats, microseconds; with more than 16 chains gradients alone are timed."""
+    case, fit = CASES[name], num_chains <= 16
+    row: dict[str, Any] = {"case": name, "chains": num_chains}
+    num_draws = max(50, 1000 // num_chains) if fit else 10
+    # the cost of a gradient doesn't depend on the depth of trees; a warm-up that isn't used need not be long
+    options = {"num_chains": num_chains, "num_warmup": 200 if fit else 20, "max_tree_depth": 10 if fit else 6}
+    ours, mine, theirs = Ours(case, options), list[float](), list[float]()
+    with Manager(ctx=get_context("spawn")) as manager:
+        peer = manager.NumPyro(case, options, num_draws) if importlib.util.find_spec("numpyro") else None
+        if fit:
+            seconds, ess, steps = ours.fit(num_draws)
+            row |= {"steps per draw": steps, "ess": ess, "fit_s": seconds}
+            if peer:
+                other, its_ess = peer.fit(2)
+                row |= {"numpyro_ess": its_ess, "numpyro_fit_s": other}
+                row["ess per s / numpyro"] = (ess / seconds) / (its_ess / other)
+        for _ in range(repeats):
+            mine.append(1e6 * ours.gradient())
+            if peer:
+                theirs.append(1e6 * peer.gradient())
+    row |= {"ours_us": median(mine), "compile_s": ours.first.meta["timings"]["compile"]}
+    if theirs:
+        row |= {"numpyro_us": median(theirs), "ours/numpyro": median(mine) / median(theirs)}
+    row["pyro_us"] = 1e6 * median(pyro_gradient(case) for _ in range(3))
+    return row | {"pyro/ours": row["pyro_us"] / row["ours_us"]}
 
 
 if __name__ == "__main__":
