@@ -1,13 +1,13 @@
 """The UCI regression benchmark: every method on the standard splits, beside the published numbers.
 
-    python scripts/benchmark_uci.py --data-root DIR --data yacht wine --methods map laplace --splits 0-4 --jobs 2
-    python scripts/benchmark_uci.py --data-root DIR --budget 3600    # what fits into an hour
-    python scripts/benchmark_uci.py --data-root DIR --check 5%       # a random part again; exit code 1 if it differs
-    python scripts/benchmark_uci.py --table-only
+    python scripts/uci/run.py --data-root DIR --data yacht wine --methods map laplace --splits 0-4 --jobs 2
+    python scripts/uci/run.py --data-root DIR --budget 3600    # what fits into an hour
+    python scripts/uci/run.py --data-root DIR --check 5%       # a random part again; exit code 1 if it differs
+    python scripts/uci/run.py --table-only
 
 A data set is one of the usual names, or any folder in the same layout. Each finished fit is one line of the records:
 stop the sweep at any moment, and the same command goes on where it was. Hyper-parameters follow one rule per method
-(uci/rules.py), from the train part alone; the test part is touched once, after everything is chosen.
+(rules.py), from the train part alone; the test part is touched once, after everything is chosen.
 """
 
 from __future__ import annotations
@@ -16,19 +16,25 @@ import argparse
 import dataclasses
 import functools
 import math
-import os
 import random
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from pyrobnn.core.chains import ess, rhat
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
 
 from records import Sweep, append_record, measured, read_records, share, within_budget  # noqa: E402
+from uci import rules  # noqa: E402
+from uci.rules import FLOOR, RULES, Record  # noqa: E402
 
-RESULTS = HERE / "uci" / "records.jsonl"
+RESULTS = HERE / "records.jsonl"
 #: name in the tables → folder of the set; any other folder has its own name in the tables
 DATASETS = {
     "boston": "bostonHousing",
@@ -41,22 +47,14 @@ DATASETS = {
     "wine": "wine-quality-red",
     "yacht": "yacht",
 }
-FLOOR = "linear"
 #: nats a point, and share of the RMSE, by which a record made again may differ: rounding differs between machines
 MOST_NATS, MOST_RMSE = 0.05, 0.05
 NEEDS = ("dataset", "split", "method", "scores", "cpu_seconds")
-
-Record = Mapping[str, Any]
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run the sweep, then print the tables and the claims."""
     options = parse(argv)
-    os.environ["OMP_NUM_THREADS"] = "1"  # the nets are small, and parallelism is across fits
-    from uci.rules import RULES
-
-    if options.out is not None:
-        options.results = options.out / "records.jsonl"
     work = []
     if not options.table_only:
         try:
@@ -78,11 +76,10 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
-    add("--data", "--datasets", nargs="+", default=list(DATASETS), metavar="SET", help="names or folders")
+    add("--data", nargs="+", default=list(DATASETS), metavar="SET", help="names or folders")
     add("--methods", nargs="+", help="default: all")
     add("--splits", type=splits, help="such as 0-4 or 0,7 (default: all that a set has)")
     add("--results", type=Path, default=RESULTS, help="the file of the records")
-    add("--out", type=Path, help="a folder for the records, in place of --results")
     add("--jobs", type=int, default=1, help="processes on this machine")
     add("--budget", type=float, default=math.inf, help="seconds: run what fits into them")
     add("--check", type=share, help="such as 5%%: make a random part of the records again")
@@ -111,12 +108,10 @@ def tasks(
     datasets: Sequence[str], methods: Sequence[str], numbers: Sequence[int] | None, root: str | Path | None
 ) -> list[dict[str, Any]]:
     """Every method on every split of every data set, all methods of a split together."""
-    from uci.rules import RULES, uci_splits
-
     for name in methods:
         if name not in (FLOOR, *RULES):
             raise ValueError(f"unknown method {name!r}: choose from {', '.join([FLOOR, *RULES])}")
-    has = {name: uci_splits(DATASETS.get(name, name), root) for name in datasets}
+    has = {name: rules.uci_splits(DATASETS.get(name, name), root) for name in datasets}
     most = max(has.values(), default=0)
     if unknown := [split for split in numbers or () if not 0 <= split < most]:
         raise ValueError(f"there is no split {unknown[0]}: they are 0 … {most - 1}")
@@ -131,22 +126,19 @@ def tasks(
 
 def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
     """Fit and score one task of :func:`tasks`; the record as :func:`records.measured` makes it."""
-    import torch
-    from uci.rules import RULES, LinearFloor, held_out_scores, mixture_scores, uci, uci_num_hidden
-
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the nets are small, and parallelism is across fits
     folder = DATASETS.get(task["dataset"], task["dataset"])
-    train, test = uci(folder, task["split"], root)
+    train, test = rules.uci(folder, task["split"], root)
 
     def work() -> dict[str, Any]:
         if task["method"] == FLOOR:
-            mean, scale = LinearFloor.fit(train).predict(test.x)
-            return {"scores": rounded(mixture_scores(mean[None], scale[None], test.y[:, 0]))}
-        rule = dataclasses.replace(RULES[task["method"]], num_hidden=uci_num_hidden(folder, root))
+            mean, scale = rules.LinearFloor.fit(train).predict(test.x)
+            return {"scores": rounded(rules.mixture_scores(mean[None], scale[None], test.y[:, 0]))}
+        rule = dataclasses.replace(RULES[task["method"]], num_hidden=rules.uci_num_hidden(folder, root))
         posterior, chosen, _ = rule.fit(train, task["split"])
         prediction = posterior.predict(test.x)
         return {
-            "scores": rounded(held_out_scores(prediction, test)),
+            "scores": rounded(rules.held_out_scores(prediction, test)),
             "num_hidden": rule.num_hidden,
             "chosen": rule.label(chosen),
             "diagnosis": diagnosis(posterior, prediction.f),
@@ -162,10 +154,6 @@ def rounded(found: Mapping[str, float]) -> dict[str, float]:
 
 def diagnosis(posterior: Any, f: Any) -> dict[str, float]:
     """Of chains: R-hat and ESS of the function at the test inputs."""
-    import numpy as np
-
-    from pyrobnn.core.chains import ess, rhat
-
     if posterior.num_chains < 2 or posterior.meta.get("iid"):
         return {}
     values = f[..., 0].double().cpu().movedim(-1, 0)
@@ -243,14 +231,12 @@ def differences(record: Record, again: Record) -> list[str]:
 
 def show(records: Sequence[Record], methods: Sequence[str]) -> None:
     """The tables, then the claims and whether they hold."""
-    from uci.rules import METRICS, claims, markdown, published
-
     if not records:
         print("no results yet")
         return
-    for metric in METRICS:
-        print("\n" + markdown(records, metric, methods, published()))
-    for claim in claims(records, published()):
+    for metric in rules.METRICS:
+        print("\n" + rules.markdown(records, metric, methods, rules.published()))
+    for claim in rules.claims(records, rules.published()):
         print(claim)
 
 

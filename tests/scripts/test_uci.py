@@ -17,9 +17,9 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 if str(SCRIPTS) not in sys.path:
     sys.path.append(str(SCRIPTS))
 
-import benchmark_uci as benchmark  # noqa: E402
 from records import append_record, mean_and_error, read_records  # noqa: E402
 from uci import rules  # noqa: E402
+from uci import run as benchmark  # noqa: E402
 from uci.rules import (  # noqa: E402
     RULES,
     Candidate,
