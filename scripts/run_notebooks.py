@@ -3,7 +3,6 @@
     python scripts/run_notebooks.py                      all of them, in place
     python scripts/run_notebooks.py 01 04 --timeout 300  those whose names start so
     python scripts/run_notebooks.py --smoke              short runs of copies; nothing is written
-    python scripts/run_notebooks.py --gallery            only take the gallery's pictures out of the stored results
 
 A notebook reads the environment variable ``PYROBNN_SMOKE``: with ``1`` it takes few steps and few draws. The notebooks
 run one after the other in a kernel of the Python that runs this script; the first failure of each is reported with its
@@ -109,7 +108,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("names", nargs="*", help="beginnings of file names, 01 for instance; default: all")
     parser.add_argument("--smoke", action="store_true", help="short runs of copies; nothing is written")
     parser.add_argument("--timeout", type=int, default=600, help="seconds a single cell may take")
-    parser.add_argument("--gallery", action="store_true", help="execute nothing; write the README's pictures")
     options = parser.parse_args(argv)
     try:
         paths = chosen(options.names)
@@ -117,9 +115,6 @@ def main(argv: Sequence[str]) -> int:
         parser.error(str(error))
     failed = []
     for path in paths:
-        if options.gallery:
-            write_gallery(path, nbformat.read(path, as_version=4))
-            continue
         started = time.perf_counter()
         try:
             notebook = execute(path, smoke=options.smoke, timeout=options.timeout)

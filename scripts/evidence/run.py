@@ -141,8 +141,7 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     warnings.simplefilter("ignore")
-    known = read_records(options.results) if options.results.exists() else []
-    done = {(r["case"], r["way"], r["seed"]) for r in known}
+    done = {(r["case"], r["way"], r["seed"]) for r in read_records(options.results)}
     for name in options.cases:
         model, x, y, exact = case(name)
         for way, method in WAYS.items():

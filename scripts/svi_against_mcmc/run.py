@@ -200,7 +200,7 @@ def main() -> None:
         until="converged",
         max_seconds=options.seconds,
     )
-    done = read_records(options.results) if options.results.exists() else []
+    done = read_records(options.results)
     options.known = lambda key: any(key.items() <= record.items() for record in done)
     warnings.simplefilter("ignore")
     for part, name, noise in itertools.product(options.parts, options.data, options.noise):
