@@ -55,10 +55,10 @@ def told(name: str) -> str:
     if healthy:
         counts = {status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS}
         warns, fails = (share(counts[status], len(healthy)) for status in SPEAKS)
-        line = f"**False alarms**: of {len(healthy)} healthy posteriors it warns of {warns} and fails {fails}.\n"
+        line = f"**False alarms**: of {len(healthy)} healthy posteriors it warns on {warns} and fails {fails}.\n"
     else:  # such a check appears only where it speaks
         every = sum(row["healthy"] for row in records())
-        line = f"**False alarms**: of {every} healthy posteriors it warns of or fails {share(0, every)}.\n"
+        line = f"**False alarms**: of {every} healthy posteriors it warns on or fails {share(0, every)}.\n"
     return "\n".join([line, *_power(name)])
 
 
@@ -89,7 +89,7 @@ def _power(name: str) -> list[str]:
         parts += _table(own)
     else:
         parts.append("**Power**: no planted fault of the study is of the kind that it looks for.\n")
-    return [*parts, "Faults that another check is there for, which it saw too:\n", *_table(others)] if others else parts
+    return [*parts, "Faults for which another check is there, and which it saw too:\n", *_table(others)] if others else parts
 
 
 def _table(rows: list[tuple[float, str]]) -> list[str]:

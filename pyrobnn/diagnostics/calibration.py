@@ -60,7 +60,7 @@ def left_out_pit(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the PIT of held-out data is uniform; of few, whether 90 % intervals hold enough of them."""
+    """Whether the PIT of held-out data is uniform; of few data, whether 90 % intervals hold enough of them."""
     u, draws = held_out_pit(evidence), predictive_draws(evidence)
     if u is None or draws is None or len(u) < FEWEST_HELD_OUT:
         return None

@@ -184,7 +184,7 @@ def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 
 def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
-    """The largest R-hat over the identified quantities; of chains more than draws also between the places of draws."""
+    """The largest R-hat over the identified quantities; with more chains than draws, also across draw positions."""
     found = convergence(evidence)
     if found is None or not np.isfinite(found.table["rhat"]).any():
         return None
@@ -206,10 +206,10 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
 
 
 def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """The smallest effective sample size over the identified quantities, but for the norms of layers.
+    """The smallest effective sample size over the identified quantities except the norms of layers.
 
     Norms wander where layers share a scale, and the function does not. The smallest of 40 estimates of 400 comes out as
-    285 in the median and 207 in 5 %: half of 400 passes.
+    285 in the median, and as 207 in 5 %: half of 400 passes.
     """
     found = convergence(evidence)
     if found is None:
