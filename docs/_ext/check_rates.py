@@ -89,7 +89,7 @@ def _power(name: str) -> list[str]:
         parts += _table(own)
     else:
         parts.append("**Power**: no planted fault of the study is of the kind that it looks for.\n")
-    return [*parts, "Faults for which another check is there, and which it saw too:\n", *_table(others)] if others else parts
+    return [*parts, "Faults that are the task of another check, but were seen:\n", *_table(others)] if others else parts
 
 
 def _table(rows: list[tuple[float, str]]) -> list[str]:
