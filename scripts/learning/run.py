@@ -40,7 +40,7 @@ from uci.rules import uci  # noqa: E402
 RESULTS = Path(__file__).with_name("records.jsonl")
 SMC = pb.SMC(num_particles=128)
 FUNCTIONS = {"Hartmann-6": (0.0, 1.0, -3.32237), "Ackley-10": (-5.0, 10.0, 0.0)}  # bounds and lowest value
-OPTIMISERS = ("BNN", "BNN, Thompson", "GP", "random")
+OPTIMISERS = ("BNN", "BNN, Thompson", "GP", "GP, SAAS", "random")
 LEARNERS = ("BNN, EPIG", "BNN, random", "GP, variance", "GP, random")
 FIRST, LAST, START, BATCH, END = 10, 60, 20, 10, 100
 SINE = type("Sine", (torch.nn.Module,), {"forward": lambda self, z: z.sin()})
@@ -67,13 +67,14 @@ def units_of(x: Tensor, y: Tensor) -> pb.data.Standardizer:
     return pb.data.Standardizer(whole.x_mean, whole.x_scale, part.y_mean, part.y_scale)
 
 
-def gaussian_process(x: Tensor, y: Tensor) -> Any:
-    """BoTorch's default model, fitted."""
+def gaussian_process(x: Tensor, y: Tensor, saas: bool = False) -> Any:
+    """BoTorch's default model, fitted, or its four MAP fits of sparse axes (SAAS; Eriksson & Jankowiak 2021)."""
     from botorch.fit import fit_gpytorch_mll
     from botorch.models import SingleTaskGP
+    from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
-    model = SingleTaskGP(x.double(), y.double())
+    model = (EnsembleMapSaasSingleTaskGP if saas else SingleTaskGP)(x.double(), y.double())
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     return model.eval()
 
@@ -118,8 +119,8 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
         candidates, best = torch.cat([torch.rand(1024, dim, generator=g), near]), float(y.min())
         if method == "random":
             new = candidates[:1]
-        elif method == "GP":
-            improvement = LogExpectedImprovement(gaussian_process(x, y), best, maximize=False)
+        elif method.startswith("GP"):
+            improvement = LogExpectedImprovement(gaussian_process(x, y, method != "GP"), best, maximize=False)
             new = climb(lambda z, ei=improvement: ei(z.double()[:, None]), candidates)
         else:
             fresh = net(dim, 1.0, 0.1, units_of(cube, y), SINE) if num in (FIRST, 2 * FIRST) else None
