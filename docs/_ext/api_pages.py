@@ -19,9 +19,9 @@ EXTENDING = (
     "pyrobnn.inference.method",
     "pyrobnn.inference.fitting.batches",
     "pyrobnn.inference.fitting.problem",
-    "pyrobnn.inference.fitting.sizes",
-    "pyrobnn.inference.langevin.step",
-    "pyrobnn.inference.optim.sgd_rate",
+    "pyrobnn.core.checks",
+    "pyrobnn.inference.langevin",
+    "pyrobnn.inference.optim.training",
     "pyrobnn.posterior.approximation",
 )
 

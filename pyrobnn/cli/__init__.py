@@ -17,7 +17,7 @@ COMMANDS = {
     "fit": ("runs", "run one method on a table and save it"),
     "predict": ("saved", "predict new rows with a method that was saved"),
     "judge": ("saved", "judge predictions that anyone made, in a table beside the outcomes"),
-    "doctor": ("doctor", "versions, compiler, device and a short fit, one line each"),
+    "doctor": ("runs", "versions, compiler, device and a short fit, one line each"),
     "report": ("saved", "judge saved DataTrees, also of NumPyro or PyMC"),
 }
 

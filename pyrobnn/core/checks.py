@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
+import sys
 from collections.abc import Sequence
 from math import inf
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
@@ -177,3 +181,28 @@ def divergences_by_chance(num_transitions: int) -> int:
     mean = torch.tensor(5e-4 * num_transitions, dtype=torch.float64)
     counts = torch.arange(10 + 2 * int(mean), dtype=torch.float64)
     return int((torch.special.gammaincc(counts + 1, mean) < 0.98).sum())  # Poisson's distribution function
+
+
+class NotEnoughMemory(Refused, MemoryError):
+    """More memory than the device has free; the message has the bytes and what to change."""
+
+
+def require(needed: int, device: torch.device, what: str, remedies: str) -> None:
+    """NotEnoughMemory where ``what`` needs more bytes than are free; ``remedies`` says what to do instead."""
+    free = free_bytes(device)
+    if needed > free:
+        raise NotEnoughMemory(f"{what} needs {needed:,} bytes but {free:,} are free: {remedies}")
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes free on ``device``; without limit where the system does not tell, so that nothing is refused on a guess."""
+    if device.type == "cuda":
+        # the driver counts as taken what torch's allocator keeps for later
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    with contextlib.suppress(AttributeError, ValueError, OSError):
+        if (table := Path("/proc/meminfo")).exists():
+            fields = dict(line.split(":", 1) for line in table.read_text(encoding="utf-8").splitlines())
+            return int(fields["MemAvailable"].split()[0]) * 1024
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return sys.maxsize

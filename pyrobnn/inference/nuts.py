@@ -1,32 +1,33 @@
-"""NUTS and plain HMC: configuration and fit. The arithmetic is in ``hmc.machine``, the host's loop in ``hmc.run``."""
+"""NUTS and plain HMC: configuration, starts and fit; arithmetic in ``hmc.machine``, the host's loop in ``hmc.run``."""
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, require
 from pyrobnn.core.findings import Finding
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
-from pyrobnn.inference.fitting.initial import common_start
+from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
-from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.adaptation import STATS, kept_in_warmup
+from pyrobnn.inference.hmc.adaptation import STATS, form_of, kept_in_warmup
 from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, run_findings
-from pyrobnn.inference.hmc.machine import Machine
-from pyrobnn.inference.hmc.metric import form_of
+from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, Machine
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
-from pyrobnn.inference.hmc.starts import starts
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, Density
 from pyrobnn.model.gradient import batched_gradient
+from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
@@ -292,3 +293,76 @@ class NUTS(Method):
         # three copies: the draws, without the whitening, and by site
         need = self.num_chains * (dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS))
         return need + (3 * dim * dim * dtype.itemsize if form == "dense" else 0)
+
+
+def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Tensor, Tensor | None]:
+    """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one.
+
+    Chains of one draw each are starts as they are: they say nothing of the scale.
+    """
+    density, uniform = problem.density, not problem.is_bnn
+    with seeded(seed, problem.device):
+        scale = None
+        z = (
+            _drawn(density, num_chains, uniform)
+            if init is None
+            else start_chains(problem.model, density, init, num_chains)
+        )
+        exact = isinstance(init, Posterior) and init.num_draws == 1 and init.meta.get("kind") == "chains"
+        if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1 and not exact:
+            flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
+            scale = flat.std(0).clamp(min=1e-6)
+        elif init is not None and not exact:  # around one point: apart, so that R-hat has something to judge
+            z = z + 0.1 * torch.randn_like(z)
+        # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
+        tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(100))
+        z = finite_starts(problem, z, tries)
+    return z.detach().contiguous(), scale
+
+
+def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Tensor:
+    """Starts (num, dim) from the box or from the prior, by torch's present random state."""
+    seed = int(torch.randint(2**31, ()))
+    return density.sample_box(num, seed, shrink * RADIUS) if uniform else density.sample_prior(num, seed)
+
+
+def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
+    """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others of ``tries``.
+
+    A start has a finite density and a finite gradient, not zero everywhere, as on a plateau.
+    A log density so low that its rounding exceeds the energy error that ends a trajectory lets it go nowhere: of such
+    starts the best is kept. Refused where no start of a chain is finite.
+    """
+    single = torch.func.grad_and_value(problem.density.log_joint)
+    lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
+    todo, best = list(range(len(z))), torch.full((len(z),), -torch.inf)
+    found = z.clone()
+    for draws in itertools.chain([z], tries):
+        for chain in list(todo):
+            gradient, value = single(draws[chain])
+            if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
+                continue
+            if float(value) > best[chain]:
+                best[chain], found[chain] = float(value), draws[chain]
+            if float(value) >= lowest and bool((gradient != 0).any()):
+                found[chain] = draws[chain]
+                todo.remove(chain)
+        if not todo:
+            return found
+    if bool((best == -torch.inf).any()):
+        worst = z[int(best.argmin())]
+        raise Refused(_why_no_start(problem, worst, *single(worst)))
+    return found  # a plateau everywhere has no better start, nor has a density that is low everywhere
+
+
+def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+    """Which site is to blame that no start has a finite density."""
+    density, bad = problem.density, (~torch.isfinite(gradient)).nonzero()
+    names = [*density.observed]
+    if bool(torch.isfinite(density.log_parts(z)[1])):
+        names = [density.site_of(int(bad[0]))] if len(bad) else [site.name for site in density.sites]
+    where = f"the site {', '.join(map(repr, names))}"
+    return (
+        f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
+        f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
+    )

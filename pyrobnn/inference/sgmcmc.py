@@ -17,7 +17,7 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin.walk import full_log_joint, run_chains
+from pyrobnn.inference.langevin import full_log_joint, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
@@ -129,7 +129,7 @@ class SGLD(_StochasticGradientMCMC):
         num_chains: chains, run together in one compiled step, each with its own batches.
         num_warmup: steps before the first draw.
         step_size: :math:`\varepsilon N`; None chooses it in warm-up from the curvature and the gradient noise that the
-            chains meet (:mod:`pyrobnn.inference.langevin.step`); ``meta`` has it.
+            chains meet (:mod:`pyrobnn.inference.langevin`); ``meta`` has it.
         thinning: steps between draws.
         batch_size: data per step; None for all.
         temperature: T; any value but 1 samples a tempered posterior, and ``meta`` says so.

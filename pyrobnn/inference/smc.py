@@ -11,11 +11,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.checks import Refused, check_count, check_number, require
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
-from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering import Population, Rung, batched, evaluator, lag, parts, refuse_without_prior

@@ -22,8 +22,7 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, 
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.sgd_rate import MOMENTUM, TOLERATED_RISE, constant_rate
-from pyrobnn.inference.optim.training import Optimizer, Training
+from pyrobnn.inference.optim.training import MOMENTUM, TOLERATED_RISE, Optimizer, Training, constant_rate
 from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
@@ -88,7 +87,7 @@ class SWA(_Averaged):
     Args:
         num_steps: SGD steps, of momentum 0.9.
         lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`; None for the one whose wandering is
-            closest to the posterior (:func:`pyrobnn.inference.optim.sgd_rate.constant_rate`), recorded in
+            closest to the posterior (:func:`pyrobnn.inference.optim.training.constant_rate`), recorded in
             ``meta["lr"]``.
         batch_size: data per step, drawn independently (a reshuffled epoch cancels the noise of its gradients); None for
             32, or a quarter of small data.

@@ -13,7 +13,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pyrobnn as pb
 from pyrobnn.core.private import trace
 from pyrobnn.model.compile import CudaGraph, compiled, inductor
-from pyrobnn.model.compile.products import DECOMPOSITIONS, library_calls
+from pyrobnn.model.compile.inductor import DECOMPOSITIONS, library_calls
 
 SLOW = pytest.mark.slow
 

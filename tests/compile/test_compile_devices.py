@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pyrobnn.model.compile import Compiled
-from pyrobnn.model.compile.products import DECOMPOSITIONS
+from pyrobnn.model.compile.inductor import DECOMPOSITIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 _CUDA = torch.device("cuda", 0)

@@ -14,8 +14,8 @@ from models import normal_prior, toy_net
 from test_contract import METHODS, ONE_DRAW, X, Y, gaussian, num_draws
 
 import pyrobnn as pb
+from pyrobnn.core import checks
 from pyrobnn.core.checks import check_device
-from pyrobnn.inference.fitting import sizes
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.run import Run
@@ -95,7 +95,7 @@ def test_a_device_has_its_number(monkeypatch):
 def test_memory_that_torch_keeps_for_later_is_free(monkeypatch):
     for name, found in {"mem_get_info": (100, 1000), "memory_reserved": 700, "memory_allocated": 300}.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
-    assert sizes.free_bytes(torch.device("cuda")) == 100 + 400
+    assert checks.free_bytes(torch.device("cuda")) == 100 + 400
 
 
 # -- on a GPU, and on the CPU as far as that goes --------------------------------------------------------------------

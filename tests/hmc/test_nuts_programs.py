@@ -16,7 +16,7 @@ from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
 from pyrobnn.inference.hmc.adaptation import STATS, extend_phase, not_stationary, planned
-from pyrobnn.inference.hmc.starts import finite_starts
+from pyrobnn.inference.nuts import finite_starts
 from pyrobnn.model import Density
 
 QUICK = {"compile": False}

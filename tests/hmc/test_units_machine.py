@@ -8,11 +8,18 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
-from pyrobnn.inference.hmc.adaptation import FROZEN, OWN, POOLED, dual_average, dual_averaging, first_step_size, planned
-from pyrobnn.inference.hmc.metric import whitening
-from pyrobnn.inference.optim.sgd_rate import constant_rate
-from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, learning_rate_factors
-from pyrobnn.inference.vi.flow import CouplingFlow, FlowDistribution, _push
+from pyrobnn.inference.hmc.adaptation import (
+    FROZEN,
+    OWN,
+    POOLED,
+    dual_average,
+    dual_averaging,
+    first_step_size,
+    planned,
+    whitening,
+)
+from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, constant_rate, learning_rate_factors
+from pyrobnn.inference.vi.families import CouplingFlow, FlowDistribution, _push
 
 CPU = torch.device("cpu")
 ALL = torch.ones(4, dtype=torch.bool)
@@ -157,7 +164,7 @@ def test_few_draws_of_many_dimensions_still_give_a_metric():
 def test_a_large_window_is_whitened_in_parts_with_the_same_numbers(monkeypatch):
     z, counts, old = gaussian(4, 500), torch.full((4,), 500), torch.ones(3, dtype=torch.float64)
     whole = whitening(z, counts, old)
-    monkeypatch.setattr("pyrobnn.inference.hmc.metric._PART", 100)
+    monkeypatch.setattr("pyrobnn.inference.hmc.adaptation._PART", 100)
     torch.testing.assert_close(whitening(z, counts, old), whole)
 
 

@@ -9,7 +9,7 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
-from pyrobnn.inference.hmc import metric
+from pyrobnn.inference.hmc.adaptation import form_of, pulled, standard_deviations, unwhiten, whiten
 
 with seeded(3):
     FORMS = {
@@ -24,16 +24,16 @@ def test_the_forms_are_the_same_arithmetic(form):
     matrix = torch.diag(a) if form == "diag" else a
     with seeded(1):
         q = torch.randn(3, 6, dtype=torch.float64)
-    torch.testing.assert_close(metric.unwhiten(q, a), q @ matrix.T)
-    torch.testing.assert_close(metric.pulled(q, a), q @ matrix)
-    torch.testing.assert_close(metric.whiten(metric.unwhiten(q, a), a), q)
-    torch.testing.assert_close(metric.standard_deviations(a), (matrix @ matrix.T).diagonal().sqrt())
+    torch.testing.assert_close(unwhiten(q, a), q @ matrix.T)
+    torch.testing.assert_close(pulled(q, a), q @ matrix)
+    torch.testing.assert_close(whiten(unwhiten(q, a), a), q)
+    torch.testing.assert_close(standard_deviations(a), (matrix @ matrix.T).diagonal().sqrt())
 
 
 def test_a_small_program_takes_a_dense_metric_and_a_net_a_diagonal():
-    assert metric.form_of("auto", False, 100) == "dense"
-    assert metric.form_of("auto", False, 101) == metric.form_of("auto", True, 5) == "diag"
-    assert metric.form_of("dense", True, 1000) == "dense"
+    assert form_of("auto", False, 100) == "dense"
+    assert form_of("auto", False, 101) == form_of("auto", True, 5) == "diag"
+    assert form_of("dense", True, 1000) == "dense"
 
 
 def _line(x, y):

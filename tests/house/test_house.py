@@ -13,9 +13,9 @@ from test_import_graph import MODULES, code_lines, floors, rooms
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_250,
+    "lines": 29_160,
     "code lines": 16_500,
-    "files": 160,
+    "files": 150,
     "numbers in module constants": 260,
     "file names that stand in two rooms": 0,
     "rooms": 22,

@@ -299,6 +299,6 @@ def test_heat_is_measured(diabetes):
 
 def test_chains_that_lose_what_their_start_had_at_every_step_size_are_refused(diabetes, monkeypatch):
     x, y, *_ = diabetes
-    monkeypatch.setattr("pyrobnn.inference.langevin.step.StepSize.diverged", lambda *_: True)
+    monkeypatch.setattr("pyrobnn.inference.langevin.StepSize.diverged", lambda *_: True)
     with pytest.raises(FloatingPointError, match="at each of 9 step sizes .*lost what their start had"):
         SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(linear_model(), x, y, num_draws=10)

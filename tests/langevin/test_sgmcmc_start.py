@@ -9,7 +9,7 @@ import torch
 from helpers import seeded
 
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.langevin.step import State, StepSize
+from pyrobnn.inference.langevin import State, StepSize
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 
 

@@ -10,7 +10,7 @@ from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.inference.optim.sgd_rate import constant_rate
+from pyrobnn.inference.optim.training import constant_rate
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.swag import SWA, SWAG, SWAGMoments
 from pyrobnn.likelihoods import HomoskedasticGaussian

@@ -14,7 +14,7 @@ import pyrobnn as pb
 from pyrobnn.core.chains import ess
 from pyrobnn.model import Density, check_data
 from pyrobnn.posterior.datatree import log_densities, probes
-from pyrobnn.references.problems import problems
+from pyrobnn.references.reference import problems
 
 NAMES = pb.references.names()
 SMALLEST = "gap_1"

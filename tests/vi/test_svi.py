@@ -31,7 +31,7 @@ from pyrobnn.inference.vi import kl_schedules
 from pyrobnn.inference.vi.elbo import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
 from pyrobnn.model.compile import compiled
-from pyrobnn.model.compile.products import DECOMPOSITIONS, library_calls
+from pyrobnn.model.compile.inductor import DECOMPOSITIONS, library_calls
 
 BEST_MEAN_FIELD_ELBO = -503.79427
 

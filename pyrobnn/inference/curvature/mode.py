@@ -12,13 +12,12 @@ import pyro
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import Refused
+from pyrobnn.core.checks import Refused, require
 from pyrobnn.core.findings import Finding, of_meta
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, run_subfit
-from pyrobnn.inference.fitting.sizes import require
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP

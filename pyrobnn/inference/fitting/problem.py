@@ -17,7 +17,7 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, check_device
+from pyrobnn.core.checks import Refused, check_device, free_bytes, require
 from pyrobnn.core.findings import Finding, as_json, warn
 from pyrobnn.data import Dataset
 from pyrobnn.inference.fitting import batches
@@ -29,7 +29,6 @@ from pyrobnn.inference.fitting.program import (
     rows_together,
     what_program_says,
 )
-from pyrobnn.inference.fitting.sizes import free_bytes, require
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density, check_data
 from pyrobnn.posterior import Posterior

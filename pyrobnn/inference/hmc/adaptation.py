@@ -1,4 +1,7 @@
-r"""Warm-up of the HMC machine: dual averaging inside the step, the plan of windows, and whether a window is enough.
+r"""Warm-up of the HMC machine: metric, dual averaging inside the step, plan of windows, whether a window is enough.
+
+Positions are whitened, :math:`z = A q`, with :math:`A A^\top` the inverse mass matrix: A is a scale (dim,), the
+diagonal metric, or a lower triangular matrix (dim, dim), the dense one.
 
 *The No-U-Turn Sampler* (Hoffman & Gelman, 2014), https://arxiv.org/abs/1111.4246
 """
@@ -7,13 +10,89 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pyrobnn.core.chains import rhat
+
+Form = Literal["auto", "diag", "dense"]
+_MAX_DENSE = 100  # coordinates up to which "auto" gives a program a dense metric, cheap beside its gradient
+_PART = 2**24  # numbers of a window that are copied in float64 at once
+
+
+def form_of(mass_matrix: Form, is_bnn: bool, dim: int) -> Form:
+    """The form that ``"auto"`` stands for: the modes of a net share no covariance, a small program's chains do."""
+    if mass_matrix != "auto":
+        return mass_matrix
+    return "diag" if is_bnn or dim > _MAX_DENSE else "dense"
+
+
+def unwhiten(q: Tensor, a: Tensor) -> Tensor:
+    """Positions :math:`A q` of whitened ones (…, dim)."""
+    return q * a if a.dim() == 1 else q @ a.T
+
+
+def pulled(g: Tensor, a: Tensor) -> Tensor:
+    r"""Whitened gradients :math:`A^\top g` (…, dim)."""
+    return g * a if a.dim() == 1 else g @ a
+
+
+def whiten(z: Tensor, a: Tensor) -> Tensor:
+    """Whitened positions :math:`A^{-1} z` (chain, dim)."""
+    return z / a if a.dim() == 1 else torch.linalg.solve_triangular(a, z.T, upper=False).T.contiguous()
+
+
+def standard_deviations(a: Tensor) -> Tensor:
+    """The standard deviation along each coordinate that A stands for (dim,)."""
+    return a if a.dim() == 1 else a.norm(dim=1)
+
+
+def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
+    """A of the pooled covariance of a window (chain, slot, dim), in the form of ``old``; ``old`` if it says nothing.
+
+    Of each chain the first ``counts`` (chain,) draws are valid.
+    """
+    total, dense = int(counts.sum()), old.dim() == 2
+    if total < 3:
+        return old
+    if not dense and z.numel() > _PART and z.shape[-1] > 1:
+        halves = zip(z.chunk(2, -1), old.chunk(2, -1), strict=True)
+        return torch.cat([whitening(half, counts, scale) for half, scale in halves])
+    x, freedom = _centred(z, counts)
+    x = whiten(x, old.double()) if dense else x
+    shrink = total / (total + 5.0)
+    var = x.square().sum(0) / freedom
+    before = torch.ones_like(var) if dense else old.double().square()
+    # Stan adds 1e-3, which hides scales far below it: here no more than lies between the estimate and what is in use
+    added = (1 - shrink) * 1e-3 * (var * before).sqrt().clamp(max=1.0)
+    if not dense:
+        return torch.where(var > 0, shrink * var + added, before).sqrt().to(old.dtype)
+    # with few draws for many dimensions the off-diagonal part is mostly noise: shrink it by its share. As that is done
+    # in the coordinates that are in use, the condition number left over falls from window to window
+    trust = total / (total + 0.5 * len(var))
+    cov = shrink * (trust * (x.T @ x / freedom) + (1 - trust) * var.diag_embed())
+    cov = cov + torch.where(var > 0, added, before).diag_embed()
+    # LAPACK returns the factor transposed
+    return (old.double() @ torch.linalg.cholesky(cov)).to(old.dtype).contiguous()
+
+
+def _centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:
+    """Deviations (chain * slot, dim) in float64, zero where there is no draw, and their degrees of freedom.
+
+    Around each chain's mean where they are long enough to tell, so that chains in different modes do not pass for one
+    wide mode; around the mean of all where they are short.
+    """
+    total = int(counts.sum())
+    valid = (torch.arange(x.shape[1], device=x.device) < counts.unsqueeze(-1)).unsqueeze(-1)
+    x = torch.where(valid, x.double(), 0.0)
+    own = counts.double().mean() >= 20
+    per_chain = counts.clamp(min=1).reshape(-1, 1, 1)
+    mean = x.sum(1, keepdim=True) / per_chain if own else (x.sum((0, 1)) / total).reshape(1, 1, -1)
+    return torch.where(valid, x - mean, 0.0).flatten(0, 1), max(total - (len(counts) if own else 1), 1)
+
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
 # pooled acceptance rates are far less noisy than one chain's, so gamma is four times Hoffman & Gelman's: less shrinkage

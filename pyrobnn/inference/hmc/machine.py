@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
-from pyrobnn.inference.hmc import metric
-from pyrobnn.inference.hmc.adaptation import STATS, dual_average
+from pyrobnn.inference.hmc.adaptation import STATS, dual_average, pulled, unwhiten
 from pyrobnn.model.compile import materialize
 from pyrobnn.model.gradient import Gradient
 
@@ -174,8 +173,8 @@ class Machine:
         move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
         half = old.r + 0.5 * move * old.g
         q = materialize(old.q + move * half)
-        g, lp = self.gradient(materialize(metric.unwhiten(q, scale)))
-        g = metric.pulled(materialize(g), scale)
+        g, lp = self.gradient(materialize(unwhiten(q, scale)))
+        g = pulled(materialize(g), scale)
         r = materialize(half + 0.5 * move * g)
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
-from pyrobnn.inference.hmc import checkpoint, metric
+from pyrobnn.inference.hmc import checkpoint
 from pyrobnn.inference.hmc.adaptation import (
     FROZEN,
     MIN_TRANSITIONS,
@@ -33,6 +33,11 @@ from pyrobnn.inference.hmc.adaptation import (
     kept_in_warmup,
     not_stationary,
     planned,
+    pulled,
+    standard_deviations,
+    unwhiten,
+    whiten,
+    whitening,
 )
 from pyrobnn.inference.hmc.machine import Machine, Scalars, State, Vectors
 from pyrobnn.model.compile import CudaGraph, compiled, first_line
@@ -170,7 +175,7 @@ class Run:
         """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
         scale = z.new_ones(self.machine.dim) if scale is None else scale
         self.scale = torch.diag(scale) if self.dense else scale
-        q = metric.whiten(z, self.scale)
+        q = whiten(z, self.scale)
         g, lp = self._gradient(q)
         zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
@@ -365,9 +370,9 @@ class Run:
         q, g = vectors.q_prop, vectors.g_prop
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
-            z = metric.unwhiten(q, self.scale)
-            self.scale = metric.whitening(*self._window(), self.scale)
-            q = metric.whiten(z, self.scale)
+            z = unwhiten(q, self.scale)
+            self.scale = whitening(*self._window(), self.scale)
+            q = whiten(z, self.scale)
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
         if new_mass and not any(each.mass for each in self.plan[: self.phase - 1]):
@@ -379,7 +384,7 @@ class Run:
     def _window(self) -> tuple[Tensor, Tensor]:
         """The draws of this phase (chain, slot, dim) that are kept, and how many each chain has."""
         counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
-        return metric.unwhiten(self._stored()["draws"][:, : self.kept], self.scale), counts
+        return unwhiten(self._stored()["draws"][:, : self.kept], self.scale), counts
 
     def _judge(self) -> None:
         """At the end of the last window and of the last search for a step size: whether to go on."""
@@ -388,9 +393,9 @@ class Run:
         (window, counts), stats = self._window(), self.stats[:, : self.kept]
         if self.inspect is not None:
             best = int(self.state.scalars[_LP].argmax())
-            steps = self.state.dual[1].median().exp() * metric.standard_deviations(self.scale)
+            steps = self.state.dual[1].median().exp() * standard_deviations(self.scale)
             if reason := self.inspect(window[best, : int(counts[best])], steps):
-                raise PrecisionLoss(reason, metric.unwhiten(self.state.vectors[_PROPOSAL], self.scale))
+                raise PrecisionLoss(reason, unwhiten(self.state.vectors[_PROPOSAL], self.scale))
         if self.plan[self.phase].mass:
             reason = self.unfinished = not_stationary(window, stats, counts, self.names)
         else:
@@ -400,8 +405,8 @@ class Run:
             self.plan = extend_phase(self.plan, self.phase, self.most)
 
     def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
-        g, lp = self.machine.gradient(metric.unwhiten(q, self.scale))
-        return metric.pulled(g, self.scale), lp
+        g, lp = self.machine.gradient(unwhiten(q, self.scale))
+        return pulled(g, self.scale), lp
 
     def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
@@ -432,14 +437,14 @@ class Run:
     def _positions(self, count: int) -> Tensor:
         """The first ``count`` unconstrained draws (chain, draw, dim); before the first, where the chains are."""
         kept = self._stored()["draws"][:, :count] if count else self.state.vectors[_PROPOSAL].unsqueeze(1)
-        return metric.unwhiten(kept.clone(), self.scale)
+        return unwhiten(kept.clone(), self.scale)
 
     def _draws(self, count: int) -> Draws:
         """The first ``count`` draws of every chain."""
         steps, total = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2).unbind(1)
         # a draw at a time: the rounding of a product depends on its shape, and so on how many draws there are
         draws, stats = (each[:, :count] for each in self._stored().values())
-        z = torch.stack([metric.unwhiten(q, self.scale) for q in draws.unbind(1)], 1)
+        z = torch.stack([unwhiten(q, self.scale) for q in draws.unbind(1)], 1)
         return Draws(
             z,
             stats,

@@ -24,8 +24,7 @@ from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
-from pyrobnn.inference.vi.families import Family, FullRank, LowRank, MeanField
-from pyrobnn.inference.vi.flow import CouplingFlow
+from pyrobnn.inference.vi.families import CouplingFlow, Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
 from pyrobnn.inference.vi.pyro_guides import GuideFamily

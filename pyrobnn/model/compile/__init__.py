@@ -19,9 +19,19 @@ from torch import Tensor
 from pyrobnn.core.private import Gone, trace
 from pyrobnn.core.seeding import kept
 from pyrobnn.model.compile.agreement import disagreement, snapshot
-from pyrobnn.model.compile.inductor import Untraceable, first_line, machine_code, provide_folder, tolerable, traced
+from pyrobnn.model.compile.inductor import (
+    DECOMPOSITIONS,
+    Untraceable,
+    first_line,
+    library_calls,
+    machine_code,
+    materialize,
+    provide_folder,
+    size,
+    tolerable,
+    traced,
+)
 from pyrobnn.model.compile.interrupts import raised_by_handlers
-from pyrobnn.model.compile.products import DECOMPOSITIONS, library_calls, materialize, size
 from pyrobnn.model.compile.trees import leaves_of, mapped
 
 __all__ = ["Compiled", "CudaGraph", "compiled", "first_line", "library_elements", "materialize"]

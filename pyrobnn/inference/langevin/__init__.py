@@ -1,1 +1,0 @@
-"""Stochastic-gradient MCMC: step size, plan, run and checks."""
