@@ -31,6 +31,7 @@ from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.smc import log_mean, rung_history, standard_error, student_interval, student_width
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
 from pyrobnn.model import BNN, Density, check_data
+from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import why_not_batched
 from pyrobnn.model.nodes import is_datum, is_subsample, log_prob_sum, row_terms
 from pyrobnn.posterior import Posterior
@@ -151,21 +152,21 @@ def _recentred(
         return z
 
     def slope(w: Tensor) -> tuple[Tensor, Tensor]:
-        calls.append(1)
         gradient, value = torch.func.grad_and_value(lambda z: now.log_joint(z) - own @ z)(moved(w))
         return -torch.cat([block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]), -value
 
-    sizes, calls = [len(block.index) for block in q.blocks], [1]
+    sizes, calls = [len(block.index) for block in q.blocks], itertools.count(1)
     with full_float32(now.device):
         own = torch.func.grad(before.log_joint)(q.loc)
         start = torch.zeros_like(q.loc[q.index])
-        if not bool(slope(start)[1].isfinite()):
+        traced = compiled(slope, start, enabled=method.compile and "trace")
+        if not bool(traced(start)[1].isfinite()):
             raise Refused("the new rows are impossible at the centre: check their values")
-        end, left = descend(slope, start, num_steps=100)
+        end, left = descend(lambda w: (next(calls), traced(w))[1], start, num_steps=1000)
         if not left <= 0.05 * math.sqrt(len(end)):
-            raise Refused(f"after 100 steps the new centre is still {left:.2g} standard deviations away: fit again")
+            raise Refused(f"after 1,000 steps the new centre is still {left:.2g} standard deviations away: fit again")
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
-        dip = max(float(slope(end * part / 10)[1]) for part in range(11)) - float(slope(start)[1])
+        dip = max(float(traced(end * part / 10)[1]) for part in range(11)) - float(traced(start)[1])
     ends = q.layout.constrain(moved(end)) | fixed
     centre = Posterior(posterior.model, {name: value[None, None] for name, value in ends.items()})
     found = method.fit(
@@ -184,7 +185,7 @@ def _recentred(
         "findings": [*found.meta["findings"], *as_json(notes)],
         "warnings": [*found.meta["warnings"], *map(str, notes)],
     }
-    facts = {"log_evidence_added": added, "log_evidence_added_error": None, "gradients": len(calls), **moved_by}
+    facts = {"log_evidence_added": added, "log_evidence_added_error": None, "gradients": next(calls), **moved_by}
     return replace(found, meta=meta | found.meta | told), facts
 
 

@@ -16,7 +16,7 @@ MAX_POINTS = 300
 
 
 def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
-    """Every tracked scalar in one axes, one line per fit: to see what an option changes on the way.
+    """Every tracked scalar of a method in one axes, one line per fit: to see what an option changes on the way.
 
     Lines are smoothed over 2 % of the steps. The vertical axis leaves out the first tenth of the steps, which would
     flatten the rest. A loss that still falls at the end has not converged.
@@ -26,7 +26,7 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
         names: which scalars, ``["kl", "loss"]`` for instance; None takes all that vary in one of the trees.
 
     Returns:
-        A figure with one axes per scalar; a legend names the fits.
+        A figure with one axes per scalar and method, whose losses are on scales of their own; a legend names the fits.
 
     Raises:
         ValueError: a scalar that no tree has.
@@ -37,16 +37,18 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     if missing := [name for name in names or () if name not in known]:
         raise ValueError(f"'names' has {missing}, but the histories have {known}")
     varying = [name for name in known if any(np.ptp(f.get(name, [0])) > 0 for f in tracked.values())]
-    chosen = list(names or varying)
+    of = {label: evidence.text("method") for label, evidence in evidences.items()}
+    wanted = [(name, of[label]) for name in names or varying for label, found in tracked.items() if name in found]
+    chosen = list(dict.fromkeys(wanted))
     with style():
         figure, axes = panels(max(1, len(chosen)), size=(3.4, 2.5), max_columns=3)
         if not chosen:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
         lines = {}
-        for name, (ax,) in zip(chosen, axes, strict=False):
+        for (name, which), ax in zip(chosen, axes.flat, strict=False):
             late = []
             for index, (label, found) in enumerate(tracked.items()):
-                if name not in found:
+                if name not in found or of[label] != which:
                     continue
                 window = max(1, len(found[name]) // 50)
                 values = np.convolve(found[name], np.ones(window) / window, mode="valid")
@@ -58,10 +60,10 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
             low, high = np.concatenate(late).min(), np.concatenate(late).max()
             if low < high:
                 ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-            ax.set(xlabel="step", title=name.replace("_", " "))
+            title = name.replace("_", " ") + f", {which}" * (len(set(of.values())) > 1)
+            ax.set(xlabel="step", title=title)
         if len(lines) > 1:
-            columns = min(5, len(lines))
-            figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=columns)
+            figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(5, len(lines)))
         return figure
 
 

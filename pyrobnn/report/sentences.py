@@ -65,8 +65,7 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
 
 def headline(label: str, evidence: Evidence, verdict: Verdict, rows: Sequence[Row]) -> str:
     """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
-    text = f"{verdict.in_words}. {_skill(label, evidence, rows)}".rstrip()
-    return text[:1].upper() + text[1:]
+    return f"{label}: {verdict.in_words}. {_skill(label, evidence, rows)}".rstrip()
 
 
 def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str, str]:
@@ -79,12 +78,12 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
         return " ".join(each.summary for each in verdicts.values()), ""
     verdict, others = verdicts[best], [row.label for row in rows if row.label != best]
     draws, action = verdict.shown_answer("draws"), verdict.action.strip().rstrip(".")
-    todo = f"Next: {action}." if action else "See the checks below for what to do next."
+    todo = f"Next{f' for {best}' if others else ''}: {action}." if action else "See the checks below."
     if draws == "fail":
         first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
         return f"{first}{verdict.fault('draws')}.", todo
     first = f"Trust the draws of {best}." if draws == "pass" else f"Use {best}, with care: {verdict.fault('draws')}."
-    return first, _others(others, verdicts) if others else "" if verdict.status == "pass" else todo
+    return first, " ".join(filter(None, (_others(others, verdicts), action and todo)))
 
 
 def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:

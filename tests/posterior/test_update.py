@@ -358,6 +358,24 @@ def test_laplace_says_that_it_went_to_another_mode(rows, new, jump, far, monkeyp
     assert not far or verdict.draws != "pass"
 
 
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_laplace_of_four_rows_goes_a_long_way_to_a_mode(seed):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.tensor([[-1.7], [-0.8], [0.0], [1.6]])
+    model = pb.BNN(
+        pb.networks.mlp(1, (10,), seed=42), pb.priors.FanInNormal(2.0), pb.likelihoods.HomoskedasticGaussian(0.06)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        y = torch.tensor([[-0.6], [-0.7], [0.3], [-0.8]]) + 0.06 * torch.randn(4, 1, generator=g)
+        posterior = pb.Laplace(num_steps=200, compile=False).fit(model, x, y, seed=seed)
+        more = posterior.update(torch.tensor([[0.5]]), torch.tensor([[1.6]]))
+        mode = pb.MAP(num_steps=1, lr=1e-6, compile=False).fit(model, more.rows.x, more.rows.y, init=more)
+    assert more.meta["distance"] > 3
+    mean, variance = more.moments(x)
+    assert ((mean - mode.predict(x).mean).abs() < 0.1 * variance.sqrt()).all()
+
+
 @pytest.mark.slow
 def test_added_evidences_sum_to_the_evidence_of_all():
     smc = pb.SMC(num_particles=2000, compile=False)

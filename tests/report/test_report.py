@@ -256,12 +256,15 @@ def test_the_best_verdict_is_recommended_before_the_best_score(one_dimensional: 
     assert recommended(rows, verdicts) == "good"
     first, second = conclude(rows, verdicts)
     assert first.startswith("Trust the draws of good") and second == "Do not rely on bad (one)."
+    bent = Check("two", "fail", "model", numbers={"seen": "bent.", "next": "Change the model."})
+    verdicts["good"] = Verdict.from_checks("good", "good", [*verdicts["good"].checks, bent])
+    assert conclude(rows, verdicts)[1] == "Do not rely on bad (one). Next for good: Change the model."
 
 
 def test_when_everything_fails_nothing_is_recommended(one_dimensional: dict[str, xr.DataTree]) -> None:
     verdicts = {label: judged(label, "fail") for label in one_dimensional}
     first, second = conclude(compare_rows(one_dimensional), verdicts)
-    assert first.startswith("No method can be trusted yet") and second == "Next: Do more."
+    assert first.startswith("No method can be trusted yet") and second == "Next for nuts: Do more."
 
 
 def test_a_point_estimate_is_recommended_last(one_dimensional: dict[str, xr.DataTree]) -> None:
@@ -417,13 +420,13 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     numbers = {"outer": 0.5, "count": 100, "which": "held-out", "p": 1e-9}
     narrow = Check("pit", "fail", "model", 0.5, code="too_narrow", numbers=numbers)
     said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
-    assert said.startswith("Whether the draws are the posterior was not checked; the model does not fit the data: ")
+    assert said.startswith("it: whether the draws are the posterior was not checked; the model does not fit the data: ")
     assert "On 100 held-out points it explains " in said
     assert "of the variance of y, and predicts worse than a linear model." in said
     fine = Verdict.from_checks("SVI", "it", [Check("virial", "pass")])
     only = gather({"it": factory.numpyro_like()})["it"]
     said = headline("it", only, fine, [])
-    assert said.startswith("The draws can be relied on; whether the model fits the data was not checked.")
+    assert said.startswith("it: the draws can be relied on; whether the model fits the data was not checked.")
     assert said.endswith("rests on the data that it was fitted to.")
     only.tree["observed_data"] = only.tree["observed_data"].to_dataset().rename(y="effect")
     assert output_names(only, 1) == ["effect"] and "effect, mean" in facts({"it": only})["target"]
