@@ -50,9 +50,11 @@ def posthoc(
         net: trained; evaluated as in ``net.eval()``, and left as it is.
         x_or_loader, y: the training data, (N, …) and (N, out) or labels (N,); or a DataLoader of both.
         likelihood: default :class:`~pyrobnn.likelihoods.Categorical` for whole-number labels of a net with several
-            outputs, else Gaussian noise fitted to the residuals.
+            outputs, :class:`~pyrobnn.likelihoods.Bernoulli` for targets 0 and 1 of a net with one output, the logit;
+            else Gaussian noise fitted to the residuals.
         held_out: (x, y) that the net has not seen. Without them each training row is left out of the last layer in
-            closed form; its features still know it, and only wider predictions are taken then.
+            closed form; its features still know it, and only wider predictions are taken then. A Gaussian whose
+            noise is not given needs them where the net does not end in a linear layer: residuals are too small.
         seed: of the draws.
 
     Returns:
@@ -114,16 +116,16 @@ class _Posthoc:
             self.judges = self._rows(*check_data(self.model, held_out[0], held_out[1], device), seen=False)
         elif self.last is not None:
             self.judges = self.last.without_itself()
+        elif free:
+            raise Refused("the net does not end in a linear layer, which could leave rows out: pass held_out=(x, y)")
 
     @torch.no_grad()
     def _rows(self, x: Tensor, y: Tensor, seen: bool) -> Rows:
         """The one pass over the data."""
         given: list[Tensor] = []
         layers = [] if self.layer is None else [self.net.get_submodule(self.layer)]
-        size = max(1, CHUNK_SCALARS // widest_layer(self.model, x))
-        hook = lambda _, args: given.append(args[0])  # noqa: E731
-        with hooked([each.register_forward_pre_hook(hook) for each in layers]):
-            f = torch.cat([self.net(part) for part in x.split(size)])
+        with hooked([each.register_forward_pre_hook(lambda _, args: given.append(args[0])) for each in layers]):
+            f = torch.cat([self.net(part) for part in x.split(max(1, CHUNK_SCALARS // widest_layer(self.model, x)))])
         return Rows(f, y, torch.cat(given) if given else None, seen)
 
     def _log_density(self, f: Tensor) -> Tensor:
@@ -175,8 +177,7 @@ class _Posthoc:
                 expected = p * nn.functional.logsigmoid(f) + (1 - p) * nn.functional.logsigmoid(-f)
             return -float(self._log_density(f).double().sum() + 10 * expected.double().sum(-1).mean())
 
-        bounds = (0.0 if self.judges.seen else -2.0, 4.0)
-        return math.exp(minimize_scalar(loss, bounds=bounds, method="bounded").x)
+        return math.exp(minimize_scalar(loss, bounds=(0.0 if self.judges.seen else -2.0, 4.0), method="bounded").x)
 
     def posterior(self) -> Posterior:
         """Of the candidate that is chosen."""
@@ -202,10 +203,11 @@ class _Posthoc:
             problem = Problem(model, density, self.x, self.train.y, len(self.x), model.device)
             draws = {name: value[None, None] for name, value in model.initial_values().items()}
             result = make_posterior(problem, MLE(), draws, seed=self.seed, timings={})
+        by = "training" if self.judges is self.train else "leave_one_out" if self.judges.seen else "held_out"
         told = {
             "chosen": chosen,
             "held_out_log_density": {name: [float(s.mean()), _error(s)] for name, s in scores.items()},
-            "judged_by": "leave_one_out" if self.judges.seen else "held_out",
+            "judged_by": by,
             "tuned": tuned,
         }
         return replace(result, meta=result.meta | told)
@@ -224,7 +226,7 @@ def _default(model: BNN, x: Any, y: Any) -> Likelihood:
     y, width = (as_tensor("y", y), output_width(model, model.cast_inputs(as_tensor("x", x)[:2].to(model.device))))
     if y.dim() == 1 and not y.is_floating_point() and width > 1:
         return Categorical()
-    return Bernoulli() if y.dtype == torch.bool else HomoskedasticGaussian("learned")
+    return Bernoulli() if width == 1 and set(y.unique().tolist()) <= {0, 1} else HomoskedasticGaussian("learned")
 
 
 @torch.no_grad()

@@ -56,6 +56,28 @@ def test_without_left_out_rows_it_never_narrows():
     )
 
 
+def one_output() -> nn.Module:
+    with torch.random.fork_rng():
+        return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 1))
+
+
+def test_targets_of_zero_and_one_belong_to_a_logit_of_whatever_type():
+    x, y = blobs(60, 0)
+    net, y = one_output(), y > 0
+    for labels in (y, y.long(), y.float(), y.float()[:, None]):
+        assert isinstance(pb.posthoc(net, x, labels).model.likelihood, pb.likelihoods.Bernoulli)
+
+
+def test_residuals_alone_are_no_noise():
+    x, _ = blobs(60, 0)
+    scaled = nn.Sequential(one_output(), nn.Softplus())
+    with pytest.raises(pb.Refused, match="does not end in a linear layer"):
+        pb.posthoc(scaled, x, x[:, :1])
+    assert pb.posthoc(scaled, x[:30], x[:30, :1], held_out=(x[30:], x[30:, :1])).meta["judged_by"] == "held_out"
+    noise = pb.likelihoods.HomoskedasticGaussian(0.5)
+    assert pb.posthoc(scaled, x, x[:, :1], likelihood=noise).meta["judged_by"] == "training"
+
+
 def test_numbers_have_their_noise_and_width_tuned_together(tmp_path):
     make = torch.Generator().manual_seed(0)
     x = torch.randn(230, 8, generator=make)
