@@ -39,7 +39,5 @@ def unchanged_global_state() -> Iterator[None]:
     """
     state = GlobalState()
     yield
-    leaks = state.leaks()
-    state.restore()
-    if leaks:
+    if leaks := state.restore():
         pytest.fail(f"this test left changed: {', '.join(leaks)}", pytrace=False)

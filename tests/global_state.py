@@ -26,7 +26,7 @@ class Watched:
 
 
 class GlobalState:
-    """A snapshot. ``leaks()`` names what has changed since; ``restore()`` puts it back."""
+    """A snapshot. ``leaks()`` names what has changed since; ``restore()`` puts it back, and names it too."""
 
     def __init__(self) -> None:
         self.watched = [
@@ -37,10 +37,11 @@ class GlobalState:
     def leaks(self) -> list[str]:
         return [watched.name for watched in self.watched if watched.changed()]
 
-    def restore(self) -> None:
-        for watched in self.watched:
-            if watched.changed():
-                watched.restore(watched.before)
+    def restore(self) -> list[str]:
+        changed = [watched for watched in self.watched if watched.changed()]
+        for watched in changed:
+            watched.restore(watched.before)
+        return [watched.name for watched in changed]
 
 
 Pair = tuple[Callable[[], object], Callable[[object], None]]
@@ -62,7 +63,7 @@ def _torch_state() -> dict[str, Pair]:
 
 def _python_state() -> dict[str, Pair]:
     return {
-        "NumPy's global random state": (np.random.get_state, np.random.set_state),
+        "NumPy's global random state": (lambda: np.random.get_state(legacy=False), np.random.set_state),
         "Python's global random state": (random.getstate, random.setstate),
     }
 
@@ -72,7 +73,11 @@ def _loaded_state() -> dict[str, Pair]:
     state: dict[str, Pair] = {}
     if matplotlib := sys.modules.get("matplotlib"):
         state["matplotlib's rcParams"] = (
-            lambda: {key: repr(value) for key, value in matplotlib.rcParams.copy().items() if key != "backend"},
+            lambda: {  # lists as copies: they can be changed in place
+                key: value.copy() if isinstance(value, list) else value
+                for key, value in dict.items(matplotlib.rcParams)
+                if key != "backend"
+            },
             lambda before: matplotlib.rcdefaults(),
         )
     if inductor := sys.modules.get("torch._inductor.config"):
@@ -151,7 +156,5 @@ def _same(a: object, b: object) -> bool:
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.array_equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    if isinstance(a, tuple) and isinstance(b, tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
+        return a.keys() == b.keys() and all(a[key] is b[key] or _same(a[key], b[key]) for key in a)
     return bool(a == b)
