@@ -60,8 +60,7 @@ def cases():
         for kind in KINDS:
             if (name, kind) == ("smc", "learned"):
                 continue  # a point parameter has no prior to start from: refused
-            fast = {name, kind} in ({"nuts", "inferred"}, {"map", "inferred"}, {"svi", "classes"})
-            fast |= {name, kind} == {"laplace", "heteroskedastic"}
+            fast = {name, kind} in ({"svi", "classes"}, {"laplace", "heteroskedastic"})
             yield pytest.param(name, kind, marks=() if fast else pytest.mark.slow)
 
 
@@ -128,7 +127,7 @@ def test_a_folder_is_no_file_to_write_to(command, run, table, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("missing", ["drop", "impute"])
+@pytest.mark.parametrize("missing", [pytest.param("drop", marks=pytest.mark.slow), "impute"])
 def test_a_mixed_table_from_file_to_predictions(missing, tmp_path, capsys):
     generator = np.random.default_rng(1)
     frame = pd.DataFrame(

@@ -161,7 +161,7 @@ PRIVATE = PACKAGE / "core" / "private.py"
 TOLD = {"torch.fx.experimental.proxy_tensor.make_fx": "eager"}
 NAMES = sorted(name for name in used(PRIVATE) if not name.endswith((".ir", ".compile_fx")))
 KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_stack_allocation"]
-FAST = {"alignment_asserts", "compile", "make_fx", "force_stride_order", "get_proxy_mode"}
+FAST = {"alignment_asserts", "make_fx", "get_proxy_mode"}
 
 
 def some_slow(names: list[str]) -> list:

@@ -145,7 +145,9 @@ FITS = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", FITS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in ("nuts", "svi", "swag") else pytest.mark.slow) for name in FITS]
+)
 def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_method(name, monkeypatch, tmp_path):
     method, options = FITS[name]
     net = build("own forward", 1)

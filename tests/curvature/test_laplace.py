@@ -140,7 +140,7 @@ def test_a_pyro_program_in_unconstrained_space():
         Laplace().fit(curved, x, y)
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+@pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"])
 def test_heteroskedastic_precision_is_the_expected_fisher(structure):
     x, y = toy(30, dtype=torch.float64)
     model = pb.BNN(toy_net(out=2).double(), normal_prior(), HeteroskedasticGaussian())
@@ -213,18 +213,25 @@ def test_learned_noise_of_a_users_net_is_found():
     )
 
 
+LIKELIHOODS = {
+    "categorical": (Categorical(), 3, torch.arange(40) % 3),
+    "bernoulli": (Bernoulli(), 1, (torch.arange(40) % 2)[:, None]),
+    "two outputs": (HomoskedasticGaussian(torch.tensor([0.2, 0.5])), 2, toy(out=2)[1]),
+    "heteroskedastic": (HeteroskedasticGaussian(), 4, toy(out=2)[1]),
+}
+QUICK = {"full-categorical", "diag-categorical", "kron-bernoulli", "kron-two outputs"}
+
+
 @pytest.mark.parametrize(
-    "likelihood, out, y",
+    "structure, name",
     [
-        (Categorical(), 3, torch.arange(40) % 3),
-        (Bernoulli(), 1, (torch.arange(40) % 2)[:, None]),
-        (HomoskedasticGaussian(torch.tensor([0.2, 0.5])), 2, toy(out=2)[1]),
-        (HeteroskedasticGaussian(), 4, toy(out=2)[1]),
+        pytest.param(structure, name, marks=() if f"{structure}-{name}" in QUICK else pytest.mark.slow)
+        for structure in ("full", "kron", "diag")
+        for name in LIKELIHOODS
     ],
-    ids=["categorical", "bernoulli", "two outputs", "heteroskedastic"],
 )
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
-def test_every_likelihood_and_structure(likelihood, out, y, structure):
+def test_every_likelihood_and_structure(structure, name):
+    likelihood, out, y = LIKELIHOODS[name]
     x, _ = toy()
     model = toy_model(likelihood, out=out)
     fit = trained(model, x, y, 60)

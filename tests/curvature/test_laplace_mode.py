@@ -39,8 +39,14 @@ def fitted(noise: str, source: str | None) -> pb.Posterior:
     return pb.Laplace(map=search).fit(model, *data, num_draws=1)
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize(
+    ("noise", "source"),
+    [
+        pytest.param(noise, source, marks=() if noise == "fixed" or source == "mini-batches" else pytest.mark.slow)
+        for noise in NOISES
+        for source in SOURCES
+    ],
+)
 def test_the_same_mode_whatever_brings_the_data(noise, source):
     tensors, other = fitted(noise, None), fitted(noise, source)
     assert tensors.meta["newton_distance"] < 1e-3 and other.meta["newton_distance"] < 1e-3

@@ -18,7 +18,10 @@ from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
 pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode")
 
 
-@pytest.mark.parametrize("structure, growth", [("full", 2.0), ("kron", 2.0), ("diag", 1.0)])
+@pytest.mark.parametrize(
+    "structure, growth",
+    [("full", 2.0), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("kron", 2.0), ("diag", 1.0)))],
+)
 def test_uncertainty_of_a_sinusoid_grows_outside_the_data(structure, growth):
     generator = torch.Generator().manual_seed(0)
     x = 10 * torch.rand(150, 1, generator=generator)

@@ -164,7 +164,8 @@ def precise_data(num_data: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 SHORT = pb.MAP(num_steps=100, polish_steps=100, compile=False)
 
 
-@pytest.mark.parametrize("given", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [False, True])
 def test_cross_validated_is_not_worse_than_declared(given):
     x, y = precise_data(40, 0)
     test_x, test_y = precise_data(2000, 99)
@@ -180,14 +181,15 @@ def test_cross_validated_is_not_worse_than_declared(given):
     assert float(gain.mean()) >= -2 * float(gain.std()) / len(gain) ** 0.5  # equal where nothing is gained
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the centre is not a mode|cross-validation")
 @pytest.mark.parametrize(
     ("scale", "kind", "steps"),
     [
         (0.3, "line", 200),
-        pytest.param(0.3, "line", 1000, marks=pytest.mark.slow),
+        (0.3, "line", 1000),
         # the second mode is better on new rows than the given net: by its errors the widths were 0.1 to 0.5 nats worse
-        pytest.param(0.5, "tanh", 200, marks=pytest.mark.slow),
+        (0.5, "tanh", 200),
     ],
 )
 def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error(scale, kind, steps):

@@ -118,7 +118,7 @@ def test_a_written_out_layer_is_torchs_at_many_points_and_has_its_derivatives(na
         assert torch.func.vmap(second)(torch.stack([value, value])).isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))])
 def test_the_graph_of_a_recurrent_net_does_not_grow_with_time(kind, monkeypatch):
     interpreted = lambda fn, *example, **_: type("Kept", (), {"unchecked": staticmethod(fn)})  # noqa: E731
     monkeypatch.setattr("pyrobnn.model.compile.scan.compiled", interpreted)
@@ -163,7 +163,7 @@ FITTED = {
     "hessian": pb.Laplace(map=SEARCH, curvature="hessian", structure="diag", predictive="draws"),
 }
 #: derivatives are the same in all; those of second order are in Laplace alone
-FAST = {"lstm": ("svi", "laplace", "hessian"), "encoder": ("map", "nuts", "laplace")}
+FAST = {"lstm": ("svi", "laplace", "hessian"), "encoder": ("map", "nuts")}
 
 
 @pytest.mark.parametrize(

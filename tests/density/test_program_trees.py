@@ -47,7 +47,7 @@ def fitted(program=schools, *args, num_draws=100):
     return pb.SVI(num_steps=20, compile=False).fit(program, *args, num_draws=num_draws)
 
 
-@pytest.mark.parametrize("method", SHORT)
+@pytest.mark.parametrize("method", [*("NUTS", "SVI", "MAP"), pytest.param("SGLD", marks=pytest.mark.slow)])
 def test_deterministic_sites_are_in_the_draws_whatever_the_method(method):
     posterior = SHORT[method].fit(schools, ERRORS, EFFECTS, num_draws=1 if method == "MAP" else 20)
     draws = posterior.draws

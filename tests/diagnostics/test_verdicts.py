@@ -83,7 +83,9 @@ def autoregressive(rng, shape, kept):
 # what is judged
 
 
-@pytest.mark.parametrize("shape", [(), (5,), (40, 30)], ids=["scalar", "vector", "matrix"])
+@pytest.mark.parametrize(
+    "shape", [(), (5,), pytest.param((40, 30), marks=pytest.mark.slow)], ids=["scalar", "vector", "matrix"]
+)
 def test_every_named_site_of_another_library_counts(shape):
     tau = chains(*shape, seed=1)
     assert diagnose(foreign_tree(mu=chains(), tau=tau)).draws == "pass"
@@ -156,7 +158,8 @@ def test_runs_say_whether_their_chains_share_a_start():
     assert not again.meta["common_start"]
 
 
-@pytest.mark.parametrize(("length", "time"), [pytest.param(50, 1, marks=pytest.mark.slow), (300, 2)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("length", "time"), [(50, 1), (300, 2)])
 def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
     """Of 25 sets of 60 exact quantities none may fail, and (at a rate of 1 in 200) at most two warn."""
     rng = np.random.default_rng(length + time)
@@ -276,8 +279,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-@pytest.mark.parametrize("num_inputs", [2, 30])
+@pytest.mark.parametrize(
+    ("num_inputs", "name"),
+    [(2, name) for name in WRONG]
+    + [pytest.param(30, name, marks=() if name == "mean off by one sd" else pytest.mark.slow) for name in WRONG],
+)
 def test_exact_draws_of_the_wrong_target_fail_by_steins_identities(name, num_inputs):
     spoil, by = WRONG[name]
     model, data, weights = linear_case(num_inputs=num_inputs)

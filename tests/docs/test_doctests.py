@@ -17,10 +17,14 @@ MODULES = sorted(
     for path in ROOT.rglob("*.py")
     if ">>> " in path.read_text()
 )
+#: fits with all that an estimator tries, and a compile
+DEAR = ("estimators.regressor", "estimators.classifier", "optim.minimize")
 FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize(
+    "module", [pytest.param(name, marks=pytest.mark.slow if name.endswith(DEAR) else ()) for name in MODULES]
+)
 def test_examples(module, capsys):
     with seeded(0):  # an example may draw initial weights as a user would
         failed, attempted = doctest.testmod(importlib.import_module(module), optionflags=FLAGS)

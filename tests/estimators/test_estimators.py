@@ -532,7 +532,7 @@ COUNTS = {
 }
 
 
-LONG = ("thousands", "ratings")
+LONG = ("poisson", "thousands", "ratings")
 
 
 @pytest.mark.parametrize(
@@ -545,7 +545,7 @@ def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
     y = np.round(target(X[:, 0]))
     likelihood, _ = counts(X, y[:, None])
     assert (likelihood is not None) == whether
-    if name not in ("poisson", *LONG):
+    if name not in LONG:
         return  # a fit each, of those that look most alike
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
@@ -637,6 +637,7 @@ def test_a_climb_of_a_linear_model_ends_at_the_evidence_of_bayesian_ridge():
     np.testing.assert_allclose(weights["net.weight"][0], line.coef_, rtol=0.02, atol=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     climbs = []
@@ -653,7 +654,7 @@ def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     assert np.isfinite(model.predict(x)).all()
 
 
-@pytest.mark.parametrize("better", [0, 1])
+@pytest.mark.parametrize("better", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, monkeypatch):
     scores = iter([np.full(60, -2.0), np.full(60, -1.0)][:: 1 if better else -1])
     monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (next(scores), np.full(60, -3.0)))
@@ -664,6 +665,7 @@ def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, 
     assert model.predict(x).shape == (60,)
 
 
+@pytest.mark.slow
 def test_inputs_of_two_values_only(monkeypatch):
     five_steps(monkeypatch)
     monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (np.full(9, -1.0), np.full(9, -3.0)))

@@ -44,8 +44,8 @@ EXACT = pb.Laplace(curvature="hessian", map=SEARCH, compile=False)
 ESTIMATORS = [pb.PyroRegressor(line, SHORT, random_state=0), pb.PyroClassifier(softmax, SHORT, random_state=0)]
 # the identifiers of parametrize_with_checks hold a function's address, which differs between workers
 CHECKS = [
-    pytest.param(estimator, check, id=f"{type(estimator).__name__}-{index}")
-    for estimator in ESTIMATORS
+    pytest.param(estimator, check, id=f"{type(estimator).__name__}-{index}", marks=marks)
+    for estimator, marks in zip(ESTIMATORS, ((), pytest.mark.slow), strict=True)
     for index, (_, check) in enumerate(estimator_checks_generator(estimator))
 ]
 

@@ -132,6 +132,7 @@ def contrib_gp(*_):
 # -- exact moments ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_baseball_not_pooled_is_eighteen_beta_distributions(capsys):
     mcmc = drawn(NUTS(not_pooled, jit_compile=True, ignore_jit_warnings=True), AT_BATS, HITS)
     draws = mcmc.get_samples(group_by_chain=True)["phi"]

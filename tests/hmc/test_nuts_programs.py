@@ -146,6 +146,7 @@ def _far_off(x, y):
     pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
 
+@pytest.mark.slow
 def test_a_posterior_far_from_every_start():
     posterior = pb.NUTS(**QUICK).fit(_far_off, None, torch.tensor(1e4), num_draws=400)
     assert_mean_within(posterior.draws["mean"], 1e4, min_ess=300)
@@ -169,6 +170,7 @@ def test_what_float32_cannot_hold_is_sampled_in_float64(warmup):
     assert posterior.meta["warnings"] == []
 
 
+@pytest.mark.slow
 def test_values_that_never_change_are_no_sign_of_chains_that_do_not_mix():
     def program(x, y):
         pyro.sample("factor", dist.LKJCholesky(3, 2.0))  # its corner is 1, and zeros stand above its diagonal

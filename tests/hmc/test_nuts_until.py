@@ -46,6 +46,7 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
     assert again.meta == posterior.meta and again.num_chains == 4
 
 
+@pytest.mark.slow
 def test_the_bar_says_how_far_it_is(monkeypatch):
     said = []
     monkeypatch.setattr("pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words)))

@@ -248,7 +248,8 @@ def step_model():
     return BNN(net, IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(dist.HalfNormal(1.0)))
 
 
-@pytest.mark.parametrize("method", [pytest.param(SGLD, marks=pytest.mark.slow), SGHMC])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [SGLD, SGHMC])
 def test_the_defaults_beat_a_linear_fit(method):
     # neither a start nor a step size is given: a fixed one, from steep draws of the prior, sent the chains far away
     x = torch.linspace(-2, 2, 60)[:, None]

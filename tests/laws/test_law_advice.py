@@ -70,7 +70,7 @@ def test_the_table_is_short_and_each_row_is_whole():
     assert all(row.source and row.limits and row.statistic.__doc__ for row in TABLE)
 
 
-@pytest.mark.parametrize("way", ["mean", "sd"])
+@pytest.mark.parametrize("way", [pytest.param("mean", marks=pytest.mark.slow), "sd"])
 def test_the_nearer_to_an_exact_posterior_never_gets_the_worse_answer(way):
     model, data, exact = linear_case(num_data=80)
     mean, sd = exact.mean((0, 1)), exact.std((0, 1))

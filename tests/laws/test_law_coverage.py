@@ -145,7 +145,8 @@ def test_intervals_of_every_methods_defaults_hold_or_it_warns(method, noise):
     assert COVERAGE[0] <= covered <= COVERAGE[1] or verdict.status != "pass"
 
 
-@pytest.mark.parametrize("kind", ["heteroskedastic", pytest.param("student_t", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["heteroskedastic", "student_t"])
 def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_data(kind, monkeypatch):
     """The law's small case: 100 rows for 85 or 90 weights."""
     search = pb.MAP(num_steps=300, polish_steps=50, compile=False)

@@ -54,7 +54,7 @@ CASES = {
     **{kind: others(kind) for kind in MODELS},
 }
 WITH_POINTS = ("everything", "learned")
-FAST = {"everything": ("MAP", "SVI", "MCDropout"), "learned": ("NUTS", "Laplace"), "inferred": ("SMC",)}
+FAST = {"everything": ("SVI", "MCDropout"), "learned": ("NUTS", "Laplace"), "inferred": ("SMC",)}
 
 
 def pairs(*kinds: str):

@@ -122,7 +122,7 @@ GRID = [
     *((method, kind, NARROW) for method in ("laplace", "map") for kind in ("heteroskedastic", "classes")),
 ]
 #: where a prior whose width is not tuned once failed
-FAST = [("heteroskedastic", "auto"), ("classes", "auto"), ("classes", "laplace")]
+FAST = [pytest.param("heteroskedastic", "auto", marks=pytest.mark.slow), ("classes", "auto"), ("classes", "laplace")]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import seeded
 from models import normal_prior
-from test_contract import METHODS, X, Y, num_draws, one_of_each_kind
+from test_contract import FEW, METHODS, X, Y, num_draws, one_of_each_kind
 from torch import nn
 
 import pyrobnn as pb
@@ -69,7 +69,7 @@ def assert_marked(posterior: pb.Posterior, said: list[str]) -> None:
     assert bool(torch.isfinite(posterior.predict(X).mean).all())
 
 
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(fast=FEW))
 def test_an_uninterrupted_fit_is_not_marked(name):
     posterior, _ = whole(name)
     assert posterior.meta["interrupted"] is False and posterior.meta.get("stopped") != "interrupt"
@@ -102,7 +102,7 @@ def alarm(monkeypatch):
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(fast=FEW))
 def test_what_the_handler_of_an_alarm_raises_ends_the_fit(name, moment, alarm):
     _, calls = whole(name)
     with pytest.raises(Alarm):
@@ -125,7 +125,7 @@ def test_ctrl_c_is_never_swallowed_wherever_it_comes(name):
     assert False in outcomes  # at the first call there is nothing yet
 
 
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(fast=FEW - {"SGLD"}))
 def test_a_second_ctrl_c_always_stops(name):
     _, calls = whole(name)
     for first in (calls // 2, calls - 2):
@@ -134,7 +134,7 @@ def test_a_second_ctrl_c_always_stops(name):
         assert posterior is None or Tripwire.fired == 1
 
 
-@pytest.mark.parametrize("name", ["NUTS", "NUTS-pyro", "SGLD", "SGHMC"])
+@pytest.mark.parametrize("name", ["NUTS", "NUTS-pyro", "SGLD", pytest.param("SGHMC", marks=pytest.mark.slow)])
 def test_the_draws_of_an_interrupted_chain_are_the_first_of_the_whole(name):
     posterior, calls = whole(name)
     short, said = fit(name, round(0.85 * calls))
@@ -191,7 +191,7 @@ EARLY = dict.fromkeys(("MLE", "MAP", "DeepEnsemble", "SVI", "MCDropout"), 100)
 EARLY |= {"SWA": 15, "SWAG": 15, "NUTS": 1, "SGLD": 25, "SGHMC": 25, "SMC": 1}
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(EARLY))
+@pytest.mark.parametrize("name", one_of_each_kind(EARLY, FEW))
 def test_a_callback_that_stops_is_no_interrupt(name):
     def stop(step, metrics):
         return step >= EARLY[name] and metrics.get("phase") != "warm-up" and metrics.get("draws") != 0

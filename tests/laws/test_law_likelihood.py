@@ -487,7 +487,14 @@ NUTS = pb.NUTS(num_chains=2, num_warmup=200, max_tree_depth=4, compile=False)
 
 
 # components that overlap are told apart by far more data
-@pytest.mark.parametrize("name", [name for name in CASES if name != "mixture_density"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("heteroskedastic", "categorical", "poisson") else pytest.mark.slow)
+        for name in CASES
+        if name != "mixture_density"
+    ],
+)
 def test_the_expected_curvature_is_the_observed_one_where_data_are_many(name):
     x, y = data(name, 3000)
     model = linear(name, CASES[name].fixed())
@@ -568,6 +575,7 @@ def test_two_ordered_labels_are_a_bernoulli():
 # -- what single likelihoods are for --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_outliers_do_not_spoil_a_line_under_heavy_tails():
     x = torch.linspace(-1, 1, 60, dtype=torch.float64)[:, None]
     with seeded(1):

@@ -9,7 +9,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from models import normal_prior, toy_net
-from test_contract import METHODS, NO_POINTS, X, Y, num_draws, one_of_each_kind
+from test_contract import FEW, METHODS, NO_POINTS, X, Y, num_draws, one_of_each_kind
 
 import pyrobnn as pb
 from pyrobnn.core.findings import FINDINGS, SENTENCES, Finding, as_json
@@ -42,7 +42,7 @@ CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda
 
 
 @pytest.mark.parametrize("case", ["tensors", "few", pytest.param("loader", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", one_of_each_kind())
+@pytest.mark.parametrize("name", one_of_each_kind(fast=FEW - {"SGLD"}))
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
     model = model_of(dist.HalfNormal(1.0) if name in NO_POINTS else "learned")
     posterior, said = told(METHODS[name], model, *CASES[case](), **num_draws(name))
@@ -60,7 +60,7 @@ def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
         METHODS[name].fit(model_of(), X, Y)
 
 
-@pytest.mark.parametrize("name", ["NUTS", pytest.param("SGLD", marks=pytest.mark.slow), "SGHMC"])
+@pytest.mark.parametrize("name", one_of_each_kind(["NUTS", "SGLD", "SGHMC"], {"NUTS"}))
 def test_a_point_parameter_that_nobody_fitted_is_told(name):
     begun = {"num_warmup": 3} if name == "NUTS" else {"num_warmup": 3, "init_steps": 3}
     method = dataclasses.replace(METHODS[name], **begun)

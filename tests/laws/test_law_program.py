@@ -15,7 +15,7 @@ import pytest
 import torch
 from helpers import assert_mean_within, seeded
 from pyro.infer.autoguide import AutoNormal
-from test_contract import METHODS, ONE_DRAW, REPRESENTATIVES
+from test_contract import METHODS, ONE_DRAW, REPRESENTATIVES, one_of_each_kind
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import pyrobnn as pb
@@ -194,7 +194,6 @@ PROGRAMS = {
         (subsample_nested, subsample_nested_whole, 2 * KEPT),
     ]
 }
-FAST = ("scale_and_mask_of_events", "subsample")
 SUBSAMPLED = ("subsample", "subsample_nested")
 
 
@@ -285,10 +284,12 @@ GUIDES = {
 }
 LAPLACE = {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)}
 ALL = METHODS | GUIDES | LAPLACE
-LIKE_ANOTHER = METHODS.keys() - REPRESENTATIVES
+LIKE_ANOTHER = METHODS.keys() - REPRESENTATIVES | {"DeepEnsemble"}
 NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
+#: subsampling searches and chains have laws of their own
+FAST = {"scale_and_mask_of_events": ALL.keys() - LIKE_ANOTHER, "subsample": ALL.keys() - LIKE_ANOTHER - {"MAP", "SGLD"}}
 CASES = [
-    pytest.param(method, name, marks=() if name in FAST and method not in LIKE_ANOTHER else pytest.mark.slow)
+    pytest.param(method, name, marks=() if method in FAST.get(name, ()) else pytest.mark.slow)
     for name in PROGRAMS
     for method in ALL
 ]
@@ -345,7 +346,7 @@ def two_sites(x, y, size=5):
 TWO = [name for name in ALL if name.startswith(("SVI", "SG")) or name in LAPLACE]
 
 
-@pytest.mark.parametrize("method", TWO)
+@pytest.mark.parametrize("method", one_of_each_kind(TWO, {*TWO} - {"SGLD", "SVI-low-rank"}))
 def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
     posterior = ALL[method].fit(two_sites, X, Y, num_draws=20)
     for chain in range(posterior.num_chains):
@@ -357,11 +358,8 @@ def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
             assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["scale_and_mask_of_events"]
-    + [pytest.param(name, marks=pytest.mark.slow) for name in ("subsample", "factor", "mask_over_nan")],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scale_and_mask_of_events", "subsample", "factor", "mask_over_nan"])
 def test_the_elbo_of_the_exact_posterior_is_the_evidence(name):
     posterior = pb.SVI(num_steps=800, lr=0.05, optimizer=Optimizer(schedule="cosine"), compile=False).fit(
         PROGRAMS[name][0], X, Y

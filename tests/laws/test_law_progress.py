@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from models import toy_model
-from test_contract import METHODS, X, Y, num_draws, one_of_each_kind
+from test_contract import FEW, METHODS, X, Y, num_draws, one_of_each_kind
 from test_law_interrupt import EARLY
 
 from pyrobnn.inference.optim.minimize import minimize
@@ -71,7 +71,7 @@ def test_a_whole_fit_fills_its_bars(name, bars):
         assert (bar.n, bar.closed, bar.said) == (bar.total, 1, ""), bar.desc
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(EARLY))
+@pytest.mark.parametrize("name", one_of_each_kind(EARLY, FEW - {"SVI", "SGLD"}))
 @pytest.mark.parametrize("why", ["callback", "interrupt", "error"])
 def test_a_bar_that_is_not_full_says_why(name, why, bars):
     def stop(step, metrics):

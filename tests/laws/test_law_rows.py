@@ -60,13 +60,13 @@ def statuses(verdict):
 
 
 #: continuous inputs and inputs of three values
-LEVELS = {"healthy": (None, 3), "by region": (3,), "bent": (None,), "narrow": (3,)}
+FAST = {("healthy", 3), ("bent", None)}
 
 
 @pytest.mark.parametrize(
     ("truth", "levels"),
     [
-        pytest.param(truth, levels, marks=[] if levels in LEVELS[truth] else [pytest.mark.slow])
+        pytest.param(truth, levels, marks=[] if (truth, levels) in FAST else [pytest.mark.slow])
         for truth in TRUTHS
         for levels in (None, 3)
     ],

@@ -75,7 +75,8 @@ def test_members_trained_together_are_as_if_alone():
 
 
 # of a single step the compiled code looked up a second
-@pytest.mark.parametrize("num_steps", [100, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_steps", [100, 1])
 def test_compiled_equals_eager(num_steps):
     x, y = toy()
     fits = [pb.MAP(num_steps=num_steps, polish_steps=0, compile=flag).fit(toy_model(), x, y) for flag in (True, False)]

@@ -302,7 +302,7 @@ BERNOULLI, GAUSSIAN = pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGa
 @pytest.mark.parametrize(
     ("likelihood", "options"),
     [
-        (BERNOULLI, {}),
+        pytest.param(BERNOULLI, {}, marks=pytest.mark.slow),
         (GAUSSIAN, {"structure": "kron"}),
         (BERNOULLI, {"tune": "marginal_likelihood"}),
         pytest.param(GAUSSIAN, {}, marks=pytest.mark.slow),

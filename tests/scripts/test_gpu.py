@@ -17,9 +17,7 @@ sys.path.pop(0)
 del sys.modules["run"]  # other claims have a script of that name
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in ("nuts-4", "laplace") else pytest.param(n, marks=pytest.mark.slow) for n in gpu.CASES]
-)
+@pytest.mark.parametrize("name", [n if n == "laplace" else pytest.param(n, marks=pytest.mark.slow) for n in gpu.CASES])
 def test_every_case_runs_on_the_stand_in(name, monkeypatch):
     monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
     with stand_in_device() as device:

@@ -255,6 +255,7 @@ def uneven_modes(x, y):
     pyro.factor("modes", dist.MixtureSameFamily(dist.Categorical(mass), modes).log_prob(where))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(have not mixed|warm-up was not finished)")
 def test_particles_weight_the_modes_that_chains_cannot_leave():
     """What is advised where chains disagree. Chains that start at particles would agree on the greater mode alone."""

@@ -160,6 +160,7 @@ def test_of_forty_healthy_cases_two_at_most_are_condemned():
     assert len(alarms) <= 2, alarms
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_a_search_that_stops_short_of_the_modes_condemns_no_laplace():
     model, x, y, exact = healthy(0)
