@@ -54,7 +54,7 @@ def posthoc(
             else Gaussian noise fitted to the residuals.
         held_out: (x, y) that the net has not seen. Without them each training row is left out of the last layer in
             closed form; its features still know it, and only wider predictions are taken then. A Gaussian whose
-            noise is not given needs them where the net does not end in a linear layer: residuals are too small.
+            noise is not given needs them where the net does not end in a linear layer: training residuals understate it.
         seed: of the draws.
 
     Returns:
@@ -117,7 +117,7 @@ class _Posthoc:
         elif self.last is not None:
             self.judges = self.last.without_itself()
         elif free:
-            raise Refused("the net does not end in a linear layer, which could leave rows out: pass held_out=(x, y)")
+            raise Refused("no row can be left out of a net that does not end in a linear layer: pass held_out=(x, y)")
 
     @torch.no_grad()
     def _rows(self, x: Tensor, y: Tensor, seen: bool) -> Rows:

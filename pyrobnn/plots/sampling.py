@@ -60,7 +60,7 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
             low, high = np.concatenate(late).min(), np.concatenate(late).max()
             if low < high:
                 ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-            title = name.replace("_", " ") + f", {which}" * (len(set(of.values())) > 1)
+            title = name.replace("_", " ") + f", {which}" * (which != "" and len(set(of.values())) > 1)
             ax.set(xlabel="step", title=title)
         if len(lines) > 1:
             figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(5, len(lines)))
