@@ -54,7 +54,7 @@ def posthoc(
             else Gaussian noise fitted to the residuals.
         held_out: (x, y) that the net has not seen. Without them each training row is left out of the last layer in
             closed form; its features still know it, and only wider predictions are taken then. A Gaussian whose
-            noise is not given needs them where it does not end in a linear layer: training residuals understate it.
+            noise is not given needs them where the net has no linear last layer: training residuals understate it.
         seed: of the draws.
 
     Returns:
