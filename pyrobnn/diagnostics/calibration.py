@@ -89,23 +89,24 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return None
     u = pit_of(*outcomes)
     trained = uniform(u, limits, "training")
-    if trained.code != "too_wide":
-        return trained if trained.status != "pass" else replace(trained, status="info")
-    share = min(1.0, _free_parameters(evidence) / len(u))
-    # E|Φ(s Z) − ½| = arctan(s) / π
-    allowed = float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
-    gap = allowed - float(np.abs(u - 0.5).mean())
-    status = grade_tested(float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE)), gap, RATES, limits)
+    status = trained.status
+    if trained.code == "too_wide":
+        share = min(1.0, _free_parameters(evidence) / len(u))
+        # E|Φ(s Z) − ½| = arctan(s) / π
+        allowed = float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
+        gap = allowed - float(np.abs(u - 0.5).mean())
+        status = grade_tested(float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE)), gap, RATES, limits)
     return replace(trained, status="info" if status == "pass" else status)
 
 
 def _free_parameters(evidence: Evidence) -> int:
-    """How many directions the draws of the posterior vary in: at most as many as it has parameters."""
-    columns = [flattened(draws, 2).reshape(evidence.num_draws, -1) for draws in evidence.sites.values()]
-    flat = np.concatenate(columns, axis=1)[:, :MAX_DATA].astype(np.float64)
-    flat = flat[spread(len(flat), MAX_DATA)] - flat.mean(axis=0)
-    sd = flat.std(axis=0)
-    return int(np.linalg.matrix_rank(flat[:, sd > 0.0] / sd[sd > 0.0], rtol=1e-3)) if (sd > 0.0).any() else 0
+    """How many directions the draws of the posterior move in: all, where they are too few to show how many."""
+    draws = np.concatenate([flattened(each, 2) for each in evidence.sites.values()], axis=2)
+    moves = np.diff(draws.astype(np.float64), axis=1).reshape(-1, draws.shape[2])
+    few = moves[spread(len(moves), MAX_DATA), :MAX_DATA]
+    few = few[:, few.any(axis=0)]
+    rank = int(np.linalg.matrix_rank(few / np.linalg.norm(few, axis=0), rtol=1e-3)) if few.size else 0
+    return rank if rank < len(few) else moves.shape[1]
 
 
 class Dependence(NamedTuple):
@@ -156,9 +157,8 @@ def uniform(
     each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(other or 2.0 * stats.norm.sf(z)))
     p = float(min(1.0, len(each) * min(each)))
     status = grade_tested(p, distance, RATES, limits)
-    outer = float(((u < 0.05) | (u > 0.95)).mean())
     # intervals that are too wide for most and yet too narrow for the last per cent: noise with heavy tails
-    extreme = float(((u < 0.005) | (u > 0.995)).mean())
+    outer, extreme = (float((np.abs(u - 0.5) > 0.5 - tail).mean()) for tail in (0.05, 0.005))
     numbers = {"count": u.size, "which": which, "outer": outer, "extreme": extreme, "mean": mean, "p": p}
     code = "too_narrow" if outer > 0.1 else "too_wide"
     if status == "pass":

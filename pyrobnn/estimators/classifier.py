@@ -86,8 +86,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (n,)."""
-        probs = self.predict_proba(X)
-        return np.asarray(self.classes_[probs.argmax(1)])
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
     def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Whether each class belongs to the smallest set that holds a new label with probability ``level``.

@@ -84,7 +84,7 @@ class Estimator(BaseEstimator):
     def _fit(self, x: np.ndarray, y: np.ndarray, copies: np.ndarray | None, width: int) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
-        self._weighted = copies is not None
+        self._weighted, self._held = copies is not None, cast(Any, ())
         warn(constant_features(x, self._names(x)))
         if copies is not None:
             x, y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
@@ -133,8 +133,8 @@ class Estimator(BaseEstimator):
             if rule is not None:
                 left = None if seconds is None else seconds - (time.perf_counter() - begun)
                 run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-                self.method_: Any
-                self.posterior_, self.method_, words = rule.fit(data, units, left, self.num_draws, self.compile, **run)
+                fit: Any = rule.fit(data, units, left, self.num_draws, self.compile, **run)
+                self.posterior_, self.method_, words, self._held = fit
                 self.method_reason_ = f"{num:,} rows: {words}; {why}"
                 return
         line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
@@ -323,12 +323,14 @@ class Estimator(BaseEstimator):
 
     @cached_property
     def verdict_(self) -> Verdict:
-        """The verdict on the fit, by its training data; computed when it is first asked for, and then kept."""
+        """The verdict on the fit, by its training data and rows that were held out; computed when first asked for."""
         from pyrobnn.diagnostics import diagnose
 
         check_is_fitted(self)
+        held = np.isin(np.arange(len(self._x)), self._held)
+        (x, y), test = ((self._x[rows], self._y[rows]) for rows in (~held, held))
         # of rows that are counted more than once none can be left out
-        tree = self.posterior_.to_datatree(self._x, None if self._weighted else self._y)
+        tree = self.posterior_.to_datatree(x, None if self._weighted else y, test=test if held.any() else None)
         names = {"feature": self._names(self._x), "class": [str(each) for each in getattr(self, "classes_", ())]}
         for part in tree.subtree:  # so that columns and classes are called by their names
             known = {dim: list(each) for dim, each in names.items() if part.sizes.get(dim) == len(each)}

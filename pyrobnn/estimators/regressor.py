@@ -57,9 +57,9 @@ class BNNRegressor(RegressorMixin, Estimator):
     likelihoods. If the best predicts the rest better than a Bayesian linear regression by two standard errors, an
     ensemble of such nets is trained. Up to 2,000 rows, chains (:class:`pyrobnn.SGHMC`) start from its members and learn
     noise that depends on the input; with more rows the members learn it, its scale is calibrated on at most 500 rows
-    held out of training, and ``num_draws`` is not used. Otherwise the method is Laplace's approximation (up to 50 rows
-    NUTS) of a net of the features, or of their powers and sines where it predicts left-out rows better, or of a linear
-    model where neither gains; with a negative binomial likelihood of counts.
+    held out of training, by which ``verdict_`` judges the model, and ``num_draws`` is not used. Otherwise the
+    method is Laplace's approximation (up to 50 rows NUTS) of a net of the features, or of their powers and sines where
+    it predicts left-out rows better, or of a linear model where neither gains; with a negative binomial of counts.
     Caveats: neither the chains, too short to mix, nor the members sample the posterior, as ``verdict_`` warns. Rows are
     sorted before the fit: what their order says (time) is not seen.
 

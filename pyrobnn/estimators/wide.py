@@ -200,11 +200,11 @@ class Rule(NamedTuple):
 
     def fit(
         self, data: Data, units: Standardizer, seconds: float | None, num_draws: int | None, compile: bool, **run: Any
-    ) -> tuple[Posterior, Method, str]:
+    ) -> tuple[Posterior, Method, str, Tensor]:
         """Members of an ensemble, and of few rows chains that start there and spend what is left of the seconds.
 
         The members learn the mean alone, under noise that is known: one that may choose it explains by noise what it
-        learns late. Of many rows they then learn the noise too, and some are left out, by which it is scaled.
+        learns late. Of many rows they then learn the noise too, and some are held out (the last result) to scale it.
         """
         begun, num = time.perf_counter(), len(data[0])
         members = 4 if seconds is None else int(np.clip(seconds / 40, 2, 8))
@@ -240,9 +240,9 @@ class Rule(NamedTuple):
             error, noise, spread = (each.double().cpu().numpy() for each in known)
             factor = max(np.geomspace(0.5, 5, 70), key=lambda f: log_density(error, f**2 * noise + spread).mean())
             posterior = replace(posterior, model=self._replace(factor=factor).model(*data, units, False))
-        kind = "normal noise that depends on the input" if self.likelihood is None else f"{self.likelihood}"
-        words += f", {kind}; four layers of 32 on powers of the features and {self.waves} sine waves of each"
-        return posterior, method, words
+        words += f", {self.likelihood or 'normal noise that depends on the input'}; four layers of 32 on powers of the"
+        words += f" features and {self.waves} sine waves of each"
+        return posterior, method, words, held
 
 
 def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:

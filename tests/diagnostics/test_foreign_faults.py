@@ -50,6 +50,25 @@ def test_replicates_too_wide_for_their_data_fail_without_a_log_likelihood(factor
     assert (verdict.model == "fail") == (factor > 1.0)
 
 
+@pytest.mark.parametrize("draws", [10, 100])
+def test_rows_that_parameters_fit_do_not_say_that_error_bars_are_too_wide(draws):
+    """Few draws cannot show how many directions the posterior has: 40 of 400 made an exact posterior fail."""
+    rng = np.random.default_rng(0)
+    design = rng.normal(size=(200, 400)) / 20.0
+    covariance = np.linalg.inv(np.eye(400) + design.T @ design / 0.01)
+    y = design @ rng.normal(size=400) + 0.1 * rng.normal(size=200)
+    weights = rng.multivariate_normal(covariance @ design.T @ y / 0.01, covariance, (4, draws))
+    mean = weights @ design.T
+    verdict = diagnose(
+        tree_of(
+            posterior={"w": ((*SAMPLE, "d"), weights)},
+            posterior_predictive={"y": (OBS, mean + 0.1 * rng.normal(size=mean.shape))},
+            observed_data={"y": ("obs", y)},
+        )
+    )
+    assert find(verdict, "loo_pit").status == "info"
+
+
 def classes(x, y, logit, rng):
     """What another library leaves of labels y (row,) with draws (chain, draw, row) of their logits."""
     p = 1.0 / (1.0 + np.exp(-logit))

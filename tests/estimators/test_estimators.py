@@ -449,10 +449,22 @@ def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen
     data, new = (x[:2100], y[:2100]), (x[2100:], y[2100:])
     units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
     rule, fit = Rule(8, 0.05, 0.3, fastest=16.0), {"num_draws": None, "compile": True, "seed": 0}
-    posterior, method, words = rule.fit(data, units, seconds=12, **fit)
+    posterior, method, words, held = rule.fit(data, units, seconds=12, **fit)
     low, high = posterior.predict(new[0]).quantile(torch.tensor([0.05, 0.95], dtype=torch.float64))
     assert isinstance(method, TabularEnsemble) and words.startswith("an ensemble of 2, normal noise")
+    assert len(held) == posterior.meta["num_data"] / 9 == 210
     assert 0.85 < float(((new[1] > low) & (new[1] < high)).double().mean()) < 0.95
+
+
+@pytest.mark.slow
+def test_the_model_of_many_rows_is_judged_by_those_held_out():
+    """By the training rows of an ensemble that follows them error bars were called too wide, whatever they were."""
+    generator = np.random.default_rng(4)
+    x = generator.normal(size=(2100, 2))
+    y = np.sin(2 * x[:, 0]) + 0.5 * generator.normal(size=2100)
+    verdict = pb.BNNRegressor(random_state=0, max_seconds=10).fit(x, y).verdict_
+    assert next(each for each in verdict.checks if each.name == "pit").numbers["count"] == 210
+    assert verdict.model == "pass"
 
 
 @pytest.mark.slow
@@ -461,7 +473,7 @@ def test_no_draw_of_chains_that_start_from_an_ensemble_has_left_the_data():
     data = pb.data.gap()
     fit = {"seconds": None, "num_draws": None, "compile": True, "seed": 1, "progress": False}
     rule = Rule(waves=8, noise=0.87, left=0.49)
-    posterior, _, words = rule.fit((data.x, data.y), pb.data.Standardizer.fit(data), **fit)
+    posterior, _, words, _ = rule.fit((data.x, data.y), pb.data.Standardizer.fit(data), **fit)
     f = posterior.predict(data.x).f
     assert words.startswith("4 chains of 100 draws") and f.shape[:2] == (4, 100)
     assert float((f - data.y).square().mean((2, 3)).sqrt().max()) < float(data.y.std())
