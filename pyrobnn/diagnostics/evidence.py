@@ -194,8 +194,7 @@ class Evidence:
     @functools.cached_property
     def is_iid(self) -> bool:
         """Whether the draws are independent by construction, so that R-hat says nothing about them."""
-        unsaid = float(self.variable(SAMPLE_STATS, "log_q") is not None)
-        return self.number("iid", unsaid) != 0.0
+        return self.number("iid", float(self.variable(SAMPLE_STATS, "log_q") is not None)) != 0.0
 
     @property
     def remedy(self) -> str:

@@ -43,11 +43,18 @@ def hopeless(evidence: Evidence) -> Found | None:
 
 def finite(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     """Whether all that is read is finite; an infinite variance is allowed."""
-    bad = {f"{group}/{name}": n for group in _READ for name, n in _not_finite(evidence, group).items()}
+    counts = {(group, name): n for group in _READ for name, n in _not_finite(evidence, group).items()}
+    bad = {"/".join(key): n for key, n in counts.items() if key[0] != OBSERVED_DATA or n != _masked(evidence, key[1])}
     bad |= {f"{SAMPLE_STATS}/{k}": n for k, n in _not_finite(evidence, SAMPLE_STATS).items() if k in _STATS}
     count = sum(bad.values())
     listed = ", ".join(f"{n} of {name}" for name, n in list(bad.items())[:3])
     return Found("warn", float(count), "", {"count": count, "listed": listed}) if bad else None
+
+
+def _masked(evidence: Evidence, name: str) -> int:
+    """Observed values without a term in the log likelihood, as where a program masks those that are missing."""
+    terms = evidence.variable(groups.LOG_LIKELIHOOD, name)
+    return 0 if terms is None else evidence.tree[OBSERVED_DATA].dataset[name].size - terms[0, 0].size
 
 
 def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:

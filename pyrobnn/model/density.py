@@ -32,8 +32,11 @@ from pyrobnn.model.nodes import (
     datum_terms,
     device_of,
     is_datum,
+    is_deterministic,
+    is_latent,
     is_masked,
     is_observed,
+    is_replicated,
     is_subsample,
     log_prob_sum,
     without_validation,
@@ -76,10 +79,11 @@ class Density:
             ``"held"`` keeps them at their values.
         values: values of held or initial point parameters, by name; missing ones come from the program.
 
-    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names), ``masked``
-    (names of the latent sites that a mask touches), ``dependent`` (names of those whose support depends on other sites,
-    as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates that draw a subsample, by name), ``derived`` (what
-    it says beside its density), ``initial_points`` and ``constraints`` (of the point parameters, by name).
+    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names; ``observes``:
+    whether there is one, or a factor), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
+    of those whose support depends on other sites, as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates
+    that draw a subsample, by name), ``derived`` (what it says beside its density), ``initial_points`` and
+    ``constraints`` (of the point parameters, by name).
 
     A program whose plate draws a subsample (``pyro.plate("rows", N, subsample_size=B)``) is evaluated with all rows of
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
@@ -115,14 +119,17 @@ class Density:
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
         self.device = device_of({}, leaves_of(args))
-        nodes = self._first_trace()
+        self.sites: tuple[Site, ...] = ()
+        with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
+            nodes = self.trace({})
         self.device = device_of(nodes, leaves_of(args))
         self.sites = tuple(self._layout(nodes))
-        if not self.sites:
-            raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
         self.dim = sum(site.size for site in self.sites)
+        if not self.dim:
+            raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
         self.dtype = functools.reduce(torch.promote_types, (nodes[s.name]["value"].dtype for s in self.sites))
         self.derived = Derived.of(nodes)
+        self.observes = any(is_observed(node) and not is_deterministic(node) for node in nodes.values())
         self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
         self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
         self._by_name = {site.name: site for site in self.sites}
@@ -161,11 +168,7 @@ class Density:
         return {site.name: site.transform(u) for site, u in self.parts(z)}
 
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape).
-
-        Raises:
-            ValueError: a site is missing or has the wrong shape.
-        """
+        """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape); ValueError of a missing or wrong one."""
         given, batch = {}, torch.Size()
         for site in self.sites:
             if site.name not in values:
@@ -252,8 +255,7 @@ class Density:
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         nodes = self.trace(self.constrain(z), args).values()
-        sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n)]
-        prior, likelihood = ([n for n in sampled if is_observed(n) == seen] for seen in (False, True))
+        prior, likelihood = ([n for n in nodes if belongs(n)] for belongs in (is_latent, is_observed))
         return _total(z, prior), _total(z, likelihood)
 
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
@@ -330,11 +332,13 @@ class Density:
         given = (v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point())
         supply = Supply(values, self._held, stored=self.owner is None, like=next(given, None))
         with without_validation(), pyro.poutine.block(), supply, rows, there, at_many_points():
-            return pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
-
-    def _first_trace(self) -> Mapping[str, Node]:
-        with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
-            return self.trace({})
+            nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
+        before, now = {s.name for s in self.sites if s.kind == "latent"}, {n for n in nodes if is_latent(nodes[n])}
+        # replicates make latent again what holds data
+        if before and (changed := (before ^ now) - {*self.derived.replicated}):
+            what = f"the latent sites {', '.join(map(repr, sorted(changed)))} are in some runs of the program only"
+            raise Refused(f"{what}, so that they have no common density: sample always, and choose by torch.where")
+        return nodes
 
     def _layout(self, nodes: Mapping[str, Node]) -> Iterator[Site]:
         for node in nodes.values():
@@ -348,7 +352,9 @@ class Density:
         self.constraints: dict[str, constraints.Constraint] = {}
         start = 0
         for node in nodes.values():
-            if node["type"] == "sample" and not is_observed(node) and not is_subsample(node):
+            if is_replicated(node):
+                _check_observed(node)
+            if is_latent(node):
                 name, fn = node["name"], node["fn"]
                 if not isinstance(node["value"], Tensor) or fn.support.is_discrete:
                     raise Refused(f"the latent site {name!r} is discrete: sum it out, it has no gradient")
@@ -367,6 +373,20 @@ class Density:
                 if self.points == "free":
                     yield (site := _site(node, support, start, "point"))
                     start = site.stop
+
+
+def _check_observed(node: Node) -> None:
+    """Whether an observed site holds a tensor of which every element counts once."""
+    name, value, shape = node["name"], node["value"], node["fn"].shape()
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the observed site {name!r} holds a {type(value).__name__}: pass a tensor, torch.as_tensor(…)")
+    try:
+        count = math.prod(torch.broadcast_shapes(shape, value.shape))
+    except RuntimeError:
+        count = 0
+    if value.numel() > 1 and count != value.numel():
+        what = f"the values of {name!r} have shape {tuple(value.shape)} and their distribution {tuple(shape)}"
+        raise ValueError(f"{what}: make the two the same, as by y.squeeze(-1), so that each value counts once")
 
 
 def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
@@ -397,7 +417,7 @@ def bijection(name: str, support: constraints.Constraint) -> Transform:
     except NotImplementedError as error:
         raise ValueError(
             f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
-            "a prior on the reals, the positive numbers, an interval or a simplex"
+            "a prior on the reals, the positive numbers, an interval, a simplex or Cholesky factors (LKJCholesky)"
         ) from error
 
 

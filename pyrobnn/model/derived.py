@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +22,7 @@ _RUNS = 64  # of a program at once
 def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
     """The values of the program's ``pyro.deterministic`` sites at draws (chain, draw, \\*shape), likewise shaped.
 
-    Raises:
-        RuntimeError: their shape differs from draw to draw, or the program cannot be run.
+    RuntimeError where their shape differs from draw to draw, or the program cannot be run.
     """
     return _at_each(density, draws, density.derived.deterministic)
 
@@ -76,14 +74,7 @@ class _Forget(Messenger):
 
 def _forgetting(density: Density) -> Density:
     forgetful = copy.copy(density)
-    program: Callable[..., Any] = density.program
-
-    @functools.wraps(program)
-    def run(*args: Any) -> Any:
-        with _Forget():
-            return program(*args)
-
-    forgetful.program = run
+    forgetful.program = _Forget()(density.program)
     return forgetful
 
 

@@ -26,6 +26,11 @@ def is_observed(node: Node) -> bool:
     return node["type"] == "sample" and node["is_observed"] and not is_subsample(node)
 
 
+def is_latent(node: Node) -> bool:
+    """Whether the site is to be inferred."""
+    return node["type"] == "sample" and not node["is_observed"] and not is_subsample(node)
+
+
 def is_datum(node: Node) -> bool:
     """Whether the site holds data.
 
@@ -100,7 +105,7 @@ class Derived:
             {n["name"]: n["value"].numel() for n in sampled if is_deterministic(n)},
             {n["name"]: n["value"].numel() for n in sampled if is_replicated(n)},
             axes(nodes),
-            any(is_improper(n["fn"]) for n in sampled if not is_observed(n)),
+            any(is_improper(n["fn"]) for n in sampled if is_latent(n)),
         )
 
 

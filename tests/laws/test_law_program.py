@@ -408,8 +408,71 @@ def test_nan_data_are_taken_where_the_program_masks_them():
 
     posterior = pb.MAP(num_steps=20, compile=False).fit(program, X, GAPS[:, None])
     assert posterior.draws["slope"].item() == pytest.approx(exact("mask")[0], abs=1e-6)
+    tree = posterior.to_datatree(X, GAPS[:, None])
+    assert tree["observed_data"]["y"].isnull().sum() == N - KEPT  # what is missing by design is no fault of the tree
+    assert "finite" not in [check.name for check in pb.diagnose(tree).checks if check.status != "pass"]
+    tree["log_likelihood"]["y"][0, 0, 0] = math.nan
+    assert "finite" in [check.name for check in pb.diagnose(tree).checks if check.status != "pass"]
     with pytest.raises(ValueError, match="'y' holds .* NaN"):
         pb.MAP(num_steps=20, compile=False).fit(plate, X, GAPS[:, None])
+
+
+# -- each datum counts once, in every run the same values are latent, and y is observed -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loc", "obs", "said"),
+    [
+        (X[:, 0], Y, r"shape \(12, 1\) and their distribution \(12,\)"),  # each with each: 144 terms
+        (X, Y, r"shape \(12, 1\) and their distribution \(12, 12\)"),  # a plate spreads a column
+        (X[:, 0], Y[:9, 0], r"shape \(9,\) and their distribution \(12,\)"),
+        (X[:, 0], Y[:, 0].numpy(), "'y' holds a ndarray"),
+    ],
+)
+def test_the_values_of_a_site_have_the_shape_of_its_distribution(loc, obs, said):
+    def program(x, y):
+        s = slope()
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Normal(s * loc, 0.5), obs=y)
+
+    for method in (pb.MAP(), pb.NUTS()):
+        with pytest.raises((ValueError, TypeError), match=said):
+            method.fit(program, X, obs)
+
+
+def test_one_value_for_many_rows_is_the_same_datum_in_each():
+    def program(x, y):
+        s = slope()
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y)
+
+    z = torch.ones(1, dtype=torch.float64)
+    spread = Density(program, (X, Y[0, 0].expand(N))).log_joint(z)
+    torch.testing.assert_close(Density(program, (X, Y[0, 0])).log_joint(z), spread)
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("method", [pb.MAP(), pb.NUTS(compile=False), pb.SVI(), pb.SMC(), ALL["Laplace-hessian"]])
+def test_a_program_whose_latent_sites_come_and_go_has_no_density(method, first):
+    def program(x, y):
+        s = slope()
+        offset = pyro.sample("offset", dist.Normal(0.0, 1.0)) if bool(s > 0) is first else 0.0
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Normal(s * x[:, 0] + offset, 0.5), obs=y[:, 0])
+
+    with pytest.raises(pb.Refused, match="'offset' are in some runs of the program only"):
+        method.fit(program, X, Y)
+
+
+def test_y_that_no_site_observes_is_an_error():
+    def forgotten(x, y):
+        with pyro.plate("data", N):
+            pyro.sample("y", dist.Normal(slope() * x[:, 0], 0.5))
+
+    with pytest.raises(ValueError, match="the program observes nothing: .* obs=y"):
+        pb.NUTS().fit(forgotten, X, Y)
+    with pytest.raises(ValueError, match="no latent site to infer"):
+        Density(lambda: pyro.sample("none", dist.Normal(torch.zeros(0), 1.0).to_event(1)))
 
 
 def missing(x, y):

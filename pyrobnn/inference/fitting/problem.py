@@ -336,6 +336,8 @@ def _program_problem(
             "what a program closes over; pass the data, fit(program, x, y), or make them there"
         )
     check_gradient(density, {"x": x, "y": y})
+    if y is not None and not density.observes:
+        raise ValueError("'y' is given, and the program observes nothing: pass it to the site of the data, obs=y")
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
     return Problem(program, density, x, y, len(tensors[-1]) if tensors and tensors[-1].dim() else plate, device)

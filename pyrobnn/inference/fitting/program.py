@@ -39,7 +39,6 @@ def check_signature(program: Callable[..., Any]) -> None:
 
 def check_gradient(density: Density, data: dict[str, Any]) -> None:
     """ValueError where a program's gradient cannot be had: of overwritten values, or of NaN that it does not mask."""
-    tensors = {name: value for name, value in data.items() if isinstance(value, Tensor)}
     try:
         gradient, value = torch.func.grad_and_value(density.log_joint)(density.sample_prior(1, seed=0)[0])
     except RuntimeError as error:
@@ -50,8 +49,8 @@ def check_gradient(density: Density, data: dict[str, Any]) -> None:
             "element of h before it writes the next: collect the values in a list and torch.stack them"
         ) from error
     if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
-        for name, value in tensors.items():
-            check_finite(name, value)
+        for name in (name for name, value in data.items() if isinstance(value, Tensor)):
+            check_finite(name, data[name])
 
 
 def check_proper(density: Density) -> None:
