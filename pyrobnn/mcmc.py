@@ -14,7 +14,7 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
 from pyro.infer.mcmc import util
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.core.checks import Refused, as_tensor, check_choice, check_count, check_finite
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
@@ -22,7 +22,17 @@ from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 
 
-class HMC(pyro.infer.HMC):
+class _Kernel:
+    """Keeps the arguments of a kernel of Pyro by name."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        bound = inspect.signature(type(self)).bind(*args, **options)
+        bound.apply_defaults()
+        self.options = dict(bound.arguments)
+        super().__init__(*args, **options)
+
+
+class HMC(_Kernel, pyro.infer.HMC):
     """Hamiltonian Monte Carlo with paths of a fixed number of leapfrogs; the arguments are those of ``pyro.infer.HMC``.
 
     A path has ``num_steps`` leapfrogs, or ``int(trajectory_length / step_size)``, and keeps their number while the step
@@ -31,12 +41,8 @@ class HMC(pyro.infer.HMC):
 
     __signature__ = inspect.signature(pyro.infer.HMC)
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.options = _by_name(pyro.infer.HMC, args, options)
-        super().__init__(*args, **options)
 
-
-class NUTS(pyro.infer.NUTS):
+class NUTS(_Kernel, pyro.infer.NUTS):
     """The No-U-Turn Sampler; the arguments are those of ``pyro.infer.NUTS``.
 
     ``step_size`` is the step where nothing is adapted; adaptation finds its own first one. Without effect:
@@ -49,16 +55,6 @@ class NUTS(pyro.infer.NUTS):
     """
 
     __signature__ = inspect.signature(pyro.infer.NUTS)
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.options = _by_name(pyro.infer.NUTS, args, options)
-        super().__init__(*args, **options)
-
-
-def _by_name(kernel: type, args: Sequence[Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    bound = inspect.signature(kernel).bind(*args, **options)
-    bound.apply_defaults()
-    return dict(bound.arguments)
 
 
 class MCMC:
@@ -124,20 +120,18 @@ class MCMC:
             raise Refused("'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam")
         if kernel.potential_fn is not None and initial_params is None:
             raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
-        self.initial_params = initial_params
-        if initial_params is not None and num_chains == 1:
-            self.initial_params = {name: value[None] for name, value in initial_params.items()}
-        for name, value in (self.initial_params or {}).items():
+        if not isinstance(initial_params, Mapping | None):
+            raise TypeError(f"'initial_params' must map names to tensors, got {type(initial_params).__name__}")
+        given = {name: as_tensor(name, value) for name, value in (initial_params or {}).items()}
+        self.initial_params = {n: v[None] for n, v in given.items()} if num_chains == 1 else given
+        for name, value in self.initial_params.items():
+            check_finite(f"initial_params[{name!r}]", value)
             if value.shape[:1] != (num_chains,):
                 raise ValueError(f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains")
         self.method = _method(kernel.options, num_chains, self.warmup_steps)
 
     def run(self, *args: Any, **kwargs: Any) -> None:
-        """Draw from the posterior of the model given ``args`` and ``kwargs``.
-
-        Warns:
-            UserWarning: what is to be known of the run: divergences, chains that disagree.
-        """
+        """Draw from the posterior of the model given ``args`` and ``kwargs``; warns of divergences and the like."""
         seed = torch.initial_seed() % 2**32
         program = self._program(args, kwargs)
         # without adaptation Pyro's warm-up is draws that are thrown away
@@ -153,8 +147,7 @@ class MCMC:
         self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
         self._density = Density(program, points="held")
         latent = [site.name for site in self._density.sites]
-        kept = latent if self.save_params is None else [name for name in latent if name in self.save_params]
-        found = {name: draws[name] for name in kept}
+        found = {name: draws[name] for name in self.save_params or latent}
         self._samples = {k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()}
         if self.hook_fn is not None:
             self._call_hook({name: draws[name] for name in latent})
@@ -172,8 +165,7 @@ class MCMC:
         """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""
         stats = self.posterior.sample_stats
         diverged = [row.nonzero()[:, 0].tolist() for row in stats["diverging"]]
-        rates = stats["acceptance_rate"].mean(1).tolist()
-        by_chain = {"divergences": diverged, "acceptance rate": rates}
+        by_chain = {"divergences": diverged, "acceptance rate": stats["acceptance_rate"].mean(1).tolist()}
         found: dict[str, Any] = util.diagnostics(self._samples)
         return found | {k: {f"chain {i}": each for i, each in enumerate(v)} for k, v in by_chain.items()}
 
@@ -185,20 +177,22 @@ class MCMC:
     def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.kernel.potential_fn is None:
             return functools.partial(_call, self.kernel.model, args, kwargs)
-        first = {name: value[0] for name, value in (self.initial_params or {}).items()}
+        first = {name: value[0] for name, value in self.initial_params.items()}
         return LogDensity(functools.partial(_negative, self.kernel.potential_fn), first)
 
     def _starts(self, program: Any, seed: int) -> Posterior | None:
         """Starts of the chains, by ``initial_params`` or by Pyro's strategy; None for the sampler's own, uniform."""
         strategy = self.kernel.options["init_strategy"]
-        if self.initial_params is None and strategy is init_to_uniform:
-            return None
         density = Density(program, points="held")
-        names = [site.name for site in density.sites]
-        if self.initial_params is not None:
-            if lacking := sorted(set(names) - set(self.initial_params)):
-                raise ValueError(f"'initial_params' lacks {lacking}")
-            z = torch.cat([self.initial_params[name].reshape(self.num_chains, -1) for name in names], 1)
+        shapes = {site.name: (self.num_chains, *site.unconstrained_shape) for site in density.sites}
+        for name in self.save_params or ():
+            check_choice("save_params", name, [*shapes])
+        if not self.initial_params and strategy is init_to_uniform:
+            return None
+        if self.initial_params:
+            if (given := {name: tuple(value.shape) for name, value in self.initial_params.items()}) != shapes:
+                raise ValueError(f"'initial_params' has {given}, but the latent sites, unconstrained, are {shapes}")
+            z = torch.cat([self.initial_params[name].reshape(self.num_chains, -1) for name in shapes], 1)
             values = density.constrain(z.to(density.dtype))
             return chain_starts(program, [{n: v[i] for n, v in values.items()} for i in range(len(z))])
         found = []
@@ -206,7 +200,7 @@ class MCMC:
             for _ in range(self.num_chains):
                 with InitMessenger(strategy):
                     nodes = pyro.poutine.trace(program).get_trace().nodes
-                found.append({name: nodes[name]["value"] for name in names})
+                found.append({name: nodes[name]["value"] for name in shapes})
         return chain_starts(program, found)
 
     def _call_hook(self, draws: dict[str, Tensor]) -> None:
@@ -214,8 +208,7 @@ class MCMC:
         for chain in range(self.num_chains):
             stage = "Sample" if self.num_chains == 1 else f"Sample [{chain}]"
             for i, row in enumerate(z[chain]):
-                sites = self._density.sites
-                params = {s.name: row[s.start : s.stop].reshape(s.unconstrained_shape) for s in sites}
+                params = {site.name: value for site, value in self._density.parts(row)}
                 self.hook_fn(self.kernel, params, stage, i)  # type: ignore[misc]
 
 
