@@ -87,8 +87,7 @@ def crps(draws: Tensor, y: Tensor) -> Tensor:
     z = (draws.double() - y.double()).sort(dim=0).values
     num_draws = len(z)
     rank = torch.arange(1, num_draws + 1, dtype=z.dtype, device=z.device)
-    weight = (2 * rank - num_draws - 1) / num_draws**2
-    return z.abs().mean(0) - torch.tensordot(weight, z, dims=1)
+    return z.abs().mean(0) - torch.tensordot((2 * rank - num_draws - 1) / num_draws**2, z, dims=1)
 
 
 def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:

@@ -59,11 +59,7 @@ def check_number(
 
 
 def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
-    """Return ``value`` if it is one of ``options``.
-
-    Raises:
-        ValueError: not one of them; the message lists them.
-    """
+    """Return ``value`` if it is one of ``options``; else a ValueError lists them."""
     if value not in options:
         raise ValueError(f"'{name}' must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value

@@ -101,7 +101,7 @@ def _held_points(names: list[str]) -> str:
     return (
         f"{named}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
         "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
-        "ones: fit(init=DeepEnsemble().fit(...)), whose members start the chains at different points, or a trained net"
+        "ones: fit(init=MAP().fit(...)), or of a net DeepEnsemble's, whose members start the chains at different points"
     )
 
 

@@ -68,8 +68,7 @@ def trace(fn: Callable[..., Any], inputs: list[Tensor], decompositions: Any = No
 
 def _tracing(**options: Any) -> Context:
     fake_mode = _required("torch._subclasses.fake_tensor.FakeTensorMode")(**options)
-    context = _required("torch._guards.TracingContext")(fake_mode)
-    return _required("torch._guards.tracing")(context)
+    return _required("torch._guards.tracing")(_required("torch._guards.TracingContext")(fake_mode))
 
 
 @contextlib.contextmanager

@@ -62,8 +62,7 @@ class Column:
             filled = values.fillna(self.fill).to_numpy()
             turns = [2 * np.pi * filled / CYCLES[cycle] for cycle in self.cycles]
             found = [filled, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
-        gap = values.isna() | (values == "")
-        return [*found, gap.to_numpy()] if self.indicator else found
+        return [*found, (values.isna() | (values == "")).to_numpy()] if self.indicator else found
 
     def read(self, where: str, cells: pd.Series) -> pd.Series:
         """Cells as the column's kind has them, with gaps: text of categories, else float64; ValueError of others."""

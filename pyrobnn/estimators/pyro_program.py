@@ -191,5 +191,4 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row (n,)."""
-        best = self.predict_proba(X).argmax(1)
-        return np.asarray(self.classes_[best])
+        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])

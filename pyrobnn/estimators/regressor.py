@@ -142,8 +142,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         """
         levels = [check_number("quantiles", level, above=0, below=1) for level in quantiles]
         q = torch.tensor(levels, dtype=torch.float64)
-        found = self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0]
-        return self._shaped(found)
+        return self._shaped(self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0])
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """The central interval that holds a new observation with probability ``level``, if the model is right.

@@ -77,8 +77,7 @@ class LogDensity:
         maps = {name: bijection(name, fn.support) for name, fn in self._sites.items()}
         centre = {name: maps[name].inv(value) for name, value in self.init.items()}
         drawn: list[dict[str, Tensor]] = []
-        device = next(iter(centre.values())).device
-        with seeded(seed, device), torch.no_grad():
+        with seeded(seed, next(iter(centre.values())).device), torch.no_grad():
             for _ in range(num_chains):
                 for radius in (RADIUS, RADIUS / 2, RADIUS / 4, RADIUS / 20, 0.0):
                     moved = {n: u + radius * (2 * torch.rand_like(u) - 1) for n, u in centre.items()}
@@ -154,7 +153,7 @@ def sample(
     """
     if not isinstance(method, (NUTS, SMC, SVI, Laplace, MAP)):
         raise Refused(
-            f"{type(method).__name__} needs a network and its data, and a log density has neither: use NUTS, SMC, SVI, "
+            f"'method' is {method!r}, and a log density has no network and no data: use NUTS, SMC, SVI, "
             "Laplace(curvature='hessian') or MAP"
         )
     program = LogDensity(log_density, init, support=support)

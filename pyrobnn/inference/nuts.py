@@ -326,6 +326,7 @@ def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Te
     return density.sample_box(num, seed, shrink * RADIUS) if uniform else density.sample_prior(num, seed)
 
 
+@torch.no_grad()
 def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
     """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others of ``tries``.
 

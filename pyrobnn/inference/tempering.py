@@ -142,8 +142,7 @@ def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
 
 def share(log_likelihood: Tensor, step: float) -> Tensor:
     """Effective sample size of the weights of a step in β, as a share of all particles, (island,)."""
-    weights = (step * log_likelihood).softmax(1)
-    return 1.0 / weights.square().sum(1) / log_likelihood.shape[1]
+    return 1.0 / (step * log_likelihood).softmax(1).square().sum(1) / log_likelihood.shape[1]
 
 
 def systematic(weights: Tensor, num: int, chance: Tensor) -> Tensor:

@@ -92,8 +92,9 @@ def test_methods_that_need_more_than_a_density_refuse(name):
     method = METHODS[name]
     if isinstance(method, (pb.NUTS, pb.SMC, pb.SVI, pb.Laplace, pb.MAP)):
         return
-    with pytest.raises(pb.Refused, match="use NUTS, SMC, SVI, Laplace"):
-        pb.sample(lambda values: -(values["z"] ** 2), {"z": 0.0}, method=method)
+    for given in (method, name):  # an instance, and a word
+        with pytest.raises(pb.Refused, match="use NUTS, SMC, SVI, Laplace"):
+            pb.sample(lambda values: -(values["z"] ** 2), {"z": 0.0}, method=given)
 
 
 @pytest.mark.parametrize(

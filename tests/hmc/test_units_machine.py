@@ -139,6 +139,8 @@ def test_chains_in_different_modes_do_not_pass_for_one_wide_mode(dense):
 def test_a_window_that_says_nothing_keeps_what_was(dense):
     old = 3.0 * torch.eye(3) if dense else torch.full((3,), 3.0)
     assert whitening(torch.ones(2, 4, 3), torch.tensor([1, 1]), old) is old
+    ran_away = torch.full((2, 4, 3), torch.inf)  # a density that is flat
+    torch.testing.assert_close(whitening(ran_away, torch.tensor([4, 4]), old), old)
 
 
 def test_what_a_window_leaves_of_a_condition_number_falls_with_the_next():

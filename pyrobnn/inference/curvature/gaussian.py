@@ -78,8 +78,7 @@ class LowRankBlock:
 
     def _shrunk(self, noise: Tensor) -> Tensor:
         # symmetric root of (I + V s Vᵀ)⁻¹, so only the span of V is touched
-        shrink = (1 + self.values).rsqrt() - 1
-        return noise + (noise @ self.basis * shrink) @ self.basis.T
+        return noise + (noise @ self.basis * ((1 + self.values).rsqrt() - 1)) @ self.basis.T
 
     def quad(self, delta: Tensor) -> Tensor:
         white = delta.to(self.basis) / self.scale

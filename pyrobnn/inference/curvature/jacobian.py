@@ -102,8 +102,7 @@ def _layer_factors(
     pulled = [
         torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True) for k in range(columns.shape[-1])
     ]
-    grads = [torch.stack(of_layer, 1) for of_layer in zip(*pulled)]
-    named = zip(layers, grads, strict=True)
+    named = zip(layers, [torch.stack(of_layer, 1) for of_layer in zip(*pulled)], strict=True)
     return value, [_factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named]
 
 

@@ -124,9 +124,8 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
 
 def precision_bytes(size: int, rows: int, item: int) -> int:
     """Bytes of a full precision of ``size`` parameters; for GGN from ``rows`` data × outputs, else ``rows`` = 0."""
-    if 0 < rows < size:  # the rows, their basis, and the Gram matrix
-        return 2 * rows * size * item + 3 * rows * rows * 8
-    return 4 * size * size * 8  # the matrix, its factor, and two to work in, in float64
+    # the rows, their basis, and the Gram matrix; or the matrix, its factor, and two to work in, in float64
+    return 2 * rows * size * item + 3 * rows * rows * 8 if 0 < rows < size else 4 * size * size * 8
 
 
 def in_standard_units(model: BNN) -> BNN:

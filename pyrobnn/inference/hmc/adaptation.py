@@ -75,8 +75,9 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
     trust = total / (total + 0.5 * len(var))
     cov = shrink * (trust * (x.T @ x / freedom) + (1 - trust) * var.diag_embed())
     cov = cov + torch.where(var > 0, added, before).diag_embed()
+    factor, failed = torch.linalg.cholesky_ex(cov)  # of positions that ran away to infinity there is none
     # LAPACK returns the factor transposed
-    return (old.double() @ torch.linalg.cholesky(cov)).to(old.dtype).contiguous()
+    return old if failed else (old.double() @ factor).to(old.dtype).contiguous()
 
 
 def _centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:

@@ -197,8 +197,8 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str) ->
     remedy = f"use a smaller lr than {training.lr:g}, or Optimizer(clip_norm=…)"
     if before + row == 0:  # the loss of the first step is that of the start
         remedy = (
-            "the start itself has no finite density: look for data far outside of the model's units (standardize "
-            "them), or, where the start was passed as init=, for weights that the prior's support leaves out"
+            "the start itself has no finite density: look for a wrong scale in the program, for data far outside of "
+            "the model's units (standardize them), or, after init=, for weights that the prior's support leaves out"
         )
     value = float(losses[(row, *member)])
     raise FloatingPointError(f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}")
@@ -269,8 +269,7 @@ class _Step:
     def final(self) -> Tensor:
         """The averaged iterate if averaging has begun, else the present one."""
         done = int(self.step)
-        averaged = done > 0 and bool(self.table[done - 1, 2] > 0)
-        return (self.mean if averaged else self.theta).clone()
+        return (self.mean if done > 0 and bool(self.table[done - 1, 2] > 0) else self.theta).clone()
 
 
 class _AdamStep(_Step):

@@ -150,16 +150,14 @@ class FullRank(_Normal):
         loc, scale, rest = self.parts(phi)
         if self.dim == 1:
             return loc, scale, scale[:, None]  # no lower triangle to read from
-        tril = scale[:, None] * (self._eye + rest[self._source] * self._lower)
-        return loc, scale, tril
+        return loc, scale, scale[:, None] * (self._eye + rest[self._source] * self._lower)
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale, tril = self.factor(phi)
         epsilon = noise.normal(loc)
         half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
-        fixed = tril.detach()
-        score = -torch.linalg.solve_triangular(fixed.T, epsilon[:, None], upper=True)[:, 0]
+        score = -torch.linalg.solve_triangular(tril.detach().T, epsilon[:, None], upper=True)[:, 0]
         return Draw(loc + tril @ epsilon, _log_q(epsilon, half_log_det), moments, score)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:

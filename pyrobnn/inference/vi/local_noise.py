@@ -56,9 +56,7 @@ class LocalNoise(TorchFunctionMode):
 
     def _of(self, value: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         """Mean and variance; a weight that isn't random has no variance."""
-        if value is None:
-            return None, None
-        return self._moments.get(id(value), (value, None))
+        return (None, None) if value is None else self._moments.get(id(value), (value, None))
 
     def _local(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
         (mean, var), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
