@@ -148,6 +148,8 @@ def judge(argv: Sequence[str], command: str) -> int:
     ways = [asked.quantiles, asked.mean or asked.sd, asked.draws, asked.probabilities]
     if sum(map(bool, ways)) != 1 or bool(asked.mean) != bool(asked.sd):
         raise ValueError("give one of --quantiles, --mean with --sd, --draws, --probabilities")
+    if asked.out is not None:
+        check_file(Path(asked.out, "report.html"), "")
 
     from scipy.stats import norm
 
@@ -182,7 +184,7 @@ def judge(argv: Sequence[str], command: str) -> int:
         if asked.features:
             given[f"x{name}"] = _numbers(_columns(where, table, asked.features, words=True))
     verdict, evidence = judged(predictions, given.pop("y"), label=Path(asked.file).stem, **given)
-    say("\n".join([str(verdict), *map(str, verdict.checks)]))
+    say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if asked.out is not None:
         from pyrobnn.report import write_report
 

@@ -55,6 +55,9 @@ def one_line(error: Exception) -> str:
     text = " ".join(str(error).split())
     text = re.sub(r'^Parser key "([\w.]+)"(?: element \d+)?: ?', r"'\1': ", text)
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text.replace("typing.Literal", "one of "))
+    text = re.sub(
+        r"Does not validate .*Subtypes: \[(\w+), NoneType\].*Given value: ", r"Expected a \1. Got value: ", text
+    )
     return re.sub(r"Expected an? (.*?)\. Got value: (.*)$", r"expected \1, got \2", text)
 
 

@@ -255,6 +255,7 @@ TABLES: Sentences = {
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
     "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
     "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
+    "merged_classes": "classes of the target {target!r} that differ in case alone, such as {one!r}, are one",
     "rows_dropped": "{count} of {rows} rows have a missing value and are dropped",
     "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
     "taken for a row label and dropped",

@@ -18,16 +18,7 @@ __all__ = ["breast_cancer", "diabetes", "digits", "load", "names"]
 
 #: of the files that are read as tables
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".xlsx", ".xlsm")
-SYNTHETIC = (
-    "gap",
-    "polynomial",
-    "polynomial_heteroskedastic",
-    "sinusoid",
-    "clusters",
-    "cubic_clusters",
-    "sine",
-    "sinx3",
-)
+SYNTHETIC = tuple("gap polynomial polynomial_heteroskedastic sinusoid clusters cubic_clusters sine sinx3".split())
 
 
 def diabetes() -> Dataset:

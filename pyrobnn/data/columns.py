@@ -19,7 +19,7 @@ Kind = Literal["number", "boolean", "category", "date", "time"]
 #: categories that get an input each, the most frequent
 MAX_CATEGORIES = 50
 DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
-_TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?"
+_TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?"
 _THOUSANDS = r"[+-]?\d{1,3}([,'’\s]\d{3})+(\.\d*)?"
 #: days of the cycles of a date, a year of the Gregorian calendar
 CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
@@ -111,13 +111,13 @@ class Columns:
         """What the columns of ``frame``, the training table without its target, are; ``where`` is its name.
 
         Raises:
-            ValueError: a column that is neither numbers nor truth values, categories, dates or times throughout, or is
-                empty.
+            ValueError: a column that is not numbers, truth values, categories, dates or times throughout, or is empty.
 
         Warns:
             UserWarning: of text that names the rows, which is left out, and of rare categories.
         """
         check_choice("missing", missing, get_args(Missing))
+        frame = plain(frame)
         learned = [_learned(where, frame[name], missing == "impute") for name in frame.columns]
         columns = tuple(column for column in learned if column is not None)
         if not columns:
@@ -139,14 +139,15 @@ class Columns:
         Warns:
             UserWarning: of categories that the training table has not, and gaps where it has none.
         """
+        frame = plain(frame)
         check_columns(where, [each.name for each in self.columns], list(frame.columns))
         values = pd.DataFrame({each.name: each.read(where, frame[each.name]) for each in self.columns})
         keep = values.notna().all(axis=1).to_numpy() | (self.missing != "drop")
         if self.missing == "refuse":
-            remedy = "drop these rows or impute them, or fit anew with missing='impute' (--missing)"
-            refuse_gaps(where, values.isna(), remedy)
+            refuse_gaps(where, values.isna(), "drop or impute these rows, or fit with missing='impute' (--missing)")
         if not keep.any():
-            raise ValueError(f"{where} has a missing value in every row: use missing='impute' (--missing)")
+            gaps = "a missing value in every row: use missing='impute' (--missing)"
+            raise ValueError(f"{where} has {gaps if len(keep) else 'no rows of data'}")
         parts = []
         for column in self.columns:
             column.report_new(where, values.loc[keep, column.name])
@@ -165,6 +166,11 @@ class Columns:
             for each in settings["columns"]
         ]
         return cls(tuple(Column(**each) for each in columns), settings["missing"])
+
+
+def plain(frame: pd.DataFrame) -> pd.DataFrame:
+    """With names of text, without spaces around, and numbered rows."""
+    return frame.set_axis([str(name).strip() for name in frame.columns], axis=1).reset_index(drop=True)
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
@@ -189,7 +195,7 @@ def check_columns(where: str, asked: Sequence[str], names: Sequence[Any], option
     """Refuse columns that are not among ``names``; the nearest name to the first is suggested."""
     known = {str(name).casefold(): str(name) for name in names}
     if absent := [name for name in asked if name not in names]:
-        near = [f", did you mean {known[each]!r}?" for each in get_close_matches(absent[0].casefold(), known, 1)]
+        near = [f", did you mean {known[each]!r}?" for each in get_close_matches(str(absent[0]).casefold(), known, 1)]
         # one name is a whole line where the separator is another
         listed = (", separated by comma, semicolon, tab or bar," if len(known) == 1 else "") + " are"
         words = f"{', '.join(map(repr, absent))}{option}{''.join(near) or ':'} its columns{listed}"
@@ -197,7 +203,7 @@ def check_columns(where: str, asked: Sequence[str], names: Sequence[Any], option
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
-    """The column as float64, NaN where it has gaps or is infinite, or None where it is text; of "5 %" or "$5" 5.
+    """The column, of numbered rows, as float64, NaN where it has gaps or is infinite, "5 %" as 5; None if it is text.
 
     Raises:
         ValueError: numbers with a few cells of something else among them, or with decimal commas.
@@ -209,24 +215,21 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
     if pd.api.types.is_numeric_dtype(column):
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         return np.where(np.isinf(values), np.nan, values)
-    text = column.dropna().astype(str).str.strip()
-    units = text.str.extract("(^[$€£¥]|[%$€£¥]$)")[0]
-    text = text.str.strip("%$€£¥ ") if len(units) and units.nunique(dropna=False) == 1 else text
+    text = column.dropna().astype(str).str.strip().str.replace("−", "-")
+    units = text.str.extract("((?:^|^-)[$€£¥]|[%$€£¥]$)")[0].str.lstrip("-")
+    if len(units) and units.nunique(dropna=False) == 1:
+        text = text.str.replace(r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$", r"\1", regex=True)
     plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(r"[,'’\s]", "", regex=True))
     found = pd.to_numeric(plain, errors="coerce")
-    stray = text[found.isna()]
+    stray, held = text[found.isna()], f"{where}: column {column.name!r} holds numbers"
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
-        raise ValueError(
-            f"{where}: column {column.name!r} holds numbers with commas, such as {stray.iloc[0]!r}: write points"
-        )
+        raise ValueError(f"{held} with commas, such as {stray.iloc[0]!r}: write points")
     if 2 * len(stray) >= len(text):
         return None
     if len(stray):
-        row = column.index.get_indexer(stray.index[:1])[0] + 1
         raise ValueError(
-            f"{where}: column {column.name!r} holds numbers but for {len(stray)} of {len(text)} cells, first "
-            f"{stray.iloc[0]!r} in row {row}: fix the cells or drop their rows (a target of classes: "
-            "task='classification')"
+            f"{held} but for {len(stray)} of {len(text)} cells, first {stray.iloc[0]!r} in row {stray.index[0] + 1}: "
+            "fix the cells or drop their rows (a target of classes: task='classification')"
         )
     return found.reindex(column.index).to_numpy(dtype=np.float64)
 
@@ -243,14 +246,26 @@ def is_boolean(column: pd.Series) -> bool:
     """Whether a column holds truth values and gaps."""
     if pd.api.types.is_bool_dtype(column):
         return True
-    cells = column.dropna()
-    return column.dtype == object and len(cells) > 0 and bool(cells.map(pd.api.types.is_bool).all())
+    cells = column.dropna() if column.dtype == object else column[:0]
+    return len(cells) > 0 and bool(cells.map(pd.api.types.is_bool).all())
 
 
 def as_text(column: pd.Series) -> pd.Series:
-    """Cells as text without spaces around, None for gaps and empty text."""
-    text = column.astype(object).map(lambda cell: str(cell).strip(), na_action="ignore")
+    """Cells as text without spaces around, 1.0 as 1, None for gaps and empty text."""
+
+    def words(cell: Any) -> str:
+        return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
+
+    text = column.astype(object).map(words, na_action="ignore")
     return text.where(text.notna() & (text != ""), None).astype(object)
+
+
+def one_spelling(text: pd.Series) -> pd.Series:
+    """Of words that differ in case alone, the most frequent."""
+    spellings, common = text.value_counts().sort_index(), dict[str, str]()
+    for each in spellings.sort_values(kind="stable").index:
+        common[each.casefold()] = each
+    return text.map(lambda cell: common[cell.casefold()], na_action="ignore")
 
 
 def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
@@ -265,21 +280,19 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     values = None if labels else numbers(where, column)
     if values is not None:
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
+        indicator = impute and bool(np.isnan(values).any())
         return Column(name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator)
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
         fill = float(_days(where, column, None, time=True).median())
         return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
     if text.str.fullmatch(DATE).all():
-        return _dates(where, column, _day_first(where, name, text), indicator)
+        return _dates(where, column, _day_first(where, text), indicator)
     if not labels and len(text) >= 10 and 2 * text.nunique() > len(text):
         shown = {"column": name, "values": text.nunique(), "rows": len(text), "first": text.iloc[0]}
         report(where, Finding("column_of_labels", shown))
         return None
-    spellings, common = text.value_counts().sort_index(), dict[str, str]()
-    for each in spellings.sort_values(kind="stable").index:  # of those that differ in case alone, the most frequent
-        common[each.casefold()] = each
-    text = as_text(column).map(lambda cell: common[cell.casefold()], na_action="ignore")
+    text = one_spelling(as_text(column))
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()
     if len(counts) > MAX_CATEGORIES:
         rest = int(counts.iloc[MAX_CATEGORIES:].sum())
@@ -298,18 +311,20 @@ def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: boo
     return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
 
 
-def _day_first(where: str, name: str, text: pd.Series) -> bool | None:
+def _day_first(where: str, text: pd.Series) -> bool | None:
     """Whether dates that do not begin with the year begin with the day: None where all begin with the year."""
-    parts = text.str.extract(r"^(\d{1,2})([-/.])(\d{1,2})").dropna()
+    parts = text.str.extract(r"^(\d{1,2})([-/.])(\d{1,2})[-/.](\d+)").dropna()
     if parts.empty:
         return None
-    if (parts[1] == ".").all() or (parts[0].astype(int) > 12).any():
+    first, second, third = (parts[place].astype(int) for place in (0, 2, 3))
+    # 24-02-05 may begin with the year
+    if (parts[1] == ".").all() or ((first > 12).any() and (third > 31).any()):
         return True
-    if (parts[2].astype(int) > 12).any():
+    if (second > 12).any():
         return False
     raise ValueError(
-        f"{where}: column {name!r} holds dates such as {text[parts.index[0]]!r}, where day and month cannot be told "
-        "apart: write year-month-day"
+        f"{where}: column {text.name!r} holds dates such as {text[parts.index[0]]!r}, where day and "
+        f"{'year' if (first > 12).any() else 'month'} cannot be told apart: write year-month-day, such as 2024-12-31"
     )
 
 
@@ -319,17 +334,21 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
         cells = as_text(column)
         text = "1970-01-01 " + cells if time else cells
         by_year = text.str.match(r"\d{4}[-/.]").fillna(False).astype(bool)
-        # with dayfirst pandas takes 2024-01-05 for the first of May
+        if day_first is None and not time:
+            day_first = _day_first(where, cells.dropna())
+        # with dayfirst pandas takes 2024-01-05 for the first of May, and without 28-01-2024 for one of January
+        month = text.str.extract(r"^\d{1,2}[-/.](\d{1,2})[-/.]" if day_first else r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0]
+        text = text.mask(month.astype(float) > 12)
         parts = [
             pd.to_datetime(text.where(rows), errors="coerce", dayfirst=first, format="mixed", utc=True)
             for rows, first in ((by_year, False), (~by_year, bool(day_first)))
         ]
         stray = (parts[0].isna() & parts[1].isna() & cells.notna()).to_numpy()
         if stray.any():
-            row, kind = int(stray.argmax()), "times of day" if time else "dates"
-            raise ValueError(
-                f"{where}: column {column.name!r} holds {kind}, but {cells.iloc[row]!r} in row {row + 1} is not"
-            )
+            order = {None: "", True: " with the day first", False: " with the month first"}[day_first]
+            row, kind = int(stray.argmax()), "times of day" if time else f"dates{order}"
+            cell = f"{cells.iloc[row]!r} in row {row + 1}"
+            raise ValueError(f"{where}: column {column.name!r} holds {kind}, but {cell} is not")
         column = parts[0].fillna(parts[1])
     if column.dt.tz is not None:
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)

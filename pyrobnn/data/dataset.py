@@ -128,10 +128,7 @@ def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
         raise ValueError(f"'test_fraction' must lie in (0, 1), got {test_fraction}")
     num_test = round(test_fraction * dataset.num_data)
     if num_test in (0, dataset.num_data):
-        raise ValueError(
-            f"test_fraction={test_fraction} of {dataset.num_data} points leaves a part empty: "
-            "use more data or another fraction"
-        )
+        raise ValueError(f"test_fraction={test_fraction} of {dataset.num_data} points leaves a part empty: use another")
     stratify = None
     if dataset.task == "classification":
         counts = torch.bincount(dataset.y)

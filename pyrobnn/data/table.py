@@ -24,6 +24,8 @@ from pyrobnn.data.columns import (
     check_names,
     is_boolean,
     numbers,
+    one_spelling,
+    plain,
     refuse_gaps,
     report,
 )
@@ -41,7 +43,7 @@ _COMMA_NUMBER = r"[+-]?(\d+|\d{1,3}([.'’\s]\d{3})+)(,\d+)?([eE][+-]?\d+)?"
 #: how a reason of pandas' begins, and what it means
 _REASONS = {
     r".*in line (\d+), saw (\d+)": r"line \1 has \2 cells, too many; fix it, or delete what is above the names",
-    "Length of header": "its first line has fewer names than its rows have cells; delete what is above the names",
+    "Length of header": "its first line has fewer names than its rows have cells; delete what is above it or name all",
     "No columns to parse": "it is empty",
     ".*EOF inside string": "a quotation mark is not closed",
     ".*codec can't decode": "it is not text; save it as CSV, or give it the suffix of its format, such as .xlsx",
@@ -132,18 +134,19 @@ def from_frame(
     """
     if not isinstance(frame, pd.DataFrame):
         raise TypeError(f"'frame' must be a pandas.DataFrame, got {type(frame).__name__}")
-    names = [str(column).strip() for column in frame.columns]
-    check_names(name, names)
+    frame = plain(frame)
+    check_names(name, list(frame.columns))
     if task is not None:
         check_choice("task", task, ("regression", "classification"))
     if frame.empty:
         raise ValueError(f"{name} holds no rows of data")
-    frame = _chosen(name, frame.set_axis(names, axis=1), target, features, drop)
-    if missing == "refuse":
-        refuse_gaps(name, frame.isna(), "use missing='drop' or missing='impute' (command line: --missing)")
+    frame = _chosen(name, frame, target, features, drop)
+    gaps = frame.isna() | frame.isin([np.inf, -np.inf])
     columns = Columns.fit(frame.drop(columns=[target]), missing, name)
+    if missing == "refuse":
+        refuse_gaps(name, gaps, "use missing='drop' or missing='impute' (command line: --missing)")
     x, keep = columns.transform(frame, name)
-    known = frame[target].notna().to_numpy()
+    known = ~gaps[target].to_numpy()
     if dropped := int((~(keep & known)).sum()):
         report(name, Finding("rows_dropped", {"count": dropped, "rows": len(frame)}))
     y, class_names = _target(name, frame[target][keep & known], task)
@@ -230,7 +233,9 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
             f"{where}: target {name!r} holds {kind} in {len(text)} rows, such as {text.iloc[0]!r}: write plain "
             "numbers, or if these are classes, say so with task='classification'"
         )
-    cells = column.to_numpy() if numeric else text.to_numpy(dtype=str)
+    if (merged := one_spelling(text)).nunique() < text.nunique():
+        report(where, Finding("merged_classes", {"target": name, "one": text[merged != text].iloc[0]}))
+    cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
     classes, found = np.unique(cells, return_inverse=True)
     if len(classes) < 2:
         raise ValueError(f"{where}: target {name!r} holds a single class, {str(classes[0])!r}")
@@ -253,6 +258,8 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     try:
         if suffix in BINARY:
             frame = pd.read_excel(path) if excel else pd.read_parquet(path)
+            if kept := [each for each in frame.index.names if each is not None]:
+                frame = frame.reset_index(kept)
         else:
             frame, separator = _text(path)
     except Exception as error:  # each library has errors of its own, and one that is missing is named
@@ -288,7 +295,9 @@ def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     plain: dict[str, Any] = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
     # a separator that no text has: the line of names is one cell
     header = str(pd.read_csv(path, sep="\x1f", quoting=csv.QUOTE_NONE, **plain, **options).iloc[0, 0])
-    separator = max(SEPARATORS, key=header.count)
+    if "\0" in header:
+        raise UnicodeError("no codec can't decode it")
+    separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
     line = pd.read_csv(path, sep=separator, **plain, **options).iloc[0]
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off

@@ -23,7 +23,6 @@ WEIGHTS = "net."
 Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
-
 #: how libraries write the names that ArviZ's converters give them
 _LIBRARIES = {"numpyro": "NumPyro", "pymc": "PyMC", "pyro": "Pyro", "cmdstanpy": "CmdStan", "stan": "Stan"}
 

@@ -166,8 +166,7 @@ def loo(evidence: Evidence) -> ELPDData | None:
     """PSIS-LOO of a tree: Σ_i log p(y_i | y_−i), in the units of the log-likelihood.
 
     The weights are smoothed by ArviZ, for approximations with their log_p and log_q. Of more than 50 000 data the sum
-    is over 2000 of them, evenly spread. Rows that ``to_datatree(exact_loo=…)`` removed have their exact value, and
-    k-hat 0.
+    is over 2000 of them, evenly spread. Rows that ``to_datatree(exact_loo=…)`` removed: their exact value, k-hat 0.
 
     Args:
         tree: A DataTree with a ``log_likelihood`` group.

@@ -152,7 +152,7 @@ SEEN: dict[str, Template] = {
     "(p = {p:.2g}).",
     "temperature": "Probabilities to the power {value:.2f} fit the {count} labels best (p = {p:.2g}): below 1 they "
     "are too sharp, above 1 too flat.",
-    "baseline": "The {score} is {own:.4g}, that of {which} {floor:.4g}.",
+    "baseline": "The {score} is {own:.4g}, and {floor:.4g} for the baseline ({which}).",
     "loo_khat": "Leave-one-out is unreliable at {count} of {total} data (Pareto k-hat up to {value:.2f}).",
     "loo_exact": "Leave-one-out is by removal at {removed} of {total} data, reliable at others (k-hat {value:.2f}).",
     # on request

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -68,6 +69,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
         self._check_likelihood()
         if self.noise != "inferred":
             raise ValueError(f"'noise' is for numbers, and classes have none: leave it out, got {self.noise!r}")
+        if pd.isna(np.asarray(y, dtype=object)).any():
+            raise ValueError("'y' contains NaN or another missing value: leave out these rows")
         x, y = self._validated(X, y)
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)

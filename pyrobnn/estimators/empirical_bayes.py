@@ -34,7 +34,6 @@ from pyrobnn.posterior import Posterior
 #: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes
 MAX_TRIED_ROWS = 20_000
 
-
 #: log evidence, noise (out,), factor on the prior's precision, weights by site
 Climb = tuple[float, Tensor, float, dict[str, Tensor]]
 

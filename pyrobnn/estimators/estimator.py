@@ -191,15 +191,14 @@ class Estimator(BaseEstimator):
         check_choice("missing", self.missing, ("refuse", "impute"))
         self.columns_: Columns | None = None
         self._is_table = isinstance(X, pd.DataFrame) and (
-            self.missing == "impute" or X.select_dtypes(["number", "bool"]).shape[1] < X.shape[1]
+            self.missing == "impute" or X.select_dtypes(["number", "bool"], "timedelta").shape[1] < X.shape[1]
         )
         options |= {"dtype": np.float64, "ensure_min_samples": 2}
         if not self._is_table:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **options))
-        frame = X.set_axis(X.columns.map(str), axis=1)
-        check_names("X", list(frame.columns))
-        columns = Columns.fit(frame, self.missing, "X")
-        x, y = validate_data(self, columns.transform(frame, "X")[0], y, **options)
+        check_names("X", list(X.columns.map(str)))
+        columns = Columns.fit(X, self.missing, "X")
+        x, y = validate_data(self, columns.transform(X, "X")[0], y, **options)
         _check_feature_names(self, X, reset=True)
         self.n_features_in_, self.columns_ = X.shape[1], columns
         return x, y
@@ -227,9 +226,7 @@ class Estimator(BaseEstimator):
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
         if self.net is None:
             if isinstance(self.hidden, Integral):
-                raise TypeError(
-                    f"'hidden' must be a tuple of widths, got {self.hidden!r}: write hidden=({self.hidden},)"
-                )
+                raise TypeError(f"'hidden' must be a tuple, got {self.hidden!r}: write hidden=({self.hidden},)")
             hidden = (50,) if self.hidden is None else tuple(self.hidden)
             net = networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed)
             return net.double()  # what scikit-learn computes in
@@ -284,7 +281,7 @@ class Estimator(BaseEstimator):
         if not isinstance(X, pd.DataFrame):
             raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
         _check_feature_names(self, X, reset=False)
-        return torch.tensor(cast(Columns, self.columns_).transform(X.set_axis(X.columns.map(str), axis=1), "X")[0])
+        return torch.tensor(cast(Columns, self.columns_).transform(X, "X")[0])
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""

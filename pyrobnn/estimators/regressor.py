@@ -134,13 +134,13 @@ class BNNRegressor(RegressorMixin, Estimator):
         mean, scale = self._predict(X, lambda p: p.mean, lambda p: p.var.sqrt())
         return self._shaped(mean), self._shaped(scale)
 
-    def predict_quantiles(self, X: Any, quantiles: Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+    def predict_quantiles(self, X: Any, quantiles: float | Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
         """Quantiles of a new observation, (n, quantile) or (n, output, quantile).
 
         Raises:
             ValueError: a level outside (0, 1).
         """
-        levels = [check_number("quantiles", level, above=0, below=1) for level in quantiles]
+        levels = [check_number("quantiles", level, above=0, below=1) for level in np.atleast_1d(quantiles)]
         q = torch.tensor(levels, dtype=torch.float64)
         return self._shaped(self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0])
 

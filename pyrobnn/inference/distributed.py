@@ -86,8 +86,7 @@ def fit_on_ranks(
 ) -> Posterior:
     """Run chains, or the members of an ensemble, on every rank and gather them all.
 
-    Each rank runs ``method.num_chains`` of them with its own seed and adapts by itself: its draws depend on its number
-    alone.
+    Each rank runs ``method.num_chains`` of them with its own seed and adapts alone: its draws depend on its number.
 
     Args:
         method: :class:`pyrobnn.NUTS`, ``SGLD``, ``SGHMC`` or ``DeepEnsemble``.

@@ -146,9 +146,7 @@ class SVI(Method):
         if max_scale is not None:
             check_number("max_scale", max_scale, above=self.init_scale)
         if self.estimator in ESTIMATORS[2:] and family != "mean_field":
-            raise ValueError(
-                f"{self.estimator!r} needs independent normal weights: use guide='mean_field', got {family!r}"
-            )
+            raise ValueError(f"{self.estimator!r} needs independent normals: use guide='mean_field', got {family!r}")
 
     @property
     def options(self) -> Guide:

@@ -53,9 +53,7 @@ def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
         [None if part is None else tuple(part.shape[1:]) for part in (rows.x, rows.y)] for rows in (new, held)
     )
     if x_new != x_old or new.y[0].numel() != held.y[0].numel():
-        raise ValueError(
-            f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, those of the fit had {x_old} and {y_old}"
-        )
+        raise ValueError(f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, the fit's have {x_old} and {y_old}")
     new = replace(new, y=new.y.reshape(len(new), *held.y.shape[1:]))
     _in_units(posterior, new)  # checked by themselves: the error names their rows
     together = held.joined(new)

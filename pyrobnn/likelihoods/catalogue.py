@@ -322,7 +322,6 @@ class Ordinal(_Labels):
 
 # -- counts -----------------------------------------------------------------------------------------------------------
 
-
 #: log of the largest expected count: draws of larger ones are beyond whole numbers
 _MAX_LOG_COUNT = 27.0
 

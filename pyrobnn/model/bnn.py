@@ -22,13 +22,9 @@ from pyrobnn.priors import Prior, SitePriors, move, site_priors
 
 NET = "net."
 
-
 #: layers that normalise with the statistics of the batch, and layers that draw at random, while they are trained
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-DROPOUT = (
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU),
-)
+DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 
 class BNN:

@@ -35,7 +35,6 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7
 #: of lines that stand for a fit each: the colours of an alert and of the two kinds of uncertainty come last
 FITS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6bb1", "#7f7f7f", "#d55e00", "#0072b2", "#e69f00")
 
-
 #: how a figure is saved, by what it is for
 KINDS: dict[str, dict[str, Any]] = {
     "paper": {"savefig.dpi": 300},
@@ -168,6 +167,11 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
+def brief(text: str) -> str:
+    """As much of a text as stands beside a panel."""
+    return text if len(text) <= 22 else f"{text[:21]}…"
+
+
 def empty_panel(axes: Axes, message: str) -> None:
     """Show in the panel itself why there is nothing to draw."""
     axes.set_axis_off()
@@ -190,7 +194,7 @@ def one_each(
     with style():
         figure, axes = panels(len(evidences), **options)
         for (label, evidence), (ax,) in zip(evidences.items(), axes, strict=True):
-            ax.set_title(label)
+            ax.set_title(brief(label))
             found = read(evidence)
             if found is None:
                 empty_panel(ax, missing)

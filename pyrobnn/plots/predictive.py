@@ -32,6 +32,7 @@ from pyrobnn.plots.canvas import (
     MUTED,
     PALETTE,
     bands,
+    brief,
     empty_panel,
     fit_line,
     legend_below,
@@ -47,7 +48,7 @@ MAX_POINTS = 400
 def outcome_label(evidence: Evidence, output: int) -> str:
     """Name of an output, with its unit where the tree has one."""
     name, of = output_names(evidence, num_outputs(evidence))[output], unit(evidence)
-    return f"{name} ({of})" if of else name
+    return brief(f"{name} ({of})" if of else name)
 
 
 def _output(values: xr.DataArray, output: int) -> np.ndarray:
@@ -80,7 +81,7 @@ def predictive_bands(
     with style():
         figure, axes = panels(len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True)
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
-            main.set_title(label)
+            main.set_title(brief(label))
             x, mean = evidence.variable(GRID, "x"), evidence.variable(GRID, "mean")
             if x is None or mean is None or mean.size == 0:
                 empty_panel(main, "no grid of predictions (1-D input only)")
@@ -133,7 +134,7 @@ def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr
         # between the two axes, where nothing is drawn
         strip.set_title(shown, loc="right", fontsize=8, fontweight="normal", pad=3)
     main.set_ylabel(outcome_label(evidence, output))
-    strip.set(xlabel=feature_names(evidence, 1)[0], ylabel="sd")
+    strip.set(xlabel=brief(feature_names(evidence, 1)[0]), ylabel="sd")
 
 
 def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:

@@ -143,7 +143,7 @@ class Prediction:
         """
         self._need(classes=False)
         levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
-        if not bool(((levels > 0) & (levels < 1)).all()):
+        if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
         found = torch.stack([self._quantile(level) for level in levels.reshape(-1).tolist()])
         return self._in_y(found.reshape(levels.shape + self.loc.shape[2:])).to(self.f.dtype)

@@ -156,8 +156,7 @@ class Reference:
         draws: a few hundred of them, evenly spread, (chain, draw, quantity).
         log_evidence: log marginal likelihood, nats, by sequential Monte Carlo.
         log_evidence_error: its standard error, nats.
-        record: how it was made: settings and effort of both samplers, and their differences, in the standard error of
-            both.
+        record: how it was made: settings and effort of both samplers, and their differences, in standard errors.
 
     Example:
         >>> import pyrobnn as pb

@@ -160,7 +160,7 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     left = ((y - mean.reshape(len(y), -1)) ** 2).sum(0)
     if not (floor > 0).all():
         return {}
-    gone = 1.0 - left / floor
+    gone = np.round(1.0 - left / floor, 12) + 0.0  # no minus before a zero
     each = {f"r2[{output}]": float(share) for output, share in enumerate(gone)} if len(gone) > 1 else {}
     return {"r2": float(gone.mean()), **each}
 

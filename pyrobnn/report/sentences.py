@@ -106,7 +106,8 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     if "accuracy" in own.values:
         words = f"classifies {own.values['accuracy']:.0%} correctly"
     elif "r2" in own.values:
-        share = f"{own.values['r2']:.0%}" if own.values["r2"] > 0 else "nothing"
+        r2 = own.values["r2"]
+        share = "over 99%" if r2 > 0.99 else f"{r2:.0%}" if r2 > 0 else "nothing"
         words = f"explains {share} of the variance of {target}"
     else:  # of censored rows, and predictions without training data
         return ""

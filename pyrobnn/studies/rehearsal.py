@@ -119,8 +119,7 @@ def rehearse(
         TypeError, ValueError: as ``method.fit``.
 
     Caveat: a method that is blind to a part of the posterior draws its own worlds without that part, and may hold
-    there what it promises: the result's ``worlds`` says whose they are. Worlds that the model excludes are not
-    judged.
+    there what it promises: ``worlds`` of the result says whose they are. Worlds that the model excludes are not judged.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb

@@ -31,7 +31,6 @@ QUICK_ROWS = 500
 LEVELS = (0.025, 0.5, 0.975)
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
-
 Settings = Mapping[str, Any]
 
 

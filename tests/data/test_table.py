@@ -342,8 +342,12 @@ def rows(**columns):
             {},
             "such as '02/03/2024', where day and month cannot be told apart",
         ),
+        (rows(when=["24-02-05", "24-02-13"] * 6), {}, "day and year cannot be told apart: write year-month-day"),
+        (rows(when=["28/02/2024", "02/28/2024"] * 6), {}, "with the day first, but '02/28/2024' in row 2 is not"),
         (rows(when=["2024-01-02", "2024-13-45"] * 6), {}, "holds dates, but '2024-13-45' in row 2 is not"),
         (rows(t=["8:30", "24:10"] * 6), {}, "holds times of day, but '24:10' in row 2 is not"),
+        (rows(gap=[None] * 12), {}, "column 'gap' holds no value: drop it"),
+        (rows(b=["1", "2", "x"] * 4).set_axis([0] * 12), {}, "for 4 of 12 cells, first 'x' in row 3"),
         (rows(b=["1", "2", "x"] * 4), {}, "holds numbers but for 4 of 12 cells, first 'x' in row 3"),
         (rows(b=[np.inf] * 12), {}, r"missing or infinite values in row 1, 2, .* \(column 'b' \(12\)\)"),
         (rows(), {"features": ["b"]}, r"no column 'b' \(features\): its columns are a, y"),
@@ -383,7 +387,56 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path):
             data.load(tmp_path / name, "y")
 
 
+def test_a_date_of_a_new_table_is_read_in_the_order_of_the_training_table():
+    days = [f"{day}/02/2024" for day in range(1, 29)]
+    columns = Columns.fit(pd.DataFrame({"when": days}), "refuse", "X")
+    with pytest.raises(ValueError, match="dates with the day first, but '02/28/2024' in row 2 is not"):
+        columns.transform(pd.DataFrame({"when": ["03/02/2024", "02/28/2024"]}), "X")
+    iso = Columns.fit(pd.DataFrame({"when": [f"2024-02-{day:02}" for day in range(1, 29)]}), "refuse", "X")
+    same = columns.transform(pd.DataFrame({"when": days}), "X")[0]
+    np.testing.assert_array_equal(iso.transform(pd.DataFrame({"when": days}), "X")[0], same)
+    with pytest.raises(ValueError, match="day and month cannot be told apart"):
+        iso.transform(pd.DataFrame({"when": ["02/03/2024"]}), "X")
+
+
+def test_infinite_values_are_gaps_wherever_they_stand():
+    frame = rows(b=[np.inf, *range(11)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # none had no gap in the training data
+        assert data.from_frame(frame, "y", missing="impute").feature_names == ("a", "b", "b is missing")
+    frame["y"] = [1.5, -np.inf, *range(10)]
+    with pytest.raises(ValueError, match=r"in row 1, 2 \(column 'b' \(1\), 'y' \(1\)\)"):
+        data.from_frame(frame, "y")
+    with pytest.warns(UserWarning, match="2 of 12 rows have a missing value and are dropped"):
+        assert data.from_frame(frame, "y", missing="drop").num_data == 10
+
+
+def test_a_number_is_read_whatever_it_is_written_with():
+    cells = {"signs": ["−5", "5"], "money": ["-$5", "$ 5"], "time": ["1:30 PM", "1:30 am"]}
+    columns = Columns.fit(pd.DataFrame(cells), "refuse", "X")
+    x, _ = columns.transform(pd.DataFrame(cells, index=[0, 0]), "X")
+    np.testing.assert_allclose(x[:, :3], [[-5, -5, 13.5 / 24], [5, 5, 1.5 / 24]])
+    codes = Columns.fit(pd.DataFrame({1: pd.Categorical([1, 2, 3])}), "refuse", "X")
+    np.testing.assert_array_equal(codes.transform(pd.DataFrame({1: [1.0, 2.0, 3.0]}), "X")[0], np.eye(3))
+    with pytest.raises(ValueError, match="X has no rows of data"):
+        codes.transform(pd.DataFrame({1: [1.0]})[:0], "X")
+
+
+def test_a_file_keeps_its_names_and_columns(tmp_path):
+    path = write(tmp_path, '"size, m2";"weight, kg";"cost, EUR";y\n1;2;3;4\n2;1;3.5;5\n')
+    assert data.from_csv(path, "y").feature_names == ("size, m2", "weight, kg", "cost, EUR")
+    path.write_text("a,y\n1,2\n3,4\n", encoding="utf-16-le")
+    with pytest.raises(ValueError, match="it is not text"):
+        data.from_csv(path, "y")
+    pytest.importorskip("pyarrow")
+    pd.DataFrame({"a": [1.0, 2.0], "b": [1.0, 3.0], "y": [2.0, 1.0]}).set_index("a").to_parquet(tmp_path / "t.parquet")
+    assert data.load(tmp_path / "t.parquet", "y").feature_names == ("a", "b")
+
+
 def test_categories_that_differ_in_case_or_blanks_alone_are_one():
+    with pytest.warns(UserWarning, match="classes of the target 'y' that differ in case alone, such as 'Yes', are one"):
+        target = data.from_frame(rows().assign(y=["Yes", "yes ", "no", "yes"] * 3), "y")
+    assert target.class_names == ("no", "yes") and target.y.tolist() == [1, 1, 0, 1] * 3
     cells = ["Yes", "yes ", " YES", "yes", "no", None] * 3
     columns = Columns.fit(pd.DataFrame({"a": cells, "n": range(18)}), "impute", "X")
     assert columns.inputs == ("a=missing", "a=no", "a=yes", "n")

@@ -110,6 +110,8 @@ def test_constant_noise_on_heteroskedastic_data_fails_by_region():
     region = check(verdict, "coverage_by_region")
     assert verdict.status == "fail" and region.status == "fail"
     assert verdict.draws == "pass" and region.question == "model" and region.numbers["where"] == "x"
+    wide = check(diagnose(line_tree(weights, x, y, 20 * noise)), "coverage_by_region").numbers
+    assert wide["low"] == wide["high"] == 1 and wide["low_at"] != wide["high_at"]
 
 
 # six healthy runs

@@ -296,6 +296,20 @@ def test_weights_that_nothing_is_made_of(table):
         regressor().fit(x, y, sample_weight=-np.ones(60))
 
 
+def test_durations_are_numbers_and_levels_of_quantiles_come_alone_or_several():
+    x = pd.DataFrame({"a": np.arange(20.0) ** 2, "t": pd.to_timedelta(np.arange(20), unit="D")}, index=[0] * 20)
+    model = regressor(SHORTEST, num_draws=None).fit(x, np.arange(20.0))
+    np.testing.assert_array_equal(model.predict_quantiles(x, 0.5), model.predict_quantiles(x, [0.5]))
+    with pytest.raises(ValueError, match="strictly between 0 and 1"):
+        model.predict_quantiles(x, [])
+
+
+@pytest.mark.parametrize("gap", [None, np.nan, pd.NA])
+def test_a_missing_label_is_no_class(gap):
+    with pytest.raises(ValueError, match="'y' contains NaN or another missing value"):
+        pb.BNNClassifier(SHORTEST).fit(np.arange(4.0)[:, None], ["a", "b", gap, "a"])
+
+
 @pytest.mark.parametrize(
     "options, error, message",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -423,6 +424,8 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     assert said.startswith("it: whether the draws are the posterior was not checked; the model does not fit the data: ")
     assert "On 100 held-out points it explains " in said
     assert "of the variance of y, and predicts worse than a linear model." in said
+    exact = [dataclasses.replace(row, values={**row.values, "r2": 0.9996}) for row in rows]  # no share is 100 %
+    assert "explains over 99% of" in headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), exact)
     fine = Verdict.from_checks("SVI", "it", [Check("virial", "pass")])
     only = gather({"it": factory.numpyro_like()})["it"]
     said = headline("it", only, fine, [])

@@ -145,7 +145,6 @@ class KronBlock:
 
 KINDS: dict[str, type] = {block.kind: block for block in (DenseBlock, LowRankBlock, DiagBlock, KronBlock)}
 
-
 FAMILY = "block_normal"
 
 

@@ -102,9 +102,7 @@ def check_normal(priors: Mapping[str, Distribution]) -> None:
     """Refuse priors (by site) that are not normal: their widths cannot be tuned."""
     for name, prior in priors.items():
         if not isinstance(base := elementwise(prior), Normal):
-            raise Refused(
-                f"'tune' scales normal priors, and that of {name!r} is a {type(base).__name__}: leave it None"
-            )
+            raise Refused(f"'tune' scales normal priors; that of {name!r} is a {type(base).__name__}: leave it None")
 
 
 def elementwise(prior: Distribution) -> Distribution:

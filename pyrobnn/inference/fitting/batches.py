@@ -74,9 +74,7 @@ def survey(loader: DataLoader) -> Epoch:
     if type(batching) is BatchSampler:
         sampler = batching.sampler
     if isinstance(sampler, Iterator) or isinstance(batching, Iterator):
-        raise ValueError(
-            "the DataLoader's sampler is an iterator, which can be walked only once: pass a list or a Sampler"
-        )
+        raise ValueError("the DataLoader's sampler is an iterator, and can be walked only once: pass a list or Sampler")
     if type(batching) is BatchSampler and hasattr(sampler, "__len__"):
         drawn, width = len(sampler), batching.batch_size
         batches = drawn // width if batching.drop_last else -(-drawn // width)

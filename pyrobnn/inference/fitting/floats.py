@@ -1,7 +1,6 @@
 """What float32 holds: full float32 on a GPU, a program run in float64, and runs whose steps need it.
 
-Positions in float64 from the start would make the last needless: measured, a leapfrog then takes 1.3 to 2.4 times as
-long.
+Positions in float64 from the start would make the last needless: a leapfrog then takes 1.3 to 2.4 times as long.
 """
 
 from __future__ import annotations

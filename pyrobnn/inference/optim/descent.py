@@ -23,8 +23,7 @@ class _Outside(Exception):
 def descend(slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int) -> tuple[Tensor, float]:
     """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
 
-    A step across the edge of a bounded prior's support, where there is no finite density, ends it at the best point
-    inside.
+    A step across the edge of a bounded prior's support, where no density is finite, ends it at the best point inside.
 
     Returns:
         The better of start and end, and the norm of the gradient there.

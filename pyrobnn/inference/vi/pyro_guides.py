@@ -166,9 +166,7 @@ class _Given(Messenger):
         elif name in self.flat:
             value = torch.cat([self.unconstrained[site].reshape(-1) for site in self.flat[name]])
         else:
-            raise ValueError(
-                f"the guide's auxiliary site {name!r} is not determined by the draws, so their log_q is unknown"
-            )
+            raise ValueError(f"the guide's auxiliary site {name!r} is not determined by the draws, so log_q is unknown")
         msg["value"], msg["done"] = value, True
 
 

@@ -201,9 +201,7 @@ class CudaGraph:
     def __init__(self, fn: Callable[..., Any], *buffers: Tensor) -> None:
         wrong = [str(buffer.device) for buffer in buffers if not buffer.is_cuda]
         if wrong or not buffers:
-            raise ValueError(
-                f"CUDA graphs need every buffer on a CUDA device, got {wrong or 'no buffer'}: use device='cuda'"
-            )
+            raise ValueError(f"CUDA graphs need every buffer on CUDA, got {wrong or 'no buffer'}: use device='cuda'")
         self._buffers = buffers  # keeps the captured addresses alive
         device = buffers[0].device
         with torch.cuda.device(device), torch.no_grad():

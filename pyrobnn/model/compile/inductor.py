@@ -108,7 +108,6 @@ def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, 
 
 DECOMPOSITIONS = {_ATEN.bmm.default: _small_bmm, _ATEN.mm.default: _small_mm, _ATEN.addmm.default: _small_addmm}
 
-
 #: versions of torch on which the tests of small products and of the allocation on the stack have passed
 TESTED = ("2.13",)
 _log = logging.getLogger(__name__)
