@@ -158,13 +158,12 @@ def judge(argv: Sequence[str], command: str) -> int:
 
     with warnings_said():
         tables = {name: read_frame(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
-    frame, where = tables[""], Path(asked.file).name
-    predictions: Any
+    frame, where, label = tables[""], Path(asked.file).name, Path(asked.file).stem
     if asked.quantiles:
         levels = dict(map(_level, asked.quantiles))
         if len(levels) < len(asked.quantiles):
             raise ValueError(f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}")
-        predictions = {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
+        predictions: Any = {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
     elif asked.mean:
         mean, sd = _columns(where, frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
         if not (sd > 0.0).all():
@@ -183,14 +182,13 @@ def judge(argv: Sequence[str], command: str) -> int:
         given[f"y{name}"] = _columns(where, table, [asked.target], words=True)[asked.target]
         if asked.features:
             given[f"x{name}"] = _numbers(_columns(where, table, asked.features, words=True))
-    verdict, evidence = judged(predictions, given.pop("y"), label=Path(asked.file).stem, **given)
+    verdict, evidence = judged(predictions, given.pop("y"), label=label, **given)
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if asked.out is not None:
         from pyrobnn.report import write_report
 
-        title, trees = "Do these predictions fit the outcomes?", {verdict.label: evidence}
-        page = Path(asked.out, "report.html")
-        write_report(trees, page, title=title, verdicts={verdict.label: verdict})
+        page, title = Path(asked.out, "report.html"), "Do these predictions fit the outcomes?"
+        write_report({label: evidence}, page, title=title, verdicts={label: verdict})
         page.with_name("verdict.json").write_text(verdict.to_json() + "\n", encoding="utf-8")
         say(f"report: {page}")
     return int(verdict.model == "fail" or not verdict.checked("model"))

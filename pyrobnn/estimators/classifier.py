@@ -69,7 +69,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
         self._check_likelihood()
         if self.noise != "inferred":
             raise ValueError(f"'noise' is for numbers, and classes have none: leave it out, got {self.noise!r}")
-        if pd.isna(np.asarray(y, dtype=object)).any():
+        if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("'y' contains NaN or another missing value: leave out these rows")
         x, y = self._validated(X, y)
         check_classification_targets(y)
@@ -89,7 +89,8 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row, (n,)."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+        best = self.predict_proba(X).argmax(1)  # before a fit there are no classes_
+        return np.asarray(self.classes_[best])
 
     def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
         """Whether each class belongs to the smallest set that holds a new label with probability ``level``.
