@@ -167,9 +167,9 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def brief(text: str) -> str:
+def brief(text: str, most: int = 22) -> str:
     """As much of a text as stands beside a panel."""
-    return text if len(text) <= 22 else f"{text[:21]}…"
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def empty_panel(axes: Axes, message: str) -> None:

@@ -48,7 +48,7 @@ MAX_POINTS = 400
 def outcome_label(evidence: Evidence, output: int) -> str:
     """Name of an output, with its unit where the tree has one."""
     name, of = output_names(evidence, num_outputs(evidence))[output], unit(evidence)
-    return brief(f"{name} ({of})" if of else name)
+    return brief(f"{name} ({of})" if of else name, 16)
 
 
 def _output(values: xr.DataArray, output: int) -> np.ndarray:

@@ -47,6 +47,18 @@ def test_no_two_of_eleven_fits_have_the_same_line() -> None:
     assert len(looks) == 11
 
 
+def test_names_of_any_length_lie_within_the_figure() -> None:
+    tree = KINDS["regression_1d"].copy()
+    for path in ("observed_data", "predictions_observed_data", "posterior_predictive", "predictions"):
+        if path in tree and "output" in tree[path].dims:
+            tree[path] = tree[path].to_dataset().assign_coords(output=["a name that goes on and on and on"])
+    figure = plots.predicted_vs_observed({f"fit of a method with a long name {i}": tree for i in range(3)})
+    figure.draw_without_rendering()
+    ends = [text.get_window_extent() for ax in figure.axes for text in (ax.title, ax._left_title, ax.xaxis.label)]
+    assert min(each.x0 for each in ends) >= 0 and max(each.x1 for each in ends) <= figure.bbox.x1 + 1
+    assert all("…" in ax.get_title(loc="left") + ax.get_title() for ax in figure.axes)
+
+
 def test_one_tree_needs_no_mapping_and_brings_its_label() -> None:
     assert "nuts" in texts(plots.predictive_bands(KINDS["regression_1d"]))
 
