@@ -91,7 +91,8 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
     if dip is None:
         way = "{steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} of the old ones."
     else:
-        way = "the centre moved {distance:.2g} standard deviations, {dip:.2g} nats down on the way: another mode?"
+        down = ", {dip:.2g} nats down on the way: another mode?" if dip > 0.1 else "."
+        way = "the centre moved {distance:.2g} standard deviations" + down
     way = way.format(distance=distance, dip=dip, **led)
     return f"the update moved far: {way} Fit again on all rows where it matters"
 
@@ -200,8 +201,8 @@ DRAWS: Sentences = {
     ),
     "particles_lag": (
         "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
-        "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Use more "
-        "num_particles, raise max_moves and max_leapfrogs"
+        "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Raise "
+        "num_particles, max_moves and max_leapfrogs; after an update fit again on all rows"
     ),
     "far_update": _far_update,
     "worse_mean": (

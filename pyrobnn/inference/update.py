@@ -45,10 +45,9 @@ _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
 def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
     """What :meth:`pyrobnn.Posterior.update` says."""
-    held = _held(posterior)
-    new = Rows.of(posterior.model, x, y)
+    held, new = _held(posterior), Rows.of(posterior.model, x, y)
     if new is None or not len(new) or (new.x is None) != (held.x is None):
-        raise TypeError("'x' and 'y' must be tensors with the same number of rows, as those of the fit were")
+        raise TypeError("'x' and 'y' must be tensors with the same number of rows, of one x[None], y[None]")
     (x_new, y_new), (x_old, y_old) = (
         [None if part is None else tuple(part.shape[1:]) for part in (rows.x, rows.y)] for rows in (new, held)
     )
@@ -101,8 +100,8 @@ def _held(posterior: Posterior) -> Rows:
         raise Refused(f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1")
     if posterior.rows is None:
         raise Refused(
-            "this posterior holds no rows of data (they came from a DataLoader or the program, or were not tensors, or "
-            "its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
+            "this posterior holds no rows of data (they came from a DataLoader, posthoc or the program, or were not "
+            "tensors, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
         )
     if posterior.num_chains * posterior.num_draws < _FEWEST and not gaussian:
         raise Refused(f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least")
@@ -160,7 +159,7 @@ def _recentred(
         traced = compiled(slope, start, enabled=method.compile and "trace")
         if not bool(traced(start)[1].isfinite()):
             raise Refused("the new rows are impossible at the centre: check their values")
-        end, left = descend(lambda w: (next(calls), traced(w))[1], start, num_steps=1000)
+        end, left = descend(lambda w: (next(calls), traced(w))[1], start, num_steps=1000, patience=100)
         if not left <= 0.05 * math.sqrt(len(end)):
             raise Refused(f"after 1,000 steps the new centre is still {left:.2g} standard deviations away: fit again")
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other

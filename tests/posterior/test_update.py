@@ -345,7 +345,7 @@ def test_laplace_says_that_it_went_to_another_mode(rows, new, jump, far, monkeyp
     laplace = pb.Laplace(curvature="hessian", num_steps=200, compile=False)
     posterior = laplace.fit(two_modes, x, y, num_draws=50, init=start)
     # a search that leaps over the valley between the modes
-    monkeypatch.setattr(_update, "descend", lambda slope, at, num_steps: descend(slope, at + jump, num_steps))
+    monkeypatch.setattr(_update, "descend", lambda slope, at, **options: descend(slope, at + jump, **options))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         more = posterior.update(torch.tensor([[0.0, 1.0]]).double(), torch.tensor([new]).double())
@@ -375,6 +375,22 @@ def test_laplace_of_four_rows_goes_a_long_way_to_a_mode(seed):
     assert more.meta["distance"] > 3
     mean, variance = more.moments(x)
     assert ((mean - mode.predict(x).mean).abs() < 0.1 * variance.sqrt()).all()
+
+
+def test_laplace_in_float32_ends_where_its_gradient_is_rounding():
+    """Rows that contradict the others lead it far, and its search does not go on in the noise there."""
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 2, generator=g)
+    prior, noise = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.4)
+    model = pb.BNN(pb.networks.mlp(2, (), seed=0), prior, noise)
+    posterior = pb.Laplace(num_steps=200, compile=False).fit(model, x, x[:, :1] + 0.4 * torch.randn(40, 1, generator=g))
+    with pytest.warns(UserWarning, match=r"centre moved \d+ standard deviations\. Fit again"):
+        more = posterior.update(torch.ones(5, 2), torch.full((5, 1), 8.0))
+    rows = torch.nn.functional.pad(more.rows.x, (0, 1), value=1.0).double()
+    precision = rows.T @ rows / 0.16 + torch.eye(3)
+    mean = torch.linalg.solve(precision, rows.T @ more.rows.y.double() / 0.16)[:, 0]
+    away = more.approximation.loc.double() - mean
+    assert more.meta["gradients"] < 150 and (away @ precision @ away) ** 0.5 < 0.01
 
 
 @pytest.mark.slow

@@ -17,13 +17,16 @@ _SHORT = 20
 
 
 class _Outside(Exception):
-    """A step of L-BFGS ended where there is no finite density."""
+    """A step of L-BFGS ended where there is no finite density, or steps have become noise."""
 
 
-def descend(slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int) -> tuple[Tensor, float]:
+def descend(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int, patience: float = math.inf
+) -> tuple[Tensor, float]:
     """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
 
-    A step across the edge of a bounded prior's support, where no density is finite, ends it at the best point inside.
+    A step across the edge of a bounded prior's support, where no density is finite, ends it at the best point inside;
+    so do ``patience`` evaluations without a smaller gradient, which is rounding by then.
 
     Returns:
         The better of start and end, and the norm of the gradient there.
@@ -34,12 +37,13 @@ def descend(slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num
     )
 
     before = slope(theta)
-    inside = [(before[1], point.clone())]
+    inside, norms = [(before[1], point.clone())], list[float]()
 
     def closure() -> Tensor:
         point.grad, value = slope(point)
+        norms.append(float(point.grad.norm()))
         # the line search would interpolate between numbers that are none
-        if not bool(value.isfinite() & point.grad.isfinite().all()):
+        if not bool(value.isfinite() & point.grad.isfinite().all()) or norms.index(min(norms)) < len(norms) - patience:
             raise _Outside
         if value < inside[0][0]:
             inside[0] = value, point.clone()
