@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, as_tensor
+from pyrobnn.core.checks import Refused, as_tensor, check_finite
 from pyrobnn.core.seeding import generator
 from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
 from pyrobnn.inference.fitting import batches
@@ -50,7 +50,7 @@ def posthoc(
         net: trained; evaluated as in ``net.eval()``, and left as it is.
         x_or_loader, y: the training data, (N, …) and (N, out) or labels (N,); or a DataLoader of both.
         likelihood: default :class:`~pyrobnn.likelihoods.Categorical` for whole-number labels of a net with several
-            outputs, :class:`~pyrobnn.likelihoods.Bernoulli` for targets 0 and 1 of a net with one output, the logit;
+            outputs, :class:`~pyrobnn.likelihoods.Bernoulli` for targets 0 and 1, a column for each output, the logit;
             else Gaussian noise fitted to the residuals.
         held_out: (x, y) that the net has not seen. Without them each training row is left out of the last layer in
             closed form; its features still know it, and only wider predictions are taken then. A Gaussian whose
@@ -113,7 +113,10 @@ class _Posthoc:
             with suppress(Refused):  # a likelihood whose curvature is not known
                 self.last = LastLayer(layer, self.likelihood, self.train)
         if held_out is not None:
-            self.judges = self._rows(*check_data(self.model, held_out[0], held_out[1], device), seen=False)
+            try:
+                self.judges = self._rows(*check_data(self.model, held_out[0], held_out[1], device), seen=False)
+            except (TypeError, ValueError) as error:
+                raise type(error)(f"held_out=(x, y): {error}") from error
         elif self.last is not None:
             self.judges = self.last.without_itself()
         elif free:
@@ -126,6 +129,7 @@ class _Posthoc:
         layers = [] if self.layer is None else [self.net.get_submodule(self.layer)]
         with hooked([each.register_forward_pre_hook(lambda _, args: given.append(args[0])) for each in layers]):
             f = torch.cat([self.net(part) for part in x.split(max(1, CHUNK_SCALARS // widest_layer(self.model, x)))])
+        check_finite("net(x)", f)
         return Rows(f, y, torch.cat(given) if given else None, seen)
 
     def _log_density(self, f: Tensor) -> Tensor:
@@ -223,10 +227,12 @@ def _error(scores: Tensor) -> float:
 
 def _default(model: BNN, x: Any, y: Any) -> Likelihood:
     """What the targets and the net's outputs say."""
-    y, width = (as_tensor("y", y), output_width(model, model.cast_inputs(as_tensor("x", x)[:2].to(model.device))))
-    if y.dim() == 1 and not y.is_floating_point() and width > 1:
+    x, y = as_tensor("x", x), as_tensor("y", y)
+    width = output_width(model, model.cast_inputs(x[:2].to(model.device)))
+    whole = width > 1 and bool((y.double() % 1 == 0).all())  # labels, whose form their own check looks at
+    if whole and (y.numel() == len(x) or bool((y.sum(-1) == 1).all())):
         return Categorical()
-    return Bernoulli() if width == 1 and set(y.unique().tolist()) <= {0, 1} else HomoskedasticGaussian("learned")
+    return Bernoulli() if set(y.unique().tolist()) <= {0, 1} else HomoskedasticGaussian("learned")
 
 
 @torch.no_grad()

@@ -292,12 +292,13 @@ def output_width(model: BNN, x: Tensor) -> int:
     try:
         with kept(model.device):  # a net that draws is refused with words later
             f = model.forward({}, x[:2])
-    except (RuntimeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
         one_line = str(error).splitlines()[0]
         raise ValueError(f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}") from error
-    if f.dim() != 2:
+    if not isinstance(f, Tensor) or f.dim() != 2:
+        found = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
         raise ValueError(
-            f"the net returns shape {tuple(f.shape)} for {len(x[:2])} points but (points, outputs) is expected: "
+            f"the net returns {found} for {len(x[:2])} points but (points, outputs) is expected: "
             "end it with nn.Flatten() or a linear layer with one column per output"
         )
     if model.likelihood.targets.kind == "label" and f.shape[1] > 1 and bool((f >= 0).all()):

@@ -68,6 +68,36 @@ def test_targets_of_zero_and_one_belong_to_a_logit_of_whatever_type():
         assert isinstance(pb.posthoc(net, x, labels).model.likelihood, pb.likelihoods.Bernoulli)
 
 
+@pytest.mark.parametrize(
+    ("labels", "fix"),
+    [
+        (lambda y: y[:, None], r"y.squeeze\(-1\)"),
+        (lambda y: y.float(), r"y.long\(\)"),
+        (lambda y: nn.functional.one_hot(y), r"y.argmax\(-1\)"),
+        (lambda y: nn.functional.one_hot(y).float(), r"y.argmax\(-1\)"),
+    ],
+)
+def test_labels_in_another_form_are_no_numbers_with_noise(labels, fix):
+    x, y = blobs(60, 0)
+    with pytest.raises((TypeError, ValueError), match=fix):
+        pb.posthoc(trained(x, y, steps=1), x, labels(y))
+
+
+def test_several_targets_of_zero_and_one_have_a_logit_each():
+    x, y = blobs(60, 0)
+    found = pb.posthoc(trained(x, y, steps=1), x, (x[:, :3] > 0).float())
+    assert isinstance(found.model.likelihood, pb.likelihoods.Bernoulli)
+
+
+class InADict(nn.Module):
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return {"logits": self.net(x)}
+
+
 def test_residuals_alone_are_no_noise():
     x, _ = blobs(60, 0)
     scaled = nn.Sequential(one_output(), nn.Softplus())
@@ -126,6 +156,15 @@ def test_what_cannot_be_is_said():
         pb.posthoc(pb.MAP(), x, y)
     with pytest.raises(TypeError, match="held_out="):
         pb.posthoc(net, x, y, held_out=x)
+    for rows in ((x.log(), y), (x, y + 1), (x[:0], y[:0])):
+        with pytest.raises(ValueError, match=r"held_out=\(x, y\): "):
+            pb.posthoc(net, x, y, held_out=rows)
+    with pytest.raises(ValueError, match="returns a dict"):
+        pb.posthoc(InADict(net), x, y)
+    lost = copy.deepcopy(net)
+    nn.init.constant_(lost[0].weight, torch.nan)
+    with pytest.raises(ValueError, match=r"'net\(x\)' holds 120 NaN"):
+        pb.posthoc(lost, x, y)
     with pytest.raises(ValueError, match="pass x\\[:, None\\]"):
         pb.posthoc(net, x[:, 0], y)
     with pytest.raises(TypeError, match=r"pb.posthoc\(net, x, y\) makes a posterior"):
