@@ -140,7 +140,7 @@ def judge(argv: Sequence[str], command: str) -> int:
         parser.add_argument(f"--{name}", required=name == "target", metavar=metavar, help=words)
     for name, words in (
         ("quantiles", "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"),
-        ("probabilities", "of the classes, in their sorted order"),
+        ("probabilities", "of the classes, in their sorted order or named by them (p_cat p_dog)"),
         ("features", "inputs, along which errors are looked at"),
     ):
         parser.add_argument(f"--{name}", nargs="+", metavar="COLUMN", help=words)
@@ -176,12 +176,13 @@ def judge(argv: Sequence[str], command: str) -> int:
         predictions = _columns(where, frame, names).to_numpy().T
     else:
         predictions = _columns(where, frame, asked.probabilities)
-    given: dict[str, Any] = {}
+    given, inputs = dict[str, Any](), dict[str, Any]()
     for name, table in tables.items():
         where = Path(asked.train if name else asked.file).name
         given[f"y{name}"] = _columns(where, table, [asked.target], words=True)[asked.target]
         if asked.features:
-            given[f"x{name}"] = _numbers(_columns(where, table, asked.features, words=True))
+            inputs[f"x{name}"] = _columns(where, table, asked.features, words=True)
+    given |= _numbers(inputs, asked.target)
     verdict, evidence = judged(predictions, given.pop("y"), label=label, **given)
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if asked.out is not None:
@@ -214,7 +215,12 @@ def _columns(where: str, frame: pd.DataFrame, names: Sequence[str], words: bool 
     return frame
 
 
-def _numbers(frame: pd.DataFrame) -> pd.DataFrame:
-    """The inputs as numbers, categories by their place in sorted order."""
+def _numbers(frames: Mapping[str, pd.DataFrame], target: str) -> dict[str, pd.DataFrame]:
+    """The inputs as numbers, categories by their place in the sorted order of all tables."""
+    import pandas as pd
+
+    frame = pd.concat(frames) if frames else pd.DataFrame()
+    if target in frame:
+        raise ValueError(f"--features: {target!r} is the target")
     codes = {name: frame[name].astype("category").cat.codes for name in frame if frame[name].dtype.kind not in "biuf"}
-    return frame.assign(**codes).astype(float)
+    return {name: frame.assign(**codes).astype(float).loc[name] for name in frames}

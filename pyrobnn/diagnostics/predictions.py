@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 from scipy import stats
 from scipy.special import ndtri
-from sklearn.preprocessing import LabelEncoder
 
 from pyrobnn.core.checks import as_tensor, check_finite
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
@@ -53,7 +56,8 @@ def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_tra
         predictions: draws of y (S, N) or (S, N, out), noise included; or a mapping from level to quantiles (N,); or
             class probabilities (N, K), or (N,) of class 1; or what has ``cdf`` or ``sample``: a distribution of torch
             or SciPy, a `Prediction`.
-        y: outcomes (N,) or (N, out); of classes 0 … K − 1, or K labels in their sorted order.
+        y: outcomes (N,) or (N, out); of classes 0 … K − 1, or labels, in their sorted order or that of the columns which
+            they name (cat, or p_cat) of a DataFrame of probabilities.
         x: inputs (N, feature); names are taken from a DataFrame. None leaves out what depends on them.
         x_train, y_train: what the model was trained on: rows that occur again are found, and the linear model is
             fitted to it. None for a linear model cross-validated on x and y, which then warns at the most.
@@ -87,11 +91,7 @@ def judged(
     predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None, label: str = "predictions"
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
-    num_words = None
-    if not isinstance(y, torch.Tensor) and np.asarray(y).dtype.kind in "OUSb":
-        places = LabelEncoder().fit(np.asarray(y))  # words by their place in sorted order
-        num_words = len(places.classes_)
-        y, y_train = (None if each is None else places.transform(np.asarray(each)) for each in (y, y_train))
+    predictions, y, y_train, num_words = _in_places(predictions, y, y_train)
     outcomes = _array("y", y)
     past, inputs, known = (
         None if each is None else _array(name, each)
@@ -110,15 +110,39 @@ def judged(
     found = (made(row, evidence) for row in MODEL_ROWS)
     checks = tuple(check for check in found if check is not None)
     if not any(check.decides for check in checks):
-        checks = (*checks, Check("not_checked_model", "warn", "model", code="not_checked"))
+        few = {"next": f"Judge {MIN_DATA} rows or more"}
+        checks = (*checks, Check("not_checked_model", "warn", "model", code="not_checked", numbers=few))
     return Verdict(label, label, checks), evidence
+
+
+def _in_places(predictions: Any, y: Any, y_train: Any) -> tuple[Any, Any, Any, int | None]:
+    """Labels as the places of the columns that they name (cat, or p_cat), words else in sorted order; their number."""
+    columns = getattr(predictions, "columns", pd.RangeIndex(0))
+    names = [] if isinstance(columns, pd.RangeIndex) else [str(each) for each in columns]
+    cells = [np.asarray([] if each is None else each).ravel() for each in (y, y_train)]
+    cells = [np.array(each.tolist()) if each.dtype.kind == "O" else each for each in cells]
+    if not (words := cells[0].dtype.kind in "OUSb") and (not names or len(predictions) != len(cells[0])):
+        return predictions, y, y_train, None
+    if count := int(pd.isna(cells[0]).sum()):
+        raise ValueError(f"'y' holds {count} missing labels: drop these rows")
+    text = [np.char.mod("%g", each) if each.dtype.kind in "iuf" else each.astype(str) for each in cells]
+    known = {*text[0], *text[1], *(("False", "True") if cells[0].dtype.kind == "b" else ())}
+    start = re.sub(r"[^\W_]+$", "", os.path.commonprefix(names))
+    ends = names if known <= {*names} else [name.removeprefix(start) for name in names]
+    order = ["", *ends] if len(ends) == 1 else ends  # one column is of its label, not of the other
+    if not known & {*ends} or len(known - {*ends}) > (len(ends) == 1):
+        order = sorted(known)
+        if not words:
+            return predictions, y, y_train, None
+    y, past = (pd.Index(order).get_indexer(each).clip(0) for each in text)
+    return predictions, y, None if y_train is None else past, len(order) if words else None
 
 
 def _array(name: str, value: Any) -> np.ndarray:
     """Numbers (N, …), columns behind the rows."""
     array = (tensor := as_tensor(name, value).detach().cpu().double()).numpy()
     if array.size == 0 or array.ndim == 0:
-        raise ValueError(f"{name!r} is empty")
+        raise ValueError(f"{name!r} has shape {array.shape}: a value for each row is needed")
     check_finite(name, tensor)
     if not bool(tensor.square().isfinite().all()):
         raise ValueError(f"{name!r} holds values too large to square: use other units")
@@ -138,6 +162,8 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
         return _of_probabilities(_array("predictions", predictions.probs), y, num_words)
     if not hasattr(predictions, "columns") and any(hasattr(predictions, a) for a in ("cdf", "sample", "rvs")):
         return _of_law(predictions, y)
+    if isinstance(predictions, list | tuple) and len(predictions) == 2:
+        raise TypeError("'predictions' is a pair: for mean and sd give scipy.stats.norm(mean, sd), for draws an array")
     values = _array("predictions", predictions)
     num, width = y.shape
     shares = values.ndim <= 2 and len(values) == num and ((values >= 0.0) & (values <= 1.0 + 1e-6)).all()
@@ -148,8 +174,8 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
         return _of_probabilities(values, y, num_words)
     if values.ndim not in (2, 3) or values.shape[1] != num or len(values) < 2:
         raise ValueError(
-            f"'predictions' has shape {values.shape} for {num} outcomes: expected draws (S, {num}), "
-            f"probabilities ({num}, K) that sum to 1 (not to 100), or a mapping from level to quantiles ({num},)"
+            f"'predictions' has shape {values.shape} for {num} outcomes: expected draws (S, {num}), probabilities "
+            f"({num}, K) that sum to 1 (not to 100) of labels from 0, or a mapping from level to quantiles ({num},)"
         )
     draws = values.reshape(*values.shape[:2], -1)
     if draws.shape[1:] != y.shape:
@@ -167,11 +193,12 @@ def _of_draws(draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: 
 
 
 def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
-    levels = sorted(quantiles, key=float)
-    p = np.array([float(each) for each in levels])
-    if len(p) < 2 or p.min() <= 0.0 or p.max() >= 1.0 or y.shape[1] > 1:
-        raise ValueError(f"quantiles need two levels or more, between 0 and 1, of one outcome: got {levels}")
-    columns = [_array(f"quantile {each}", quantiles[each])[:, 0] for each in levels]
+    number = partial(pd.to_numeric, errors="coerce")
+    levels = sorted(quantiles, key=number)
+    p = np.array([float(number(each)) for each in levels])
+    if len(set(p)) < max(2, len(p)) or not (p.min() > 0.0 and p.max() < 1.0) or y.shape[1] > 1:
+        raise ValueError(f"quantiles need two levels or more, numbers between 0 and 1, of one outcome: got {levels}")
+    columns = [_array(f"quantile {each}", quantiles[each]).ravel() for each in levels]
     for level, column in zip(levels, columns, strict=True):
         if len(column) != len(y):
             raise ValueError(f"quantile {level} has {len(column)} rows and 'y' {len(y)}")
@@ -199,10 +226,12 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -
     sums = probs.sum(axis=1)
     if (off := np.flatnonzero((np.abs(sums - 1.0) > 1e-3) | (probs.min(axis=1) < 0.0))).size:
         first = f"probabilities of row {off[0]}, counted from 0, sum to {sums[off[0]]:.4g}, not 1"
-        raise ValueError(f"{first} ({len(off)} such rows)")
+        raise ValueError(f"{first} ({len(off)} such rows): divide by the sum")
     count = probs.shape[1]
     if not ((y == np.round(y)) & (y >= 0) & (y < count)).all() or num_words not in (None, count):
-        raise ValueError(f"'y' must be labels 0 … {count - 1}, or {count} words: there are {count} probabilities")
+        raise ValueError(
+            f"'y' must be labels 0 … {count - 1}, {count} words, or words that name columns of a DataFrame"
+        )
     probs = probs / sums[:, None]
     log_prob = np.log(np.maximum(probs[np.arange(len(y)), y[:, 0].astype(int)], 1e-12))
     return xr.Dataset({"probs": (("pred_point", "class"), probs), "log_prob": (_ROWS[:1], log_prob)})
@@ -210,7 +239,13 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -
 
 def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
     """Of a distribution of torch or SciPy, or a `Prediction`."""
-    shape = tuple(getattr(law, "batch_shape", ())) or (y.shape if y.shape[1] > 1 else y.shape[:1])
+    own = (*getattr(law, "batch_shape", ()), *getattr(law, "event_shape", ()))
+    shape = own or (y.shape if y.shape[1] > 1 else y.shape[:1])
+    if hasattr(law, "rvs"):
+        if not hasattr(law, "ppf") or not hasattr(law, "dist"):
+            raise TypeError("'predictions' of SciPy must be frozen and of one number a row: scipy.stats.norm(mean, sd)")
+        own = np.broadcast_shapes(*map(np.shape, (*law.args, *law.kwds.values())))
+        shape = own if math.prod(own) == y.size else shape
     if shape[:1] != y.shape[:1] or math.prod(shape) != y.size:
         raise ValueError(f"'predictions' are a distribution of shape {shape} and 'y' has shape {y.shape}")
     target, grid = y.reshape(shape), _GRID.reshape(-1, *[1] * len(shape))
@@ -220,15 +255,17 @@ def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
         if hasattr(law.dist, "pmf"):
             u = law.cdf(target - 1) + own_stream().random(shape) * law.pmf(target)
     elif hasattr(law, "pit"):  # a Prediction
-        draws, u = _numpy(law.sample(seed=0).flatten(0, 1)), _numpy(law.pit(torch.as_tensor(y)))
+        u = _numpy(law.pit(torch.as_tensor(y)))
+        draws = _numpy(law.sample(seed=0).flatten(0, 1)).reshape(-1, *shape)
         joint = len(draws) >= _JOINT
     else:
         try:
             draws, u = _numpy(law.icdf(torch.as_tensor(grid))), _numpy(law.cdf(torch.as_tensor(target)))
         except NotImplementedError:
             with seeded(0):
-                draws = _numpy(law.sample((_NUM_SAMPLES,)))
+                draws = _numpy(law.sample((_NUM_SAMPLES, *shape[len(own) :])))
             u = pit_of(draws, target)
+    draws = np.broadcast_to(draws, (len(draws), *shape)).copy()
     return _of_draws(draws.reshape(len(draws), *y.shape), u.reshape(y.shape), joint=joint)
 
 

@@ -87,7 +87,7 @@ _RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have 
 
 #: code, or name of a check → what was seen
 SEEN: dict[str, Template] = {
-    "not_checked": "Nothing in the tree lets this be checked.",
+    "not_checked": "There is too little here to check this by.",
     "failed_to_run": "This check could not be made: {error}.",
     "unreadable": "The tree cannot be judged: {error}.",
     # the draws as they are

@@ -13,6 +13,7 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.cli import main
+from pyrobnn.cli.saved import _numbers
 from pyrobnn.diagnostics.predictions import MODEL_ROWS
 
 RNG = np.random.default_rng(3)
@@ -113,12 +114,74 @@ def test_the_power_is_tested_at_the_size_it_says(monkeypatch):
         (np.zeros((N, 50)), Y, r"expected draws \(S, 300\)"),
         (stats.norm(F, 1.0), np.where(Y > 2.0, np.nan, Y), "'y' .*NaN"),
         (stats.norm(F, 1.0), np.where(Y > 2.0, "hot", "cold"), "'y' holds words"),
+        ({"mean": F, "sd": F}, Y, "two levels or more"),
+        ({0.1: F, "0.1": F}, Y, "two levels or more"),
+        (0.5 + 0.0 * Y, np.where(Y > 2.0, None, "cold"), "missing labels"),
     ],
 )
 def test_what_cannot_be_read_is_refused_in_a_line(predictions, y, says):
     with pytest.raises(ValueError, match=says) as refused:
         pb.judge(predictions, y)
     assert "\n" not in str(refused.value)
+
+
+def shuffled(places: list[int], names: list[object]) -> pd.DataFrame:
+    return pd.DataFrame(PROBS[:, places], columns=[names[place] for place in places])
+
+
+@pytest.mark.parametrize(
+    ("predictions", "y"),
+    [
+        (shuffled([2, 0, 3, 1], list("dbca")), np.array(list("dbca"))[LABELS]),
+        (shuffled([2, 0, 3, 1], ["p_d", "p_b", "p_c", "p_a"]), np.array(list("dbca"))[LABELS]),
+        (shuffled([2, 0, 3, 1], [0, 1, 2, 3]), LABELS),
+        (shuffled([2, 0, 3, 1], [1, 2, 3, 4]), LABELS + 1.0),
+        (shuffled([0], ["p_0"]), np.where(LABELS == 0, 0, 1)),
+        (shuffled([0], ["p_no"]), np.where(LABELS == 0, "no", "yes")),
+        (pd.DataFrame(PROBS[:, 0]), LABELS == 0),
+    ],
+)
+def test_columns_of_probabilities_are_those_of_the_labels_they_name(predictions, y):
+    """In whatever order the columns stand, the score is that of the labels."""
+    found = next(c for c in pb.judge(predictions, y).checks if c.name == "baseline").numbers["own"]
+    own = predictions.shape[1] > 1
+    expected = np.log(PROBS[np.arange(N), LABELS] if own else np.where(LABELS == 0, PROBS[:, 0], 1.0 - PROBS[:, 0]))
+    assert found == pytest.approx(expected.mean())
+
+
+def test_a_class_that_no_row_has_may_have_a_column():
+    seen = LABELS != 1
+    words = np.array(list("abcd"))[LABELS]
+    assert pb.judge(pd.DataFrame(PROBS[seen], columns=list("abcd")), words[seen]).checked("model")
+
+
+@pytest.mark.parametrize("law", ["scalar torch", "scalar scipy", "column scipy", "independent", "no icdf"])
+def test_a_law_of_any_shape_is_that_of_its_rows(law):
+    y = np.random.default_rng(0).standard_t(5, size=N)
+    t, zeros = torch.distributions.StudentT, torch.zeros(N, 1)
+    laws = {
+        "scalar torch": t(5.0, 0.0, 1.0),
+        "scalar scipy": stats.t(5),
+        "column scipy": stats.t(5, np.zeros((N, 1))),
+        "independent": torch.distributions.Independent(t(5.0, zeros, 1.0), 1),
+        "no icdf": t(5.0, zeros, 1.0),
+    }
+    reference = pb.judge(stats.t(5, np.zeros(N)), y)
+    for found, expected in zip(pb.judge(laws[law], y).checks, reference.checks, strict=True):
+        assert (found.name, found.status) == (expected.name, expected.status)
+        assert found.name != "baseline" or found.numbers["own"] == pytest.approx(expected.numbers["own"], rel=0.02)
+
+
+def test_a_mean_with_its_sd_is_not_two_draws():
+    with pytest.raises(TypeError, match=r"scipy.stats.norm\(mean, sd\)"):
+        pb.judge((F, np.ones(N)), Y)
+    with pytest.raises(TypeError, match="must be frozen"):
+        pb.judge(stats.norm, Y)
+
+
+def test_few_rows_are_said_to_be_few():
+    (check,) = pb.judge(stats.norm(F[:5], 1.0), Y[:5]).checks
+    assert "20 rows or more" in check.action and "tree" not in str(check)
 
 
 @pytest.mark.parametrize("form", ["quantiles", "SciPy's counts", "classes", "counts", "draws of counts"])
@@ -189,7 +252,15 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
         (["--quantiles", "q05", "q95", "--features", "AGE"], "has no column 'AGE', did you mean 'age'?"),
         (["--quantiles", "inf05", "q95"], "infinite values in row 3"),
         (["--draws", "m"], "two are needed"),
+        (["--mean", "m", "--sd", "s", "--features", "age", "y"], "'y' is the target"),
     ):
         assert main([*given, *wrong]) == 2
         error = capsys.readouterr().err
         assert says in error and len(error.splitlines()) == 1
+
+
+def test_a_category_has_one_number_in_both_tables():
+    """The training rows know a kind that comes first and that no row to be judged has."""
+    tables = {"x": pd.DataFrame({"kind": ["b", "c"]}), "x_train": pd.DataFrame({"kind": ["a", "c", "b"]})}
+    numbers = {name: frame["kind"].tolist() for name, frame in _numbers(tables, "y").items()}
+    assert numbers == {"x": [1.0, 2.0], "x_train": [0.0, 2.0, 1.0]}
