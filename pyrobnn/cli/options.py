@@ -114,8 +114,7 @@ def read(argv: Sequence[str], command: str) -> Config:
     """
     words = ["--data", *argv] if command == "fit" and argv and not argv[0].startswith("-") else list(argv)
     given, theirs = _split(words)
-    own = [word for word in given if word not in _HELP]
-    parser = _study_parser(command)
+    own, parser = [word for word in given if word not in _HELP], _study_parser(command)
     asked = _parsed(parser, {}, own)
     if _HELP & set(given):
         chosen = _chosen(asked.methods or [], {})
@@ -123,8 +122,7 @@ def read(argv: Sequence[str], command: str) -> Config:
         say("\n".join([parser.format_help(), *helps]))
         sys.exit(0)
     written, listed = _content(asked.config) if asked.config else ({}, {})
-    study = _parsed(parser, written, own)
-    words_of = asked.methods or list(listed)
+    study, words_of = _parsed(parser, written, own), asked.methods or list(listed)
     if command == "fit" and len(words_of) > 1:
         raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
     standard = [name for name, known in METHODS.items() if known.standard]

@@ -66,8 +66,7 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
 def _rank_normalised_split_rhat(draws: np.ndarray) -> float:
     """Of one quantity (chain, draw); NaN of a single chain."""
     half = draws.shape[1] // 2
-    halves = np.concatenate([draws[:, :half], draws[:, -half:]])
-    found = [np.nan]
+    halves, found = np.concatenate([draws[:, :half], draws[:, -half:]]), [np.nan]
     for values in (halves, abs(halves - np.median(halves))) if len(draws) > 1 else ():
         _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
         ranks = (counts.cumsum() - (counts - 1) / 2)[where].reshape(values.shape)
@@ -82,8 +81,7 @@ def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
     draws = np.asarray(draws)
     if draws.ndim < 2 or draws.shape[-1] < MIN_DRAWS:
         raise ValueError(f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}")
-    found = np.full(draws.shape[:-2], np.nan)
-    finite = np.isfinite(draws).all((-2, -1))
+    found, finite = np.full(draws.shape[:-2], np.nan), np.isfinite(draws).all((-2, -1))
     with np.errstate(all="ignore"):  # what does not move
         found[finite] = [compute(each.astype(np.float64)) for each in draws[finite]]
     return found

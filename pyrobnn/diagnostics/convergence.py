@@ -85,8 +85,7 @@ def named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     columns = {name: flattened(draws, 2).astype(np.float64) for name, draws in stored.items()}
     found = {}
     for name, draws in columns.items():
-        shape = stored[name].shape[2:]
-        variable = evidence.variable(POSTERIOR, name)
+        shape, variable = stored[name].shape[2:], evidence.variable(POSTERIOR, name)
         dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
         known = [labels(variable, str(dim)) for dim in dims]
         for index in spread(draws.shape[2], max(1, _MAX_QUANTITIES // len(columns))):
@@ -152,8 +151,13 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     found = quantities(evidence)
     chains, draws = next(iter(found.values())).shape
     # about each chain's own mean: chains which disagree are not taken for slow ones
+<<<<<<< HEAD
     worth = ess(np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()]))
     longest = max(1.0, chains * draws / ENOUGH_DRAWS)
+=======
+    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()])
+    worth, longest = ess(centred), max(1.0, chains * draws / ENOUGH_DRAWS)
+>>>>>>> fb03307 (Short assignments that belong together stand on one line)
     times = chains * draws / np.where(np.isfinite(worth), worth, 1.0)
     # each is known roughly, and the shortest of many are those that came out too short
     times = np.clip(np.maximum(times, np.median(times)), 1.0, longest)

@@ -123,8 +123,7 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
 @statistic
 def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """log p and log q of an approximation at the draws of its log-likelihood; None for chains, or where missing."""
-    pointwise = evidence.log_likelihood
-    log_p = log_target(evidence)
+    pointwise, log_p = evidence.log_likelihood, log_target(evidence)
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if not evidence.is_iid or pointwise is None or log_p is None or log_q is None:
         return None
@@ -180,8 +179,7 @@ def loo(evidence: Evidence) -> ELPDData | None:
         Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)
         https://doi.org/10.1007/s11222-016-9696-4
     """
-    pointwise = usable(evidence)
-    found = leave_one_out(evidence)
+    pointwise, found = usable(evidence), leave_one_out(evidence)
     if pointwise is None or found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
         return None
     num_data, num_draws = len(found.points), pointwise[:, :, 0].size

@@ -166,8 +166,7 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     """Held-out predictions with outcomes; else the training data's posterior predictive; else None."""
     if is_classification(evidence):
         return None
-    y = evidence.variable(HELD_OUT, "y")
-    mean = evidence.variable(PREDICTIONS, "mean")
+    y, mean = evidence.variable(HELD_OUT, "y"), evidence.variable(PREDICTIONS, "mean")
     draws = evidence.variable(PREDICTIONS, "y_sample")
     if draws is None:
         draws = evidence.variable(PREDICTIONS, "y")

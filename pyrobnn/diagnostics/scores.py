@@ -196,8 +196,7 @@ def class_arrays(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
     p, labels = class_arrays(probs, y)
-    correct = p.argmax(axis=1) == labels
-    one_hot = labels[:, None] == np.arange(p.shape[1])
+    correct, one_hot = p.argmax(axis=1) == labels, labels[:, None] == np.arange(p.shape[1])
     return [
         _mean_score("accuracy", correct, "higher"),
         _mean_score("brier", ((p - one_hot) ** 2).sum(axis=1), "lower"),

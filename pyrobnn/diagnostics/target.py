@@ -66,8 +66,7 @@ def _tested(
     Bonferroni over the quantities and those that they were chosen of. The sd of a ``positive`` ratio comes out low
     together with its mean: below the one expected its logarithm is tested.
     """
-    total = values.shape[0] * values.shape[1]
-    columns = np.moveaxis(values, 2, 0)
+    total, columns = values.shape[0] * values.shape[1], np.moveaxis(values, 2, 0)
     worth = ess(columns, "mean")
     worth = np.clip(np.where(np.isfinite(worth), worth, total), _FEWEST_EFFECTIVE_DRAWS, total)
     mean, sd = columns.mean(axis=(1, 2)), columns.std(axis=(1, 2))

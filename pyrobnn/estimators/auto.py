@@ -43,8 +43,7 @@ def choose(
         varying: whether the noise is a function of the input.
         compile: the method's option.
     """
-    size = f"{num_data:,} rows, {num_weights:,} weights"
-    whole = num_data <= MAX_WHOLE_ROWS
+    size, whole = f"{num_data:,} rows, {num_weights:,} weights", num_data <= MAX_WHOLE_ROWS
     batch = None if whole else 1000
     varying = varying and num_data < 10 * num_weights
     if joint or num_data <= FEW_ROWS or (varying and not normal):
@@ -116,8 +115,7 @@ class Auto(Method):
 def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str, Any]]:
     """The method of that name with its settings of a full run, why it, and the options of its ``fit``."""
     known = METHODS[name]
-    settings = dict(known.full)
-    words = f"{known.cls.__name__}, as it was asked for by name"
+    settings, words = dict(known.full), f"{known.cls.__name__}, as it was asked for by name"
     options = {"num_draws": settings.pop("num_draws")} if "num_draws" in settings else {}
     if "tune" in settings:
         words += f", {_width(normal)}"

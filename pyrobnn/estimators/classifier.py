@@ -73,8 +73,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
             raise ValueError("'y' contains NaN or another missing value: leave out these rows")
         x, y = self._validated(X, y)
         check_classification_targets(y)
-        y = column_or_1d(y, warn=True)
-        copies = self._copies(x, sample_weight)
+        y, copies = column_or_1d(y, warn=True), self._copies(x, sample_weight)
         if copies is not None:
             x, y, copies = x[copies > 0], y[copies > 0], copies[copies > 0]
         self.classes_, labels = np.unique(y, return_inverse=True)

@@ -280,8 +280,7 @@ def select_prior_width(
     still, search = replace(method, tune=None), method.search
     # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
     steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-    warm = replace(still, map=replace(search, num_steps=steps))
-    rows = _tried(x, y)
+    warm, rows = replace(still, map=replace(search, num_steps=steps)), _tried(x, y)
     few = len(rows[0]) == len(x)
     tries: list[tuple[float, dict[str, float], Posterior]] = []
 

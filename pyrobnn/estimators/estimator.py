@@ -244,8 +244,7 @@ class Estimator(BaseEstimator):
         given = self.likelihood
         if given is None:
             return
-        classes = self.task == "classification"
-        known = isinstance(given, Likelihood)
+        classes, known = self.task == "classification", isinstance(given, Likelihood)
         if not known or (given.targets.kind != "label" if classes else given.targets.classes):
             raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {given!r}")
 

@@ -67,8 +67,7 @@ class StepSize:
     def look(self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
         self.saved = State(state.step, *(value.clone() for value in (state.z, state.v, state.second)))
-        root = metric.sqrt()
-        late = 2 * state.step >= self.num_warmup
+        root, late = metric.sqrt(), 2 * state.step >= self.num_warmup
         bounds = [self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)]
         if self.noisy:
             variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
@@ -179,8 +178,7 @@ class ChainStep:
         args = (*state, self.control, batch.rows, *batch.tensors)
         key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:
-            begun = time.perf_counter()
-            name = f"the {type(self.config).__name__} step"
+            begun, name = time.perf_counter(), f"the {type(self.config).__name__} step"
             self.kernels[key] = compiled(step, *args, enabled=self.config.compile, name=name)
             self.seconds += time.perf_counter() - begun
         return self.kernels[key](*args)

@@ -169,8 +169,7 @@ class Laplace(Method):
                 callbacks=run.callbacks,
                 progress=run.progress,
             )
-            found = time.perf_counter()
-            remarks = list(centre.notes)
+            found, remarks = time.perf_counter(), list(centre.notes)
             if exact:
                 remarks = [note for note in remarks if getattr(note, "code", "") != "search_unfinished"]
             if self.curvature == "ggn":
@@ -243,8 +242,7 @@ class Laplace(Method):
 
 def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    points = layout.initial_points
-    approximation = BlockGaussian.from_state(layout, state)
+    points, approximation = layout.initial_points, BlockGaussian.from_state(layout, state)
     if factors := (posterior.meta.get("tuned") or {}).get("prior_precision_factor"):
         names = [site.name for site in approximation.sites]
         posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))

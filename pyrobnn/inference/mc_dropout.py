@@ -250,8 +250,7 @@ def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
 
 def _mask(entry: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
     source, dropout, value, occasion = entry
-    columns = _columns(layer, module)
-    channels = isinstance(dropout, CHANNELS)
+    columns, channels = _columns(layer, module), isinstance(dropout, CHANNELS)
     units = value.shape[1] if channels else value[0].numel()
     if (channels and columns % units) or (not channels and columns != units):
         advice = (

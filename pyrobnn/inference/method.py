@@ -152,8 +152,7 @@ class Method(abc.ABC):
         """
         model, x, y = run.given
         held = start_values(model, run.init) if self.points == "held" and run.init is not None else None
-        num_draws = run.num_draws * self._num_parallel
-        stream = not self.gathers
+        num_draws, stream = run.num_draws * self._num_parallel, not self.gathers
         problem = prepare(
             model, x, y, points=self.points, device=device, values=held, stream=stream, num_draws=num_draws
         )

@@ -223,8 +223,7 @@ class SGHMC(_StochasticGradientMCMC):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         grad, lp = gradient(z)
         # with the metric as inverse mass the velocity is metric * momentum; v is the momentum in units of its own scale
-        drift = epsilon.sqrt() * metric.sqrt()
-        keep = 1.0 - self.friction
+        drift, keep = epsilon.sqrt() * metric.sqrt(), 1.0 - self.friction
         v = v + drift * grad
         z = z + 0.5 * drift * v
         v = keep * v + (temperature * (1.0 - keep**2)).sqrt() * torch.randn_like(v)

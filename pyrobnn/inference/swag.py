@@ -309,8 +309,7 @@ class _SGD:
                 f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
             )
         # where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not
-        drawn = list(itertools.islice(batches, 64))
-        mean = moments.mean.to(theta.dtype)
+        drawn, mean = list(itertools.islice(batches, 64)), moments.mean.to(theta.dtype)
         rise = sum(float(loss(mean, *batch) - loss(theta, *batch)) for batch in drawn) / len(drawn)
         if not rise <= TOLERATED_RISE:
             problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))

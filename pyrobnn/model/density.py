@@ -394,8 +394,7 @@ def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
 
 
 def _site(node: Node, support: constraints.Constraint, start: int, kind: Literal["latent", "point"]) -> Site:
-    transform = bijection(node["name"], support)
-    shape = node["value"].shape
+    transform, shape = bijection(node["name"], support), node["value"].shape
     return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
 
 

@@ -196,8 +196,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one line per tree.
     """
-    trees = gather(trees)
-    levels = np.linspace(0.0, 1.0, 41)
+    trees, levels = gather(trees), np.linspace(0.0, 1.0, 41)
     with style():
         figure, axes = panels(1, size=(4.2, 3.6))
         ax = axes[0, 0]

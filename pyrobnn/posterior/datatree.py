@@ -230,8 +230,7 @@ def probes(x: Tensor) -> tuple[Tensor, list[str]]:
     gaps = (ordered[1:] - ordered[:-1]).norm(dim=1)
     # in one dimension the widest gaps; in many, midpoints of neighbours along the spread, which are as far apart as any
     widest = gaps.topk(min(5, len(gaps))).indices.sort().values
-    between = (ordered[widest] + ordered[widest + 1]) / 2
-    center = x.mean(0)
+    between, center = (ordered[widest] + ordered[widest + 1]) / 2, x.mean(0)
     far = torch.stack([ordered[0], ordered[-1]])
     reach = torch.tensor([1.25, 1.5], dtype=x.dtype)
     outside = (center + reach[:, None, None] * (far - center)).reshape(-1, x.shape[1])

@@ -162,8 +162,7 @@ def _trajectory(
     """One Hamiltonian trajectory of every point, steps per weight (dim,), and the mean acceptance rate."""
     momentum = torch.randn(z.shape, generator=random).to(z)
     slope, begun = gradient(z)
-    begun = begun - 0.5 * momentum.square().sum(-1)
-    end = z
+    begun, end = begun - 0.5 * momentum.square().sum(-1), z
     for _ in range(num_steps):
         momentum = momentum + 0.5 * step * slope
         end = end + step * momentum

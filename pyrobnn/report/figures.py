@@ -142,8 +142,7 @@ SPECS = (
 
 def as_image(figure: Figure) -> str:
     """The figure as SVG in the address of an image; a page that holds it refers to nothing outside itself."""
-    buffer = io.BytesIO()
-    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    buffer, no_metadata = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
         figure.savefig(buffer, format="svg", metadata=no_metadata)
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"

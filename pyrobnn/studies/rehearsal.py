@@ -143,8 +143,7 @@ def rehearse(
     fit_seconds = time.perf_counter() - started
     source = worlds or _worlds(method, first, x, y, seed)
     places = _regions(x) if regions is None else dict(regions)
-    points = torch.cat([*places.values()])
-    total = source.num_chains * source.num_draws
+    points, total = torch.cat([*places.values()]), source.num_chains * source.num_draws
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     truths = [_one_draw(source, int(chosen[world % total])) for world in range(num_worlds)]
     started, held = time.perf_counter(), []

@@ -200,8 +200,7 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     counts = np.histogram(ranks, bins=edges - 0.5)[0]
     p_value = float(stats.chisquare(counts, ranks.size * np.diff(edges) / (num_ranked + 1)).pvalue)
     points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[:-1]
-    grid = (points + 1) / (num_ranked + 1)
-    counted = np.arange(ranks.size + 1)[:, None]
+    grid, counted = (points + 1) / (num_ranked + 1), np.arange(ranks.size + 1)[:, None]
     # two-sided binomial tail probability of every count (row) at every grid point (column)
     lower, upper = stats.binom.cdf(counted, ranks.size, grid), stats.binom.sf(counted - 1, ranks.size, grid)
     tails = 2.0 * np.minimum(lower, upper)

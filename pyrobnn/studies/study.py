@@ -132,8 +132,7 @@ def make_study(
     if response != "gaussian" and dataset.task != needed:
         raise ValueError(f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})")
     train, test = train_test_split(dataset, test_fraction, seed)
-    units = Standardizer.fit(train)
-    columns = dataset.x.shape[1]
+    units, columns = Standardizer.fit(train), dataset.x.shape[1]
     settings: dict[str, Any] = {
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),

@@ -153,8 +153,7 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     """The same mode under the tuned prior and noise."""
     problem = centre.problem
     factors = dict(zip(groups, tuned.tau.expand(len(groups)).tolist()))
-    model = tuned_model(problem.bnn, centre.names, factors)
-    points = dict(centre.points)
+    model, points = tuned_model(problem.bnn, centre.names, factors), dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
     program = partial(model.pyro_model, num_data=problem.num_data)
@@ -170,8 +169,7 @@ def record(precision: Precision, remarks: list[Finding | str], given: bool, exac
     Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
     sum of squares the last step lowers by its squared length, in noise variances.
     """
-    gradient = precision.centre.gradient
-    blocks = precision.blocks
+    gradient, blocks = precision.centre.gradient, precision.blocks
     norm = float(gradient[torch.cat([block.index for block in blocks])].double().norm())
     parts = [block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks]
     distance = float(torch.stack(parts).sum().sqrt())

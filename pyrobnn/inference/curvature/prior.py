@@ -54,8 +54,7 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
     prec, mean, raised, sites = [], [], 0.0, []
     for site in jacobian.sites:
         prior = jacobian.model.priors[site.name]
-        base = elementwise(prior)
-        z = jacobian.mode[site.start : site.stop]
+        base, z = elementwise(prior), jacobian.mode[site.start : site.stop]
         if isinstance(base, Normal):
             prec.append(base.scale.to(z).expand(site.shape).reshape(-1) ** -2)
             mean.append(base.loc.to(z).expand(site.shape).reshape(-1))

@@ -105,8 +105,7 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
     """The first batch of a loader, or with ``gather`` the points of a pass as whole tensors; and what a pass gives."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):  # iterating a loader advances the global state
-        epoch = survey(loader)
-        batches = iter(_in_order(loader) if gather else loader)
+        epoch, batches = survey(loader), iter(_in_order(loader) if gather else loader)
         first = next(batches, None)
         if first is None:
             raise ValueError(

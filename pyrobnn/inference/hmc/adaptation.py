@@ -63,8 +63,7 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
         return torch.cat([whitening(half, counts, scale) for half, scale in halves])
     x, freedom = _centred(z, counts)
     x = whiten(x, old.double()) if dense else x
-    shrink = total / (total + 5.0)
-    var = x.square().sum(0) / freedom
+    shrink, var = total / (total + 5.0), x.square().sum(0) / freedom
     before = torch.ones_like(var) if dense else old.double().square()
     # Stan adds 1e-3, which hides scales far below it: here no more than lies between the estimate and what is in use
     added = (1 - shrink) * 1e-3 * (var * before).sqrt().clamp(max=1.0)
@@ -88,8 +87,7 @@ def _centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:
     """
     total = int(counts.sum())
     valid = (torch.arange(x.shape[1], device=x.device) < counts.unsqueeze(-1)).unsqueeze(-1)
-    x = torch.where(valid, x.double(), 0.0)
-    own = counts.double().mean() >= 20
+    x, own = torch.where(valid, x.double(), 0.0), counts.double().mean() >= 20
     per_chain = counts.clamp(min=1).reshape(-1, 1, 1)
     mean = x.sum(1, keepdim=True) / per_chain if own else (x.sum((0, 1)) / total).reshape(1, 1, -1)
     return torch.where(valid, x - mean, 0.0).flatten(0, 1), max(total - (len(counts) if own else 1), 1)
@@ -130,8 +128,7 @@ def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, num_chains: int) -> 
     pace = min(2.0, math.sqrt(num_chains)) / num_chains
     share = torch.where(own, ended.double(), (mode == POOLED) * count * pace)
     pooled = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
-    mean_rate = torch.where(own, rate, pooled)
-    new_time = time + share
+    mean_rate, new_time = torch.where(own, rate, pooled), time + share
     gain = share / (new_time + _T0)
     new_error = (1 - gain) * error + gain * (target - mean_rate)
     new_log = center - new_time.sqrt() / _GAMMA * new_error

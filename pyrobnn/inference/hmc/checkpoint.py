@@ -51,8 +51,7 @@ def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors for the run with this fingerprint; a reader sees the old file or the new one, never a part."""
     path, body = Path(path), io.BytesIO()
     torch.save({name: value.detach().cpu() for name, value in tensors.items()}, body)
-    content = body.getvalue()
-    part = path.with_name(path.name + ".part")
+    content, part = body.getvalue(), path.with_name(path.name + ".part")
     with open(part, "wb") as file:
         file.write(_MAGIC + f"{run} {hashlib.sha256(content).hexdigest()}\n".encode() + content)
         file.flush()

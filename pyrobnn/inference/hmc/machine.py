@@ -153,8 +153,7 @@ class Machine:
         extend = self._extend_path if self.trajectory else self._extend_tree
         new, s, ended, diverging = extend(Vectors(q, r, g, *old[3:]), s, buffers, lp, energy, fine, chance)
 
-        where = s.slot.long() % self.num_latest
-        rate = s.accept / s.steps
+        where, rate = s.slot.long() % self.num_latest, s.accept / s.steps
         row = (s.lp_prop, s.energy_prop, diverging.double(), s.depth, s.steps, rate, s.step_size)
         buffers.latest_draws.index_put_((chain, where), new.q_prop)
         buffers.latest_stats.index_put_((chain, where), torch.stack(row, -1))
@@ -193,8 +192,7 @@ class Machine:
         fine_sub = fine & ~self._turning(q, r, s, buffers)
         merge = fine_sub & (s.leaf + 1 >= torch.exp2(s.depth))
         take = merge & (chance[1] < (weight_sub - s.weight_tree).exp())
-        col = take.unsqueeze(-1)
-        across = (q - new.q0) * s.sign.to(self.dtype).unsqueeze(-1)
+        col, across = take.unsqueeze(-1), (q - new.q0) * s.sign.to(self.dtype).unsqueeze(-1)
         turned = ((across * r).sum(-1) <= 0) | ((across * new.r0).sum(-1) <= 0)
         depth = s.depth + merge
         ended = ~fine_sub | (merge & (turned | (depth >= self.max_depth)))

@@ -415,8 +415,7 @@ class Run:
 
     def _progress(self, count: int, num_draws: int) -> Progress:
         """What the host sees where the slowest chain, or in the warm-up the mean one, has ``count`` draws."""
-        warming = self.phase < len(self.plan)
-        lengths = [each.length for each in self.plan]
+        warming, lengths = self.phase < len(self.plan), [each.length for each in self.plan]
         slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
         rows = self._stored()["stats"]
         latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]

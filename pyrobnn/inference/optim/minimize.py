@@ -160,8 +160,7 @@ def minimize(
             looked = step
             if watch.active and watch.tell(step, metrics()):
                 watch.stopped = "callback"
-    step = int(stepper.step)
-    elapsed = time.perf_counter() - started
+    step, elapsed = int(stepper.step), time.perf_counter() - started
     losses, others = record(0, step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
     found = stepper.final(), losses, step, watch.stopped, stepper.grad_norm.cpu(), timings, num_steps, others
@@ -317,8 +316,7 @@ class _TorchStep(_Step):
         return float(self.optimizer.param_groups[0]["lr"])
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        done = int(self.step)
-        gradient = self.kernel(self.gradient, (self.theta,), batch)
+        done, gradient = int(self.step), self.kernel(self.gradient, (self.theta,), batch)
         self.theta.grad, self.rows[done], norm = gradient(self.theta, *batch)
         self.grad_norm.copy_(norm)
         self.optimizer.step()

@@ -152,8 +152,7 @@ def constant_rate(
         >>> round(constant_rate(loss, torch.zeros(1), batches, num_data=100), 3)
         1.0
     """
-    slope = torch.func.grad(loss)
-    drawn = list(itertools.islice(batches, 64))
+    slope, drawn = torch.func.grad(loss), list(itertools.islice(batches, 64))
     gradients = torch.stack([slope(theta, *batch).double() for batch in drawn])
     if not bool(torch.isfinite(gradients).all()):
         raise FloatingPointError("the gradients at the start of SGD are not finite: start from another init")

@@ -98,8 +98,7 @@ class Elbo:
 
     def _terms(self, noise: Noise, z: Tensor, given: Moments | None, *args: Any) -> tuple[Tensor, Tensor]:
         """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
-        values = self.density.constrain(z)
-        moments = self._site_moments(given)
+        values, moments = self.density.constrain(z), self._site_moments(given)
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.estimator is not None:
             plain = [site.name for site in self.latent if is_identity(site.transform)]

@@ -112,8 +112,7 @@ class MeanField(_Normal):
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale = self.loc_scale(phi)
-        epsilon = noise.normal(loc)
-        half_log_det = scale.log().sum(dtype=torch.float64)
+        epsilon, half_log_det = noise.normal(loc), scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, scale.square(), _entropy(half_log_det, self.dim))
         return Draw(loc + scale * epsilon, _log_q(epsilon, half_log_det), moments, -(epsilon / scale).detach())
 
@@ -154,8 +153,7 @@ class FullRank(_Normal):
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale, tril = self.factor(phi)
-        epsilon = noise.normal(loc)
-        half_log_det = scale.log().sum(dtype=torch.float64)
+        epsilon, half_log_det = noise.normal(loc), scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
         score = -torch.linalg.solve_triangular(tril.detach().T, epsilon[:, None], upper=True)[:, 0]
         return Draw(loc + tril @ epsilon, _log_q(epsilon, half_log_det), moments, score)
@@ -324,8 +322,7 @@ class FlowDistribution(TorchDistribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,) of values (\\*batch, dim)."""
         scale = F.softplus(self.flow["raw_scale"])
-        u = (value - self.flow["loc"]) / scale
-        total = -scale.log().sum()
+        u, total = (value - self.flow["loc"]) / scale, -scale.log().sum()
         for k in reversed(range(_num_layers(self.flow))):
             moved, given = u.split(list(_sizes(u.shape[-1], k))[::-1], -1)
             log_scale, shift = _coupling(self.flow, k, given)

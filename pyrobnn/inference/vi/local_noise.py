@@ -68,8 +68,7 @@ class LocalNoise(TorchFunctionMode):
 
     def _flip(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
         (mean, _), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
-        rank = _RANKS[func]
-        h_mean = func(x, mean, bias_mean, **rest)
+        rank, h_mean = _RANKS[func], func(x, mean, bias_mean, **rest)
         channels_in = self._signs(x, rank)
         noise = func(x * channels_in, weight - mean, None, **rest) * self._signs(h_mean, rank)
         if bias_var is None:
