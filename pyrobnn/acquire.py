@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_count, check_number
+from pyrobnn.core.checks import as_tensor, check_count, check_number
 from pyrobnn.core.seeding import generator
 from pyrobnn.model import NET
 from pyrobnn.model.gradient import at_each
@@ -157,7 +157,9 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
     check_count("num", num)
     rows = list[int]()
     for _ in range(num):
-        found = score(rows).clone()
+        found = as_tensor("score", score(rows)).squeeze(-1).clone()
+        if found.dim() != 1 or bool(found.isnan().any()):
+            raise ValueError(f"'score' must be a number for each candidate, (point,): got {tuple(found.shape)}, or NaN")
         if num > len(found):
             raise ValueError(f"'num' is {num}, but there are {len(found)} candidates: ask for fewer")
         found[rows] = -torch.inf
@@ -175,7 +177,7 @@ def _column(prediction: Prediction, output: int) -> Tensor:
 
 def _asked(prediction: Prediction, given: Sequence[int]) -> list[int]:
     """Indices of the rows that were chosen before; ValueError unless each is a candidate's."""
-    num, rows = prediction.f.shape[2], [int(row) for row in given]
+    num, rows = prediction.f.shape[2], list(dict.fromkeys(int(row) for row in given))
     if wrong := [row for row in rows if row not in range(num)]:
         raise ValueError(f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0")
     return rows

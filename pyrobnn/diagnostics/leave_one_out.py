@@ -204,23 +204,21 @@ def loo(evidence: Evidence) -> ELPDData | None:
 
 
 def add_exact(
-    tree: xr.DataTree, budget: int, num_rows: int | None, left_out: Callable[[int], tuple[float, float | None, Any]]
+    tree: xr.DataTree, budget: int, same: bool, left_out: Callable[[int], tuple[float, float | None, Any]]
 ) -> None:
     """Take the exact log densities and PIT of the rows whose k-hat is too large, the worst ``budget``, into ``tree``.
 
     Args:
+        same: whether its data are the rows of the fit; else ValueError.
         left_out: a row's log p(y_i | y_-i) = log p(y) - log p(y_-i), its error, and the tree of that row, of the
             posterior without it.
-
-    Raises:
-        ValueError: the data of the tree are not the rows of the fit. Refused: as ``posterior.remove``.
     """
-    found, pointwise = loo(tree), Evidence(tree).log_likelihood
+    found = loo(tree)
     rows = [] if found is None else refit_points(found)[:budget]
     if not rows:
         return
-    if num_rows is not None and pointwise is not None and pointwise.shape[2] != num_rows:
-        raise ValueError(f"'exact_loo' removes rows of the fit, which had {num_rows}: pass its own x and y")
+    if not same:
+        raise ValueError("'exact_loo' removes rows of the fit: pass its own x and y")
     elpd, errors, trees = zip(*map(left_out, rows), strict=True)
     values: dict[str, Any] = {
         "elpd": ("row", np.array(elpd, dtype=float)),

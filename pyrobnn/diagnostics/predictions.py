@@ -56,8 +56,8 @@ def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_tra
         predictions: draws of y (S, N) or (S, N, out), noise included; or a mapping from level to quantiles (N,); or
             class probabilities (N, K), or (N,) of class 1; or what has ``cdf`` or ``sample``: a distribution of torch
             or SciPy, a `Prediction`.
-        y: outcomes (N,) or (N, out); of classes 0 … K − 1, or labels, in their sorted order or that of the columns which
-            they name (cat, or p_cat) of a DataFrame of probabilities.
+        y: outcomes (N,) or (N, out); of classes 0 … K − 1, or K labels in their sorted order; or labels that columns of
+            a DataFrame are named by (cat, or p_cat).
         x: inputs (N, feature); names are taken from a DataFrame. None leaves out what depends on them.
         x_train, y_train: what the model was trained on: rows that occur again are found, and the linear model is
             fitted to it. None for a linear model cross-validated on x and y, which then warns at the most.

@@ -254,7 +254,9 @@ class Posterior:
         tree = datatree.whole_tree(self, groups, label)
         if exact_loo:
             judging = importlib.import_module("pyrobnn.diagnostics.leave_one_out")
-            judging.add_exact(tree, exact_loo, self.rows and len(self.rows), partial(self._left_out, seed=seed))
+            given = Rows.of(self.model, x, y)
+            same = not (given and self.rows) or torch.equal(given.digest, self.rows.digest)
+            judging.add_exact(tree, exact_loo, same, partial(self._left_out, seed=seed))
         return tree
 
     def diagnose(self, x: Tensor | None = None, y: Tensor | None = None, **options: Any) -> Verdict:

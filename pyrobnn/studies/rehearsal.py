@@ -115,9 +115,6 @@ def rehearse(
             dimension the widest; else between neighbours) and ``"outside"``.
         seed: of worlds and fits.
 
-    Raises:
-        TypeError, ValueError: as ``method.fit``.
-
     Caveat: a method that is blind to a part of the posterior draws its own worlds without that part, and may hold
     there what it promises: ``worlds`` of the result says whose they are. Worlds that the model excludes are not judged.
 
@@ -138,11 +135,13 @@ def rehearse(
     if not isinstance(model, BNN):
         raise TypeError("a rehearsal draws functions and new rows of a pb.BNN; of a Pyro program see pb.diagnose")
     x, y = as_tensor("x", x), model.likelihood.targets.read(y)
+    places = _regions(x) if regions is None else {name: as_tensor("regions", each) for name, each in regions.items()}
+    if not places or any(each.shape[1:] != x.shape[1:] or not len(each) for each in places.values()):
+        raise ValueError(f"'regions' must map names to points of shape (point, {x.shape[1:].numel()}), one at least")
     started = time.perf_counter()
     first = method.fit(model, x, y, num_draws=num_draws, seed=seed)
     fit_seconds = time.perf_counter() - started
     source = worlds or _worlds(method, first, x, y, seed)
-    places = _regions(x) if regions is None else dict(regions)
     points, total = torch.cat([*places.values()]), source.num_chains * source.num_draws
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     truths = [_one_draw(source, int(chosen[world % total])) for world in range(num_worlds)]

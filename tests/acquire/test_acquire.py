@@ -67,12 +67,21 @@ def test_improvement_of_a_batch_is_that_of_its_best():
     assert pb.acquire.expected_improvement(p, 1.0, maximize=False).tolist() == [0.0, 0.0, 1.0]
 
 
+def test_a_row_that_is_named_twice_was_asked_for_once():
+    p = prediction(torch.randn(40, 4, generator=torch.Generator().manual_seed(0)))
+    for score in (pb.acquire.bald, lambda p, given: pb.acquire.epig(p, p, given=given)):
+        torch.testing.assert_close(score(p, given=[2, 2]), score(p, given=[2]))
+
+
 def test_thompson_takes_each_draw_at_its_best_and_no_row_twice():
     f = torch.eye(4).repeat_interleave(torch.tensor([1, 2, 3, 4]), 0)
     rows = torch.stack([pb.acquire.thompson(prediction(f), seed=s) for s in range(400)])[:, 0]
     shares = torch.bincount(rows, minlength=4) / 400
     assert (shares - torch.tensor([0.1, 0.2, 0.3, 0.4])).abs().max() < 0.1
     assert sorted(pb.acquire.thompson(prediction(f), 4).tolist()) == [0, 1, 2, 3]
+    for score in (torch.ones(4, 2), torch.tensor([1.0, torch.nan, 0.0])):
+        with pytest.raises(ValueError, match="a number for each candidate"):
+            pb.acquire.batch(lambda rows, score=score: score, 2)
     with pytest.raises(ValueError, match="ask for fewer"):
         pb.acquire.thompson(prediction(f), 5)
     with pytest.raises(ValueError, match="there are 4 candidates: ask for fewer"):

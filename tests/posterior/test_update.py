@@ -228,8 +228,9 @@ def test_leave_one_out_is_exact_where_importance_fails():
     check = next(check for check in pb.diagnose(tree).checks if check.name == "loo_khat")
     assert check.status == "pass" and check.code == "loo_exact" and check.numbers["removed"] >= 1
     assert "by removal at" in check.evidence
-    with pytest.raises(ValueError, match="rows of the fit"):
-        posterior.to_datatree(torch.cat([x, X[OLD:50]]), torch.cat([y, Y[OLD:50]]), exact_loo=3)
+    for wrong in ((torch.cat([x, X[OLD:50]]), torch.cat([y, Y[OLD:50]])), (x.flip(0), y.flip(0))):
+        with pytest.raises(ValueError, match="rows of the fit"):
+            posterior.to_datatree(*wrong, exact_loo=3)
 
 
 def test_the_pit_of_a_removed_row_is_exact():

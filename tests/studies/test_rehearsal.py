@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import numpy as np
 import pyro.distributions as dist
 import pytest
 import torch
@@ -57,6 +58,14 @@ def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
 def test_a_program_is_refused_before_any_fit():
     with pytest.raises(TypeError, match="of a pb.BNN"):
         pb.rehearse(pb.Laplace(), lambda x, y: None, torch.zeros(3, 1), torch.zeros(3))
+
+
+@pytest.mark.parametrize("regions", [{}, {"a": torch.zeros(2)}, {"a": torch.zeros(0, 1)}, {"a": np.zeros((2, 3))}])
+def test_regions_are_points_and_looked_at_before_any_fit(regions, monkeypatch):
+    monkeypatch.setattr(pb.Laplace, "fit", None)
+    model = pb.BNN(pb.networks.mlp(1, (), seed=0), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
+    with pytest.raises(ValueError, match=r"'regions' must map names to points"):
+        pb.rehearse(pb.Laplace(), model, torch.zeros(3, 1), torch.zeros(3), regions=regions)
 
 
 def test_a_point_has_no_interval_of_the_function():
