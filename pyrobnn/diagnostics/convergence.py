@@ -151,13 +151,8 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     found = quantities(evidence)
     chains, draws = next(iter(found.values())).shape
     # about each chain's own mean: chains which disagree are not taken for slow ones
-<<<<<<< HEAD
     worth = ess(np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()]))
     longest = max(1.0, chains * draws / ENOUGH_DRAWS)
-=======
-    centred = np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()])
-    worth, longest = ess(centred), max(1.0, chains * draws / ENOUGH_DRAWS)
->>>>>>> fb03307 (Short assignments that belong together stand on one line)
     times = chains * draws / np.where(np.isfinite(worth), worth, 1.0)
     # each is known roughly, and the shortest of many are those that came out too short
     times = np.clip(np.maximum(times, np.median(times)), 1.0, longest)
