@@ -182,8 +182,7 @@ def judge(argv: Sequence[str], command: str) -> int:
         given[f"y{name}"] = _columns(where, table, [asked.target], words=True)[asked.target]
         if asked.features:
             inputs[f"x{name}"] = _columns(where, table, asked.features, words=True)
-    given |= _numbers(inputs, asked.target)
-    verdict, evidence = judged(predictions, given.pop("y"), label=label, **given)
+    verdict, evidence = judged(predictions, given.pop("y"), label=label, **given, **_numbers(inputs, asked.target))
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if asked.out is not None:
         from pyrobnn.report import write_report
