@@ -80,8 +80,7 @@ def _worst(
     evidence: Evidence, names: np.ndarray, value: np.ndarray, p: np.ndarray, effect: np.ndarray, limits: Limits
 ) -> Found:
     """What was found of the quantity (quantity,) with the largest effect that is not chance, else the largest."""
-    sure = (p < RATES[0]) & (effect > limits[0])
-    worst = int(np.argmax(np.where(sure, 1e6 + effect, effect)))
+    worst = int(np.argmax(np.where((p < RATES[0]) & (effect > limits[0]), 1e6 + effect, effect)))
     status = grade_tested(p[worst], effect[worst], RATES, limits)
     if status != "pass" and evidence.is_iid and evidence.has_hidden_units:
         # a density near the posterior of a net misses it in single weights, rightly for its functions; a variational

@@ -387,6 +387,10 @@ def _check_observed(node: Node) -> None:
     if value.numel() > 1 and count != value.numel():
         what = f"the values of {name!r} have shape {tuple(value.shape)} and their distribution {tuple(shape)}"
         raise ValueError(f"{what}: make the two the same, as by y.squeeze(-1), so that each value counts once")
+    with contextlib.suppress(NotImplementedError, AttributeError):  # a distribution that does not say its support
+        known = not is_masked(node) and bool(value.isfinite().all()) and not _bounds(support := node["fn"].support)
+        if known and not bool(support.check(value).all()):
+            raise ValueError(f"values of {name!r} lie outside of the support of their distribution, {support}")
 
 
 def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:

@@ -18,6 +18,7 @@ from pyrobnn.inference.hmc.adaptation import (
     planned,
     whitening,
 )
+from pyrobnn.inference.hmc.checkpoint import fingerprint
 from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, constant_rate, learning_rate_factors
 from pyrobnn.inference.vi.families import CouplingFlow, FlowDistribution, _push
 
@@ -300,3 +301,10 @@ def test_the_flow_integrates_to_one():
         z = wide.sample((20000,))
     weights = (distribution.log_prob(z) - wide.log_prob(z)).exp()
     assert_mean_within(weights[None], 1.0)
+
+
+def test_a_fingerprint_reads_a_tensor_of_any_strides():
+    x = torch.arange(4.0)
+    columns = (x[:, None], x[:, None].as_strided((4, 1), (1, 0)), x.repeat_interleave(2)[::2, None])
+    assert len({fingerprint({}, {"x": each, "one": torch.tensor(1.0)}) for each in columns}) == 1
+    assert fingerprint({}, {"x": x}) != fingerprint({}, {"x": x + 1.0})

@@ -440,6 +440,25 @@ def test_the_values_of_a_site_have_the_shape_of_its_distribution(loc, obs, said)
             method.fit(program, X, obs)
 
 
+@pytest.mark.parametrize(
+    ("fn", "values"),
+    [
+        (dist.Poisson(3.0), [1.0, 2.5]),
+        (dist.Bernoulli(0.4), [0.0, 2.0]),
+        (dist.Exponential(2.0), [1.0, -1.0]),  # whose density torch continues to negative numbers
+        (dist.Categorical(torch.ones(3)), [0.0, 3.0]),
+        (dist.Dirichlet(torch.ones(2)), [0.5, 0.6]),
+    ],
+)
+def test_data_outside_of_a_fixed_support_are_an_error(fn, values):
+    def program(x, y):
+        slope()
+        pyro.sample("y", fn, obs=y)
+
+    with pytest.raises(ValueError, match="'y' lie outside of the support"):
+        Density(program, (None, torch.tensor(values)))
+
+
 def test_one_value_for_many_rows_is_the_same_datum_in_each():
     def program(x, y):
         s = slope()

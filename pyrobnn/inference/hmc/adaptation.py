@@ -157,8 +157,7 @@ def first_step_size(
         size = step.to(q.dtype).unsqueeze(-1)
         half = r + 0.5 * size * g
         new_g, new_lp = gradient(q + size * half)
-        new = half + 0.5 * size * new_g
-        error = 0.5 * new.double().square().sum(-1) - new_lp - energy
+        error = 0.5 * (half + 0.5 * size * new_g).double().square().sum(-1) - new_lp - energy
         accepted = torch.where(torch.isfinite(error), (-error).clamp(max=0.0).exp(), 0.0)
         accepted = accepted if each else accepted.mean().expand_as(accepted)
         wanted = torch.where(accepted > target, 1.0, -1.0).to(step)

@@ -26,9 +26,9 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
     """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
     digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=repr).encode())
     for name, value in sorted(tensors.items()):
-        value = value.detach().cpu().contiguous()
+        value = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # an axis of one may have any stride
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return digest.hexdigest()
 
 

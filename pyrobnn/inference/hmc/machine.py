@@ -229,8 +229,7 @@ class Machine:
         where = torch.where(trailing == 0, ones, self.max_depth)
         buffers.q_check.index_put_((chain, where), q)
         buffers.r_check.index_put_((chain, where), r)
-        lowest = (ones - trailing).unsqueeze(-1)
-        ends = (level < ones.unsqueeze(-1)) & (level >= lowest)
+        ends = (level < ones.unsqueeze(-1)) & (level >= (ones - trailing).unsqueeze(-1))
         across = (q.unsqueeze(1) - buffers.q_check[:, :-1]) * s.sign.to(self.dtype)[:, None, None]
         late = (across * r.unsqueeze(1)).sum(-1) <= 0
         early = (across * buffers.r_check[:, :-1]).sum(-1) <= 0
