@@ -20,6 +20,7 @@ from pyrobnn.core.checks import check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
+from pyrobnn.inference.method import Method
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points
@@ -46,14 +47,15 @@ class _ProgramEstimator(BaseEstimator):
 
     def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
         self.__dict__.pop("verdict_", None)
-        self._x, self._y = self._tensor(x), self._tensor(y)
-        given = self.random_state
+        self.method_ = NUTS() if self.method is None else self.method
+        if not callable(self.program) or not isinstance(self.method_, Method):
+            raise TypeError(f"a program fn(x, y) and a method are needed, got {self.program!r} and {self.method_!r}")
+        self._x, self._y, given = self._tensor(x), self._tensor(y), self.random_state
         seed = int(given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1))
         data = [*Density(self.program, (self._x, self._y)).derived.replicated]
         self._site = self.site or (data[0] if len(data) == 1 else "")
         if self._site not in data:
             raise ValueError(f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}")
-        self.method_ = NUTS() if self.method is None else self.method
         self.posterior_ = self.method_.fit(self.program, self._x, self._y, num_draws=self.num_draws, seed=seed)
 
     @staticmethod
@@ -83,10 +85,7 @@ class _ProgramEstimator(BaseEstimator):
                 while isinstance(fn, torch.distributions.Independent):
                     fn = fn.base_dist
                 if len(x) != shape[0]:
-                    raise ValueError(
-                        f"the site {self._site!r} has shape {tuple(shape)} for {len(x)} rows: take their number from "
-                        "x, since y is None in a prediction"
-                    )
+                    raise ValueError(f"{self._site!r} has shape {(*shape,)} for {len(x)} rows: take their number from x")
                 found.append(part(fn, noise))
                 return x.new_zeros(shape)
 
@@ -130,7 +129,7 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
     Attributes: ``posterior_``, ``method_``, ``verdict_`` (computed when it is first asked for), ``n_features_in_``.
 
     Raises:
-        ValueError: the program has no observed site, or several and none is named. Refused: as by the method.
+        TypeError, ValueError: no program, method or observed site, or several and none named. Refused: by the method.
 
     Example:
         >>> import numpy as np, pyro, pyro.distributions as dist, pyrobnn as pb, torch
@@ -183,6 +182,8 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
         """Probabilities (n, class), averaged over the posterior."""
 
         def each(fn: Any, _: Tensor) -> Tensor:
+            if not fn.support.is_discrete:
+                raise TypeError(f"{self._site!r} is {type(fn).__name__}, which has no classes: use PyroRegressor")
             levels = torch.arange(len(self.classes_), dtype=torch.get_default_dtype())
             return torch.stack([fn.log_prob(level.expand(fn.batch_shape)) for level in levels], -1).exp()
 

@@ -176,7 +176,7 @@ def test_inductor_settings_are_left_as_they_were():
 def test_bad_arguments():
     with pytest.raises(TypeError, match="holds a int"):
         compiled(lambda z, k: z * k, torch.ones(2), 3)
-    with pytest.raises(ValueError, match="CUDA device"):
+    with pytest.raises(ValueError, match="every buffer on CUDA"):
         CudaGraph(torch.sin, torch.ones(2))
 
 
