@@ -85,7 +85,7 @@ class _ProgramEstimator(BaseEstimator):
                 while isinstance(fn, torch.distributions.Independent):
                     fn = fn.base_dist
                 if len(x) != shape[0]:
-                    raise ValueError(f"{self._site!r} has shape {(*shape,)} for {len(x)} rows: take their number from x")
+                    raise ValueError(f"{self._site!r} has shape {(*shape,)}, x {len(x)} rows: take their number from x")
                 found.append(part(fn, noise))
                 return x.new_zeros(shape)
 
