@@ -192,4 +192,5 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row (n,)."""
-        return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
+        best = self.predict_proba(X).argmax(1)  # before a fit there are no classes_
+        return np.asarray(self.classes_[best])
