@@ -133,8 +133,7 @@ class Columns:
         """Inputs (n, input), float64, of the rows of ``frame`` that are kept, and which rows these are (N,), bool.
 
         Raises:
-            ValueError: missing columns, missing or infinite values where they are refused, cells that are not of their
-                column's kind.
+            ValueError: missing columns, missing or infinite values where they are refused, cells of another kind.
 
         Warns:
             UserWarning: of categories that the training table has not, and gaps where it has none.

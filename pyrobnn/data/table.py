@@ -46,7 +46,7 @@ _REASONS = {
     "Length of header": "its first line has fewer names than its rows have cells; delete what is above it or name all",
     "No columns to parse": "it is empty",
     ".*EOF inside string": "a quotation mark is not closed",
-    ".*codec can't decode": "it is not text; save it as CSV, or give it the suffix of its format, such as .xlsx",
+    ".*codec can't decode|null": "it is not text; save it as CSV, or give it the suffix of its format, such as .xlsx",
     "Excel file format": "it is not an Excel file; give it the suffix of its format, such as .csv",
 }
 
@@ -296,7 +296,7 @@ def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     # a separator that no text has: the line of names is one cell
     header = str(pd.read_csv(path, sep="\x1f", quoting=csv.QUOTE_NONE, **plain, **options).iloc[0, 0])
     if "\0" in header:
-        raise UnicodeError("no codec can't decode it")
+        raise UnicodeError("null characters")
     separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
     line = pd.read_csv(path, sep=separator, **plain, **options).iloc[0]
     with warnings.catch_warnings():

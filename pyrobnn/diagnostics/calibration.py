@@ -88,8 +88,7 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
     u = pit_of(*outcomes)
-    trained = uniform(u, limits, "training")
-    status = trained.status
+    status = (trained := uniform(u, limits, "training")).status
     if trained.code == "too_wide":
         share = min(1.0, _free_parameters(evidence) / len(u))
         # E|Φ(s Z) − ½| = arctan(s) / π

@@ -61,6 +61,9 @@ def posthoc(
         Posterior; ``meta["chosen"]``, ``meta["held_out_log_density"]`` (candidate → [mean, standard error], nats per
         row), ``meta["judged_by"]`` and ``meta["tuned"]``, what was chosen with its number.
 
+    Raises:
+        TypeError, ValueError, Refused: naming the argument.
+
     Caveat: with less than a hundred left-out rows expect the net itself.
 
     Reference: On Calibration of Modern Neural Networks (Guo et al., 2017); Laplace Redux (Daxberger et al., 2021).

@@ -218,8 +218,7 @@ class BNN:
     def reinitialized(self, seed: int) -> BNN:
         """This model with a freshly initialised net (``reset_parameters`` of every module that has it).
 
-        Parameters of modules without ``reset_parameters``, and such as the prior's support leaves out, are drawn from
-        their prior.
+        Parameters of modules without ``reset_parameters``, and such as the prior excludes, are drawn from their prior.
         """
         fresh = copy.copy(self)
         fresh.net = copy.deepcopy(self.net)

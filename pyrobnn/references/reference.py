@@ -28,8 +28,7 @@ class Problem:
 
     Args:
         source: of all rows, in their own units.
-        num_data: rows that the net learns from, evenly spread over those of the source; of the others at most 100 are
-            held out.
+        num_data: rows that the net learns from, evenly spread over the source; at most 100 others are held out.
         hidden: width of each hidden layer, of tanh units.
         num_outputs: width of the net's output.
         likelihood: a fresh one.
