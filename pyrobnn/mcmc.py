@@ -147,7 +147,7 @@ class MCMC:
         self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
         self._density = Density(program, points="held")
         latent = [site.name for site in self._density.sites]
-        found = {name: draws[name] for name in self.save_params or latent}
+        found = {name: draws[name] for name in (latent if self.save_params is None else self.save_params)}
         self._samples = {k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()}
         if self.hook_fn is not None:
             self._call_hook({name: draws[name] for name in latent})
