@@ -25,9 +25,9 @@ def markdown(row: Row) -> str:
     of += ", where there is a reference" if row.against else ""
     limits = ", ".join(f"{limit:g}" for limit in row.limits) or "none of its own"
     parts = [f"# `{row.code}`\n", f"{first}\n", f"{_plain(rest)}\n" if rest else ""]
-    parts += [f"**Question** {QUESTIONS[row.question]}\n", f"**Applies to** {of}.\n"]
-    parts += [f"**Limits** {limits}. Source: {_linked(row.source)}.\n"]
-    parts += ["## How often it is wrong\n", check_rates.told(row.code)]
+    parts += [f"**Question**: {QUESTIONS[row.question]}\n", f"**Applies to**: {of}.\n"]
+    parts += [f"**Limits**: {limits}. Source: {_linked(row.source)}.\n"]
+    parts += ["## How often it is wrong\n", check_rates.measured(row.code)]
     parts += ["## Look at it\n", "```python", *_example(row), "```\n"]
     return "\n".join(part for part in parts if part)
 
@@ -56,8 +56,8 @@ def index(found: dict[str, Row]) -> str:
     """The list of all checks, with what the study says of each."""
     lines = ["# The checks of a verdict\n"]
     lines += [
-        "A verdict answers two questions, each by the worst of its checks; information never decides. The last "
-        "checks below look for forged or damaged trees, and only `pb.audit` runs them. These pages are "
+        "A verdict answers two questions, each by the worst of its checks; what is only information never decides. "
+        "The last checks below look for forged or damaged trees, and only `pb.audit` runs them. These pages are "
         "written from the table of checks and from the [recorded study](../results.md) whenever they are built.\n",
         "```python",
         "import pyrobnn as pb\n",
@@ -76,7 +76,7 @@ def index(found: dict[str, Row]) -> str:
             for ground in check_rates.INKS
         ),
         "## All checks\n",
-        "False alarms and power with the number of cases; a cell is empty where the study has no such case.\n",
+        "False alarms and power, each with its number of cases; a cell is empty where the study has no such case.\n",
         "| check | question | what it sees | false alarms | power |",
         "|---|---|---|---|---|",
         *(

@@ -45,13 +45,13 @@ def _is_for(name: str, row: dict[str, Any]) -> bool:
     return row["kind"] in _faults() and name in _faults()[row["kind"]].checks
 
 
-def told(name: str) -> str:
+def measured(name: str) -> str:
     """The measured false alarms and power of one check, as Markdown."""
     judged = [row for row in records() if name in row["checks"]]
     healthy = [row for row in judged if row["healthy"]]
     if not judged or all(row["checks"][name][0] == "info" for row in judged):
         cases = f" It was made in {len(judged)} cases of the study, always as information." if judged else ""
-        return f"Not measured: no case of the [study](../results.md) makes this check decide.{cases}\n"
+        return f"Not measured: this check decides no case of the [study](../results.md).{cases}\n"
     if healthy:
         counts = {status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS}
         warns, fails = (share(counts[status], len(healthy)) for status in SPEAKS)
@@ -76,7 +76,8 @@ def _power(name: str) -> list[str]:
         seen = [row["checks"][name][1] for row in cases if row["checks"].get(name, ("",))[0] in SPEAKS]
         values = [value for value in seen if value is not None]
         shown = f"{median(values):.3g}" if values else ""
-        line = f"| {kind} | {len(cases)} | {len(seen) / len(cases):.0%} | {shown} |"
+        fault = f"posterior {kind}" if kind.startswith(("of ", "without ")) else kind
+        line = f"| {fault} | {len(cases)} | {len(seen) / len(cases):.0%} | {shown} |"
         if any(_is_for(name, row) for row in cases):
             own.append((len(seen) / len(cases), line))
         elif seen:
@@ -89,7 +90,11 @@ def _power(name: str) -> list[str]:
         parts += _table(own)
     else:
         parts.append("**Power**: no planted fault of the study is of the kind that it looks for.\n")
-    return [*parts, "Faults that are the task of another check, but were seen:\n", *_table(others)] if others else parts
+    return (
+        [*parts, "Faults that other checks are there to see, and that this one sees too:\n", *_table(others)]
+        if others
+        else parts
+    )
 
 
 def _table(rows: list[tuple[float, str]]) -> list[str]:

@@ -14,6 +14,8 @@ from PIL import Image
 
 #: dots per inch from which a picture has twice the resolution; those for one pixel a dot have 100 to 160
 RETINA = 190
+#: pixels on the page from which a phone cannot show a picture whole with letters that can be read
+WIDE = 640
 
 
 def in_palette(png: bytes) -> bytes:
@@ -35,13 +37,14 @@ def width(path: Path) -> int | None:
 
 
 def halve(app: Any, doctree: Any, page: str) -> None:
-    """Give the pictures of a page that have no width of their own the one of :func:`width`."""
+    """Give the pictures of a page that have no width of their own the one of :func:`width`; style wide ones as such."""
     from docutils import nodes  # of the docs extra
 
     for image in doctree.findall(nodes.image):
         found = width(Path(app.srcdir) / image["uri"])
         if found is not None and "width" not in image:
             image["width"] = f"{found}px"
+            image["classes"] += ["wide"] if found >= WIDE else []
 
 
 if __name__ == "__main__":

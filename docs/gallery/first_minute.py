@@ -11,10 +11,10 @@ model = pb.BNNRegressor(random_state=0, compile=False).fit(X, y)
 grid = np.linspace(-4, 4, 200)[:, None]
 low, high = model.predict_interval(grid).T
 
-figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
+figure, axes = plt.subplots(figsize=(6.2, 2.8), layout="constrained")
 axes.fill_between(grid[:, 0], low, high, color="#1f5f8b", alpha=0.25, lw=0, label="90 % interval")
 axes.plot(grid[:, 0], model.predict(grid), color="#1f5f8b", label="mean")
 axes.scatter(X[:, 0], y, s=8, color="#a8792a", label="data")
-axes.set(xlabel="x", ylabel="y", xlim=(-4, 4), ylim=(-3.5, 3.5))
-axes.legend(frameon=False, ncols=3, loc="lower right")
-figure.savefig("first_minute.png", dpi=250)
+axes.set(xlabel="x", ylabel="y", xlim=(-4, 4), ylim=(-6, 5))
+axes.legend(frameon=False, ncols=3, loc="upper left")
+figure.savefig("first_minute.png", dpi=200)

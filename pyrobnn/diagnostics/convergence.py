@@ -206,8 +206,8 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
 def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """The smallest effective sample size over the identified quantities except the norms of layers.
 
-    Norms wander where layers share a scale, and the function does not. The smallest of 40 estimates of 400 comes out as
-    285 in the median, and as 207 in 5 %: half of 400 passes.
+    Norms wander where layers share a scale, and the function does not. Where all of 40 sizes are 400, the smallest of
+    their estimates has the median 285 and is below 207 in 5 % of cases: half of 400 passes.
     """
     found = convergence(evidence)
     if found is None:

@@ -127,7 +127,7 @@ def importance(evidence: Evidence) -> Importance | None:
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether importance weights change the function, or the named sites of a program; otherwise their k-hat.
 
-    Of a net with hidden units, whose weights are many and not identified, k-hat alone decides nothing.
+    For a net with hidden units, whose weights are many and not identified, k-hat alone decides nothing.
     """
     log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:

@@ -162,8 +162,8 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
 def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the log density of chains keeps its mean and spread when their draws are moved.
 
-    Draws of another shape with the posterior's own mean and covariance have right functions and means of gradients: how
-    their log density varies is theirs alone.
+    Draws of the wrong shape may have the posterior's mean and covariance, and with them the right functions and mean
+    gradients: only the spread of their log density is wrong.
     """
     pair = _moved(evidence, "density_")
     if pair is None or isinstance(pair, Found):

@@ -8,6 +8,7 @@ import importlib.util
 import io
 import json
 import re
+import types
 from pathlib import Path
 
 import numpy as np
@@ -119,8 +120,12 @@ def test_a_palette_keeps_a_picture_and_its_size_on_a_page(runner, tmp_path, monk
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     (tmp_path / "a.png").write_bytes(packed)
     before.resize((60, 40)).save(tmp_path / "b.png", dpi=(110, 110))
-    width = importlib.import_module("retina").width
-    assert [width(tmp_path / name) for name in ("a.png", "b.png", "c.png")] == [before.width // 2, None, None]
+    retina = importlib.import_module("retina")
+    assert [retina.width(tmp_path / name) for name in ("a.png", "b.png", "c.png")] == [before.width // 2, None, None]
+    nodes = pytest.importorskip("docutils.nodes")
+    page = nodes.paragraph("", "", *(nodes.image(uri=name) for name in ("a.png", "b.png")))
+    retina.halve(types.SimpleNamespace(srcdir=tmp_path), page, "page")
+    assert [image["classes"] for image in page] == [["wide"], []]  # a phone lets it scroll
 
 
 def test_unknown_name_is_told(runner):
