@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from torch.distributions import Normal
 
-from pyrobnn.inference.curvature.prior import elementwise
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.laplace import Laplace
@@ -18,6 +17,7 @@ from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.nodes import elementwise
 from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12), and minutes; weights

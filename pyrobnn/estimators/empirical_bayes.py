@@ -24,7 +24,8 @@ from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.ggn import resolved
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.prior import prior_precision, with_precision
+from pyrobnn.inference.curvature.precision import tuned_model
+from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, StudentT
@@ -192,7 +193,7 @@ def _left_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
     """The model with known noise (out,), and a factor on its prior's precision."""
-    known = copy.copy(model) if factor is None else _scaled(model, factor)
+    known = copy.copy(model) if factor is None else tuned_model(model, model.priors, {"all": factor})
     scale = scale.to(model.device)
     known.likelihood = model.likelihood.like(scale)
     known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])
@@ -286,7 +287,7 @@ def select_prior_width(
 
     def attempt(factors: dict[str, float], start: Posterior | None = None) -> tuple[float, dict[str, float], Posterior]:
         fit, around = (still, model) if start is None else (warm, _at_mode(model, start))
-        posterior = fit.fit(_scaled(around, factors), *rows, num_draws=1, **common)
+        posterior = fit.fit(tuned_model(around, model.priors, factors), *rows, num_draws=1, **common)
         tries.append((cast(float, posterior.log_evidence), factors, posterior))
         return max(tries, key=itemgetter(0))
 
@@ -299,7 +300,7 @@ def select_prior_width(
             best = attempt(dict.fromkeys(layers, 1 / 9))  # from a wider prior, whose mode has not shrunk to nothing
         tuning = replace(still, tune="per_layer")
         for _ in range(6):
-            here = _scaled(_at_mode(model, best[2]), best[1])
+            here = tuned_model(_at_mode(model, best[2]), model.priors, best[1])
             tuned = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]
             found = tuned["prior_precision_factor"]
             new = {name: best[1][name] * found.get(name, found.get("all")) for name in layers}
@@ -307,7 +308,8 @@ def select_prior_width(
             if best[0] < before[0] + 0.5:  # nats
                 break
     factors = best[1]
-    posterior = (warm if few else still).fit(_scaled(_at_mode(model, best[2]), factors), x, y, **options)
+    final = tuned_model(_at_mode(model, best[2]), model.priors, factors)
+    posterior = (warm if few else still).fit(final, x, y, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": dict(factors), "noise_factor": 1.0}}
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
     words = f"its prior's scales times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
@@ -316,17 +318,6 @@ def select_prior_width(
     if min(factors.values()) >= 81:
         words += ": the inputs say so little about the target that its prediction is nearly constant"
     return replace(posterior, meta=meta), words
-
-
-def _scaled(model: BNN, factors: float | Mapping[str, float]) -> BNN:
-    """The model with its prior's precision times a factor, or one of each layer."""
-    scaled = copy.copy(model)
-    scaled.priors = model.priors | {
-        name: with_precision(name, prior, factors if isinstance(factors, float) else factors[name.rpartition(".")[0]])
-        for name, prior in model.priors.items()
-        if name.startswith(NET)
-    }
-    return scaled
 
 
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:
@@ -340,7 +331,6 @@ def _moved(model: BNN, values: Mapping[str, Tensor]) -> BNN:
     """The model with its net at these weights, by site."""
     moved = copy.copy(model)
     moved.net = copy.deepcopy(model.net)
-    with torch.no_grad():
-        for name, parameter in moved.net.named_parameters():
-            parameter.copy_(values[NET + name])
+    weights = {name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)}
+    moved.net.load_state_dict(weights, strict=False)  # which has buffers too
     return moved

@@ -24,7 +24,7 @@ from pyrobnn.inference.method import Method
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points
-from pyrobnn.model.nodes import without_validation
+from pyrobnn.model.nodes import elementwise, without_validation
 
 
 class _ProgramEstimator(BaseEstimator):
@@ -82,11 +82,9 @@ class _ProgramEstimator(BaseEstimator):
 
             def look(fn: Any) -> Tensor:
                 shape = fn.shape()
-                while isinstance(fn, torch.distributions.Independent):
-                    fn = fn.base_dist
                 if len(x) != shape[0]:
                     raise ValueError(f"{self._site!r} has shape {(*shape,)}, x {len(x)} rows: take their number from x")
-                found.append(part(fn, noise))
+                found.append(part(elementwise(fn), noise))
                 return x.new_zeros(shape)
 
             supply = Supply({**values, self._site: look}, {}, like=x)

@@ -17,7 +17,7 @@ from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.model import Density
-from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile import Compiled, compiled
 from pyrobnn.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class StepSize:
 
     def look(self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
-        self.saved = State(state.step, *(value.clone() for value in (state.z, state.v, state.second)))
+        self.saved = State(state.step, state.z.clone(), state.v.clone(), state.second.clone())
         root, late = metric.sqrt(), 2 * state.step >= self.num_warmup
         bounds = [self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)]
         if self.noisy:
@@ -159,8 +159,6 @@ def chooser_for(config: Any, problem: Problem) -> StepSize:
 
 #: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP
 RMSPROP = 0.99
-#: (z, \*batch) → gradient (chain, dim) and log joint (chain,)
-Slope = Callable[..., tuple[Tensor, Tensor]]
 #: steps between two looks at whether every chain is still finite
 CHECK_EVERY = 50
 
@@ -171,16 +169,16 @@ class ChainStep:
     def __init__(self, config: Any, problem: Problem, control: Tensor):
         self.config, self.problem, self.control = config, problem, control
         self.seconds = 0.0
-        self.kernels: dict[tuple[torch.Size, ...], Callable[..., Any]] = {}
+        self.kernels: dict[tuple[torch.Size, ...], Compiled] = {}
 
     def __call__(self, batch: Batch, *state: Tensor) -> tuple[Tensor, ...]:
-        step = transition(self.config, self.problem, gradient_of(self.problem, batch.per_chain))
+        step = transition(self.config, self.problem, batch.per_chain)
         args = (*state, self.control, batch.rows, *batch.tensors)
         key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:
-            begun, name = time.perf_counter(), f"the {type(self.config).__name__} step"
+            name = f"the {type(self.config).__name__} step"
             self.kernels[key] = compiled(step, *args, enabled=self.config.compile, name=name)
-            self.seconds += time.perf_counter() - begun
+            self.seconds += self.kernels[key].seconds
         return self.kernels[key](*args)
 
 
@@ -199,27 +197,23 @@ class Run:
 
     def forget(self, z: Tensor) -> None:
         """Start anew: the chains were sent back."""
-        self.kept: list[Tensor] = []  # draws so far, (chain, dim) each
-        self._lp: list[Tensor] = []
+        self.kept: list[tuple[Tensor, Tensor]] = []  # draws so far, (chain, dim) each, and their log joint (chain,)
         self.kinetic = torch.zeros_like(z)
 
     def keep(self, z: Tensor, lp: Tensor, kinetic: Tensor) -> None:
         self.kinetic += kinetic
-        self.kept.append(z)
-        self._lp.append(lp)
+        self.kept.append((z, lp))
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
-        return bool(self._lp and self.losses) and bool(torch.isfinite(torch.stack(self.kept)).all())
+        return bool(self.kept and self.losses) and all(bool(z.isfinite().all()) for z, _ in self.kept)
 
     def finish(self, seconds: float) -> None:
         """Stack what was kept."""
         self.seconds = seconds - self.compile_seconds
-        # a draw without its log joint is not whole
-        num_kept = len(self._lp)
-        if num_kept == 0:
+        if not self.kept:
             raise ValueError(f"a callback stopped the run at step {self.step}, before the first draw was kept")
-        self.z, self.lp = torch.stack(self.kept[:num_kept], 1), torch.stack(self._lp, 1)
+        self.z, self.lp = (torch.stack(each, 1) for each in zip(*self.kept, strict=True))
         self.loss = torch.stack(self.losses)
 
 
@@ -249,15 +243,11 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
         data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
         if len(data) < 2:
             data = ()  # the density calls the program with its stored arguments
-        while True:
-            yield Batch(none, data, per_chain=False)
-    if problem.loader is not None:
-        for pair in problem.batches():
-            yield Batch(none, pair, per_chain=False)
+        yield from itertools.repeat(Batch(none, data, per_chain=False))
     num_data = problem.num_rows
-    if batch_size is None or batch_size >= num_data:
-        while True:
-            yield Batch(none, (problem.x, problem.y), per_chain=False)
+    if problem.loader is not None or batch_size is None or batch_size >= num_data:
+        yield from (Batch(none, pair, per_chain=False) for pair in problem.batches())
+        return
     rows = torch.empty(num_chains, batch_size, dtype=torch.int64, device=problem.device)
     batch = Batch(rows, (problem.x, problem.y), per_chain=True)
     for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
@@ -271,31 +261,19 @@ def metric_of(second: Tensor) -> Tensor:
     return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
 
 
-def gradient_of(problem: Problem, per_chain: bool) -> Slope:
-    """Gradient and log joint of a batch for all chains: (z, rows, x, y) → (chain, dim), (chain,)."""
-    density = problem.density.subsampled()
+def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
+    r"""One step of all chains: (z, v, second, control, rows, \*data) → (z, v, second, log joint of the batch)."""
+    density, num_data = problem.density.subsampled(), problem.num_rows
+    precondition = config.preconditioner is not None
     # each chain draws a subsample of its own
     randomness = "error" if density.stochastic is None else "different"
 
-    def gradient(z: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
-        slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
-        in_dims = (0, 0 if per_chain else None)
-        return torch.func.vmap(slope, in_dims=in_dims, randomness=randomness)(z, rows)
-
-    return gradient
-
-
-def transition(config: Any, problem: Problem, slope: Slope) -> Callable[..., tuple[Tensor, ...]]:
-    r"""One step of all chains: (z, v, second, control, \*batch) → (z, v, second, log joint of the batch)."""
-    num_data = problem.num_rows
-    precondition = config.preconditioner is not None
-
-    def step(
-        z: Tensor, v: Tensor, second: Tensor, control: Tensor, *batch: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        epsilon, forget, temperature = control[0], control[1], control[2]
+    def step(z: Tensor, v: Tensor, second: Tensor, control: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
+        epsilon, forget, temperature = control.unbind()
         metric = metric_of(second) if precondition else torch.ones_like(second)
-        z, v, grad, lp = config.move(z, v, lambda at: slope(at, *batch), epsilon, temperature, metric)
+        one = torch.func.grad_and_value(_of_rows(density, data, per_chain))
+        each = torch.func.vmap(one, in_dims=(0, 0 if per_chain else None), randomness=randomness)
+        z, v, grad, lp = config.move(z, v, lambda at: each(at, rows), epsilon, temperature, metric)
         if precondition:
             second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
         return z, v, second, lp
@@ -376,7 +354,7 @@ def _walk(config: Any, problem: Problem, state: State, num_steps: int, watch: Wa
 
 def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> Posterior:
     """The draws that were kept; before the first, where the chains are, z (chain, dim)."""
-    draws = problem.density.constrain(torch.stack(run.kept or [z], 1))
+    draws = problem.density.constrain(torch.stack([kept for kept, _ in run.kept] or [z], 1))
     return snapshot(problem, config, draws, seed=seed, meta={"temperature": config.temperature})
 
 

@@ -167,19 +167,8 @@ class NUTS(Method):
         with full_float32(problem.device):
             z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
-                drawn, stats, gradients, interrupted = pyro_engine.sample(
-                    density.log_joint,
-                    z,
-                    num_draws=run.num_draws,
-                    num_warmup=self._first_warmup,
-                    dense=form == "dense",
-                    seed=run.seed,
-                    config=self,
-                    progress=run.progress,
-                )
-                warmup = self._first_warmup
-                result = Draws(drawn, stats, 0.0, gradients, torch.ones(0), {}, interrupted, num_warmup=warmup)
-                stopped = "interrupt" if interrupted else "num_draws"
+                result = pyro_engine.sample(density.log_joint, z, form == "dense", self._first_warmup, self, run)
+                stopped = "interrupt" if result.interrupted else "num_draws"
             else:
                 result, stopped = self._by_machine(problem, z, scale, form, run)
         seconds = time.perf_counter() - started - result.compile_seconds

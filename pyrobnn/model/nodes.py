@@ -64,11 +64,15 @@ def device_of(nodes: Mapping[str, Node], given: Iterable[Any]) -> torch.device:
 
 def is_masked(node: Node) -> bool:
     """Whether a mask may take away some of its log probability."""
-    fn = node["fn"]
+    masking = (dist.MaskedDistribution, dist.NanMaskedNormal)
+    return not (node["mask"] is None or node["mask"] is True) or isinstance(elementwise(node["fn"]), masking)
+
+
+def elementwise(fn: Any) -> Any:
+    """The distribution of one element, of a distribution of independent ones."""
     while isinstance(fn, torch.distributions.Independent):
         fn = fn.base_dist
-    masking = (dist.MaskedDistribution, dist.NanMaskedNormal)
-    return not (node["mask"] is None or node["mask"] is True) or isinstance(fn, masking)
+    return fn
 
 
 def is_replicated(node: Node) -> bool:
@@ -150,10 +154,8 @@ def log_prob_sum(node: Node) -> Tensor:
     fn, scale = node["fn"], node["scale"]
     with without_validation():
         if not is_masked(node) and not (isinstance(scale, Tensor) and scale.dim()):
-            while isinstance(fn, torch.distributions.Independent):
-                # the elements of an event are summed here, in float64, not inside the distribution
-                fn = fn.base_dist
-            return _unmasked(fn, node["value"]).sum(dtype=torch.float64) * scale
+            # the elements of an event are summed here, in float64, not inside the distribution
+            return _unmasked(elementwise(fn), node["value"]).sum(dtype=torch.float64) * scale
         log_prob, _ = _log_prob(fn, node["value"], node["mask"])
     return (log_prob * scale).sum(dtype=torch.float64)
 
@@ -190,9 +192,7 @@ def datum_terms(node: Node) -> Tensor:
 
 def row_terms(node: Node, num: int) -> Tensor | None:
     """What each of ``num`` rows, the first axis of an observed site, adds to the log joint, (num,); None: has none."""
-    fn = node["fn"]
-    while not is_masked(node) and isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
+    fn = node["fn"] if is_masked(node) else elementwise(node["fn"])
     with without_validation():
         log_prob = _log_prob(fn, node["value"], node["mask"])[0] * node["scale"]
     if not log_prob.dim() or len(log_prob) != num:

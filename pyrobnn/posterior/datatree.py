@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,7 +22,7 @@ from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET, Density, derived
 from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.invariance import moved_functions
+from pyrobnn.posterior.invariance import moved_functions, posterior_density
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
 
@@ -100,7 +100,7 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
-        log_prior, terms = _log_densities_by_site(posterior, _density(posterior, x, y))
+        log_prior, terms = _log_densities_by_site(posterior, cast(Density, posterior_density(posterior, x, y)))
         flat = [value.flatten(2) for value in terms.values()]
         return log_prior, torch.cat([log_prior.new_zeros(*log_prior.shape, 0), *flat], -1)
     prior = sum(site.log_prob(posterior.draws[name]) for name, site in posterior.model.priors.items())
@@ -329,7 +329,7 @@ def _called(thing: Any) -> str:
 
 def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: int) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
-    density = _density(posterior, x, y)
+    density = cast(Density, posterior_density(posterior, x, y))
     axes, sizes = density.derived.axes, density.derived.replicated
     few = _thinned(posterior, max(sum(sizes.values()), 1))
     log_prior, terms = _log_densities_by_site(few, density)
@@ -358,11 +358,6 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
     if (moved := moved_functions(posterior, x, y, None)) is not None:
         groups[group.MOVED] = moved
     return {name: data for name, data in groups.items() if data.data_vars}
-
-
-def _density(posterior: Posterior, x: Any, y: Any) -> Density:
-    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    return Density(posterior.model, (x, y), points="held", values=fixed)
 
 
 def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, dict[str, Tensor]]:

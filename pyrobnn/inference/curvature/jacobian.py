@@ -263,12 +263,9 @@ class NetworkJacobian:
 
     def output(self, z: Tensor, x: Tensor) -> Tensor:
         """Network output (N, width) at subset coordinates ``z`` (p,), differentiable."""
-        values, start = dict(self.params), 0
-        for site in self.sites:
-            piece = z[start : start + site.size].reshape(site.unconstrained_shape)
-            values[site.name] = site.transform(piece)
-            start += site.size
-        return self.model.forward(values, x)
+        pieces = zip(self.sites, z.split([site.size for site in self.sites]))
+        moved = {site.name: site.transform(piece.reshape(site.unconstrained_shape)) for site, piece in pieces}
+        return self.model.forward(self.params | moved, x)
 
     def _general(self, x: Tensor, columns: Tensor) -> Tensor:
         centre = self.mode[self.index]

@@ -56,7 +56,6 @@ class Linearized(SubsetNetwork):
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
         inside = set(jacobian.index.tolist())
         self.blocks = [block for block in blocks if int(block.index[0]) in inside]
-        self._scalars: int | None = None
 
     def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
         """f(θ*) + J (θ − θ*) as a function of the features."""
@@ -91,13 +90,9 @@ class Linearized(SubsetNetwork):
         return bool(self.jacobian.layers) and all(isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks)
 
     def _scalars_per_point(self, x: Tensor) -> int:
-        if self._scalars is None:
-            if self._by_products:
-                self._scalars = self.jacobian.factor_scalars(x)
-            else:
-                width = self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1]
-                self._scalars = 4 * width * self.jacobian.size
-        return self._scalars
+        if self._by_products:
+            return self.jacobian.factor_scalars(x)
+        return 4 * self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1] * self.jacobian.size
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Without forming the rows, by each layer's inputs and backpropagated vectors."""

@@ -11,7 +11,7 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal
+from torch.distributions import Distribution, Normal
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import generator, seeded
@@ -23,6 +23,7 @@ from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods.base import log_predictive
 from pyrobnn.model.density import Site
+from pyrobnn.model.nodes import elementwise
 
 #: bound of log τ
 _BOUND = 18.0
@@ -102,13 +103,6 @@ def check_normal(priors: Mapping[str, Distribution]) -> None:
     for name, prior in priors.items():
         if not isinstance(base := elementwise(prior), Normal):
             raise Refused(f"'tune' scales normal priors; that of {name!r} is a {type(base).__name__}: leave it None")
-
-
-def elementwise(prior: Distribution) -> Distribution:
-    """The distribution of one element."""
-    while isinstance(prior, Independent):
-        prior = prior.base_dist
-    return prior
 
 
 def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:

@@ -28,14 +28,9 @@ class MappedCallback:
         return self._callback(step, self._change(metrics))
 
 
-class OffsetCallback:
-    """A callback of the user's that is told the steps of a run as those after ``before`` others, and of no end."""
-
-    def __init__(self, callback: Callback, before: int):
-        self._callback, self._before = callback, before
-
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
-        return self._callback(self._before + step, metrics)
+def after(before: int, callback: Callback) -> Callback:
+    """A callback of the user's that sees the steps of a run as those after ``before`` others, and no end of it."""
+    return lambda step, metrics: callback(before + step, metrics)
 
 
 class Watch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from pyro.infer import HMC, MCMC, NUTS
@@ -12,39 +12,30 @@ from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.adaptation import STATS
+from pyrobnn.inference.hmc.run import Draws
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.method import FitRun
 
 
 def sample(
-    log_density: Callable[[Tensor], Tensor],
-    z: Tensor,
-    *,
-    num_draws: int,
-    num_warmup: int,
-    dense: bool,
-    seed: int,
-    config: Any,
-    progress: bool = False,
-) -> tuple[Tensor, Tensor, int, bool]:
-    """Run one chain after the other from ``z`` (chain, dim).
-
-    Returns:
-        Unconstrained draws (chain, draw, dim), statistics (chain, draw, 7) in the order of the machine's, the number
-        of gradients, and whether Ctrl-C ended it: then the chains that are whole, or what the first one has.
-    """
+    log_density: Callable[[Tensor], Tensor], z: Tensor, dense: bool, num_warmup: int, config: Any, run: FitRun
+) -> Draws:
+    """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
     finished: list[_Chain] = []
     interrupted = False
     for number, start in enumerate(z):
         chain = _Chain(log_density, start.dtype, dense, config)
         finished.append(chain)
-        with seeded(seed * 1_000_003 + number, z.device):
+        with seeded(run.seed * 1_000_003 + number, z.device):
             # Pyro mixes the dtypes of energies and positions
             mcmc = MCMC(
                 chain.kernel,
-                num_draws,
+                run.num_draws,
                 num_warmup,
                 initial_params={"z": start.double()},
                 hook_fn=chain,
-                disable_progbar=not progress,
+                disable_progbar=not run.progress,
             )
             try:
                 mcmc.run()
@@ -56,7 +47,8 @@ def sample(
     calls = sum(chain.calls for chain in finished)
     kept = finished[:-1] if interrupted and len(finished) > 1 else finished
     draws, stats = zip(*(chain.result(z.device) for chain in kept), strict=True)
-    return torch.stack(draws).to(z.dtype), torch.stack(stats), calls, interrupted
+    found = torch.stack(draws).to(z.dtype), torch.stack(stats)
+    return Draws(*found, 0.0, calls, torch.ones(0), {}, interrupted, num_warmup=num_warmup)
 
 
 class _Chain:

@@ -242,9 +242,8 @@ class _Step:
     def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
-            begun = time.perf_counter()
             self._kernels[key] = compiled(fn, *args, *batch, enabled=self.training.compile, name=self.name)
-            self.compile_seconds += time.perf_counter() - begun
+            self.compile_seconds += self._kernels[key].seconds
         return self._kernels[key]
 
     def rate(self) -> float:

@@ -21,10 +21,10 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw, Family, Moments, base_distribution
+from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
-from pyrobnn.model.nodes import is_observed, is_subsample, log_prob_sum
+from pyrobnn.model.nodes import elementwise, is_observed, is_subsample, log_prob_sum
 from pyrobnn.posterior.approximation import Approximation
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
@@ -147,7 +147,7 @@ class Elbo:
         nodes, found = self.density.trace(self.density.constrain(z)), {}
         for site in self.latent:
             node = nodes[site.name]
-            prior, unmasked = base_distribution(node["fn"]), node["mask"] is None or node["mask"] is True
+            prior, unmasked = elementwise(node["fn"]), node["mask"] is None or node["mask"] is True
             if type(prior) is dist.Normal and unmasked and is_identity(site.transform):
                 found[site.name] = prior.loc, prior.scale
         return found
@@ -165,7 +165,7 @@ def _path_log_q(draw: Draw) -> Tensor:
 
 def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
     r""":math:`-E_q[\log N(\theta; m, s^2)] = \log s + \frac{(\mu - m)^2 + \sigma^2}{2 s^2} + \frac12 \log 2\pi`."""
-    prior = base_distribution(node["fn"])
+    prior = elementwise(node["fn"])
     terms = ((mean - prior.loc).square() + var) / (2 * prior.scale.square()) + prior.scale.log()
     total = (terms + 0.5 * math.log(2 * math.pi)).expand(node["value"].shape)
     if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event

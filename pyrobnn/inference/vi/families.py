@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -209,13 +209,6 @@ class LowRank(_Normal):
         state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
         # LowRankMultivariateNormal inverts the capacitance: float64
         return FlatApproximation(layout, "low_rank", {name: value.double() for name, value in state.items()})
-
-
-def base_distribution(fn: Any) -> Any:
-    """The distribution of one scalar, of a distribution of independent ones."""
-    while isinstance(fn, torch.distributions.Independent):
-        fn = fn.base_dist
-    return fn
 
 
 def raw_scale(loc: Tensor, scale: float) -> Tensor:

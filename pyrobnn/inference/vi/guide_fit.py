@@ -20,7 +20,7 @@ from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
 from pyrobnn.inference.fitting.program import rows_together
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.fitting.watch import OffsetCallback, end_of
+from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
@@ -91,12 +91,12 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     plain_config = replace(config, guide=replace(options, family="mean_field"), num_steps=num_steps)
     plain = GuideFit(plain_config, problem, run.init, run.seed, owner=config)
     try:
-        result = plain.train([OffsetCallback(each, 0) for each in callbacks], run.progress, "SVI, mean-field first")
+        result = plain.train([after(0, each) for each in callbacks], run.progress, "SVI, mean-field first")
         result = replace(result, asked=num_steps + config.num_steps)
         if result.stopped in ("callback", "interrupt"):
             return plain.posterior(result.params, run.num_draws, result)
         fitted.begin_at(plain, result)
-        end = fitted.train([OffsetCallback(each, result.num_steps) for each in callbacks], run.progress)
+        end = fitted.train([after(result.num_steps, each) for each in callbacks], run.progress)
         return fitted.posterior(end.params, run.num_draws, end)
     finally:
         for callback in callbacks:
@@ -184,12 +184,8 @@ class GuideFit:
         draws = {name: value[None] for name, value in q.sample(num_draws).items()}
         made = partial(make_posterior, problem, self.owner, seed=self.seed)
         if result is None:
-            cheap: dict[str, Any] = {
-                "timings": {},
-                "meta": {"temperature": self._temperature(None)},
-                "importance": False,
-            }
-            return made(draws, approximation=q, point_values=points, **cheap)
+            kept = {"temperature": self._temperature(None)}
+            return made(draws, approximation=q, point_values=points, timings={}, meta=kept, importance=False)
         temperature, begun = self._temperature(result.num_steps), time.perf_counter()
         mean_field_steps = 0 if self.owner is self.config else result.num_steps
         if self.before is not None:

@@ -26,10 +26,10 @@ from torch.overrides import TorchFunctionMode
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.rng import Noise
-from pyrobnn.inference.vi.families import Draw, Moments, base_distribution
+from pyrobnn.inference.vi.families import Draw, Moments
 from pyrobnn.model import Density
 from pyrobnn.model.handlers import Supply
-from pyrobnn.model.nodes import Node, is_subsample, log_prob_sum, without_validation
+from pyrobnn.model.nodes import Node, elementwise, is_subsample, log_prob_sum, without_validation
 from pyrobnn.posterior.approximation import state_points
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
@@ -82,7 +82,7 @@ class GuideFamily:
         if not self.factorized:
             return Draw(z, log_q, None, None)
         # AutoNormal: one normal per site in unconstrained space
-        normals = [base_distribution(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
+        normals = [elementwise(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
         entropy = torch.stack([normal.entropy().sum(dtype=torch.float64) for normal in normals]).sum()
