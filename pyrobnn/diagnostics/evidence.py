@@ -284,8 +284,8 @@ class Evidence:
         point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
         names = labels(self.variable(FUNCTION, "probe_x"), "feature") or ["x"] * (point.size == 1)
         if point.size == 1:
-            return f"{names[0]}≈{point[0]:.4g}"
-        shown = [f"{value:.4g}" for value in point[:3]]
+            return f"{names[0]}≈{float(f'{point[0]:.4g}'):g}"
+        shown = [f"{float(f'{value:.4g}'):g}" for value in point[:3]]
         shown = [f"{name}≈{value}" for name, value in zip(names[:3], shown, strict=False)] or shown
         return f"probe {probe}, {', '.join(shown)}{', …' if point.size > 3 else ''}"
 

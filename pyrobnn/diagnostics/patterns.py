@@ -104,7 +104,7 @@ def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     p = min(1.0, p * len(found))
     parts = sorted(parts, key=lambda each: each[1])
     (low_at, low), (high_at, high) = parts[0], parts[-1]  # two regions, where all cover as much
-    ends = [f"{at.min():.4g} <= {name} <= {at.max():.4g}" for at in (low_at, high_at)]
+    ends = [f"{float(f'{at.min():.4g}'):g} <= {name} <= {float(f'{at.max():.4g}'):g}" for at in (low_at, high_at)]
     numbers = {"where": name, "p": p, "low": low, "high": high, "low_at": ends[0], "high_at": ends[1]}
     return Found(grade_tested(p, high - low, RATES, limits), high - low, "", numbers, limits[0])
 

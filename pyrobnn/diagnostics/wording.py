@@ -87,7 +87,7 @@ _RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have 
 
 #: code, or name of a check → what was seen
 SEEN: dict[str, Template] = {
-    "not_checked": "There is too little here to check this by.",
+    "not_checked": "There is too little here to check the {part}.",
     "failed_to_run": "This check could not be made: {error}.",
     "unreadable": "The tree cannot be judged: {error}.",
     # the draws as they are
@@ -206,8 +206,8 @@ def fault(code: str) -> str:
 
 def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
     """What a check of this name saw, in one sentence; of codes that are not ours, the number ``"seen"``."""
-    template = SEEN.get(code, SEEN.get(name, "{seen}"))
-    return template(**numbers) if callable(template) else template.format(**{"seen": ""} | dict(numbers))
+    template, part = SEEN.get(code, SEEN.get(name, "{seen}")), name.removeprefix("not_checked_")
+    return template(**numbers) if callable(template) else template.format(**{"seen": "", "part": part} | dict(numbers))
 
 
 def action(code: str, numbers: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import AxLine
 from numpy.typing import ArrayLike
 
 from pyrobnn.core.checks import check_choice
@@ -207,6 +208,6 @@ def reference_line(axes: Axes, level: float | None = None) -> None:
     """The dashed line of what is right: a level, else the diagonal."""
     look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}
     if level is None:
-        axes.axline((0, 0), slope=1, **look)
+        axes.add_artist(AxLine((0, 0), None, 1, **look))  # unlike axline it leaves the limits to the data
     else:
         axes.axhline(level, **look)

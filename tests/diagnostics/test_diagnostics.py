@@ -112,6 +112,8 @@ def test_constant_noise_on_heteroskedastic_data_fails_by_region():
     assert verdict.draws == "pass" and region.question == "model" and region.numbers["where"] == "x"
     wide = check(diagnose(line_tree(weights, x, y, 20 * noise)), "coverage_by_region").numbers
     assert wide["low"] == wide["high"] == 1 and wide["low_at"] != wide["high_at"]
+    far = check(diagnose(line_tree(weights * [1, 1e-5], 1e5 * x, y, noise)), "coverage_by_region")
+    assert far.status == "fail" and "e+" not in far.numbers["low_at"] + far.numbers["high_at"]  # places are in digits
 
 
 # six healthy runs

@@ -72,6 +72,7 @@ def test_a_verdict_is_its_worst_check_and_information_never_decides():
     verdict = Verdict.from_checks("m", "l", [checks["warn"], checks["info"], checks["fail"]])
     assert verdict.status == "fail" and verdict.action == "do fail." and "fail seen" in str(verdict)
     assert [check.name for check in verdict.warned] == ["warn", "not_checked_model"]
+    assert verdict.warned[-1].evidence.endswith(" check the model.")
     assert json.loads(verdict.to_json()) == verdict.to_dict()
 
 

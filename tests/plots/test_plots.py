@@ -59,6 +59,13 @@ def test_names_of_any_length_lie_within_the_figure() -> None:
     assert all("…" in ax.get_title(loc="left") + ax.get_title() for ax in figure.axes)
 
 
+def test_the_diagonal_leaves_the_limits_to_the_data() -> None:
+    ax = matplotlib.figure.Figure().subplots()
+    ax.plot([100.0, 140.0], [110.0, 130.0])
+    plots.canvas.reference_line(ax)
+    assert ax.get_xlim()[0] > 90 and ax.get_ylim()[0] > 90
+
+
 def test_one_tree_needs_no_mapping_and_brings_its_label() -> None:
     assert "nuts" in texts(plots.predictive_bands(KINDS["regression_1d"]))
 
