@@ -90,6 +90,11 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     plt.close("all")
 
 
+def test_no_line_of_a_page_is_taken_for_a_comment():
+    pages = [*PAGES, *ROOT.glob("scripts/*/claim.md"), ROOT / "README.md"]
+    assert [str(page) for page in pages if re.search("^%", page.read_text(encoding="utf-8"), re.MULTILINE)] == []
+
+
 def test_no_page_is_without_an_example():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
