@@ -1,4 +1,4 @@
-"""R-hat and effective sample sizes, the latter ArviZ's or of SMC by ancestors: the one place where they are computed.
+"""R-hat and effective sample sizes, of chains and of SMC by ancestors: the one place where they are computed.
 
 *Rank-normalization, folding, and localization: an improved R-hat* (Vehtari et al., 2021),
 https://doi.org/10.1214/20-BA1221
@@ -7,7 +7,6 @@ https://doi.org/10.1214/20-BA1221
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -58,22 +57,51 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
         >>> bool(ess(np.random.default_rng(0).normal(size=(4, 1000))) > 3000)
         True
     """
-    from arviz_stats.base import array_stats  # late: the import takes longer than the first draws of a small model
 
-    return _of_each(partial(array_stats.ess, method=kind, prob=(0.05, 0.95) if kind == "tail" else None), draws)
+    def of_one(values: np.ndarray) -> float:
+        if kind == "tail":
+            return min(_geyer(_halves(values <= limit)) for limit in np.quantile(values, (0.05, 0.95)))
+        return _geyer(_normal_scores(_halves(values)) if kind == "bulk" else _halves(values))
+
+    return _of_each(of_one, draws)
 
 
 def _rank_normalised_split_rhat(draws: np.ndarray) -> float:
     """Of one quantity (chain, draw); NaN of a single chain."""
-    half = draws.shape[1] // 2
-    halves, found = np.concatenate([draws[:, :half], draws[:, -half:]]), [np.nan]
+    halves, found = _halves(draws), [np.nan]
     for values in (halves, abs(halves - np.median(halves))) if len(draws) > 1 else ():
-        _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
-        ranks = (counts.cumsum() - (counts - 1) / 2)[where].reshape(values.shape)
-        scores = torch.special.ndtri(torch.from_numpy((ranks - 0.375) / (ranks.size + 0.25))).numpy()
+        scores, half = _normal_scores(values), values.shape[1]
         between, within = half * scores.mean(1).var(ddof=1), scores.var(1, ddof=1).mean()
         found.append(np.sqrt((between / within + half - 1) / half))
     return np.fmax.reduce(found)
+
+
+def _halves(draws: np.ndarray) -> np.ndarray:
+    half = draws.shape[1] // 2
+    return np.concatenate([draws[:, :half], draws[:, -half:]]).astype(np.float64)
+
+
+def _normal_scores(values: np.ndarray) -> np.ndarray:
+    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[where].reshape(values.shape)
+    return torch.special.ndtri(torch.from_numpy((ranks - 0.375) / (ranks.size + 0.25))).numpy()
+
+
+def _geyer(draws: np.ndarray) -> float:
+    """Effective sample size of the mean of one quantity (chain, draw)."""
+    size, num = draws.size, draws.shape[1]
+    if np.ptp(draws) == 0:
+        return size
+    spectrum = np.fft.rfft(draws - draws.mean(1, keepdims=True), 2 * num)
+    covariance = np.fft.irfft(abs(spectrum) ** 2, 2 * num)[:, :num].mean(0) / num
+    total = covariance[0] + (draws.mean(1).var(ddof=1) if len(draws) > 1 else 0.0)
+    rho = 1 - (covariance[0] * num / (num - 1) - covariance) / total
+    rho[0] = 1.0
+    pairs = rho[: max(2, (num - 1) // 2 * 2)].reshape(-1, 2).sum(1)
+    last = int((pairs <= 0).argmax()) if (pairs <= 0).any() else len(pairs) - 1
+    after = rho[2 * last] if last else 1.0
+    tau = 2 * np.minimum.accumulate(pairs[:last]).sum() - 1 + (after if pairs[last] >= 0 else max(after, 0.0))
+    return size / max(tau, 1 / np.log10(size))
 
 
 def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
@@ -83,7 +111,7 @@ def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
         raise ValueError(f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}")
     found, finite = np.full(draws.shape[:-2], np.nan), np.isfinite(draws).all((-2, -1))
     with np.errstate(all="ignore"):  # what does not move
-        found[finite] = [compute(each.astype(np.float64)) for each in draws[finite]]
+        found[finite] = [compute(each) for each in draws[finite]]
     return found
 
 

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import logging
+import os
 import pkgutil
 from collections.abc import Callable, Iterator
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -147,7 +151,6 @@ def compile_graph(
     results of every call. Up to 0.8 MB, which the threads of Linux have. Raises others of :data:`MOVED` on other torch.
     """
     shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
-    held = [value for _, value in (*graph.named_parameters(), *graph.named_buffers(remove_duplicate=False))]
     if on_stack:  # before the settings, which a first registration would keep for every later compile
         common = _required("torch._inductor.codegen.common")
         common.init_backend_registration()
@@ -169,7 +172,31 @@ def compile_graph(
     if code is None or graph.graph.output_node().all_input_nodes:
         return call
     # nothing is returned: what torch puts around the code, for results, takes longer than a short step
+    with contextlib.suppress(*MOVED):
+        if "extend" not in code.__code__.co_names:  # where constants of inductor's own join the arguments
+            return Library(code.__closure__[0].cell_contents.__self__.__file__, graph)
+    held = _held(graph)
     return lambda *args: code([*held, *args])
+
+
+def _held(graph: GraphModule) -> list[Tensor]:
+    return [value for _, value in (*graph.named_parameters(), *graph.named_buffers(remove_duplicate=False))]
+
+
+class Library:
+    """Machine code of a graph that returns nothing, from inductor's file; ImportError without it."""
+
+    def __init__(self, path: str, graph: GraphModule) -> None:
+        data = _required("torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(data)  # without it no such file can be loaded
+        loader = ExtensionFileLoader(f"{Path(path).stem}.inductor_entry_cpp", path)
+        module = importlib.util.module_from_spec(ModuleSpec(loader.name, loader, origin=path))
+        loader.exec_module(module)
+        self.path, self._held, self._enter = path, _held(graph), module.inductor_entry_cpp
+        self._handles = _required("torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors")
+
+    def __call__(self, *args: Tensor) -> None:
+        self._enter(self._handles([*self._held, *args]))
 
 
 def _instruction_sets_of_the_cpu() -> Context:

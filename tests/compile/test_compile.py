@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import warnings
@@ -189,7 +190,7 @@ def test_other_layouts_are_refused_before_memory_is_read():
     assert step(torch.ones(3, 4)).sum() == 24
 
 
-def test_the_first_compile_of_a_process_leaves_no_setting_to_the_others():
+def test_the_first_compile_of_a_process_leaves_no_setting_to_the_others(tmp_path):
     """Inductor keeps what its settings are at its first registration: later results lay on the stack."""
     script = """
 import torch
@@ -203,7 +204,8 @@ compiled(write, z, out)
 from torch._inductor.codegen import common
 print(common.device_codegens["cpu"].cpp_wrapper_codegen.__name__)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    env = os.environ | {inductor.FOLDER: str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
     assert "ArrayRef" not in done.stdout
 
 

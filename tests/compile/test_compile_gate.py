@@ -38,9 +38,10 @@ PACKAGE = ROOT / "pyrobnn"
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch):
-    """Every graph is checked, also one that another test has compiled."""
-    monkeypatch.setattr("pyrobnn.model.compile._CHECKED", set())
+def nothing_is_known(monkeypatch, tmp_path):
+    """Every graph is checked, also one that another test or an earlier run has compiled."""
+    inductor.RIGHT.clear()
+    monkeypatch.setattr(inductor, "_record", lambda identity: tmp_path / "right" / identity)
 
 
 def gradient(z):
@@ -108,6 +109,19 @@ def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
     assert times(0.5) == 5
     z = z.T.contiguous().T
     assert times(0.5) == 6
+
+
+def test_the_next_process_loads_what_was_found_right_without_inductor(monkeypatch, tmp_path):
+    assert_right()
+    inductor.RIGHT.clear()  # as in a new process
+    with monkeypatch.context() as without:
+        for used in ("pyrobnn.core.private.compile_graph", "pyrobnn.model.compile.disagreement"):
+            without.setattr(used, lambda *_: pytest.fail("a library is there"))
+        assert_right()
+    inductor.RIGHT.clear()
+    for record in (tmp_path / "right").iterdir():
+        record.write_text(str(tmp_path / "gone.so"))
+    assert_right()  # and makes it again where the library is gone
 
 
 def test_a_graph_is_traced_with_one_mode_for_its_shapes(monkeypatch):

@@ -9,7 +9,7 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.core import private
-from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile import compiled, inductor
 from pyrobnn.model.compile.interrupts import raised_by_handlers
 
 
@@ -54,7 +54,7 @@ STAGES = {
 @pytest.mark.parametrize("number, error", [(signal.SIGALRM, Alarm), (signal.SIGINT, KeyboardInterrupt)])
 def test_what_a_handler_raises_ends_every_stage_of_a_compile(stage, number, error, alarm, monkeypatch):
     monkeypatch.setattr(STAGES[stage], raising(number))
-    monkeypatch.setattr("pyrobnn.model.compile._CHECKED", set())
+    inductor.RIGHT.clear()
     with pytest.raises(error):
         compiled(lambda z: z.sin() * 0.1234, torch.ones(3))
 

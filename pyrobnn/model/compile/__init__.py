@@ -21,8 +21,10 @@ from pyrobnn.core.seeding import kept
 from pyrobnn.model.compile.agreement import disagreement, snapshot
 from pyrobnn.model.compile.inductor import (
     DECOMPOSITIONS,
+    RIGHT,
     Untraceable,
     first_line,
+    keep,
     library_calls,
     machine_code,
     materialize,
@@ -36,8 +38,6 @@ from pyrobnn.model.compile.trees import leaves_of, mapped
 
 __all__ = ["Compiled", "CudaGraph", "compiled", "first_line", "library_elements", "materialize"]
 provide_folder()  # before anything imports torch's compiler
-#: identities of graphs whose machine code was found right in this process: with other data it is the same code
-_CHECKED: set[str] = set()
 
 
 class Compiled:
@@ -139,18 +139,17 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     slower = "its traced graph is interpreted, several times slower"
     before = snapshot(inputs)
     try:
-        call, graph, origin, identity, failed = machine_code(fn, inputs)
+        code = machine_code(fn, inputs)
     except (Untraceable, Gone):
         raise
     except Exception as error:  # inductor wraps compiler failures in many types
         _warn(name, f"could not be compiled ({first_line(tolerable(error))})", slower)
         return traced(fn, inputs), "graph"
-    found = None if identity in _CHECKED else disagreement(origin, call, before, graph)
+    found = None if code.identity in RIGHT else disagreement(code.origin, code.call, before, code.graph)
     if found is None:
-        if identity is not None:
-            _CHECKED.add(identity)
-        return call, "inductor"
-    what = f"could not be compiled ({failed})" if failed else f"gives wrong numbers when compiled ({found})"
+        keep(code)
+        return code.call, "inductor"
+    what = f"could not be compiled ({code.failed})" if code.failed else f"gives wrong numbers when compiled ({found})"
     _warn(name, what, f"{slower}. Please report this with the model")
     return traced(fn, inputs), "graph"
 

@@ -132,6 +132,8 @@ _INDUCTOR = {
 # Below this size of the largest tensor, threads cost more at their barriers than they save.
 _PARALLEL_FROM = 2**16
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"
+#: identities of graphs whose machine code was found right in this process: with other data it is the same code
+RIGHT: set[str] = set()
 
 
 def provide_folder() -> None:
@@ -211,25 +213,30 @@ def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     First with small products and the stack, if they were tested on this torch; then by ``torch.compile``, the public
     way, whose guards cost time at every call. Raises Untraceable, NoCompiler, and what inductor raised first.
     """
-    if all(tensor.device.type == "cpu" for tensor in inputs) and private.lacks_compiler():
-        traced(fn, inputs)
-        remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
-        remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
-        raise NoCompiler(f"there is no C++ compiler: {remedy}")
     remove_torn()
     first, reason = None, f"pyrobnn's way was tested on torch {', '.join(TESTED)}, not on {torch.__version__}"
     if ".".join(torch.__version__.split(".")[:2]) in TESTED:
         try:
             return _fused(fn, inputs)
+        except NoCompiler:
+            raise
         except Exception as error:  # inductor wraps compiler failures in many types
             first, reason = tolerable(error), first_line(error)
     graph = traced(fn, inputs)
+    _need_compiler(inputs)
     try:
         call = _publicly(graph, inputs)
     except Exception as error:
         raise first or error from tolerable(error)
     _log.warning("the compiled function is slower than it might be: %s", reason)
     return Code(call, functools.partial(private.trace, fn, inputs), fn, failed=reason if first else None)
+
+
+def _need_compiler(inputs: list[Tensor]) -> None:
+    if all(tensor.device.type == "cpu" for tensor in inputs) and private.lacks_compiler():
+        remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
+        remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
+        raise NoCompiler(f"there is no C++ compiler: {remedy}")
 
 
 def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
@@ -257,13 +264,20 @@ def first_line(error: Exception) -> str:
 
 
 def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
-    """Compiled with small products as arithmetic, calls in C++ and, where possible, intermediates on the stack."""
+    """Compiled with small products as arithmetic, calls in C++ and intermediates on the stack, or loaded from disk."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
     only_writes = not graph.graph.output_node().all_input_nodes
     looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
-    on_stack = on_cpu and sys.platform == "linux" and only_writes and not looped and not library_calls(graph)
+    alone = on_cpu and sys.platform == "linux" and only_writes and not looped
+    on_stack = alone and not library_calls(graph)
+    if (identity := _identity(untouched, inputs)) and alone:
+        with contextlib.suppress(OSError, *private.MOVED):  # to import inductor takes as long as a small model
+            library = private.Library(_record(identity).read_text(), graph)
+            RIGHT.add(identity)
+            return Code(library, lambda: untouched, fn, identity)
+    _need_compiler(inputs)
     settings: dict[str, Any] = _INDUCTOR | {"cpp_wrapper": on_cpu, "aot_inductor.allow_stack_allocation": on_stack}
     schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
     # what is only written into does not count
@@ -272,7 +286,7 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
         call = private.compile_graph(graph, inputs, settings, on_stack)
     # a loop in Python takes its time at every step; its body was compared by itself
-    return Code(call, lambda: untouched, untouched if looped else fn, _identity(untouched, inputs))
+    return Code(call, lambda: untouched, untouched if looped else fn, identity)
 
 
 def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
@@ -281,7 +295,27 @@ def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
     if not all(isinstance(value, Tensor) for value in held):  # a graph inside of the graph
         return None
     tensors = [(value.shape, value.stride(), value.dtype, value.device) for value in (*inputs, *held)]
-    return hashlib.sha256(f"{graph.code}{tensors}{torch.get_num_threads()}".encode()).hexdigest()
+    machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), sys.version, torch.__version__
+    return hashlib.sha256(f"{graph.code}{tensors}{machine}{_INDUCTOR}".encode()).hexdigest()
+
+
+def _record(identity: str) -> Path:
+    """Where the path of a library stands that was found right."""
+    return _folder() / "pyrobnn" / identity
+
+
+def keep(code: Code) -> None:
+    """Remember that machine code is right, a library also for later processes."""
+    if code.identity is None or code.identity in RIGHT:
+        return
+    RIGHT.add(code.identity)
+    if isinstance(code.call, private.Library):
+        record = _record(code.identity)
+        part = record.with_suffix(f".{os.getpid()}")
+        with contextlib.suppress(OSError):  # a full disk: the next process compiles again
+            record.parent.mkdir(exist_ok=True)
+            part.write_text(code.call.path)
+            part.replace(record)
 
 
 def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
