@@ -74,9 +74,10 @@ class Selective(Prior):
 
 
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
-    for module_name, module in net.named_modules():
-        for param_name, param in module.named_parameters(recurse=False):
-            yield f"{module_name}.{param_name}" if module_name else param_name, module, param
+    """Every parameter once, by its first name, as torch does: one that is tied has other names too."""
+    modules = dict(net.named_modules())
+    for name, param in net.named_parameters():
+        yield name, modules[name.rpartition(".")[0]], param
 
 
 class IIDPrior(tyxe_priors.IIDPrior, Selective):

@@ -9,6 +9,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 from models import normal_prior, toy, toy_net
 
 import pyrobnn as pb
@@ -142,6 +143,42 @@ def test_round_trip_through_netcdf(name, tmp_path):
     torch.testing.assert_close(again.predict(X).var, posterior.predict(X).var)
     if METHODS[name].has_density:
         torch.testing.assert_close(again.log_q(), posterior.log_q(), rtol=1e-5, atol=1e-5)
+
+
+class Shared(torch.nn.Module):
+    """A net with one layer in two places and one weight in two layers, after a layer that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        with seeded(0):
+            self.trunk, self.one, self.end = torch.nn.Linear(1, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+            self.tied = torch.nn.Linear(2, 2)
+        self.again, self.tied.weight = self.one, self.one.weight
+        self.trunk.requires_grad_(False)
+
+    def forward(self, x):
+        return self.end(self.tied(self.again(self.one(self.trunk(x).tanh()).tanh()).tanh()).tanh())
+
+
+@pytest.mark.filterwarnings("ignore:.*(point parameters|standard deviations|the search)")
+@pytest.mark.parametrize("name", one_of_each_kind(fast={"MAP", "Laplace", "SWAG", "MCDropout"}))
+def test_shared_tied_and_frozen_parameters(name, tmp_path):
+    """One site a tensor, the net in its place after each call, and what is frozen where it was."""
+    net, free = Shared(), [] if name in NO_POINTS else ["trunk.weight", "trunk.bias"]
+    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide=free), pb.likelihoods.HomoskedasticGaussian(0.2))
+    assert {site.removeprefix("net.") for site in model.priors} == {n for n, _ in net.named_parameters()} - {*free}
+    if name in ("Laplace-kron", "MCDropout"):  # a Kronecker product, or a mask, of a weight in two places
+        with pytest.raises(pb.Refused, match="used elsewhere|shares its weight"):
+            METHODS[name].fit(model, X, Y, **num_draws(name))
+        return
+    first, again = (METHODS[name].fit(model, X, Y, seed=3, **num_draws(name)) for _ in range(2))
+    assert all(torch.equal(first.draws[site], again.draws[site]) for site in first.draws)
+    for site in free:
+        held = net.get_parameter(site)
+        assert torch.equal(first.draws[f"net.{site}"], held.expand_as(first.draws[f"net.{site}"]))
+    assert first.to_datatree(X, Y).log_likelihood.sizes["draw"] == first.num_draws
+    loaded = pb.Posterior.load(first.save(tmp_path / "p.nc"), model)
+    torch.testing.assert_close(loaded.predict(X).f, first.predict(X).f)
 
 
 @pytest.mark.parametrize("name", one_of_each_kind())

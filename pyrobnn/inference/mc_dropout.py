@@ -14,7 +14,7 @@ from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
-from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.initial import held_values, start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.point_methods import Trained
@@ -83,12 +83,7 @@ class MCDropout(Trained):
             super().__post_init__()
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
-        """The problem of a net that can be trained with dropout.
-
-        Raises:
-            TypeError, Refused: no BNN; batch-norm layers in training mode.
-            ValueError: no steps, and no weights to take.
-        """
+        """The problem of a net that can be trained with dropout."""
         model, x, y = require_net(self, run.given[0]), *run.given[1:]
         if norms := training_norms(model):
             raise Refused(
@@ -98,18 +93,22 @@ class MCDropout(Trained):
         if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
         options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
+        options["values"] = held_values(model, run.init)
         return prepare(model, x, y, device=device, num_draws=run.num_draws, **options), run
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         net, probes = problem.bnn, problem.x[:NUM_PROBES]
         masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
         density = _training_density(net, masks, problem)
-        own = {site.name for site in problem.density.sites}
+        held = problem.density.initial_points
+        own = {site.name for site in problem.density.sites} | held.keys()
+        if shared := [mask.layer for mask in masks if mask.site not in own]:
+            raise Refused(f"the layer {shared[0]!r} shares its weight and has no mask of its own: use another method")
 
         def drawn(values: dict[str, Tensor], num_draws: int) -> dict[str, Tensor]:
             """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
-            rest = {name: value.expand(num_draws, *value.shape) for name, value in values.items()}
-            masked = rest | masked_weights(values, masks, num_draws)
+            rest = {name: value.expand(num_draws, *value.shape) for name, value in (held | values).items()}
+            masked = rest | masked_weights(held | values, masks, num_draws)
             return {name: value[None] for name, value in masked.items() if name in own}
 
         def present(theta: Tensor) -> Posterior:
@@ -149,7 +148,7 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> De
 
         trainer.net.get_submodule(mask.layer).register_forward_pre_hook(drop)
     program = scaled_program(trainer, problem.num_rows, problem.epoch)
-    return Density(program, (problem.x, problem.y), points="free")
+    return Density(program, (problem.x, problem.y), points="free", values=problem.density.initial_points)
 
 
 @dataclass(frozen=True)
@@ -180,10 +179,7 @@ class Mask:
 
 
 def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
-    """Dropout on the inputs of every linear and convolution layer with more than one.
-
-    Dropping a layer's only input would cut the network in two: the function would be constant with probability ``p``.
-    """
+    """Dropout on the inputs of linear and convolution layers with several; without its only one, f is constant."""
     net = copy.deepcopy(model.net).eval()
     layers = {name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))}
     columns = {name: _columns(name, module) for name, module in layers.items()}

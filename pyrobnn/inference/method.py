@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
 
 from pyrobnn.core.checks import Refused, check_count
-from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.initial import held_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.model.compile.interrupts import raised_by_handlers
@@ -151,7 +151,7 @@ class Method(abc.ABC):
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
         model, x, y = run.given
-        held = start_values(model, run.init) if self.points == "held" and run.init is not None else None
+        held = held_values(model, run.init, self.points)
         num_draws, stream = run.num_draws * self._num_parallel, not self.gathers
         problem = prepare(
             model, x, y, points=self.points, device=device, values=held, stream=stream, num_draws=num_draws

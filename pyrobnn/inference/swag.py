@@ -17,7 +17,7 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
-from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.initial import held_values, start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
@@ -55,11 +55,7 @@ class _Averaged(Method):
         return 0, 1.0
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
-        """The problem of a net whose batch-norm layers may use the statistics of a batch.
-
-        Raises:
-            TypeError, Refused: no BNN; random layers in training mode.
-        """
+        """The problem of a net whose batch-norm layers may use the statistics of a batch."""
         model, x, y = require_net(self, run.given[0]), *run.given[1:]
         norms = training_norms(model)
         if others := set(model.stochastic_layers()) - set(norms):
@@ -68,6 +64,7 @@ class _Averaged(Method):
                 "call .eval() on them before building the BNN"
             )
         options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
+        options["values"] = held_values(model, run.init)
         problem = prepare(with_batch_statistics(model), x, y, device=device, num_draws=run.num_draws, **options)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
 
@@ -332,7 +329,7 @@ class _SGD:
         """Draws of the Gaussian through two iterates or more, or else the point ``flat``; what a posterior is told."""
         density = self.problem.density
         values = density.constrain(flat)
-        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        points = density.initial_points | {s.name: values[s.name] for s in density.sites if s.kind == "point"}
         draws = {name: value[None, None] for name, value in values.items() if name not in points}
         told: dict[str, Any] = {"seed": self.run.seed, "point_values": points}
         if self.method.kind == "independent" and self.moments.count > 1:

@@ -237,8 +237,7 @@ class Population:
         which, state = index // len(self._states), index % len(self._states)
         which = (which + size * torch.arange(self.num_islands, device=index.device).unsqueeze(1)).flatten()
         self.z = torch.stack([z for z, _ in self._states])[state.flatten(), which]
-        self.ancestor = self.ancestor[which]
-        self.beta = beta
+        self.ancestor, self.beta = self.ancestor[which], beta
         self._gradient, self._base, self.log_likelihood = self._values()
         return self.moved(worth)
 

@@ -227,6 +227,12 @@ class Likelihood:
                 f"of 'y', which has shape {tuple(y.shape)}): give the net {heads * out} outputs "
                 f"or y {width // heads} columns"
             )
+        shapes = {own: value.shape for own, value in self.own.fixed.items()}
+        shapes |= {site.removeprefix(SITE): prior.event_shape for site, prior in self.own.priors.items()}
+        if misfit := [own for own, shape in shapes.items() if tuple(shape) not in ((), (1,), (out,))]:
+            raise ValueError(
+                f"{misfit[0]!r} has shape {tuple(shapes[misfit[0]])}: one value, or one per column of y, {out}"
+            )
         if y.dtype == torch.bool and not self.targets.classes:
             raise TypeError(f"'y' has dtype {y.dtype} but {name} expects real numbers")
         check_finite("y", y)

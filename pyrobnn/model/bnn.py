@@ -34,7 +34,7 @@ class BNN:
 
     The net is deep-copied: the user's own is never touched. Bayesian parameters are the sites ``net.<parameter>``;
     parameters hidden from the prior are point parameters of the same name, optimised by MLE, MAP and SVI and held at
-    the net's own values by MCMC.
+    the net's own values by MCMC, and by every method where they are frozen (``requires_grad=False``).
 
     Args:
         net: maps inputs (N, …) to outputs (N, width).
@@ -72,7 +72,7 @@ class BNN:
                 raise TypeError(f"{name!r} must be a {wanted}, got {found}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
-        self.net = copy.deepcopy(net)
+        self.net = _separated(copy.deepcopy(net))
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)
         if isinstance(self.net, Exposed):
@@ -98,6 +98,11 @@ class BNN:
     def num_weights(self) -> int:
         """Number of scalar parameters of the net, Bayesian or not."""
         return sum(p.numel() for p in self.net.parameters())
+
+    @property
+    def frozen(self) -> set[str]:
+        """Sites of the parameters that have no prior and are not to be trained (``requires_grad=False``)."""
+        return {NET + n for n, p in self.net.named_parameters() if not p.requires_grad} - self.priors.keys()
 
     def to(self, device: torch.device) -> BNN:
         """This model on ``device``; itself if it is there already."""
@@ -257,6 +262,16 @@ class BNN:
     def __repr__(self) -> str:
         net, prior = type(self.net).__name__, type(self.prior).__name__
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
+
+
+def _separated(net: nn.Module) -> nn.Module:
+    """``net`` with a module for each place, of the same tensors: torch restores one place alone after a call."""
+    seen, tensors = set(), {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    for name, module in [*net.named_modules(remove_duplicate=False)]:
+        if module in seen:
+            net.set_submodule(name, copy.deepcopy(module, dict(tensors)))
+        seen.add(module)
+    return net
 
 
 def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -370,7 +370,7 @@ class Density:
                 support = node["kwargs"].get("constraint", constraints.real)
                 self.initial_points[node["name"]] = node["value"].detach().to(self.device)
                 self.constraints[node["name"]] = support
-                if self.points == "free":
+                if self.points == "free" and node["name"] not in getattr(self.owner, "frozen", ()):
                     yield (site := _site(node, support, start, "point"))
                     start = site.stop
 

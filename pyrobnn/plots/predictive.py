@@ -199,8 +199,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     trees, levels = gather(trees), np.linspace(0.0, 1.0, 41)
     with style():
         figure, axes = panels(1, size=(4.2, 3.6))
-        ax = axes[0, 0]
-        counts = []
+        ax, counts = axes[0, 0], []
         for index, (label, evidence) in enumerate(trees.items()):
             points = regression_points(evidence, output)
             if points is not None and points.pit is not None:

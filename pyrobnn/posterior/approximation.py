@@ -82,8 +82,7 @@ class FlatApproximation:
     """
 
     def __init__(self, layout: Density, family: str, state: Mapping[str, Tensor]):
-        self.layout = layout
-        self.family = family
+        self.layout, self.family = layout, family
         self._state = {name: value.detach() for name, value in state.items()}
         self.distribution = FAMILIES[family](self._state)
 

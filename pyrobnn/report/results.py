@@ -171,8 +171,7 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
     if scale is None:
         return {}
     pairs = [decomposed(evidence, output) for output in range(len(scale))]
-    suffix = "" if len(pairs) == 1 else "_standardized"
-    found = {}
+    suffix, found = "" if len(pairs) == 1 else "_standardized", {}
     for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True)):
         if any(values is None for values in each):
             continue

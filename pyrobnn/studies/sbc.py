@@ -142,8 +142,7 @@ def rank(
         raise ValueError(f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws.")
     expected, found = ranked_quantities(truth, x, y, probe_x), ranked_quantities(posterior, x, y, probe_x)
     keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
-    rng = np.random.default_rng(seed)
-    ranks = {}
+    rng, ranks = np.random.default_rng(seed), {}
     for name, value in expected.items():
         draws, target = found[name].ravel()[keep], float(value.ravel()[0])
         ranks[name] = int((draws < target).sum() + rng.integers(0, (draws == target).sum() + 1))

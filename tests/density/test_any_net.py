@@ -305,8 +305,35 @@ def recurrent_with_dropout():
 def test_a_net_that_draws_while_it_is_trained_is_refused_until_it_is_in_evaluation_mode(net):
     model, x, y = flat(net)
     for method in (SHORT, pb.NUTS(), pb.SVI()):
-        with pytest.raises(pb.Refused, match="in training mode and draws random numbers.*call net.eval"):
+        with pytest.raises(pb.Refused, match="in training mode, where it draws random numbers.*call net.eval"):
             method.fit(model, x, y, seed=0)
+    model, x, y = flat(lambda: net().eval())
+    assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
+
+
+class Running(nn.Module):
+    """Statistics of its own, which evaluation mode does not use."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+        self.register_buffer("mean", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * (x.mean() + 1)
+        return self.layer(x - self.mean)
+
+
+def normalised():
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)), nn.Tanh(), nn.Linear(3, 1))
+
+
+@pytest.mark.parametrize("net", [Running, normalised])
+def test_what_is_fitted_is_the_function_that_predicts(net):
+    model, x, y = flat(net)
+    with pytest.raises(pb.Refused, match="another function than in evaluation mode.*call net.eval"):
+        SHORT.fit(model, x, y, seed=0)
     model, x, y = flat(lambda: net().eval())
     assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
 

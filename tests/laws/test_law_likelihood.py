@@ -653,3 +653,10 @@ def test_ranks_of_the_truth_are_uniform(name):
     assert {"f0.0", "log_joint"} <= set(each[0])
     found = {name: uniformity(np.array([ranks[name] for ranks in each]), 33).p_value for name in each[0]}
     assert len(found) * min(found.values()) > 0.001, found  # Bonferroni: the quantities are dependent
+
+
+@pytest.mark.parametrize("value", [torch.tensor([0.1, 0.2]), dist.HalfNormal(torch.ones(2))])
+def test_a_parameter_has_one_value_or_one_for_each_column(value):
+    model = pb.BNN(torch.nn.Linear(1, 3), normal_prior(), lk.HomoskedasticGaussian(value))
+    with pytest.raises(ValueError, match="'scale' has shape \\(2,\\): one value, or one per column of y, 3"):
+        pb.MAP(num_steps=1, compile=False).fit(model, torch.zeros(4, 1), torch.zeros(4, 3))

@@ -181,7 +181,7 @@ def find_centre(
             else polish(density.log_joint, theta, num_steps, jacobian=True)
         )[0]
     constrained = density.constrain(theta)
-    points = {site.name: constrained[site.name].detach() for site in density.sites if site.kind == "point"}
+    points = density.initial_points | {s.name: constrained[s.name].detach() for s in density.sites if s.kind == "point"}
     parts = None
     if bnn:
         values = problem.bnn.initial_values() | points | constrained

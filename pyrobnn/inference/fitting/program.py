@@ -148,10 +148,11 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
             "the net draws random numbers, in evaluation mode too, so it is another function at every call: "
             "take the noise out of it; that of the targets is the likelihood's"
         )
-    if deterministic and _draws(model, model.net, x):
+    if deterministic and (_draws(model, model.net, x) or _by_mode(model, x)):
         raise Refused(
-            "the net is in training mode and draws random numbers (dropout by a function, or inside of a recurrent "
-            "layer or of attention), so it has no fixed density: call net.eval() before building the BNN"
+            "the net is in training mode, where it draws random numbers or is another function than in evaluation mode "
+            "(dropout by a function or within a layer, running statistics of its own, a spectral norm), so it has no "
+            "fixed density: call net.eval() before building the BNN"
         )
 
 
@@ -164,6 +165,16 @@ def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
         after = [float(torch.rand((), device=device)) for device in devices]
     with seeded(0, *devices):
         return after != [float(torch.rand((), device=device)) for device in devices]
+
+
+@torch.no_grad()
+def _by_mode(model: BNN, x: Tensor) -> bool:
+    """Whether training mode changes the output, at weights that are not the net's own."""
+    with seeded(0, model.device):
+        values = {n: v + 0.1 * torch.randn_like(v) for n, v in model.net.named_parameters()}
+        values |= {name: buffer.clone() for name, buffer in model.net.named_buffers()}
+        f, other = (torch.func.functional_call(net, values, (x[:_FEW],)) for net in (model.eval_net, model.net))
+    return bool((f - other).abs().max() > 1e-3 * f.abs().max())
 
 
 @torch.no_grad()

@@ -259,8 +259,7 @@ class CouplingFlow:
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
 
     def initial(self) -> Tensor:
-        generator = torch.Generator().manual_seed(self.seed)
-        parts = []
+        generator, parts = torch.Generator().manual_seed(self.seed), []
         for name, shape in self.shapes.items():
             if name == "loc":
                 parts.append(self.loc)

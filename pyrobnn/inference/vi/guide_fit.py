@@ -237,7 +237,7 @@ class GuideFit:
         density, size = self.problem.density, self.elbo.family.size
         free = theta[size:]
         values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
-        points = {site.name: values[site.name] for site in density.sites if site.kind == "point"}
+        points = density.initial_points | {s.name: values[s.name] for s in density.sites if s.kind == "point"}
         layout = Density(density.program, density.args, points="held", values=points)
         return layout, points, self.elbo.family.approximation(theta[:size], layout)
 

@@ -105,12 +105,7 @@ class WeightUses(TorchFunctionMode):
         """
         linear = [uses for uses in self.found.values() if any(func in _RANKS for func, _ in uses)]
         return bool(linear) and all(
-            len(uses) == 1
-            and uses[0][0] is F.linear
-            and uses[0][1] is not None
-            and len(uses[0][1]) == 2
-            and uses[0][1][0] == num_rows
-            for uses in linear
+            len(uses) == 1 and uses[0][0] is F.linear and tuple(uses[0][1] or ())[:-1] == (num_rows,) for uses in linear
         )
 
 

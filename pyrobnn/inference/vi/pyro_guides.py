@@ -98,8 +98,7 @@ class GuideApproximation:
     def __init__(self, layout: Density, guide: AutoGuide, params: Mapping[str, Tensor]):
         self.layout = layout
         self.sites = [site for site in layout.sites if site.kind == "latent"]
-        self._guide = guide
-        self._params = {name: value.detach() for name, value in params.items()}
+        self._guide, self._params = guide, {name: value.detach() for name, value in params.items()}
 
     @torch.no_grad()
     def sample(self, num_draws: int) -> dict[str, Tensor]:

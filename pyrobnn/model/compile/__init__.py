@@ -53,8 +53,7 @@ class Compiled:
 
     def __init__(self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()) -> None:
         self.unchecked = call
-        self.mode = mode
-        self.seconds = seconds
+        self.mode, self.seconds = mode, seconds
         self._layouts = [_layout(leaf) for leaf in leaves_of(example)] if mode != "eager" else None
 
     def __call__(self, *args: Any) -> Any:
