@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def compare(argv: Sequence[str], command: str) -> int:
-    """Fit, judge, write; exit status 0, 1 where a method was left out, 130 where Ctrl-C stopped it.
+    """Fit, judge, write; exit status 0, 1 where a method was skipped, 130 where Ctrl-C stopped it.
 
     Args:
         argv: the words behind the command.

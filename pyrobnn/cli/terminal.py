@@ -15,7 +15,7 @@ from typing import NoReturn, TextIO
 from pyrobnn.core.plain_text import register
 
 EXIT_STATUS = (
-    "Exit status: 0 done, 1 a method was left out or failed (--strict: a verdict did), "
+    "Exit status: 0 done, 1 a method was skipped or failed (--strict: a verdict did), "
     "2 bad input, nothing was run, 130 stopped by Ctrl-C, what was found is kept."
 )
 USAGE_ERROR, INTERRUPTED = 2, 130

@@ -157,7 +157,8 @@ class Points:
         return None if self.sample is None else pit_of(self.sample, self.y)
 
 
-def _one(values: xr.DataArray, output: int) -> xr.DataArray:
+def one_output(values: xr.DataArray, output: int) -> xr.DataArray:
+    """One output of what has several."""
     return values.isel(output=output) if "output" in values.dims else values
 
 
@@ -171,13 +172,11 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     if draws is None:
         draws = evidence.variable(PREDICTIONS, "y")
     if y is not None and mean is not None and mean.size:
-        aleatoric = evidence.variable(PREDICTIONS, "aleatoric_var")
-        epistemic = evidence.variable(PREDICTIONS, "epistemic_var")
-        variances = [None if v is None else _one(v, output).values for v in (aleatoric, epistemic)]
-        sds = [None if v is None else np.sqrt(np.maximum(v, 0)) for v in variances]
+        variances = (evidence.variable(PREDICTIONS, f"{kind}_var") for kind in ("aleatoric", "epistemic"))
+        sds = [None if v is None else np.sqrt(np.maximum(one_output(v, output).values, 0)) for v in variances]
         samples = None
         if draws is not None:
-            one = _one(draws, output)
+            one = one_output(draws, output)
             samples = one.values if "sample" in one.dims else _draws_first(one)
         if sds[0] is not None and sds[1] is not None:
             total = np.hypot(sds[0], sds[1])
@@ -185,11 +184,12 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
             total = samples.std(0)
         else:
             return None
-        return Points(_one(y, output).values, _one(mean, output).values, sds[0], sds[1], total, samples, True)
+        seen, expected = (one_output(each, output).values for each in (y, mean))
+        return Points(seen, expected, sds[0], sds[1], total, samples, held_out=True)
     found = None if evidence.likelihood in CLASSES else _observed(evidence)
     if found is None:
         return None
-    seen, drawn = _one(found[0], output).values, _draws_first(_one(found[1], output))
+    seen, drawn = one_output(found[0], output).values, _draws_first(one_output(found[1], output))
     if drawn.ndim != 2 or drawn.size == 0 or seen.ndim != 1 or seen.dtype.kind not in "fiu":
         return None
     return Points(seen, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
@@ -279,7 +279,7 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
     if (ends := gap_between(inputs)) is None:
         return None
     low, high = ends
-    sd = np.sqrt(np.maximum(_one(variance, output).values, 0))
+    sd = np.sqrt(np.maximum(one_output(variance, output).values, 0))
     inside = np.median(np.interp(inputs, points, sd))
     ratio = float(np.interp(0.5 * (low + high), points, sd) / inside) if inside > 0 else None
     return Gap(low, high, ratio)

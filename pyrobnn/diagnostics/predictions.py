@@ -91,7 +91,9 @@ def judged(
     predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None, label: str = "predictions"
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
-    predictions, y, y_train, num_words = _in_places(predictions, y, y_train)
+    columns = getattr(predictions, "columns", pd.RangeIndex(0))
+    named = not isinstance(columns, pd.RangeIndex) and len(predictions) == np.asarray(y).size
+    y, y_train, num_words = _in_places([str(each) for each in columns] if named else [], y, y_train)
     outcomes = _array("y", y)
     past, inputs, known = (
         None if each is None else _array(name, each)
@@ -115,27 +117,26 @@ def judged(
     return Verdict(label, label, checks), evidence
 
 
-def _in_places(predictions: Any, y: Any, y_train: Any) -> tuple[Any, Any, Any, int | None]:
+def _in_places(titles: Sequence[str], y: Any, y_train: Any) -> tuple[Any, Any, int | None]:
     """Labels as the places of the columns that they name (cat, or p_cat), words else in sorted order; their number."""
-    columns = getattr(predictions, "columns", pd.RangeIndex(0))
-    names = [] if isinstance(columns, pd.RangeIndex) else [str(each) for each in columns]
     cells = [np.asarray([] if each is None else each).ravel() for each in (y, y_train)]
     cells = [np.array(each.tolist()) if each.dtype.kind == "O" else each for each in cells]
-    if not (words := cells[0].dtype.kind in "OUSb") and (not names or len(predictions) != len(cells[0])):
-        return predictions, y, y_train, None
+    if not (words := cells[0].dtype.kind in "OUSb") and not titles:
+        return y, y_train, None
     if count := int(pd.isna(cells[0]).sum()):
         raise ValueError(f"'y' holds {count} missing labels: drop these rows")
     text = [np.char.mod("%g", each) if each.dtype.kind in "iuf" else each.astype(str) for each in cells]
     known = {*text[0], *text[1], *(("False", "True") if cells[0].dtype.kind == "b" else ())}
-    start = re.sub(r"[^\W_]+$", "", os.path.commonprefix(names))
-    ends = names if known <= {*names} else [name.removeprefix(start) for name in names]
-    order = ["", *ends] if len(ends) == 1 else ends  # one column is of its label, not of the other
-    if not known & {*ends} or len(known - {*ends}) > (len(ends) == 1):
-        order = sorted(known)
-        if not words:
-            return predictions, y, y_train, None
+    prefix = re.sub(r"[^\W_]+$", "", os.path.commonprefix(titles))
+    named = titles if known <= {*titles} else [title.removeprefix(prefix) for title in titles]
+    # one column is of its label, not of the other, which has no name then
+    other = [""] * (len(named) == 1)
+    fits = bool(known & {*named}) and len(known - {*named}) <= len(other)
+    if not fits and not words:
+        return y, y_train, None
+    order = [*other, *named] if fits else sorted(known)
     y, past = (pd.Index(order).get_indexer(each).clip(0) for each in text)
-    return predictions, y, None if y_train is None else past, len(order) if words else None
+    return y, None if y_train is None else past, len(order) if words else None
 
 
 def _array(name: str, value: Any) -> np.ndarray:

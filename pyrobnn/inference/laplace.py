@@ -158,17 +158,7 @@ class Laplace(Method):
             passes = min(passes, search.num_steps * cast(int, search.batch_size) // problem.num_rows)
         started = time.perf_counter()
         with full_float32(problem.device):
-            centre = find_centre(
-                search,
-                problem,
-                source,
-                names,
-                init=run.init,
-                seed=seed,
-                num_steps=passes,
-                callbacks=run.callbacks,
-                progress=run.progress,
-            )
+            centre = find_centre(search, problem, source, names, run, passes)
             found, remarks = time.perf_counter(), list(centre.notes)
             if exact:
                 remarks = [note for note in remarks if getattr(note, "code", "") != "search_unfinished"]

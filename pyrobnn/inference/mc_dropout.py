@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -155,13 +156,13 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> De
 class Mask:
     """One place where units are dropped.
 
-    Attributes: ``layer`` (name of the weight layer whose inputs are dropped), ``source`` (name of the dropout layer, or
-    None where it was inserted), ``occasion`` (which call of that layer), ``units`` (dropped independently), ``repeats``
-    (consecutive input columns that share a unit), ``p`` (probability that a unit is dropped).
+    Attributes: ``layer`` (name of the weight layer whose inputs are dropped), ``source`` (name of the dropout layer;
+    empty where it was inserted), ``occasion`` (which call of that layer, from 1), ``units`` (dropped independently),
+    ``repeats`` (consecutive input columns that share a unit), ``p`` (probability that a unit is dropped).
     """
 
     layer: str
-    source: str | None
+    source: str
     occasion: int
     units: int
     repeats: int
@@ -183,7 +184,7 @@ def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
     net = copy.deepcopy(model.net).eval()
     layers = {name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))}
     columns = {name: _columns(name, module) for name, module in layers.items()}
-    masks = [Mask(name, None, 0, count, 1, p) for name, count in columns.items() if count > 1]
+    masks = [Mask(name, "", 0, count, 1, p) for name, count in columns.items() if count > 1]
     if not masks:
         raise Refused("the net has no linear or convolution layer with two or more inputs, so there is nothing to drop")
     return masks
@@ -194,15 +195,14 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
     net = copy.deepcopy(model.net).eval()
     masks: list[Mask] = []
     waiting: list[tuple[str, Dropout, Tensor, int]] = []
-    occasions: dict[str, int] = {}
+    occasions = Counter[str]()
     for name, module, value in _calls(net, x):
         if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
             raise Refused(f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout")
         if isinstance(module, (nn.Dropout, *CHANNELS)):
-            occasion = occasions.get(name, 0)
-            occasions[name] = occasion + 1
+            occasions[name] += 1
             if module.p > 0:
-                waiting.append((name, module, value, occasion))
+                waiting.append((name, module, value, occasions[name]))
         elif isinstance(module, (nn.Linear, *Conv)):
             masks += [_mask(entry, name, module) for entry in waiting]
             waiting = []
@@ -216,8 +216,7 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             "every weight layer"
         )
     for mask in masks:
-        if mask.source is not None:
-            _verify(net, mask, mask.source, x[:NUM_PROBES])
+        _verify(net, mask, x)
     return masks
 
 
@@ -274,7 +273,7 @@ def _as_columns(scaled: Tensor, mask: Mask, weight: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _verify(net: nn.Module, mask: Mask, source: str, x: Tensor) -> None:
+def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
     """Dropping units where the dropout layer is = masking the weights of the layer after it.
 
     It holds where what lies between (ReLU, pooling, flattening) commutes with the scaling of a unit.
@@ -284,18 +283,17 @@ def _verify(net: nn.Module, mask: Mask, source: str, x: Tensor) -> None:
 
     def drop(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
         seen[0] += 1
-        if seen[0] - 1 != mask.occasion:
+        if seen[0] != mask.occasion:
             return None
-        if isinstance(module, nn.Dropout):
-            return out * scaled.reshape(out.shape[1:])
-        return out * scaled.reshape(1, -1, *(1,) * (out.dim() - 2))
+        places = out[0].numel() // mask.units  # of a channel
+        return out * scaled.repeat_interleave(places).reshape(out.shape[1:])
 
-    with hooked([net.get_submodule(source).register_forward_hook(drop)]):
+    with hooked([net.get_submodule(mask.source).register_forward_hook(drop)]):
         expected = net(x)
     weight = net.get_parameter(mask.weight)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):
         raise Refused(
-            f"the dropout layer {source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
+            f"the dropout layer {mask.source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
             "(an activation such as tanh, or a shortcut, lies between): put the dropout right before the weight layer"
         )

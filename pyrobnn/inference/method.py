@@ -150,13 +150,9 @@ class Method(abc.ABC):
 
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
-        model, x, y = run.given
-        held = held_values(model, run.init, self.points)
-        num_draws, stream = run.num_draws * self._num_parallel, not self.gathers
-        problem = prepare(
-            model, x, y, points=self.points, device=device, values=held, stream=stream, num_draws=num_draws
-        )
-        return problem, run
+        held = held_values(run.given[0], run.init, self.points)
+        options: dict[str, Any] = {"stream": not self.gathers, "num_draws": run.num_draws * self._num_parallel}
+        return prepare(*run.given, points=self.points, device=device, values=held, **options), run
 
     @property
     def _num_parallel(self) -> int:

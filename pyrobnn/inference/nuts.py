@@ -26,7 +26,7 @@ from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, Machine
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
-from pyrobnn.model.gradient import batched_gradient
+from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
 
@@ -247,11 +247,8 @@ class NUTS(Method):
         gradient, why = batched_gradient(log_joint_float64(density) if in_float64 else density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
-        sizes = self.num_chains, density.dim, self._num_slots(density.dim, run.num_draws)
-        limits = self.max_tree_depth, self.trajectory, self.target_accept
-        machine = Machine(gradient, *sizes, z.dtype, z.device, *limits)
         return Run(
-            machine,
+            self.machine(gradient, z, self._num_slots(density.dim, run.num_draws)),
             seed=run.seed,
             num_warmup=self._first_warmup,
             most=MOST_WARMUP if self.num_warmup is None else None,
@@ -262,6 +259,11 @@ class NUTS(Method):
             compile=self.compile and not why,
             compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
+
+    def machine(self, gradient: Gradient, z: Tensor, num_slots: int) -> Machine:
+        """The transition of chains that begin at ``z`` (chain, dim) and keep ``num_slots`` draws each."""
+        limits = self.max_tree_depth, self.trajectory, self.target_accept
+        return Machine(gradient, len(z), z.shape[1], num_slots, z.dtype, z.device, *limits)
 
     def _interruption(self, stats: Tensor, run: FitRun) -> Finding:
         """How far Ctrl-C let the run come; Pyro's engine runs one chain after the other."""
@@ -292,11 +294,10 @@ def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Ten
     density, uniform = problem.density, not problem.is_bnn
     with seeded(seed, problem.device):
         scale = None
-        z = (
-            _drawn(density, num_chains, uniform)
-            if init is None
-            else start_chains(problem.model, density, init, num_chains)
-        )
+        if init is None:
+            z = _drawn(density, num_chains, uniform)
+        else:
+            z = start_chains(problem.model, density, init, num_chains)
         exact = isinstance(init, Posterior) and init.num_draws == 1 and init.meta.get("kind") == "chains"
         if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1 and not exact:
             flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})

@@ -211,10 +211,9 @@ class _Course:
             done = min(self._run.num_draws, self.done)
             finished = done == self._run.num_draws
             stop = self._report("sampling", rung, 1.0 if finished else 0.99, done)
-            if finished:
-                return
-            if stop:
+            if stop and not finished:
                 self.watch.stopped = "callback"
+            if stop or finished:
                 return
             rung = particles.moved()
 

@@ -60,8 +60,7 @@ def prior_runs(density: Density, num: int, seed: int, names: Sequence[str]) -> V
         return {name: nodes[name]["value"] for name in names}
 
     with seeded(seed, density.device):
-        parts = [at_each(one, part) for part in torch.zeros(num).split(_RUNS)]
-    return {name: torch.cat([part[name] for part in parts]) for name in names}
+        return at_each(one, torch.zeros(num), at_once=_RUNS)
 
 
 class _Forget(Messenger):
@@ -92,9 +91,5 @@ def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, 
     names = {site.name for site in density.sites} | set(density.initial_points)
     flat = {name: v.to(density.device).flatten(0, 1) for name, v in draws.items() if name in names}
     size = max(1, min(500, 2**20 // max(sum(sites.values()), 1)))
-    parts = [
-        at_each(one, {name: value[start : start + size] for name, value in flat.items()})
-        for start in range(0, chains * num, size)
-    ]
-    joined = {name: torch.cat([part[name] for part in parts]) for name in sites}
-    return {name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in joined.items()}
+    found = at_each(one, flat, at_once=size)
+    return {name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in found.items()}

@@ -47,12 +47,15 @@ def why_not_batched(error: RuntimeError) -> str:
     return f"torch cannot run one of its operations at many points at once ({said or type(error).__name__})"
 
 
-def at_each(function: Callable[..., Any], *points: Any, batch: torch.Size | None = None) -> Any:
+def at_each(
+    function: Callable[..., Any], *points: Any, batch: torch.Size | None = None, at_once: int | None = None
+) -> Any:
     """``function`` of the first element of every argument, of the second and so on, stacked.
 
     Args:
         function: returns a tensor, or tensors by name.
         *points: tensors, or tensors by name, with a leading axis (point, …), or leading axes ``batch``.
+        at_once: how many points are evaluated together; None for all.
     Returns:
         As of ``torch.func.vmap``; point by point where the function cannot be batched.
     """
@@ -60,6 +63,10 @@ def at_each(function: Callable[..., Any], *points: Any, batch: torch.Size | None
         flat = mapped(lambda part: part.reshape(-1, *part.shape[len(batch) :]), points)
         out = at_each(function, *flat) if batch else function(*points)
         return mapped(lambda part: part.reshape(batch + part.shape[1:]), out) if batch else out
+    if at_once is not None:
+        blocks = (slice(start, start + at_once) for start in range(0, len(leaves_of(points)[0]), at_once))
+        found = [at_each(function, *mapped(operator.itemgetter(block), points)) for block in blocks]
+        return mapped(lambda *parts: torch.cat(parts), found[0], *found[1:])
     try:
         with warnings.catch_warnings():
             # an operation without a batching rule is only slower

@@ -19,6 +19,7 @@ from pyrobnn.diagnostics.points import (
     Points,
     class_points,
     feature_names,
+    one_output,
     output_names,
     regression_points,
     unit,
@@ -49,10 +50,6 @@ def outcome_label(evidence: Evidence, output: int) -> str:
     """Name of an output, with its unit where the tree has one."""
     name, of = output_names(evidence, num_outputs(evidence))[output], unit(evidence)
     return brief(f"{name} ({of})" if of else name, 16)
-
-
-def _output(values: xr.DataArray, output: int) -> np.ndarray:
-    return (values.isel(output=output) if "output" in values.dims else values).values
 
 
 def predictive_bands(
@@ -104,26 +101,26 @@ def predictive_bands(
 
 
 def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int) -> None:
-    mean, zero = _output(means, output), xr.zeros_like(means)
+    mean, zero = one_output(means, output).values, xr.zeros_like(means)
     sds = []
     for kind in ("epistemic", "aleatoric"):
         variance = evidence.variable(GRID, f"{kind}_var")
-        sds.append(np.sqrt(np.maximum(_output(zero if variance is None else variance, output), 0)))
+        sds.append(np.sqrt(np.maximum(one_output(zero if variance is None else variance, output).values, 0)))
     epistemic, aleatoric = sds
     bands(main, x, mean, epistemic, np.hypot(*sds))
     functions = evidence.variable(GRID, "f_draws")
     if functions is not None:
-        for draw in _output(functions, output)[spread(functions.sizes["grid_draw"], 8)]:
+        for draw in one_output(functions, output).values[spread(functions.sizes["grid_draw"], 8)]:
             main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
     inputs, outcomes = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(OBSERVED_DATA, "y")
     if inputs is not None and outcomes is not None:
-        at, y = inputs.values.reshape(-1), _output(outcomes, output).reshape(-1)
+        at, y = inputs.values.reshape(-1), one_output(outcomes, output).values.reshape(-1)
         keep = spread(len(y), MAX_POINTS)
         main.plot(at[keep], y[keep], ".", color=INK, markersize=3, alpha=0.55, label="data")
     main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
     truth = evidence.variable(GRID, "true_f")
     if truth is not None:
-        main.plot(x, _output(truth, output), color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label="true f")
+        main.plot(x, one_output(truth, output).values, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label="true f")
     strip.plot(x, aleatoric, color=ALEATORIC, label="aleatoric sd")
     strip.plot(x, epistemic, color=EPISTEMIC, label="epistemic sd")
     gap = widest_gap(evidence, output)
@@ -140,7 +137,7 @@ def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr
 def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
     """The range of the data and 40 % of it around: one wild method must not flatten the rest."""
     found = (evidence.variable(OBSERVED_DATA, "y") for evidence in trees.values())
-    data = [_output(y, output).ravel() for y in found if y is not None and y.size]
+    data = [one_output(y, output).values.ravel() for y in found if y is not None and y.size]
     y = np.concatenate(data) if data else np.zeros(1)
     return float(y.min() - 0.4 * np.ptp(y)), float(y.max() + 0.4 * np.ptp(y))
 

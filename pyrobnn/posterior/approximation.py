@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import UserDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import pyro
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.model import Density
+from pyrobnn.model.density import Site
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
@@ -101,16 +102,20 @@ class FlatApproximation:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
         z = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}).to(self.layout.dtype)
-        values = self.layout.constrain(z)
-        for site in self.layout.sites:
-            correction = -self.layout.log_jacobian(z, site)
-            delta = dist.Delta(values[site.name], log_density=correction, event_dim=len(site.shape))
-            pyro.sample(site.name, delta)
-        return values
+        return state_sites(self.layout, z, self.layout.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors, enough to rebuild it."""
         return self.family, self._state
+
+
+def state_sites(layout: Density, z: Tensor, drawn: Sequence[Site]) -> dict[str, Tensor]:
+    """A guide's statements of the sites of ``layout`` as images of ``z`` (dim,), those not ``drawn`` held there."""
+    values = layout.constrain(z)
+    for site in layout.sites:
+        density = -layout.log_jacobian(z, site) if site in drawn else z.new_zeros(())
+        pyro.sample(site.name, dist.Delta(values[site.name], log_density=density, event_dim=len(site.shape)))
+    return values
 
 
 def state_points(layout: Density) -> None:

@@ -362,11 +362,11 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
 def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, dict[str, Tensor]]:
     """Log prior (chain, draw) with the factors of no datum, and each datum's terms, site → (chain, draw, \\*axes)."""
     z = density.unconstrain(posterior.draws)
-    parts = [
-        at_each(lambda one: {"": density.log_base(one), **density.data_terms(one)}, part)  # no site has this name
-        for part in z.reshape(-1, density.dim).split(64)
-    ]
-    terms = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def parts(one: Tensor) -> dict[str, Tensor]:
+        return {"": density.log_base(one), **density.data_terms(one)}  # no site has this name
+
+    terms = at_each(parts, z.reshape(-1, density.dim), at_once=64)
     base = terms.pop("").reshape(z.shape[:-1])
     return base, {n: v.reshape(*z.shape[:-1], *(v.shape[1:] or (1,))) for n, v in terms.items()}
 

@@ -180,12 +180,10 @@ class Posterior:
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
         draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
 
-        def outputs(start: int, piece: Tensor) -> Tensor:
-            part = {name: value[start : start + draws_at_once] for name, value in params.items()}
-            return at_each(lambda one: forward(one, piece), part)
+        def outputs(piece: Tensor) -> Tensor:
+            return at_each(lambda one: forward(one, piece), params, at_once=draws_at_once)
 
-        pieces, starts = x.split(points_at_once), range(0, total, draws_at_once)
-        f = torch.cat([torch.cat([outputs(start, piece) for piece in pieces], 1) for start in starts])
+        f = torch.cat([outputs(piece) for piece in x.split(points_at_once)], 1)
         return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
 
     def _trunk(self, x: Tensor) -> Split | None:

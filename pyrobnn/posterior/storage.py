@@ -140,8 +140,8 @@ def load(path: str | Path, model: Any) -> Posterior:
         if found != shape:
             raise ValueError(f"{name} was fitted with another model: {site!r} of shape {found}, not {shape}")
     meta, evidence, family = (json.loads(tree.attrs[key]) for key in ("meta", "log_evidence", "family"))
-    posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta)
-    posterior = replace(posterior, rows=Rows.from_state(_tensors(tree, ROWS, device)))
+    rows = Rows.from_state(_tensors(tree, ROWS, device))
+    posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta, rows=rows)
     if family is None or not isinstance(model, BNN):
         return posterior  # of a program log_q of the draws is there; q at other points needs its data
     if family not in FAMILIES and family not in RESTORERS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -59,9 +59,7 @@ class Problem:
         held_out = rest.subset(_spread(rest.num_data, min(100, rest.num_data)))
         units = Standardizer.fit(train)
         if not self.standard_y:
-            units = Standardizer(
-                units.x_mean, units.x_scale, torch.zeros_like(units.y_mean), torch.ones_like(units.y_scale)
-            )
+            units = replace(units, y_mean=torch.zeros_like(units.y_mean), y_scale=torch.ones_like(units.y_scale))
         return units.transform(train), units.transform(held_out)
 
     def model(self) -> BNN:
@@ -78,15 +76,7 @@ def _moons() -> Dataset:
     from sklearn import datasets
 
     x, y = datasets.make_moons(400, noise=0.25, random_state=0)
-    return Dataset(
-        torch.tensor(x, dtype=torch.float32),
-        torch.tensor(y, dtype=torch.int64),
-        "moons",
-        "classification",
-        ("x1", "x2"),
-        "moon",
-        ("upper", "lower"),
-    )
+    return Dataset(x.astype("float32"), y, "moons", "classification", ("x1", "x2"), "moon", ("upper", "lower"))
 
 
 def _small_digits() -> Dataset:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import make_posterior, prepare
 from pyrobnn.inference.hmc.adaptation import form_of
-from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.method import Method
 from pyrobnn.inference.nuts import NUTS
@@ -105,21 +104,12 @@ def fit_batch(
         for each in zip(*((problem.x, problem.y) for problem in problems))
     )
     batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
-    machine = Machine(
-        lambda z: batched(z, inputs, targets),
-        chains,
-        density.dim,
-        max(num_draws, warmup),
-        model.dtype,
-        density.device,
-        method.max_tree_depth,
-        method.trajectory,
-        method.target_accept,
-    )
     form = form_of(method.mass_matrix, True, density.dim)
-    run = Run(machine, seed=seed, num_warmup=warmup, mass_matrix=form, step_size=None, compile=method.compile)
     with torch.no_grad():
-        run.begin(density.sample_prior(chains, seed))
+        start = density.sample_prior(chains, seed)
+        machine = method.machine(lambda z: batched(z, inputs, targets), start, max(num_draws, warmup))
+        run = Run(machine, seed=seed, num_warmup=warmup, mass_matrix=form, compile=method.compile)
+        run.begin(start)
         z = run.sample(num_draws).z.reshape(len(problems), method.num_chains, num_draws, -1)
     return [
         make_posterior(problem, method, density.constrain(each), seed=seed, timings={})

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 import pyro
-import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.model import Density
-from pyrobnn.posterior.approximation import state_points
+from pyrobnn.posterior.approximation import state_points, state_sites
 
 
 class Block(Protocol):
@@ -229,11 +228,7 @@ class BlockGaussian:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
         z = self._filled(pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}))
-        values = self.layout.constrain(z)
-        for site in self.layout.sites:
-            density = -self.layout.log_jacobian(z, site) if site in self.sites else z.new_zeros(())
-            pyro.sample(site.name, dist.Delta(values[site.name], log_density=density, event_dim=len(site.shape)))
-        return values
+        return state_sites(self.layout, z, self.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors: ``loc`` (``centre``), and ``<i>.<kind>.<field>`` for every block."""

@@ -10,19 +10,19 @@ from typing import Any
 
 import pyro
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.core.checks import Refused, require
 from pyrobnn.core.findings import Finding, of_meta
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Callback, Problem, run_subfit
+from pyrobnn.inference.fitting.problem import Problem, run_subfit
 from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
-from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import hooked
 
@@ -136,16 +136,7 @@ def in_standard_units(model: BNN) -> BNN:
 
 
 def find_centre(
-    search: MAP,
-    problem: Problem,
-    source: tuple[Any, Any, Any],
-    names: tuple[str, ...],
-    *,
-    init: Posterior | nn.Module | None,
-    seed: int,
-    num_steps: int = POLISH_STEPS,
-    callbacks: Sequence[Callback] = (),
-    progress: bool = False,
+    search: MAP, problem: Problem, source: tuple[Any, Any, Any], names: tuple[str, ...], run: FitRun, num_steps: int
 ) -> Centre:
     """The mode in unconstrained space.
 
@@ -158,21 +149,20 @@ def find_centre(
         KeyboardInterrupt: Ctrl-C: without the mode there is nothing to return.
     """
     density, bnn = problem.density, problem.is_bnn
-    values = start_values(problem.model, init)
+    values = start_values(problem.model, run.init)
     notes: Sequence[Finding | str] = ()
     polished = False
-    if init is None:
-        model, x, y = source
-        mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in callbacks]
-        fit = partial(search.fit, seed=seed, device=problem.device, callbacks=mapped, progress=progress)
-        found = run_subfit(lambda: fit(model, x, y), "Laplace")
+    if run.init is None:
+        mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks]
+        fit = partial(search.fit, *source, seed=run.seed, device=problem.device)
+        found = run_subfit(lambda: fit(callbacks=mapped, progress=run.progress), "Laplace")
         values, notes = {name: value[0, 0] for name, value in found.draws.items()}, of_meta(found.meta)
         # MAP has polished on all of the data, in a constrained space that is the unconstrained one
         weights_only = all(site.name.startswith(NET) for site in density.sites if site.kind == "latent")
         polished = bnn and weights_only and search.polish_steps > 0 and "gradient_norm" in found.meta
     known = all(site.name in values for site in density.sites)
-    theta = density.unconstrain(values) if known else density.initial(values, seed)
-    if bnn and init is not None:
+    theta = density.unconstrain(values) if known else density.initial(values, run.seed)
+    if bnn and run.init is not None:
         theta = _with_noise_at_mode(problem, theta, set(values), num_steps)
     elif not polished or bool(density.log_jacobian(theta)):
         theta = (

@@ -18,8 +18,9 @@ from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.inference.curvature.ggn import Curvature, ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.mode import Centre, find_centre, in_standard_units
+from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, find_centre, in_standard_units
 from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods.base import log_predictive
 from pyrobnn.model.density import Site
@@ -215,7 +216,7 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int) -
         source = model, problem.x[kept], problem.y[kept]
         part = prepare(*source, points="free", device=problem.device)
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
-        unseen = _score(method, find_centre(search, part, source, centre.names, init=None, seed=seed))
+        unseen = _score(method, find_centre(search, part, source, centre.names, FitRun(1, seed), POLISH_STEPS))
         rows = problem.x[fold], problem.y[fold]
         parts.append(torch.stack([torch.minimum(unseen(tau, *rows), seen(tau, *rows)) for tau in grid]))
     return choose_factor(grid, torch.cat(parts, 1))

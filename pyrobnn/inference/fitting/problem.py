@@ -221,8 +221,7 @@ def make_posterior(
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     fixed = problem.density.initial_points | dict(point_values or {})
     fixed = {name: value.detach() for name, value in fixed.items()}
-    constant = {name: value.expand(num_chains, num_draws, *value.shape) for name, value in fixed.items()}
-    draws |= {name: value for name, value in constant.items() if name not in draws}
+    draws |= {n: v.expand(num_chains, num_draws, *v.shape) for n, v in fixed.items() if n not in draws}
     meta = dict(meta or {})
     notes = [*notes, *([] if interrupted else stopped_short(meta))]
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})

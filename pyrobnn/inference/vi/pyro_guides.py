@@ -28,6 +28,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
 from pyrobnn.model import Density
+from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply
 from pyrobnn.model.nodes import Node, elementwise, is_subsample, log_prob_sum, without_validation
 from pyrobnn.posterior.approximation import state_points
@@ -119,12 +120,11 @@ class GuideApproximation:
         """
         first = self.sites[0]
         batch = draws[first.name].shape[: draws[first.name].dim() - len(first.shape)]
-        flat = {site.name: draws[site.name].reshape(-1, *site.shape) for site in self.sites}
 
         def one(values: dict[str, Tensor]) -> Tensor:
             return _run_guide(self._guide, self._params, self.layout, values)[1]
 
-        return torch.func.vmap(one)(flat).reshape(batch)
+        return at_each(one, {site.name: draws[site.name] for site in self.sites}, batch=batch)
 
     def guide(self, *args: Any, **kwargs: Any) -> Any:
         """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
