@@ -95,6 +95,11 @@ def test_no_line_of_a_page_is_taken_for_a_comment():
     assert [str(page) for page in pages if re.search("^%", page.read_text(encoding="utf-8"), re.MULTILINE)] == []
 
 
+def test_no_rule_for_a_narrow_screen_holds_on_paper():
+    for sheet in (DOCS / "_static/pages.css", ROOT / "pyrobnn/report/page.css"):
+        assert re.search(r"@media \(max-width: (?!91em)", sheet.read_text(encoding="utf-8")) is None, sheet.name
+
+
 def test_no_page_is_without_an_example():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
