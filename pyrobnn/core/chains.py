@@ -30,10 +30,6 @@ def rhat(draws: Any) -> np.ndarray:
     Returns:
         R-hat (…); infinite where no half of a chain moves but they differ, NaN where all stand at one value or a draw
         is not finite.
-
-    Example:
-        >>> round(float(rhat(np.random.default_rng(0).normal(size=(4, 1000)))), 2)
-        1.0
     """
     draws = np.asarray(draws)
     if draws.ndim > 1 and draws.shape[-2] == 1 and draws.shape[-1] >= 2 * MIN_DRAWS:
@@ -52,10 +48,6 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
 
     Returns:
         Independent draws that estimate as well (…); NaN where a draw is not finite.
-
-    Example:
-        >>> bool(ess(np.random.default_rng(0).normal(size=(4, 1000))) > 3000)
-        True
     """
 
     def of_one(values: np.ndarray) -> float:

@@ -29,3 +29,8 @@ PRIOR = "prior"
 PRIOR_PREDICTIVE = "prior_predictive"
 
 SAMPLE_DIMS = ("chain", "draw")
+
+
+def variable(site: str) -> str:
+    """What a site is called in a tree, where no slash and no name of a dimension may stand."""
+    return f"{site}_" if site in ("", *SAMPLE_DIMS) else site.replace("/", "|")

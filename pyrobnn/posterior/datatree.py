@@ -373,10 +373,14 @@ def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, di
 
 def _draws(values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS) -> xr.Dataset:
     """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
-    known: dict[Hashable, Sequence[Hashable]] = {n: [*sample_dims, *dims[n]] for n in values if n in dims}
-    arrays = {name: to_numpy(value) for name, value in values.items()}
+    known: dict[Hashable, Sequence[Hashable]]
+    known = {group.variable(n): [*sample_dims, *dims[n]] for n in values if n in dims}
+    arrays = {group.variable(name): to_numpy(value) for name, value in values.items()}
     # an interrupted run may have more chains than draws
-    return dict_to_dataset(arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False)
+    found = dict_to_dataset(arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False)
+    for site in values:
+        found[group.variable(site)].attrs["site"] = site
+    return found
 
 
 def to_numpy(value: Tensor) -> np.ndarray:

@@ -16,7 +16,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS
+from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 from pyrobnn.posterior.posterior import Posterior
@@ -182,12 +182,16 @@ def read(path: str | Path) -> xr.DataTree:
 
 def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
     """Arrays whose first dimensions are ``shared``."""
-    dims = {n: [*shared, *(f"{n}_dim_{i}" for i in range(v.dim() - len(shared)))] for n, v in values.items()}
-    return xr.Dataset({name: (dims[name], value.detach().cpu().numpy()) for name, value in values.items()})
+    found = {}
+    for site, value in values.items():
+        name = variable(site)
+        dims = [*shared, *(f"{name}_dim_{i}" for i in range(value.dim() - len(shared)))]
+        found[name] = dims, value.detach().cpu().numpy(), {"site": site}
+    return xr.Dataset(found)
 
 
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
     if group not in tree.children:
         return {}
-    variables = tree[group].data_vars.items()
-    return {str(name): torch.from_numpy(np.array(data.values)).to(device) for name, data in variables}
+    variables = {data.attrs.get("site", str(name)): data.values for name, data in tree[group].data_vars.items()}
+    return {site: torch.from_numpy(np.array(values)).to(device) for site, values in variables.items()}

@@ -10,6 +10,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -207,3 +208,22 @@ def test_log_prior_of_the_tree_is_the_programs():
         prior, likelihood = density.log_parts(z)
         assert tree["log_prior"]["log_prior"].values[0, draw] == pytest.approx(prior.item(), rel=1e-5)
         assert tree["function"]["log_likelihood"].values[0, draw] == pytest.approx(likelihood.item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["a/m", "draw", "chain", "b/c/d"])
+def test_sites_of_any_name_are_in_the_tree_and_in_the_file(name, tmp_path):
+    """Pyro's scopes put slashes into names, which a netCDF file cannot have; a dimension's name had been dropped."""
+
+    def program(x, y):
+        value = pyro.sample(name, dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        with pyro.plate("rows", 4):
+            pyro.sample(f"{name}/y", dist.Normal(value.sum(), 1.0), obs=y)
+
+    posterior = pb.MAP(num_steps=3, compile=False).fit(program, None, torch.ones(4))
+    again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), program)
+    assert torch.equal(again.draws[name], posterior.draws[name])
+    tree = posterior.to_datatree(None, torch.ones(4))
+    (variable,) = tree["posterior"].data_vars.values()
+    assert variable.attrs["site"] == name
+    (observed,) = tree["log_likelihood"].data_vars.values()
+    assert observed.attrs["site"] == f"{name}/y"
