@@ -130,6 +130,11 @@ class MCMC:
                 raise ValueError(f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains")
         self.method = _method(kernel.options, num_chains, self.warmup_steps)
 
+    def __getattr__(self, name: str) -> Any:  # what is not there, as draws before a run
+        if name in ("posterior", "_samples"):
+            raise AttributeError("there are no draws yet: call run first")
+        raise AttributeError(f"MCMC has no attribute {name!r}")
+
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Draw from the posterior of the model given ``args`` and ``kwargs``; warns of divergences and the like."""
         seed = torch.initial_seed() % 2**32

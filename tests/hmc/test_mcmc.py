@@ -345,3 +345,10 @@ def test_examples_agree_with_pyros_sampler(model, args, num_samples, min_ess):
         pyros.run(*args)
     ours = drawn(NUTS(model), *args, compile=True, num_samples=num_samples, warmup_steps=400)
     _assert_agree(ours.get_samples(group_by_chain=True), pyros.get_samples(group_by_chain=True), min_ess)
+
+
+def test_draws_before_a_run_are_asked_for_in_vain():
+    mcmc = MCMC(NUTS(lambda: pyro.sample("z", dist.Normal(0.0, 1.0))), num_samples=5)
+    for ask in (mcmc.get_samples, mcmc.diagnostics, mcmc.summary, lambda: mcmc.posterior):
+        with pytest.raises(AttributeError, match="call run first"):
+            ask()
