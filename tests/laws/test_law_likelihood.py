@@ -657,6 +657,6 @@ def test_ranks_of_the_truth_are_uniform(name):
 
 @pytest.mark.parametrize("value", [torch.tensor([0.1, 0.2]), dist.HalfNormal(torch.ones(2))])
 def test_a_parameter_has_one_value_or_one_for_each_column(value):
-    model = pb.BNN(torch.nn.Linear(1, 3), normal_prior(), lk.HomoskedasticGaussian(value))
+    model = pb.BNN(pb.networks.mlp(1, (), 3, seed=0), normal_prior(), lk.HomoskedasticGaussian(value))
     with pytest.raises(ValueError, match="'scale' has shape \\(2,\\): one value, or one per column of y, 3"):
         pb.MAP(num_steps=1, compile=False).fit(model, torch.zeros(4, 1), torch.zeros(4, 3))
