@@ -63,10 +63,21 @@ class Estimator(BaseEstimator):
         random_state: Any = None,
         verbose: int = 0,
     ):
-        self.method, self.hidden, self.activation, self.net = method, hidden, activation, net
-        self.prior, self.likelihood, self.noise, self.standardize = prior, likelihood, noise, standardize
-        self.missing, self.num_draws, self.max_seconds = missing, num_draws, max_seconds
-        self.compile, self.device, self.random_state, self.verbose = compile, device, random_state, verbose
+        self.method = method
+        self.hidden = hidden
+        self.activation = activation
+        self.net = net
+        self.prior = prior
+        self.likelihood = likelihood
+        self.noise = noise
+        self.standardize = standardize
+        self.missing = missing
+        self.num_draws = num_draws
+        self.max_seconds = max_seconds
+        self.compile = compile
+        self.device = device
+        self.random_state = random_state
+        self.verbose = verbose
 
     # -- fit --------------------------------------------------------------------------------------------------------
 

@@ -39,8 +39,11 @@ class _ProgramEstimator(BaseEstimator):
         num_draws: int | None = None,
         random_state: Any = None,
     ):
-        self.program, self.method, self.site = program, method, site
-        self.num_draws, self.random_state = num_draws, random_state
+        self.program = program
+        self.method = method
+        self.site = site
+        self.num_draws = num_draws
+        self.random_state = random_state
 
     def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
         self.__dict__.pop("verdict_", None)

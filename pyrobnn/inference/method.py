@@ -93,7 +93,7 @@ class Method(abc.ABC):
         callbacks: Sequence[Callback] = (),
         progress: bool = False,
     ) -> Posterior:
-        """The posterior of ``model`` given data. What is special about a method's own is said with its class.
+        """The posterior of ``model`` given data. What is special about a method stands with its class.
 
         Args:
             model: a :class:`pyrobnn.BNN`, or a plain Pyro program ``fn(x, y)`` where the method can take one.
@@ -109,7 +109,7 @@ class Method(abc.ABC):
             progress: show a progress bar.
 
         Returns:
-            Posterior with draws (num_chains, num_draws, …) by site; what else it has is said with the method's class.
+            Posterior with draws (num_chains, num_draws, …) by site; what else it has stands with the method's class.
 
         Raises:
             TypeError, ValueError: bad data or arguments, naming the argument.

@@ -71,7 +71,7 @@ class NUTS(Method):
     matrix in unconstrained space: (dim,) its diagonal, or (dim · dim,) its rows. The chains start at draws of
     ``fit(init=…)`` (its spread is the first mass matrix), or around a net; by default those of a net at draws from the
     prior, those of a program uniform on (-2, 2) in unconstrained space, as in Stan: vague priors draw far from the
-    mass. Callbacks are told the number of steps and phase, step_size, tree_depth, divergences and draws (of the slowest
+    mass. Callbacks receive the number of steps and phase, step_size, tree_depth, divergences and draws (of the slowest
     chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up returns nothing, but writes the
     ``checkpoint`` from which the same fit goes on.
 

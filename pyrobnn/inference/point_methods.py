@@ -113,7 +113,7 @@ class MLE(Trained):
     Raises:
         TypeError, ValueError: naming the option.
 
-    Returns, by ``fit``: a posterior of one draw, (1, 1, …), whose callbacks are told the loss.
+    Returns, by ``fit``: a posterior of one draw, (1, 1, …), whose callbacks receive the loss.
 
     Caveat: nothing holds it back: with many weights it fits the noise, and with learned noise the density can grow
     without bound. It is the baseline, not a posterior.

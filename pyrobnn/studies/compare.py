@@ -49,7 +49,7 @@ def run_study(
         prepared: name → configuration and arguments of its ``fit``.
         out: the folder.
         device, seed, progress: of every ``fit``.
-        announce: is told what happens.
+        announce: called with what happens, in a sentence.
         attributes: name → more attributes of its tree; ``"config"`` says what its numbers rest on.
         resume: take what ``out`` holds of the same ``"config"`` and data, finished, and go on from checkpoints.
 

@@ -19,7 +19,7 @@ def end_of(callback: Callback) -> Callable[[], object]:
 
 
 class MappedCallback:
-    """A callback of the user's that is told what ``change`` makes of the metrics."""
+    """A callback of the user's that receives what ``change`` makes of the metrics."""
 
     def __init__(self, callback: Callback, change: Callable[[Mapping[str, Any]], dict[str, Any]]):
         self._callback, self._change, self.end = callback, change, end_of(callback)

@@ -62,7 +62,7 @@ class Result:
         return [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
 
     def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
-        """What `make_posterior` is told of a run whose loss is per datum."""
+        """What `make_posterior` needs of a run whose loss is per datum."""
         meta = {"num_steps": self.num_steps, "stopped": self.stopped}
         return {
             "timings": self.timings,
