@@ -129,12 +129,24 @@ def test_the_rows_of_one_layer_that_is_the_output_or_not(end):
     torch.testing.assert_close(around.rows(x)[1], reference_rows(around, x))
 
 
+class Twice(nn.Module):
+    """One layer, called twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(torch.tanh(self.layer(x)))
+
+
 @pytest.mark.parametrize(
     "make, match",
     [
         (Reused, "also used elsewhere"),
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), r"1 \(LayerNorm\)"),
-        (lambda: nn.Sequential(shared := nn.Linear(3, 3), nn.Tanh(), shared), "called 2 times"),
+        (lambda: nn.Sequential(shared := nn.Linear(3, 3), nn.Tanh(), shared), "also used elsewhere"),
+        (Twice, "called 2 times"),
     ],
 )
 def test_a_layer_without_factors_is_named_and_the_rows_are_right(make, match):

@@ -198,6 +198,7 @@ class BlockGaussian:
         centre: where the curvature was taken, (dim,), if that is not the mode.
 
     Example:
+        >>> import pyro.distributions as dist
         >>> layout = Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1)))
         >>> block = DiagBlock(torch.tensor([1]), torch.tensor([4.0]))
         >>> BlockGaussian(layout, torch.tensor([3.0, 0.0]), [block]).sample(2)["z"][:, 0]

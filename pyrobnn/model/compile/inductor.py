@@ -274,7 +274,7 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     on_stack = alone and not library_calls(graph)
     if (identity := _identity(untouched, inputs)) and alone:
         with contextlib.suppress(OSError, *private.MOVED):  # to import inductor takes as long as a small model
-            library = private.Library(_record(identity).read_text(), graph)
+            library = private.Library(_record(identity).read_text("utf-8"), graph)
             RIGHT.add(identity)
             return Code(library, lambda: untouched, fn, identity)
     _need_compiler(inputs)
@@ -314,7 +314,7 @@ def keep(code: Code) -> None:
         part = record.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):  # a full disk: the next process compiles again
             record.parent.mkdir(exist_ok=True)
-            part.write_text(code.call.path)
+            part.write_text(code.call.path, "utf-8")
             part.replace(record)
 
 
