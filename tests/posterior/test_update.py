@@ -359,7 +359,7 @@ def test_laplace_says_that_it_went_to_another_mode(rows, new, jump, far, monkeyp
     assert not far or verdict.draws != "pass"
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2])
 def test_laplace_of_four_rows_goes_a_long_way_to_a_mode(seed):
     g = torch.Generator().manual_seed(seed)
     x = torch.tensor([[-1.7], [-0.8], [0.0], [1.6]])
@@ -370,7 +370,7 @@ def test_laplace_of_four_rows_goes_a_long_way_to_a_mode(seed):
         warnings.simplefilter("ignore")
         y = torch.tensor([[-0.6], [-0.7], [0.3], [-0.8]]) + 0.06 * torch.randn(4, 1, generator=g)
         mode = pb.MAP(num_steps=200, compile=False)
-        posterior = pb.Laplace(map=mode, compile=seed == 0).fit(model, x, y, seed=seed)  # its update is traced
+        posterior = pb.Laplace(map=mode, compile=seed == 2).fit(model, x, y, seed=seed)  # its update is traced
         more = posterior.update(torch.tensor([[0.5]]), torch.tensor([[1.6]]))
         mode = pb.MAP(num_steps=1, lr=1e-6, compile=False).fit(model, more.rows.x, more.rows.y, init=more)
     assert more.meta["distance"] > 3

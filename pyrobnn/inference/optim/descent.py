@@ -26,7 +26,7 @@ def descend(
     """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
 
     A step across the edge of a bounded prior's support, where no density is finite, ends it at the best point inside;
-    so do ``patience`` evaluations without a smaller gradient, which is rounding by then.
+    so do ``patience`` evaluations without a smaller value, which is rounding by then: a gradient may grow on the way.
 
     Returns:
         The better of start and end, and the norm of the gradient there.
@@ -37,13 +37,13 @@ def descend(
     )
 
     before = slope(theta)
-    inside, norms = [(before[1], point.clone())], list[float]()
+    inside, seen = [(before[1], point.clone())], list[float]()
 
     def closure() -> Tensor:
         point.grad, value = slope(point)
-        norms.append(float(point.grad.norm()))
+        seen.append(float(value))
         # the line search would interpolate between numbers that are none
-        if not bool(value.isfinite() & point.grad.isfinite().all()) or norms.index(min(norms)) < len(norms) - patience:
+        if not bool(value.isfinite() & point.grad.isfinite().all()) or seen.index(min(seen)) < len(seen) - patience:
             raise _Outside
         if value < inside[0][0]:
             inside[0] = value, point.clone()
