@@ -37,7 +37,7 @@ class Selective(Prior):
         hide_parameters, expose_parameters: the same by the last part of the name (``"bias"``).
         hide_module_types, expose_module_types, hide_modules, expose_modules: by type of module, and by module.
         hide_fn, expose_fn: functions of (module, name) that say so.
-        hide_all, expose_all: no parameter is Bayesian; all are. ``expose_all=False`` is TyXe's way: the others hold.
+        hide_all, expose_all: no parameter is Bayesian; all are. ``expose_all=False``: the other options hold (TyXe).
 
     Raises:
         TypeError: another option.

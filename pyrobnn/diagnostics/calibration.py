@@ -88,7 +88,8 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
     u = pit_of(*outcomes)
-    status = (trained := uniform(u, limits, "training")).status
+    trained = uniform(u, limits, "training")
+    status = trained.status
     if trained.code == "too_wide":
         share = min(1.0, _free_parameters(evidence) / len(u))
         # E|Φ(s Z) − ½| = arctan(s) / π

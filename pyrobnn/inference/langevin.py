@@ -59,7 +59,8 @@ class StepSize:
         self.value = 0.0
         self.settled: list[float] = []
         self.restarts = 0
-        self.best, self.spread = -float("inf"), 0.0  # standard deviation of a mini-batch's log joint, at the last look
+        self.best = -float("inf")
+        self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
         self.saved: State | None = None
 

@@ -231,7 +231,8 @@ def probes(x: Tensor) -> tuple[Tensor, list[str]]:
     # in one dimension the widest gaps; in many, midpoints of neighbours along the spread, which are as far apart as any
     widest = gaps.topk(min(5, len(gaps))).indices.sort().values
     between, center = (ordered[widest] + ordered[widest + 1]) / 2, x.mean(0)
-    far, reach = torch.stack([ordered[0], ordered[-1]]), torch.tensor([1.25, 1.5], dtype=x.dtype)
+    far = torch.stack([ordered[0], ordered[-1]])
+    reach = torch.tensor([1.25, 1.5], dtype=x.dtype)
     outside = (center + reach[:, None, None] * (far - center)).reshape(-1, x.shape[1])
     kinds = ["train"] * len(train) + ["between"] * len(between) + ["outside"] * len(outside)
     return torch.cat([train, between, outside]), kinds

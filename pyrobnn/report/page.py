@@ -68,7 +68,8 @@ def write_report(
     folder = files("pyrobnn.report")
     pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     template = pages.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
-    best, everything = recommended(results.rows, results.verdicts), [*results.rows, *results.floor]
+    best = recommended(results.rows, results.verdicts)
+    everything = [*results.rows, *results.floor]
     html = template.render(
         title=title or "Can these posteriors be believed?",
         facts=facts(results.trees),

@@ -171,7 +171,8 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
     if scale is None:
         return {}
     pairs = [decomposed(evidence, output) for output in range(len(scale))]
-    suffix, found = "" if len(pairs) == 1 else "_standardized", {}
+    suffix = "" if len(pairs) == 1 else "_standardized"
+    found = {}
     for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True)):
         if any(values is None for values in each):
             continue

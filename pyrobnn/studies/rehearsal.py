@@ -73,7 +73,8 @@ class Rehearsal:
     def __str__(self) -> str:
         lines = [f"On data like yours, in {self.num_worlds} worlds of {self.worlds}, intervals of {self.method} held:"]
         for row in self.coverage:
-            where, found = f"{row.quantity}, {row.region}", f"{row.share:4.0%} ± {row.error:.0%}"
+            where = f"{row.quantity}, {row.region}"
+            found = f"{row.share:4.0%} ± {row.error:.0%}"
             lines.append(f"  {where:<22} {row.level:.0%} interval  {found:<12} {row.verdict}")
         return "\n".join(lines)
 

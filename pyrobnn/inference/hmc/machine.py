@@ -222,7 +222,8 @@ class Machine:
         ones, and their first leaves are at the levels popcount(n // 2) and down.
         """
         chain = torch.arange(self.num_chains, device=self.device)
-        level, leaf = torch.arange(self.max_depth, device=self.device), s.leaf.long().unsqueeze(-1)
+        level = torch.arange(self.max_depth, device=self.device)
+        leaf = s.leaf.long().unsqueeze(-1)
         ones = ((leaf >> level) & 1).sum(-1)
         trailing = (((leaf ^ (leaf + 1)) >> level) & 1).sum(-1) - 1
         where = torch.where(trailing == 0, ones, self.max_depth)
