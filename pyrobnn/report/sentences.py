@@ -20,15 +20,11 @@ from pyrobnn.diagnostics.points import (
     unit,
 )
 from pyrobnn.diagnostics.scores import num_outputs
-from pyrobnn.diagnostics.verdict import Question
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
 _MOST_NAMES = 12
-#: the better answer first: unexamined draws come before bad ones, an unexamined model after a bad one
-RANKS: dict[Question, tuple[str, ...]] = {
-    "draws": ("pass", "warn", "not checked", "fail"),
-    "model": ("pass", "warn", "fail", "not checked"),
-}
+#: the better answer first; draws that were not examined may be as good or as bad as those with a warning
+RANKS = ("pass", "warn", "fail", "not checked")
 LOG_PROB = next(column for column in COLUMNS if column.key == "log_prob")
 
 
@@ -56,7 +52,7 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
         verdict = verdicts[row.label]
         draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
         unseen = draws != "pass" and model == "not checked"
-        ranks = RANKS["draws"].index(draws), RANKS["model"].index(model)
+        ranks = RANKS.index("warn" if draws == "not checked" else draws), RANKS.index(model)
         point = any(check.code == "point_estimate" for check in verdict.checks)
         return unseen, *ranks, point, -row.values.get("log_prob", -math.inf)
 

@@ -276,6 +276,22 @@ def test_a_point_estimate_is_recommended_last(one_dimensional: dict[str, xr.Data
     assert recommended(compare_rows(trees), verdicts) == "svi"
 
 
+def test_of_draws_with_a_warning_and_draws_not_checked_the_better_predictions_win(
+    one_dimensional: dict[str, xr.DataTree],
+) -> None:
+    """An ensemble's draws warn by what it is; those of a Laplace that predicts better may not be examined at all."""
+    fits = Check("two", "pass", "model")
+    verdicts = {
+        label: Verdict.from_checks(label, label, [*judged(label, "warn").checks, fits]) for label in one_dimensional
+    }
+    rows = compare_rows(one_dimensional)
+    best = recommended(rows, verdicts)
+    assert best is not None
+    verdicts[best] = Verdict.from_checks(best, best, [fits])
+    assert verdicts[best].shown_answer("draws") == "not checked"
+    assert recommended(rows, verdicts) == best
+
+
 def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
     tree = factory.regression_nd()
     train = tree["constant_data"].to_dataset()
