@@ -24,12 +24,12 @@ study: $(VENV)/.installed
 	$(BIN)/python scripts/compare_svi_mcmc.py $(or $(ARGS),--quick)
 
 test: $(VENV)/.installed-dev,tracking
-	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist worksteal $(ARGS)
 
 # the share of lines that the tests run, and its floor (setup.cfg): hardly slower from Python 3.12 on, 1.4 times before
 coverage: $(VENV)/.installed-dev,tracking
 	COVERAGE_CORE=$$($(BIN)/python -c 'import sys; print("sysmon" if sys.version_info >= (3, 12) else "ctrace")') \
-	  $(BIN)/python -m pytest -n 2 --dist loadfile --cov --cov-report=term $(ARGS)
+	  $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term $(ARGS)
 
 lint: $(VENV)/.installed-dev,tracking
 	$(BIN)/python -m ruff check .

@@ -75,6 +75,7 @@ def test_no_other_file_computes_them():
     assert found == {"chains.py"}
 
 
+@pytest.mark.slow
 def test_the_first_draws_of_a_fit_do_not_wait_for_arviz():
     code = """if True:
         import sys, torch, pyro, pyro.distributions as dist, pyrobnn as pb

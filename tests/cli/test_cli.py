@@ -104,6 +104,7 @@ def test_reports_of_files_that_are_not_there_or_foreign(tmp_path, capsys):
     assert "not a netCDF file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_quick_run_of_a_large_table_takes_some_rows_and_says_so(tmp_path, capsys):
     generator = torch.Generator().manual_seed(0)
     frame = pd.DataFrame(torch.randn(3000, 3, generator=generator), columns=["a", "b", "price"])
@@ -125,6 +126,7 @@ def test_a_quick_part_keeps_the_shares_of_the_classes_and_small_tables_whole():
     assert some_rows(part, 500, seed=0) is part
 
 
+@pytest.mark.slow
 def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
@@ -197,7 +199,8 @@ class Gone(io.TextIOWrapper):
         raise BrokenPipeError
 
 
-@pytest.mark.parametrize("kind", [Gone, pytest.param(io.TextIOWrapper, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Gone, io.TextIOWrapper])
 def test_nothing_that_is_printed_costs_the_page(kind, table, tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", kind(io.BytesIO(), encoding="ascii"))
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]

@@ -89,6 +89,7 @@ def test_quick_on_the_command_line_shortens_what_a_file_says(tmp_path):
     assert read(["--config", path], "compare").methods["svi"][0].num_steps == 7777
 
 
+@pytest.mark.slow
 def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjudged, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     options = ["--methods", "svi-a=svi", "--svi-a.guide", "low_rank", "--svi-a.num_steps", "30"]
@@ -178,6 +179,7 @@ def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monk
     assert f"the same command {said}" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkeypatch, capsys):
     fitted, out = compare._fitted, tmp_path / "out"
     options = ["compare", *FAST, "--methods", "mle", "nuts", "--nuts.num_warmup", "15"]

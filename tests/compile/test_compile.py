@@ -32,16 +32,9 @@ def test_compiled_equals_eager_with_gradients():
     torch.testing.assert_close(fast(z), fn(z), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "inner", "columns"),
-    [
-        pytest.param(7, 1, 4, marks=SLOW),
-        pytest.param(7, 3, 1, marks=SLOW),
-        (1, 6, 4),
-        pytest.param(5, 3, 4, marks=SLOW),
-        pytest.param(9, 12, 11, marks=SLOW),
-        pytest.param(9, 40, 11, marks=SLOW),
-    ],
+    ("rows", "inner", "columns"), [(7, 1, 4), (7, 3, 1), (1, 6, 4), (5, 3, 4), (9, 12, 11), (9, 40, 11)]
 )
 def test_small_batched_products(rows, inner, columns):
     generator = torch.Generator().manual_seed(0)
@@ -67,7 +60,8 @@ def test_tiny_products_read_what_was_stored(units):
     torch.testing.assert_close(compiled(fn, z)(z), fn(z), rtol=1e-5, atol=1e-2)  # of thousands; no warning either
 
 
-@pytest.mark.parametrize("chains", [1, 4, pytest.param(40, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chains", [1, 4, 40])
 def test_a_linear_predictor_of_few_features_needs_no_library(chains):
     generator = torch.Generator().manual_seed(0)
     x, w = torch.randn(30, 5, generator=generator), torch.randn(chains, 5, generator=generator)
@@ -190,6 +184,7 @@ def test_other_layouts_are_refused_before_memory_is_read():
     assert step(torch.ones(3, 4)).sum() == 24
 
 
+@pytest.mark.slow
 def test_the_first_compile_of_a_process_leaves_no_setting_to_the_others(tmp_path):
     """Inductor keeps what its settings are at its first registration: later results lay on the stack."""
     script = """

@@ -244,7 +244,8 @@ def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
     assert not any("its Python" in each for each in told), "the program is not to blame"
 
 
-@pytest.mark.parametrize("key", some_slow(KEYS))
+@pytest.mark.slow
+@pytest.mark.parametrize("key", KEYS)
 def test_a_missing_setting(key, monkeypatch):
     import torch._inductor.config as config
 

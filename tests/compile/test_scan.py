@@ -83,6 +83,7 @@ def test_machine_code_gives_what_the_loop_gives():
     torch.testing.assert_close(call(z), vmap(grad_and_value(f))(z), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_machine_code_of_a_loop_with_one_result():
     """C++ that inductor writes would take a list of one tensor for the tensor."""
     f = vmap(lambda z: pb.scan(lambda c, x: (c * z[1] + x, None), z[0], torch.linspace(-1, 1, 37))[0])
@@ -91,6 +92,7 @@ def test_machine_code_of_a_loop_with_one_result():
     torch.testing.assert_close(call(z), f(z), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compile_takes_no_step_in_python_for_more_of_them():
     def steps(length):
         taken = []

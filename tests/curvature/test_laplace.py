@@ -324,6 +324,7 @@ def test_a_precision_that_does_not_fit_is_refused():
         Laplace(curvature="hessian").fit(model, torch.zeros(3, 20_000), torch.zeros(3, 1), init=net)
 
 
+@pytest.mark.slow
 def test_priors_that_are_not_normal():
     x, y = toy()
     prior = pb.priors.IIDPrior(dist.Laplace(0.0, 1.0))

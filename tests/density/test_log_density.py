@@ -27,6 +27,7 @@ def _density(values):
     return quadratic + gamma + ((COUNTS - 1) * values["share"].log()).sum()
 
 
+@pytest.mark.slow
 def test_moments_are_exact_on_the_reals_the_positive_and_the_simplex(tmp_path):
     posterior = pb.sample(_density, INIT, support=SUPPORT, method=QUICK, num_draws=250)
     assert {value.dtype for value in posterior.draws.values()} == {torch.float64}

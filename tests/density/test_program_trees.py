@@ -145,6 +145,7 @@ def test_a_posterior_of_an_earlier_version_names_its_dimensions_by_number():
     assert tree["posterior"]["eta"].dims == ("chain", "draw", "eta_dim_0")
 
 
+@pytest.mark.slow
 def test_the_verdict_judges_deterministic_sites():
     def program(x, y):
         mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))

@@ -167,10 +167,9 @@ UNFINISHED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "MAP of batches" else pytest.mark.slow) for name in UNFINISHED]
-)
+@pytest.mark.parametrize("name", UNFINISHED)
 def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
     """Three and thirty steps towards a line that takes five hundred of them; whole runs are silent."""
     x = torch.linspace(-1, 1, 40)[:, None]

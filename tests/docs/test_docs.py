@@ -31,6 +31,8 @@ PAGES = [page for page in PAGES if page != PAPER]
 #: takes longer than a few seconds
 SLOW = {
     "active-learning",
+    "own-net",
+    "prior-and-likelihood",
     "loops",
     "references",
     "assay",

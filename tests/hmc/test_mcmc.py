@@ -227,6 +227,7 @@ def test_options_reach_the_sampler():
     assert MCMC(NUTS(normal), 100).method.num_warmup == 100
 
 
+@pytest.mark.slow
 def test_a_step_that_is_held_stays_and_the_warm_up_is_thrown_away():
     kernel = HMC(normal, step_size=0.4, num_steps=5, adapt_step_size=False, adapt_mass_matrix=False)
     mcmc = drawn(kernel, num_samples=200, warmup_steps=30)

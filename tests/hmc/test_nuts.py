@@ -101,6 +101,7 @@ def test_pyro_engine_agrees_on_the_asymmetric_target():
     _check_gumbels(_by_pyro(_gumbels, 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ENGINES)
 def test_scales_from_one_to_a_thousand(whole_zoo, engine):
     posterior = whole_zoo if engine == "compiled" else _by_pyro(_scales, 500)

@@ -33,6 +33,7 @@ def _line():
     return x, x @ torch.tensor([3.0, -2.0]) + torch.linspace(-1.0, 1.0, 30).sin()
 
 
+@pytest.mark.slow
 def test_a_flat_prior_has_the_posterior_of_least_squares():
     x, y = _line()
     posterior = pb.NUTS(**QUICK).fit(_flat_regression, x, y, num_draws=300)
@@ -154,7 +155,8 @@ def test_a_posterior_far_from_every_start():
     assert posterior.meta["warnings"] == [] and "float64" not in posterior.meta
 
 
-@pytest.mark.parametrize("warmup", [pytest.param(None, marks=pytest.mark.slow), 100])
+@pytest.mark.slow
+@pytest.mark.parametrize("warmup", [None, 100])
 def test_what_float32_cannot_hold_is_sampled_in_float64(warmup):
     def program(x, y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1e9))

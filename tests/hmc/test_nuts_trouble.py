@@ -52,6 +52,7 @@ def test_no_start_at_all_names_the_site():
         NUTS(**QUICK).fit(program, None, torch.tensor(-1.0), num_draws=5)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the warm-up was not finished")
 def test_nan_gradients_are_divergences():
     def program(x, y):

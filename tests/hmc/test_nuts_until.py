@@ -32,6 +32,7 @@ def two_modes(x, y):
     pyro.sample("where", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), modes))
 
 
+@pytest.mark.slow
 def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(tmp_path):
     config = pb.NUTS(**UNTIL)
     assert config.default_draws == MOST_DRAWS and pickle.loads(pickle.dumps(config)) == config

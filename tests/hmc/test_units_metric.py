@@ -43,6 +43,7 @@ def _line(x, y):
     pyro.sample("y", dist.Normal(a + b * x, 1.0).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_a_correlated_program_takes_short_trees_and_leaves_its_metric():
     x = torch.linspace(5.0, 7.0, 30)
     nuts = pb.NUTS(num_chains=4, num_warmup=60, compile=False)

@@ -121,6 +121,7 @@ assert wing is plots is pyrobnn.plots
 """
 
 
+@pytest.mark.slow
 def test_late_names_are_found_in_each_way():
     python("-c", FOUND)
 

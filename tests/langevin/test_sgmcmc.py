@@ -291,6 +291,7 @@ def test_chains_that_stray_go_back_with_smaller_steps():
     assert float(posterior.draws["z"].square().mean()) == pytest.approx(0.338, rel=0.4)
 
 
+@pytest.mark.slow
 def test_heat_is_measured(diabetes):
     x, y, *_ = diabetes
     hot = SGHMC(num_chains=4, num_warmup=100, batch_size=8, step_size=0.3, friction=0.05, init_steps=0)

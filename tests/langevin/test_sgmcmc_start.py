@@ -17,6 +17,7 @@ def normal(x=None, y=None):
     pyro.sample("z", dist.Normal(torch.zeros(2), torch.ones(2)).to_event(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [SGLD, SGHMC])
 def test_a_short_warm_up_takes_chains_of_a_subsampling_program_to_the_posterior(method):
     # steps so small that gradients far away do not heat the chain left it at 1.2, and its log joint, as noisy as they

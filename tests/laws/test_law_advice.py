@@ -81,6 +81,7 @@ def test_the_nearer_to_an_exact_posterior_never_gets_the_worse_answer(way):
     assert answers[0] == 0 and answers[-1] == 2 and answers == sorted(answers), answers
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_exact_draws_of_a_rare_class_are_right_though_the_prior_matters():
     """Five positives of 500: the prior pulls; that is the model's, and no approximation is judged better for it."""

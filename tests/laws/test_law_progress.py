@@ -100,6 +100,7 @@ def test_a_callback_that_stops_is_said(bars):
     assert bar.said == "stopped early by a callback" and 0 < bar.n < bar.total and bar.closed == 1
 
 
+@pytest.mark.slow
 def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
     reasons = ["the log density was still rising"]
     monkeypatch.setattr("pyrobnn.inference.nuts.DEFAULT_WARMUP", 30)

@@ -124,6 +124,7 @@ def test_training_masks_are_fresh_for_every_datum():
     assert seen[0] == pytest.approx(float(expected - prior) / 400, abs=5 * sd)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_compiled_is_eager():
     x, y = data()
     fits = [

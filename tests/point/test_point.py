@@ -42,6 +42,7 @@ def test_learned_noise_is_the_residual_scale():
     assert posterior.meta["point_sites"] == ["likelihood.scale"]
 
 
+@pytest.mark.slow
 def test_mini_batches_reach_the_same_mode():
     truth = diabetes_linear()
     whole = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])

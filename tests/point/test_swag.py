@@ -144,6 +144,7 @@ def test_the_posterior_guide_runs_in_predictive():
         assert predictive(x)["likelihood.data"].shape == (4, 48, 1)
 
 
+@pytest.mark.slow
 def test_learned_noise_is_trained_along_and_held():
     x, y = data()
     bnn = model(scale="learned")

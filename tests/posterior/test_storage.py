@@ -89,6 +89,7 @@ def test_a_file_of_version_0_2_0_is_read(tmp_path):
     assert all(torch.equal(again.draws[name], value) for name, value in old.draws.items())
 
 
+@pytest.mark.slow
 def test_a_fresh_process_that_imports_the_posterior_alone_has_the_approximation(tmp_path):
     x, y = toy()
     short = {"num_steps": 20, "compile": False}

@@ -119,6 +119,7 @@ def test_the_same_seed_gives_the_same_draws(fitted):
     assert torch.equal(one, two) and not torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_net_is_updated_in_the_units_of_its_first_fit():
     data = pb.data.sinusoid(num_data=30, seed=0)
     x, y = 100 + 20 * data.x, 7 - 3 * data.y
@@ -214,6 +215,7 @@ def outlier():
     return x, y
 
 
+@pytest.mark.slow
 def test_leave_one_out_is_exact_where_importance_fails():
     x, y = outlier()
     posterior = exact_draws(x=x, y=y)
@@ -233,6 +235,7 @@ def test_leave_one_out_is_exact_where_importance_fails():
             posterior.to_datatree(*wrong, exact_loo=3)
 
 
+@pytest.mark.slow
 def test_the_pit_of_a_removed_row_is_exact():
     x, y, rest = X[:OLD].clone(), Y[:OLD].clone(), torch.arange(OLD) != 7
     x[7] *= 30
@@ -359,7 +362,8 @@ def test_laplace_says_that_it_went_to_another_mode(rows, new, jump, far, monkeyp
     assert not far or verdict.draws != "pass"
 
 
-@pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
 def test_laplace_of_four_rows_goes_a_long_way_to_a_mode(seed):
     g = torch.Generator().manual_seed(seed)
     x = torch.tensor([[-1.7], [-0.8], [0.0], [1.6]])

@@ -99,6 +99,7 @@ def line_data(num_data=60):
         return Dataset(x, 3 * x + 1 + 0.3 * torch.randn(num_data, 1), "line", "regression")
 
 
+@pytest.mark.slow
 def test_validation_chooses_the_noise_of_the_data():
     rule = Rule(
         MAP(num_steps=150, lr=0.05, compile=False, polish_steps=0), (1.0,), (0.005, 0.08, 2.0), choose="validation"

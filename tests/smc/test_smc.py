@@ -49,6 +49,7 @@ def within(posterior: pb.Posterior, exact: float, nats: float) -> None:
     assert error < nats and abs(posterior.log_evidence - exact) < nats + 4 * error
 
 
+@pytest.mark.slow
 def test_the_evidence_and_both_modes_of_a_net_of_one_unit():
     model, x, y = one_unit()
     posterior = pb.SMC(num_particles=480, num_islands=8, max_leapfrogs=12, compile=False).fit(model, x, y)

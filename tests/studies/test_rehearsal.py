@@ -84,6 +84,7 @@ def test_a_point_has_no_interval_of_the_function():
     }
 
 
+@pytest.mark.slow
 def test_all_worlds_are_fitted_in_one_search():
     model, x, y = line()
     ys = torch.stack([y, 2 * y, y + 1])

@@ -125,6 +125,7 @@ def test_log_q_p_and_the_elbo_belong_together(exact):
     torch.testing.assert_close(stats["log_p"][0], log_p + exact["log_evidence"], atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager():
     fits = [_fit(num_steps=50, batch_size=16, compile=compile) for compile in (True, False)]
     for name in fits[0].draws:
@@ -312,6 +313,7 @@ def test_correlated_guides_end_above_mean_field_on_a_relu_net(guide):
     assert not richer.meta["warnings"] and richer.log_evidence < float(richer.history["elbo"].max())
 
 
+@pytest.mark.slow
 def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
     def codes(track, value, error=0.1):
         return [each.code for each in elbo_findings(value, error, torch.tensor(track))]
