@@ -25,6 +25,7 @@ def posterior():
     return nuts.fit(model, x, y, num_draws=50)
 
 
+@pytest.mark.slow
 def test_values_are_those_of_predict_and_gradients_flow(posterior):
     from pyrobnn.botorch import BNNModel
 

@@ -157,6 +157,7 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
     assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
@@ -252,6 +253,7 @@ def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeyp
     assert cli.main(["report", file, "--out", str(tmp_path / "r.html"), *words]) == status
 
 
+@pytest.mark.slow
 def test_the_doctor_has_a_line_for_each_thing_and_its_fit_runs(capsys, monkeypatch):
     monkeypatch.setattr("pyrobnn.core.private.lacks_compiler", lambda: True)  # and nothing is compiled
     assert cli.main(["doctor"]) == 0

@@ -209,6 +209,7 @@ def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkey
     assert cli.main([*options, "--mle.num_steps", "6", "--out", str(out), "--resume"]) == 1
 
 
+@pytest.mark.slow
 def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, capsys):
     folder = tmp_path / "mit Raum"
     folder.mkdir()

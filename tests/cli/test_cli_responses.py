@@ -32,6 +32,7 @@ def predicted(tmp_path, frame):
     return pd.read_csv(out)
 
 
+@pytest.mark.slow
 def test_a_table_of_counts(tmp_path, capsys):
     table = pd.DataFrame({"age": X, "claims": RNG.poisson(4 * np.exp(1 + X))})
     posterior, _ = fit(table, tmp_path, "--target", "claims", "--response", "poisson")

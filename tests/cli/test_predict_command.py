@@ -64,6 +64,7 @@ def cases():
             yield pytest.param(name, kind, marks=() if fast else pytest.mark.slow)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, kind", list(cases()))
 def test_a_saved_run_predicts_as_its_posterior(name, kind, table, tmp_path):
     posterior, study, path = saved(table, tmp_path, name, kind)

@@ -23,6 +23,7 @@ def _energy(z):
     return (torch.tanh(z) * torch.linspace(0.0, 1.0, 5)).pow(2).sum()
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager_with_gradients():
     z = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     fn = vmap(grad_and_value(_energy))
@@ -44,6 +45,7 @@ def test_small_batched_products(rows, inner, columns):
     torch.testing.assert_close(compiled(torch.addmm, c, a[0], b[0])(c, a[0], b[0]), c + a[0] @ b[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("units", [10, pytest.param(16, marks=SLOW)])
 def test_tiny_products_read_what_was_stored(units):
     """One point, two layers of few units: inductor stored the activations in another order than they were read in."""
@@ -70,6 +72,7 @@ def test_a_linear_predictor_of_few_features_needs_no_library(chains):
     torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_results_are_the_callers_and_in_place_functions_agree():
     """Intermediates may lie on the stack; what a call returned stays as it was when the function is called again."""
     from torch._inductor.codegen import common
@@ -92,6 +95,7 @@ def test_results_are_the_callers_and_in_place_functions_agree():
     assert "ArrayRef" not in common.device_codegens["cpu"].cpp_wrapper_codegen.__name__
 
 
+@pytest.mark.slow
 def test_nested_arguments_and_in_place_writes():
     def fn(params, buffer, slot):
         buffer.index_put_((torch.arange(2), slot), params["a"])

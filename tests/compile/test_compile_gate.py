@@ -75,6 +75,7 @@ def assert_right(mode: str = "inductor") -> None:
     torch.testing.assert_close(mine, exact, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeypatch):
     monkeypatch.setattr("pyrobnn.model.compile.agreement._PLAIN", 0)
     monkeypatch.setattr("pyrobnn.model.compile.agreement._OF_LARGEST", 0)
@@ -263,6 +264,7 @@ def test_a_missing_setting(key, monkeypatch):
     assert missed == [key], "asked for once"
 
 
+@pytest.mark.slow
 def test_what_is_private_only_where_it_was_tested(monkeypatch, caplog):
     monkeypatch.setattr(inductor, "_fused", lambda *_: pytest.fail("used"))
     monkeypatch.setattr(inductor, "TESTED", ("1.0",))
@@ -424,6 +426,7 @@ def test_a_sign_that_rounding_decides_is_no_wrong_number():
     assert "a difference of 0.006" in wrong
 
 
+@pytest.mark.slow
 def test_random_draws_are_compared_from_one_state():
     def fn(z):
         return z + torch.randn_like(z), torch.rand(3)
@@ -433,6 +436,7 @@ def test_random_draws_are_compared_from_one_state():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+@pytest.mark.slow
 def test_import_needs_no_private_name():
     """With every module that the compile layer imports late taken away."""
     program = (

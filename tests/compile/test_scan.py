@@ -54,6 +54,7 @@ def bodies_are_interpreted(request, monkeypatch):
     monkeypatch.setattr("pyrobnn.model.compile.scan._TURNS", {})
 
 
+@pytest.mark.slow
 def test_second_derivatives_and_points_inside_points():
     z = points()
 

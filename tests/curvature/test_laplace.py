@@ -140,6 +140,7 @@ def test_a_pyro_program_in_unconstrained_space():
         Laplace().fit(curved, x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"])
 def test_heteroskedastic_precision_is_the_expected_fisher(structure):
     x, y = toy(30, dtype=torch.float64)

@@ -18,6 +18,7 @@ from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
 pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "structure, growth",
     [("full", 2.0), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("kron", 2.0), ("diag", 1.0)))],

@@ -39,6 +39,7 @@ def evidence(structure, x, y, net, scales, noise) -> float:
 CASES = [("full", 12), ("full", 60), ("kron", 60), ("diag", 60)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure, num_data", CASES)
 def test_tuned_prior_precision_is_the_brute_force_maximum(structure, num_data):
     x, y, net = trained_net(num_data)
@@ -58,6 +59,7 @@ def test_tuned_prior_precision_is_the_brute_force_maximum(structure, num_data):
     assert float(scale) == pytest.approx(factor**-0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "structure, num_data", [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
 )
@@ -81,6 +83,7 @@ def test_prior_precision_per_layer_and_noise_together(structure, num_data):
     assert -best.fun - posterior.log_evidence < 1e-4
 
 
+@pytest.mark.slow
 def test_one_factor_and_noise_together():
     x, y, net = trained_net(60)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian("learned"))
@@ -110,6 +113,7 @@ def test_classes_are_tuned_too():
     assert tuned.meta["tuned"]["noise_factor"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:cross-validation ended at the edge")
 def test_cross_validation_scores_a_mode_that_has_not_seen_the_points():
     """Conjugate: the mode without the held-out fifth is ridge regression on the others."""
@@ -221,6 +225,7 @@ def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error
     assert float(gain.mean()) >= -2 * error, (float(gain.mean()), error)
 
 
+@pytest.mark.slow
 def test_cross_validation_needs_four_rows():
     x, y, net = trained_net(60)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.07))

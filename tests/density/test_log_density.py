@@ -74,6 +74,7 @@ def test_smc_finds_the_constant_from_a_reference(method, num_draws):
             pb.sample(density, {"z": torch.zeros(2)}, method=method)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(transitions diverged|warm-up was not)")  # at the edge
 def test_chains_start_apart_around_init_where_the_density_is_finite():
     def narrow(values):  # nothing but NaN further than 0.3 from 5

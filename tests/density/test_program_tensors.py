@@ -12,6 +12,7 @@ import pyrobnn as pb
 from pyrobnn.model import Density
 
 
+@pytest.mark.slow
 def test_a_matrix_without_a_cholesky_factor_ends_no_run():
     """A kernel matrix is singular in float32 at some points: one such start refused the whole fit."""
     x = torch.linspace(0.0, 1.0, 12)

@@ -47,6 +47,7 @@ def fitted(program=schools, *args, num_draws=100):
     return pb.SVI(num_steps=20, compile=False).fit(program, *args, num_draws=num_draws)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*("NUTS", "SVI", "MAP"), pytest.param("SGLD", marks=pytest.mark.slow)])
 def test_deterministic_sites_are_in_the_draws_whatever_the_method(method):
     posterior = SHORT[method].fit(schools, ERRORS, EFFECTS, num_draws=1 if method == "MAP" else 20)
@@ -71,6 +72,7 @@ def test_a_program_with_data_of_its_own_has_all_groups_without_being_given_any()
     assert "posterior_predictive" not in fitted().to_datatree().children  # its data are not at hand
 
 
+@pytest.mark.slow
 def test_replicates_have_the_moments_of_the_program():
     posterior = fitted(num_draws=2000)
     values = posterior.to_datatree(ERRORS, EFFECTS)["posterior_predictive"]["effect"].values[0]
@@ -81,6 +83,7 @@ def test_replicates_have_the_moments_of_the_program():
     assert (np.abs(values.std(0) / expected - 1) < 5 / math.sqrt(2 * len(values))).all()
 
 
+@pytest.mark.slow
 def test_prior_replicates_have_the_moments_of_the_prior():
     density = Density(schools, (ERRORS, EFFECTS))
     sites, data = derived.prior(density, 2000, seed=1)
@@ -232,6 +235,7 @@ def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do
     assert tree["observed_data"]["y"].shape == (20,) and tree["posterior_predictive"]["y"].shape[2:] == (20,)
 
 
+@pytest.mark.slow
 def test_draws_of_scalar_sites_are_judged_without_chains():
     def program(x, y=None):
         mean = pyro.sample("mean", dist.Normal(0.0, 2.0))

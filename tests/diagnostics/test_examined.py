@@ -80,6 +80,7 @@ def test_calibrated_few_rows_and_training_rows_are_no_alarm():
     assert find(diagnose(tree), "loo_pit").status == "info"
 
 
+@pytest.mark.slow
 def test_confidence_that_is_wrong_is_seen_in_ten_rows():
     statuses = {}
     for sharpness in (1.0, 8.0):
@@ -231,6 +232,7 @@ def test_a_log_likelihood_of_other_rows_fails():
         assert find(pb.audit(tree), "log_likelihood").status == "fail"
 
 
+@pytest.mark.slow
 def test_a_posterior_is_judged_with_the_rows_that_it_knows_or_is_given():
     x = torch.linspace(-1, 1, 12).unsqueeze(-1)
     model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))

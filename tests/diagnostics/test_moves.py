@@ -182,6 +182,7 @@ def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
     assert find(diagnose(tree), "importance").code.startswith("khat")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scales", "status"), [((1.0, 0.1), "fail"), ((1.0, 1.0), "pass")])
 def test_moves_find_the_wide_mode_around_the_narrow_one_of_a_program(scales, status):
     """Half of the mass lies outside of the mode that Laplace finds, where none of its draws is: no weight tells."""

@@ -174,6 +174,7 @@ def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
     assert statuses.count("fail") == 0 and statuses.count("warn") <= 2
 
 
+@pytest.mark.slow
 def test_chains_that_are_worth_400_draws_are_not_called_short():
     # 800 draws worth 400: of many quantities one comes out as 250 or so, by the error of the estimate alone
     rng, found = np.random.default_rng(0), []
@@ -441,6 +442,7 @@ def test_a_site_of_few_values_is_called_narrow_no_oftener_than_is_said(size):
 # distance from a reference
 
 
+@pytest.mark.slow
 def test_fidelity_is_that_of_each_kind_of_probe_and_of_the_worst_tenth():
     reference, tree = exact_tree(), exact_tree(seed=0)
     f = tree["function"]["f"].values.copy()
@@ -463,6 +465,7 @@ def test_fidelity_is_that_of_each_kind_of_probe_and_of_the_worst_tenth():
 # reports of several runs
 
 
+@pytest.mark.slow
 def test_runs_of_different_data_are_not_ranked(tmp_path):
     trees = {"mine": exact_tree(), "yours": exact_tree(seed=5)}
     verdicts = judge_all(trees)

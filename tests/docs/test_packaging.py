@@ -211,7 +211,7 @@ def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
     ("verb", "command"),
     [
         ("compare", ".venv/bin/pyrobnn compare --option"),
-        ("test", ".venv/bin/python -m pytest -n auto --dist loadfile --option"),
+        ("test", ".venv/bin/python -m pytest -n auto --dist worksteal --option"),
         ("lint", ".venv/bin/python -m ruff format --check ."),
         ("lint", ".venv/bin/python -m mypy"),
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),

@@ -141,6 +141,7 @@ def test_missing_values_are_filled_where_that_is_asked_for(table, kind):
         regressor(SHORT, missing="drop").fit(gaps, y)
 
 
+@pytest.mark.slow
 @QUICK
 def test_several_outputs_keep_their_units_and_their_noise(table):
     x, y = table
@@ -244,6 +245,7 @@ def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows
     assert model.score(x[160:], y[160:]) > 0.9 * line.score(x[160:], y[160:])
 
 
+@pytest.mark.slow
 @QUICK
 def test_the_verdict_is_kept_until_the_next_fit(table):
     x, y = table
@@ -504,6 +506,7 @@ def test_no_draw_of_the_chains_of_few_rows_has_left_the_data(seed):
     assert float((f - data.y).square().mean((2, 3)).sqrt().max()) < float(data.y.std())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("signal, linear", [(0.0, True), (3.0, False)])
 def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear):
     generator = np.random.default_rng(1)

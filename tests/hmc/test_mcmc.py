@@ -261,6 +261,7 @@ def test_chains_start_where_they_are_told(options, start, monkeypatch):
     assert mcmc.posterior.meta["common_start"] is common
 
 
+@pytest.mark.slow
 def test_the_seed_is_torchs_and_sites_can_be_left_out():
     first, second, other = (
         drawn(NUTS(normal), num_samples=20, warmup_steps=20, seed=seed).get_samples()["z"] for seed in (1, 1, 2)

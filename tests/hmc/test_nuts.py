@@ -110,6 +110,7 @@ def test_scales_from_one_to_a_thousand(whole_zoo, engine):
     assert_var_within(draws, torch.ones(7), mean=torch.zeros(7), **_enough(posterior))
 
 
+@pytest.mark.slow
 def test_funnel_non_centred(zoo):
     log_scale, raw = zoo.draws["funnel_log_scale"], zoo.draws["funnel_raw"]
     assert_mean_within(log_scale, 0.0, **_enough(zoo))
@@ -233,6 +234,7 @@ def _check_regression(posterior, **options):
     assert_var_within(posterior.draws["scale"], sigma_var, mean=sigma, **options)
 
 
+@pytest.mark.slow
 def test_plain_hmc():
     x, y = _regression_data()
     config = NUTS(num_chains=64, num_warmup=100, trajectory=4, compile=False)
@@ -266,6 +268,7 @@ def test_pyro_engine_agrees():
         assert value.isfinite().all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the warm-up was not finished|.*maximum tree depth")  # nor is it meant to be
 def test_the_same_seed_gives_the_same_draws_however_many_are_asked_for():
     x, y = _regression_data()
@@ -277,6 +280,7 @@ def test_the_same_seed_gives_the_same_draws_however_many_are_asked_for():
     assert not torch.equal(first.draws["weight"], other.draws["weight"])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*(maximum tree depth|diverged)")
 def test_without_adaptation_a_chain_does_not_depend_on_its_company():
     # warm-up pools the chains; without it a chain's randomness is its own

@@ -248,6 +248,7 @@ def test_a_start_too_steep_to_move_from_is_drawn_again():
     torch.testing.assert_close(finite_starts(problem, steep, hard)[0], hard[0][0])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*maximum tree depth")
 def test_draws_worth_too_few_are_said():
     def program(x, y):

@@ -238,6 +238,7 @@ def test_bad_arguments_of_fit():
         NUTS(engine="pyro").fit(simple, callbacks=[print])
 
 
+@pytest.mark.slow
 def test_callbacks_see_the_run_and_may_stop_it():
     seen = []
 

@@ -56,6 +56,7 @@ def test_the_bar_says_how_far_it_is(monkeypatch):
     assert looks and re.search(r"R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
 
 
+@pytest.mark.slow
 def test_chains_in_two_modes_spend_the_budget_and_say_so():
     with pytest.warns(UserWarning) as told:
         posterior = pb.NUTS(**UNTIL).fit(two_modes, seed=0, num_draws=120)
@@ -81,6 +82,7 @@ def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
     assert seen[-1] >= 20
 
 
+@pytest.mark.slow
 def test_the_warm_up_is_cut_at_half_of_the_seconds_and_says_so():
     config = pb.NUTS(**UNTIL | {"num_warmup": 50_000}, max_seconds=3.0)
     began = time.monotonic()
@@ -93,6 +95,7 @@ def test_the_warm_up_is_cut_at_half_of_the_seconds_and_says_so():
     assert posterior.num_draws > 2 and posterior.sample_stats["acceptance_rate"].mean() > 0.5
 
 
+@pytest.mark.slow
 def test_a_net_waits_for_its_function_and_not_for_its_weights():
     x, y = toy(20)
     config = pb.NUTS(**UNTIL | {"num_chains": 2, "num_warmup": 10})

@@ -90,6 +90,7 @@ def test_class_probabilities_are_judged_by_their_power():
         assert found.status == "fail" and found.value == pytest.approx(1.0 / power, rel=0.25)
 
 
+@pytest.mark.slow
 def test_the_power_is_tested_at_the_size_it_says(monkeypatch):
     alone = [row for row in MODEL_ROWS if row.code == "temperature"]
     monkeypatch.setattr("pyrobnn.diagnostics.predictions.MODEL_ROWS", alone)

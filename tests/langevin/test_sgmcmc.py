@@ -57,6 +57,7 @@ def whitened(posterior, mean, covariance):
     return (coefficients(posterior) - mean) @ vectors / values.sqrt()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step_size", [pytest.param(0.1, marks=pytest.mark.slow), 0.4])
 def test_sgld_has_the_variance_of_its_discretisation(step_size):
     config = SGLD(num_chains=64, num_warmup=400, step_size=step_size, thinning=20)
@@ -65,6 +66,7 @@ def test_sgld_has_the_variance_of_its_discretisation(step_size):
     assert_var_within(draws, 1 / (PRECISION * (1 - step_size * PRECISION / 4)), mean=MEAN.numpy())
 
 
+@pytest.mark.slow
 def test_sghmc_leaves_a_gaussian_invariant_at_a_large_step():
     config = SGHMC(num_chains=64, num_warmup=400, step_size=0.5, friction=0.5, thinning=10)
     draws = config.fit(gaussian, num_draws=150, seed=2).draws["z"]
@@ -79,6 +81,7 @@ def test_temperature_widens_and_is_recorded():
     assert posterior.meta["temperature"] == 2.0 and posterior.meta["iid"] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -100,6 +100,7 @@ def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(t
     assert fitted.posterior_.meta["tuned"]["prior_precision_factor"].keys() == {"net.0", "net.2"}
 
 
+@pytest.mark.slow
 def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeypatch):
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)

@@ -196,6 +196,7 @@ def test_predictive_and_predict_agree_everywhere(name, kind):
     _assert_predictives_agree(fit(name, kind, 1000))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guide", ["mean_field", AutoMultivariateNormal])
 def test_a_plain_program_reads_its_point_parameters_from_the_store(guide):
     x, y = X[:, 0], 3 * X[:, 0] + 5 + 0.3 * (Y[:, 0] - torch.sin(X[:, 0]))

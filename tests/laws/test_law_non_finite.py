@@ -166,6 +166,7 @@ def test_no_verdict_or_summary_raises(name, tmp_path):
     assert all(entry["status"] != "pass" for entry in content["methods"].values())
 
 
+@pytest.mark.slow
 def test_a_page_of_broken_trees_says_so(tmp_path):
     check_page(spoilt("NUTS", ("nan", "frozen", "no test rows", "no draws")), tmp_path)
 

@@ -60,6 +60,7 @@ def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
         METHODS[name].fit(model_of(), X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", one_of_each_kind(["NUTS", "SGLD", "SGHMC"], {"NUTS"}))
 def test_a_point_parameter_that_nobody_fitted_is_told(name):
     begun = {"num_warmup": 3} if name == "NUTS" else {"num_warmup": 3, "init_steps": 3}

@@ -63,6 +63,7 @@ def statuses(verdict):
 FAST = {("healthy", 3), ("bent", None)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "levels"),
     [

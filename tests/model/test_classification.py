@@ -56,6 +56,7 @@ def scores(prediction, y):
     }
 
 
+@pytest.mark.slow
 def test_a_mode_and_swag_classify_digits():
     train, test = split()
     model = classifier("mlp")

@@ -140,6 +140,7 @@ def test_training_lowers_the_loss_and_compiled_is_eager():
     assert fits[0].approximation is None
 
 
+@pytest.mark.slow
 def test_starts_at_a_posterior_and_leaves_the_net_alone():
     x, y = data()
     net = nn.Sequential(linear(4, 5), nn.ReLU(), nn.Dropout(0.2), linear(5))

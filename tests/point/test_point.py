@@ -30,6 +30,7 @@ def test_mle_is_least_squares():
     torch.testing.assert_close(fitted, exact, rtol=0, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_learned_noise_is_the_residual_scale():
     truth = diabetes_linear()
     learned = pb.likelihoods.HomoskedasticGaussian("learned")
@@ -84,6 +85,7 @@ def test_compiled_equals_eager(num_steps):
     torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_any_torch_optimizer_and_schedule():
     truth = diabetes_linear()
     sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)

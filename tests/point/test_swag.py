@@ -111,6 +111,7 @@ def test_a_weight_that_rests_gets_the_smallest_variance_and_is_counted():
     assert 0 < float(moments.family()[1]["cov_diag"][2]) < 1e-6
 
 
+@pytest.mark.slow
 def test_a_fit_is_the_formula_on_its_own_iterates():
     x, y = data()
     seen = []
@@ -155,6 +156,7 @@ def test_learned_noise_is_trained_along_and_held():
     assert posterior.approximation.distribution.event_shape == (25,)
 
 
+@pytest.mark.slow
 def test_starts_at_a_posterior_or_a_net_without_training_first():
     x, y = data()
     start = MAP(num_steps=50, compile=False).fit(model(), x, y)
@@ -168,6 +170,7 @@ def test_starts_at_a_posterior_or_a_net_without_training_first():
     torch.testing.assert_close(posterior.draws["net.0.weight"][0, 0], net[0].weight.data, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_batch_norm_statistics_belong_to_each_draw():
     x, y = data()
     net = batch_norm_net()
@@ -190,6 +193,7 @@ def test_batch_norm_statistics_belong_to_each_draw():
     assert bool(torch.isfinite(posterior.sample_stats["log_p"]).all())
 
 
+@pytest.mark.slow
 def test_a_loader_is_streamed():
     x, y = data()
     with seeded(8):
@@ -227,6 +231,7 @@ def test_what_cannot_work_is_refused_beforehand():
         SWAG(**QUICK).fit(model(net=net), x, y)
 
 
+@pytest.mark.slow
 def test_a_diverging_learning_rate_names_step_and_loss():
     x, y = data()
     net = mlp(2, (6,), 1, activation="relu", seed=0)
@@ -234,6 +239,7 @@ def test_a_diverging_learning_rate_names_step_and_loss():
         SWAG(**(QUICK | {"lr": 5.0, "num_steps": 400})).fit(model(scale=0.05, net=net), x, y)
 
 
+@pytest.mark.slow
 def test_a_rate_that_leaves_the_mode_without_diverging_warns_and_is_recorded():
     x, y = data()
     config = SWAG(rank=5, **(QUICK | {"num_steps": 300, "lr": 0.04}))

@@ -273,6 +273,7 @@ def test_exact_leave_one_out_is_in_the_units_of_the_data():
     assert abs(float(loo(tree).elpd_i[7]) - truth) < 0.6
 
 
+@pytest.mark.slow
 def test_laplace_of_a_linear_model_is_updated_exactly(tmp_path):
     laplace = pb.Laplace(curvature="hessian", num_steps=300, compile=False)
     posterior = laplace.fit(line, X[:OLD], Y[:OLD], num_draws=50)

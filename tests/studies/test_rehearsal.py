@@ -45,6 +45,7 @@ class Shrunk(pb.inference.method.Method):
         return pb.inference.fitting.problem.make_posterior(problem, self, draws, seed=run.seed, timings={})
 
 
+@pytest.mark.slow
 def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
     model, x, y = line()
     exact = pb.rehearse(Shrunk(), model, x, y, num_worlds=60, num_draws=300)

@@ -187,6 +187,7 @@ def test_guides_without_a_density_are_refused():
         _fit(guide=lambda program: program)
 
 
+@pytest.mark.slow
 def test_point_parameters_are_optimised():
     x, y = toy(200)
     noisy = pb.likelihoods.HomoskedasticGaussian("learned")
