@@ -9,6 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from pyrobnn.core.findings import warn
 from pyrobnn.estimators.wide import log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.ggn import resolved
-from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.precision import tuned_model
 from pyrobnn.inference.curvature.prior import prior_precision
@@ -66,7 +67,7 @@ def fit_by_evidence(
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
     Weights and noise that are maximised together fit the noise where rows are few. Where a Gram matrix takes at most
-    2^27 operations, two nets climb the evidence. With more rows the modes that a climb finds are too sharp: there each
+    2^27 operations, nets climb the evidence. With more rows the modes that a climb finds are too sharp: there each
     fit has known noise. Both begin with the noise of a Bayesian linear regression, and with half of it under a prior
     four times as wide (under a narrow one a wave's mode is a constant, where the prior is tuned to nothing). Fits of
     known noise go on from the better one, with the noise that its residuals ask for and in turn with the prior that was
@@ -92,9 +93,12 @@ def fit_by_evidence(
 
     with quiet():
         if bayesian and len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2):
-            starts = [(net, share) for net in (model, model.reinitialized(1)) for share in (1.0, 0.5)]
-            climbs = (_climb(net, *rows, share * linear, least, share**4, bool(method.tune)) for net, share in starts)
-            found = [each for each in climbs if each[0] > -math.inf]
+            climb = partial(_climb, x=rows[0], y=rows[1], least=least, tune=bool(method.tune))
+            # the second net begins as the better climb of the first did
+            tried = [(climb(model, scale=share * linear, factor=share**4), share) for share in (1.0, 0.5)]
+            share = max(tried, key=lambda each: each[0][0])[1]
+            tried.append((climb(model.reinitialized(1), scale=share * linear, factor=share**4), share))
+            found = [each for each, _ in tried if each[0] > -math.inf]
         if found:
             _, scale, factor, values = max(found, key=itemgetter(0))
             attempt(scale, factor, init=_moved(model, values).net)
@@ -150,13 +154,12 @@ def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, facto
         gradient, value = torch.func.grad_and_value(loss)(theta)
         jacobian.model, jacobian.mode, jacobian.params = now, theta, density.constrain(theta)
         prec = prior_precision(jacobian).prec
-        f, rows = jacobian.rows(x)
-        white = ((now.likelihood.curvature_root(f, y, {}).mT @ rows).flatten(0, 1) * prec.rsqrt()).double()
+        f, white = _whitened(jacobian, x, lambda f: now.likelihood.curvature_root(f, y, {}), prec)  # noqa: B023
         slope = (gradient * prec.rsqrt()).double()
-        if not bool(white.isfinite().all() & slope.isfinite().all()):
+        if not bool(slope.isfinite().all() & white.gram.isfinite().all()):
             break
-        values, vectors = _left_spectrum(white)
-        pull = vectors.T @ (white @ slope)
+        values, vectors = white.left_spectrum()
+        pull = vectors.T @ white.times(slope)
         left = float(slope @ slope - (pull.square() / (values + 1)).sum()) / 2
         if gained < 0.05 and left < 0.01 * len(theta):  # nats
             size = 0.5 * float((2 * math.pi / prec).log().sum() - values.log1p().sum())
@@ -173,7 +176,7 @@ def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, facto
             continue
         gained = -1.0
         while gained < 0 and damping < 1e12:
-            bent = slope - white.T @ (vectors @ (pull / (values + 1 + damping)))
+            bent = slope - white.transposed_times(vectors @ (pull / (values + 1 + damping)))
             there = theta - prec.rsqrt() * (bent / (1 + damping)).to(theta)
             gained = float(value - loss(there))
             damping *= 4 if gained < 0 else 1 / 3
@@ -181,14 +184,59 @@ def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, facto
     return best
 
 
-def _left_spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Squares of the singular values of rows (m, p), and left singular vectors (m, r), of the smaller Gram matrix."""
-    if len(rows) <= rows.shape[1]:
-        values, vectors = torch.linalg.eigh(rows @ rows.T)
-        return values.clamp_min(0), vectors
-    values, right = torch.linalg.eigh(rows.T @ rows)
-    keep = resolved(values)
-    return values[keep], rows @ right[:, keep] * values[keep].rsqrt()
+class _Whitened:
+    """A Jacobian (m, p) in units of likelihood and prior, as the products that its layers are.
+
+    Of each layer ``parts`` has what is pulled back to its output (m, rows), its input in units of the prior
+    (m, columns), and where its matrix lies among the p coordinates (rows, columns).
+    """
+
+    def __init__(self, parts: list[tuple[Tensor, Tensor, Tensor]], size: int):
+        self.parts, self.size = parts, size
+        grad, inputs, _ = parts[0]
+        self.tall = len(grad) > size  # then there is one part, of one row: its input is the Jacobian
+        products = [inputs.T @ inputs] if self.tall else [(grad @ grad.T) * (a @ a.T) for grad, a, _ in parts]
+        self.gram = torch.stack(products).sum(0)
+
+    def times(self, v: Tensor) -> Tensor:
+        """(m,) of ``v`` (p,)."""
+        return torch.stack([((inputs @ v[at].T) * grad).sum(1) for grad, inputs, at in self.parts]).sum(0)
+
+    def transposed_times(self, u: Tensor) -> Tensor:
+        """(p,) of ``u`` (m,)."""
+        found = u.new_zeros(self.size)
+        for grad, inputs, at in self.parts:
+            found[at] = (grad * u.unsqueeze(1)).T @ inputs
+        return found
+
+    def left_spectrum(self) -> tuple[Tensor, Tensor]:
+        """Squares of the singular values, and left singular vectors (m, r)."""
+        values, vectors = torch.linalg.eigh(self.gram)
+        if not self.tall:
+            return values.clamp_min(0), vectors
+        keep = resolved(values)
+        return values[keep], self.parts[0][1] @ vectors[:, keep] * values[keep].rsqrt()
+
+
+def _whitened(jacobian: NetworkJacobian, x: Tensor, root: Root, prec: Tensor) -> tuple[Tensor, _Whitened]:
+    """Outputs (N, width), and the Jacobian's product with ``root``: as rows where no layer's factors serve."""
+    scale, size = prec.rsqrt().double(), jacobian.size
+    if jacobian.layers:
+        f, factors = jacobian.factors(x, root)
+        num, parts = factors[0].grads.shape[1], []
+        for layer, factor in zip(jacobian.layers, factors):
+            at = jacobian.positions(layer)
+            same = torch.equal(scale[at], scale[at[:1]].expand_as(at))  # in each row
+            if factor.inputs.shape[1] > 1 or len(x) * num > size or not same:
+                break
+            inputs = (factor.inputs.squeeze(1) * scale[at[0]]).repeat_interleave(num, 0)
+            parts.append((factor.grads.flatten(0, 2).double(), inputs, at))
+        else:
+            return f, _Whitened(parts, size)
+    f, rows = jacobian.rows(x, root)
+    rows = rows.flatten(0, 1).double() * scale
+    at = torch.arange(size, device=rows.device).unsqueeze(0)
+    return f, _Whitened([(torch.ones_like(rows[:, :1]), rows, at)], size)
 
 
 def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:

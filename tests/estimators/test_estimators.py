@@ -24,8 +24,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, families
-from pyrobnn.estimators.empirical_bayes import _climb, empirical_bayes, fit_by_evidence, left_out, select_prior_width
+from pyrobnn.estimators.empirical_bayes import (
+    _climb,
+    _whitened,
+    empirical_bayes,
+    fit_by_evidence,
+    left_out,
+    select_prior_width,
+)
 from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, gain, responses, search
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.prior import prior_precision
+from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import METHODS
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
@@ -666,12 +676,40 @@ def test_a_climb_of_a_linear_model_ends_at_the_evidence_of_bayesian_ridge():
     np.testing.assert_allclose(weights["net.weight"][0], line.coef_, rtol=0.02, atol=0.01)
 
 
+@pytest.mark.parametrize("rows", [15, 200])  # below and above the number of weights
+@pytest.mark.parametrize("alike", [True, False], ids=["one scale a layer", "a scale each"])
+def test_products_of_layers_are_the_jacobian_in_units_of_prior_and_noise(rows, alike):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(rows, 3, generator=g).double()
+    model = pb.BNN(pb.networks.mlp(3, (6, 5), 1, seed=1).double(), pb.priors.FanInNormal(), HomoskedasticGaussian(0.5))
+    problem = prepare(model, x, x[:, :1], points="free")
+    theta = problem.density.initial(model.initial_values())
+    jacobian = NetworkJacobian(model, problem.density, theta, {}, list(model.priors))
+    jacobian.prefer_products(x)
+    assert jacobian.layers
+    prec = prior_precision(jacobian).prec * (1.0 if alike else torch.rand(jacobian.size, generator=g) + 0.5)
+
+    def root(f):
+        return model.likelihood.curvature_root(f, x[:, :1], {})
+
+    f, white = _whitened(jacobian, x, root, prec)
+    dense = (jacobian.rows(x)[1] / 0.5 * prec.rsqrt()).flatten(0, 1)
+    assert len(white.parts) == (3 if alike and rows == 15 else 1)
+    v, u = torch.randn(jacobian.size, generator=g).double(), torch.randn(rows, generator=g).double()
+    torch.testing.assert_close(f, model.forward(model.initial_values(), x))
+    torch.testing.assert_close(white.times(v), dense @ v)
+    torch.testing.assert_close(white.transposed_times(u), dense.T @ u)
+    values, vectors = white.left_spectrum()
+    torch.testing.assert_close(vectors * values @ vectors.T, dense @ dense.T, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     climbs = []
     monkeypatch.setattr(
-        "pyrobnn.estimators.empirical_bayes._climb", lambda *given: climbs.append(given) or (-np.inf, None, 1.0, {})
+        "pyrobnn.estimators.empirical_bayes._climb",
+        lambda *given, **rest: climbs.append(given) or (-np.inf, None, 1.0, {}),
     )
     monkeypatch.setattr(
         "pyrobnn.estimators.estimator.choose",
@@ -679,7 +717,7 @@ def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     )
     x = np.random.default_rng(0).normal(size=(60, 2))
     model = regressor("auto", hidden=(3,), num_draws=5).fit(x, np.sin(2 * x[:, 0]))
-    assert len(climbs) == 4 and "by the evidence" in model.method_reason_
+    assert len(climbs) == 3 and "by the evidence" in model.method_reason_
     assert np.isfinite(model.predict(x)).all()
 
 
