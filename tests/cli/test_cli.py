@@ -138,6 +138,7 @@ def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsy
     assert "stopped before it was done" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
+@pytest.mark.slow
 def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeypatch, capsys):
     whole = pb.MAP.fit
 

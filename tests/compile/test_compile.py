@@ -110,6 +110,7 @@ def test_nested_arguments_and_in_place_writes():
     assert buffer[0, 0].sum() == 3 and buffer[1, 3].sum() == 3 and buffer.sum() == 6
 
 
+@pytest.mark.slow
 def test_random_draws_agree_with_eager_and_the_generator_is_left_alone():
     def fn(z):
         return z + torch.randn_like(z)
@@ -131,6 +132,7 @@ def test_disabled_is_the_function_itself():
     assert torch.equal(fast(torch.ones(2)), torch.ones(2).sin())
 
 
+@pytest.mark.slow
 def test_no_gradient_flows_through_the_result():
     z = torch.ones(2, requires_grad=True)
     assert not compiled(torch.sin, z)(z).requires_grad
@@ -162,6 +164,7 @@ def test_without_a_compiler_the_graph_is_interpreted_with_one_warning():
     torch.testing.assert_close(slow(torch.ones(2)), torch.ones(2).sin() * 1.2345)
 
 
+@pytest.mark.slow
 def test_inductor_settings_are_left_as_they_were():
     import torch._inductor.config as config
 
@@ -179,6 +182,7 @@ def test_bad_arguments():
         CudaGraph(torch.sin, torch.ones(2))
 
 
+@pytest.mark.slow
 def test_other_layouts_are_refused_before_memory_is_read():
     step = compiled(lambda a: 2 * a, torch.ones(3, 4))
     with pytest.raises(ValueError, match="compiled for other tensors"):

@@ -206,6 +206,7 @@ def test_private_names_of_torch_and_pyro_are_used_in_one_file_alone():
     assert len(NAMES) > 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_slow(NAMES))
 def test_a_missing_name_costs_speed_alone(name, monkeypatch):
     asked = remove(monkeypatch, {name})
@@ -225,6 +226,7 @@ def test_a_missing_name_costs_speed_alone(name, monkeypatch):
     assert asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compile", [True, False])
 def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
     x = torch.linspace(-1.0, 1.0, 12)[:, None]

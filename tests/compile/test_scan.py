@@ -67,6 +67,7 @@ def test_second_derivatives_and_points_inside_points():
     torch.testing.assert_close(private.trace(nested, [many])(many), nested(many))
 
 
+@pytest.mark.slow
 def test_the_graph_does_not_grow_with_the_length():
     def nodes(length):
         return len(private.trace(vmap(grad_and_value(lambda z: loss(z, length))), [points()]).graph.nodes)

@@ -251,6 +251,7 @@ def test_every_likelihood_and_structure(structure, name):
         assert float((probs - posterior.predict(x[:5]).log_prob(labels).exp()).abs().max()) < 0.1
 
 
+@pytest.mark.slow
 def test_saved_and_loaded(tmp_path):
     x, y = toy()
     model = toy_model()

@@ -338,6 +338,7 @@ def test_what_is_fitted_is_the_function_that_predicts(net):
     assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
 
 
+@pytest.mark.slow
 def test_methods_that_train_with_dropout_take_a_net_that_draws():
     model, x, y = flat(Dropped)
     posterior = pb.SWA(num_steps=20, compile=False).fit(model, x, y, seed=0)

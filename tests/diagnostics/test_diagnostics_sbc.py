@@ -67,12 +67,14 @@ def test_an_exact_posterior_is_uniform():
     assert len(found) * min(result.p_value for result in found.values()) > 1e-3  # Bonferroni: they are dependent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "seen_by"), [(Conjugate(stretch=0.5), "f0.0"), (Conjugate(shift=0.7), "f0.0")])
 def test_narrow_and_biased_posteriors_are_rejected(wrong, seen_by):
     result = verdicts(wrong)[seen_by]
     assert result.p_value < 1e-3 and result.outside
 
 
+@pytest.mark.slow
 def test_the_band_holds_simultaneously_at_its_level():
     rng = np.random.default_rng(0)
     outside = [uniformity(rng.integers(0, 100, 100), 99).outside for _ in range(60)]

@@ -162,6 +162,7 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
 
 
+@pytest.mark.slow
 def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
     generator = torch.Generator().manual_seed(0)
     x = 4 * torch.rand(40, 1, generator=generator) - 2

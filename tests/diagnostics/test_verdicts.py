@@ -524,6 +524,7 @@ def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
     assert np.ptp(log_p - log_q) > 100.0
 
 
+@pytest.mark.slow
 def test_the_study_of_verdicts_runs_and_knows_healthy_from_sick():
     spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "verdict" / "run.py")
     study = importlib.util.module_from_spec(spec)

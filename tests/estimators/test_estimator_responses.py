@@ -18,6 +18,7 @@ def regressor(likelihood):
     return pb.BNNRegressor(pb.Laplace(num_steps=150, compile=False), likelihood=likelihood, **OPTIONS)
 
 
+@pytest.mark.slow
 def test_outliers_under_student_t():
     y = 3 * X[:, 0] + 0.05 * RNG.normal(size=120)
     y[::12] += 20.0

@@ -391,6 +391,7 @@ def test_the_default_is_good_on_a_hundred_rows():
     assert model.score(x[100:], y[100:]) > linear and 0.82 < covered < 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:1 of 1 rows lie far beyond")  # MAPIE predicts at the origin to see whether it can
 def test_mapies_conformal_regressors_take_it(table):
     regression = pytest.importorskip("mapie.regression")
@@ -721,6 +722,7 @@ def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
     assert np.isfinite(model.predict(x)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("better", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, monkeypatch):
     scores = iter([np.full(60, -2.0), np.full(60, -1.0)][:: 1 if better else -1])
@@ -751,6 +753,7 @@ def test_powers_and_sines_of_the_features_are_tried():
     assert np.sqrt(np.mean((model.predict(x[150:]) - y[150:]) ** 2)) < 0.5 * y.std()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("frequency", [2.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1.0, 1.7, 4.0))])
 def test_a_narrow_prior_does_not_keep_a_net_from_a_wave(frequency, tmp_path):
     """Under the declared prior alone the mode is a straight line, and the noise what it leaves."""

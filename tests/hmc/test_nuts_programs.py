@@ -44,6 +44,7 @@ def test_a_flat_prior_has_the_posterior_of_least_squares():
     assert posterior.meta["warnings"] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [pb.MAP, functools.partial(pb.Laplace, curvature="hessian")])
 def test_a_flat_prior_leaves_other_methods_the_likelihood(method):
     x, y = _line()

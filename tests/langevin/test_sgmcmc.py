@@ -74,6 +74,7 @@ def test_sghmc_leaves_a_gaussian_invariant_at_a_large_step():
     assert_var_within(draws, 1 / PRECISION, mean=MEAN.numpy())
 
 
+@pytest.mark.slow
 def test_temperature_widens_and_is_recorded():
     config = SGHMC(num_chains=64, num_warmup=400, step_size=0.5, friction=0.5, temperature=2.0)
     posterior = config.fit(gaussian, num_draws=150, seed=3)

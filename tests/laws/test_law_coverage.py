@@ -165,6 +165,7 @@ def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_dat
     assert COVERAGE[0] <= covered <= COVERAGE[1]
 
 
+@pytest.mark.slow
 def test_each_output_has_a_noise_of_its_own(monkeypatch):
     """A line leaves of the first what a net explains, of the second the noise: they went down together, .72 of 90 %."""
     search = pb.MAP(num_steps=60, lr=0.05, polish_steps=20, compile=False)

@@ -135,6 +135,7 @@ def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
         assert {value.device for value in posterior.draws.values()} == {where}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("there_first", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_on_the_other_device(there_first, device, tmp_path):
     model, y = everything()

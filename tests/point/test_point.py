@@ -170,6 +170,7 @@ def test_a_start_without_a_density_is_told_from_a_large_step():
     assert (pb.MAP(num_steps=5, compile=False).fit(model, x, x).draws["net.0.weight"] > 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the weights use up")
 @pytest.mark.parametrize("prior", [pb.priors.ScaleMixture(), pb.priors.IIDPrior(dist.Cauchy(0.0, 1.0))])
 def test_learned_noise_under_a_prior_without_a_variance(prior):

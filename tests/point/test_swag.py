@@ -136,6 +136,7 @@ def test_a_fit_is_the_formula_on_its_own_iterates():
     assert average.num_draws == 1
 
 
+@pytest.mark.slow
 def test_the_posterior_guide_runs_in_predictive():
     x, y = data()
     bnn = model()
@@ -215,6 +216,7 @@ def test_compiled_is_eager():
     torch.testing.assert_close(fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rank_above_the_iterates_is_recorded():
     x, y = data()
     assert SWAG(rank=20, **QUICK).fit(model(), x, y, num_draws=2).meta["rank"] == 15

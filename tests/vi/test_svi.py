@@ -336,6 +336,7 @@ def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
     assert [each["code"] for each in posterior.meta["findings"]] == ["elbo_below_best"]
 
 
+@pytest.mark.slow
 def test_scale_cap_holds_and_can_be_left_again():
     x, y = toy(3)  # three points: most scales want to grow to the prior's
     free, capped = (_fit(data=(x, y), guide=Guide(max_scale=cap), num_steps=150, lr=0.1) for cap in (None, 0.1))

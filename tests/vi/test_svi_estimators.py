@@ -82,6 +82,7 @@ def test_gradients_are_unbiased_against_the_closed_form(estimator, kl):
     assert_mean_within(gradients[None], _linear_gradient())
 
 
+@pytest.mark.slow
 def test_correlated_guides_are_unbiased_too():
     # the path gradient (Monte Carlo) and the closed form estimate the same
     exact = diabetes_linear()
