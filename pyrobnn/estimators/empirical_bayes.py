@@ -67,7 +67,7 @@ def fit_by_evidence(
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
     Weights and noise that are maximised together fit the noise where rows are few. Where a Gram matrix takes at most
-    2^27 operations, nets climb the evidence. With more rows the modes that a climb finds are too sharp: there each
+    2^27 operations, two nets climb the evidence. With more rows the modes that a climb finds are too sharp: there each
     fit has known noise. Both begin with the noise of a Bayesian linear regression, and with half of it under a prior
     four times as wide (under a narrow one a wave's mode is a constant, where the prior is tuned to nothing). Fits of
     known noise go on from the better one, with the noise that its residuals ask for and in turn with the prior that was
@@ -226,14 +226,16 @@ def _whitened(jacobian: NetworkJacobian, x: Tensor, root: Root, prec: Tensor) ->
         num, parts = factors[0].grads.shape[1], []
         for layer, factor in zip(jacobian.layers, factors):
             at = jacobian.positions(layer)
-            same = torch.equal(scale[at], scale[at[:1]].expand_as(at))  # in each row
-            if factor.inputs.shape[1] > 1 or len(x) * num > size or not same:
+            by_column = torch.equal(scale[at], scale[at[:1]].expand_as(at))
+            if factor.inputs.shape[1] > 1 or len(x) * num > size or not by_column:
                 break
             inputs = (factor.inputs.squeeze(1) * scale[at[0]]).repeat_interleave(num, 0)
             parts.append((factor.grads.flatten(0, 2).double(), inputs, at))
         else:
             return f, _Whitened(parts, size)
-    f, rows = jacobian.rows(x, root)
+        rows = jacobian.joined(factors)
+    else:
+        f, rows = jacobian.rows(x, root)
     rows = rows.flatten(0, 1).double() * scale
     at = torch.arange(size, device=rows.device).unsqueeze(0)
     return f, _Whitened([(torch.ones_like(rows[:, :1]), rows, at)], size)

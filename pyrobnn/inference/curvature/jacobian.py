@@ -218,7 +218,7 @@ class NetworkJacobian:
         except (ValueError, RuntimeError) as error:
             self.unsupported, self.layers = [str(error)], []
             return
-        product, true = self._joined(factors), self._general(few, _identity(f))
+        product, true = self.joined(factors), self._general(few, _identity(f))
         scale = true.abs().amax().clamp_min(1e-30)
         if not float((product - true).abs().amax() / scale) < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
             self.unsupported, self.layers = ["a layer whose parameters are also used elsewhere"], []
@@ -239,7 +239,7 @@ class NetworkJacobian:
         """Outputs (N, width) and rows (N, k, p): the Jacobian, or its product with ``root(f)`` (N, width, k)."""
         if self.layers:
             f, factors = self.factors(x, root)
-            return f, self._joined(factors)
+            return f, self.joined(factors)
         with torch.no_grad():
             f = self.model.forward(self.params, x)
             columns = _identity(f) if root is None else root(f)
@@ -254,7 +254,8 @@ class NetworkJacobian:
         # index is sorted: sites come in the order of the flat vector
         return torch.searchsorted(self.index, layer.index.contiguous())
 
-    def _joined(self, factors: list[Factors]) -> Tensor:
+    def joined(self, factors: list[Factors]) -> Tensor:
+        """The rows (N, k, p) that the layers' factors are."""
         n, k = factors[0].grads.shape[:2]
         rows = factors[0].grads.new_empty(n, k, self.size)
         for layer, factor in zip(self.layers, factors):
