@@ -126,7 +126,6 @@ def test_a_quick_part_keeps_the_shares_of_the_classes_and_small_tables_whole():
     assert some_rows(part, 500, seed=0) is part
 
 
-@pytest.mark.slow
 def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsys):
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt

@@ -176,13 +176,6 @@ PRIVATE = PACKAGE / "core" / "private.py"
 TOLD = {"torch.fx.experimental.proxy_tensor.make_fx": "eager"}
 NAMES = sorted(name for name in used(PRIVATE) if not name.endswith((".ir", ".compile_fx")))
 KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_stack_allocation"]
-FAST = {"alignment_asserts", "make_fx", "get_proxy_mode"}
-
-
-def some_slow(names: list[str]) -> list:
-    """All cases, those beside a few representatives marked slow: each compiles anew."""
-    marks = [[] if name.rpartition(".")[2] in FAST else pytest.mark.slow for name in names]
-    return [pytest.param(name, marks=mark) for name, mark in zip(names, marks, strict=True)]
 
 
 def remove(monkeypatch, names) -> list[str]:
@@ -207,7 +200,7 @@ def test_private_names_of_torch_and_pyro_are_used_in_one_file_alone():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", some_slow(NAMES))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_missing_name_costs_speed_alone(name, monkeypatch):
     asked = remove(monkeypatch, {name})
     mode = TOLD.get(name, "inductor")
@@ -226,7 +219,6 @@ def test_a_missing_name_costs_speed_alone(name, monkeypatch):
     assert asked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("compile", [True, False])
 def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
     x = torch.linspace(-1.0, 1.0, 12)[:, None]

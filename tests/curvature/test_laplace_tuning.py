@@ -83,7 +83,6 @@ def test_prior_precision_per_layer_and_noise_together(structure, num_data):
     assert -best.fun - posterior.log_evidence < 1e-4
 
 
-@pytest.mark.slow
 def test_one_factor_and_noise_together():
     x, y, net = trained_net(60)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian("learned"))

@@ -57,7 +57,6 @@ def run_of() -> Run:
     return run
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("graph", [Replays, Waits])
 def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
     """Through all phases of a warm-up, each of which hands over another state and metric."""

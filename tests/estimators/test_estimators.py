@@ -517,7 +517,6 @@ def test_no_draw_of_the_chains_of_few_rows_has_left_the_data(seed):
     assert float((f - data.y).square().mean((2, 3)).sqrt().max()) < float(data.y.std())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("signal, linear", [(0.0, True), (3.0, False)])
 def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear):
     generator = np.random.default_rng(1)

@@ -259,8 +259,8 @@ killed_run({path!r})
 """
 
 
-def killed_run(path, num_draws=60):
-    config = NUTS(num_chains=2, num_warmup=30, checkpoint_every=0.0, compile=False)
+def killed_run(path, num_draws=100):
+    config = NUTS(num_chains=3, num_warmup=40, checkpoint_every=0.0, compile=False)
     return config.fit(simple, num_draws=num_draws, checkpoint=path)
 
 

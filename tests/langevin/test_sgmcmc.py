@@ -66,7 +66,6 @@ def test_sgld_has_the_variance_of_its_discretisation(step_size):
     assert_var_within(draws, 1 / (PRECISION * (1 - step_size * PRECISION / 4)), mean=MEAN.numpy())
 
 
-@pytest.mark.slow
 def test_sghmc_leaves_a_gaussian_invariant_at_a_large_step():
     config = SGHMC(num_chains=64, num_warmup=400, step_size=0.5, friction=0.5, thinning=10)
     draws = config.fit(gaussian, num_draws=150, seed=2).draws["z"]

@@ -111,7 +111,6 @@ def test_a_weight_that_rests_gets_the_smallest_variance_and_is_counted():
     assert 0 < float(moments.family()[1]["cov_diag"][2]) < 1e-6
 
 
-@pytest.mark.slow
 def test_a_fit_is_the_formula_on_its_own_iterates():
     x, y = data()
     seen = []
