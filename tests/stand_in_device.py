@@ -16,6 +16,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
@@ -129,14 +130,18 @@ class _Module:
     manual_seed_all = manual_seed
 
 
-# when this is imported and not later: autograd counts the devices before its first backward pass
 _MODULE = _Module()
-_setup_privateuseone_for_python_backend(NAME, backend_module=_MODULE)
+# when this is imported and not later: autograd counts the devices before its first backward pass. Beside a GPU not at
+# all: torch would take this for the process's accelerator, and autograd find no streams of CUDA.
+if not torch.cuda.is_available():
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_MODULE)
 
 
 @contextlib.contextmanager
 def stand_in_device() -> Iterator[torch.device]:
     """The device, for as long as the block lasts; an AssertionError if it leaves the device's random state changed."""
+    if torch.cuda.is_available():
+        pytest.skip("the stand-in is no second accelerator beside a GPU")
     module = _MODULE
     before = module.get_rng_state()
     with _Operators(), _Calls():

@@ -324,25 +324,23 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
     A log density so low that its rounding exceeds the energy error that ends a trajectory lets it go nowhere: of such
     starts the best is kept. Refused where no start of a chain is finite.
     """
-    single = torch.func.grad_and_value(problem.density.log_joint)
+    gradients, _ = batched_gradient(problem.density.log_joint, z)
     lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
-    todo, best = list(range(len(z))), torch.full((len(z),), -torch.inf)
-    found = z.clone()
+    todo, found = torch.arange(len(z), device=z.device), z.clone()
+    best = torch.full((len(z),), -torch.inf, dtype=torch.float64, device=z.device)
     for draws in itertools.chain([z], tries):
-        for chain in list(todo):
-            gradient, value = single(draws[chain])
-            if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
-                continue
-            if float(value) > best[chain]:
-                best[chain], found[chain] = float(value), draws[chain]
-            if float(value) >= lowest and bool((gradient != 0).any()):
-                found[chain] = draws[chain]
-                todo.remove(chain)
-        if not todo:
+        gradient, value = gradients(draws[todo])
+        value = value.double()
+        finite = value.isfinite() & gradient.isfinite().all(1)
+        moves = finite & (value >= lowest) & (gradient != 0).any(1)
+        better = moves | (finite & (value > best[todo]))
+        best[todo[better]], found[todo[better]] = value[better], draws[todo[better]]
+        todo = todo[~moves]
+        if not len(todo):
             return found
     if bool((best == -torch.inf).any()):
         worst = z[int(best.argmin())]
-        raise Refused(_why_no_start(problem, worst, *single(worst)))
+        raise Refused(_why_no_start(problem, worst, *torch.func.grad_and_value(problem.density.log_joint)(worst)))
     return found  # a plateau everywhere has no better start, nor has a density that is low everywhere
 
 

@@ -47,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         failed += subprocess.run(command, check=False).returncode != 0
     known = read_records(options.results)
     done = {(r["name"], r["device"]) for r in known if r["commit"] == commit() and r["small"] == options.small}
-    for name in options.only:
-        for device in dict.fromkeys((options.device, "cpu")):
+    for device in dict.fromkeys((options.device, "cpu")):
+        for name in options.only:
             if name not in CASES or (name, device) in done:
                 continue
             if time.time() > stop:
@@ -127,9 +127,9 @@ def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
     import pyrobnn as pb
 
     model, x, y = problem((1, 4, 1) if small else (1, 50, 1), 20 if small else 400)
-    sizes = (2, 2, 2) if small else (chains, 20, 6)
+    sizes = (2, 2, 2) if small else (chains, 10, 6)
     method = pb.NUTS(num_chains=sizes[0], num_warmup=sizes[1], max_tree_depth=sizes[2], compile=not small)
-    short, long = 1, 2 if small else 20
+    short, long = 1, (2 if small else 400 if device.startswith("cuda") else 10)
     runs: dict[int, tuple[float, int]] = {}
     for draws in (short, short, long):  # the first compiles
         work = functools.partial(method.fit, model, x, y, num_draws=draws, seed=0, device=device)

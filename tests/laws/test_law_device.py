@@ -72,7 +72,7 @@ def method_of(name: str):
     search = pb.MAP(num_steps=10, polish_steps=1, compile=False)
     if isinstance(method, pb.Laplace):
         return dataclasses.replace(method, map=search)
-    short = {"num_steps": 5, "init_steps": 5, "num_warmup": 4, "max_tree_depth": 2}
+    short = {"num_steps": 5, "collect_every": 1, "init_steps": 5, "num_warmup": 4, "max_tree_depth": 2}
     known = {field.name for field in dataclasses.fields(method)}
     return search if name == "MAP" else dataclasses.replace(method, **{k: v for k, v in short.items() if k in known})
 

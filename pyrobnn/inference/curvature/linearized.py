@@ -77,7 +77,7 @@ class Linearized(SubsetNetwork):
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (point, width) of f and its covariance over outputs (point, width, width), point by point."""
-        jacobian, x = self.jacobian, self.features(x)
+        jacobian, x = self.jacobian, self.features(x.to(self.jacobian.mode.device))
         means, covs = [], []
         for part in jacobian.chunks(x, self._scalars_per_point(x)):
             f, cov = self._product_moments(part) if self._by_products else self._row_moments(part)

@@ -31,7 +31,8 @@ def key(*parts: Tensor) -> Tensor:
 
 def stream(keys: Tensor, index: Tensor | int) -> Tensor:
     """The key of a numbered stream below each key: shape of ``keys`` and ``index`` (int64, below 2^31) together."""
-    return _mix(keys + index * _STEP)
+    # inductor takes arange * constant for an address, of 32 bits on a GPU, which does not hold it; not through ^
+    return _mix(keys + (index ^ 0) * _STEP)
 
 
 def chances(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
