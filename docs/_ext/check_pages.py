@@ -8,6 +8,7 @@ from pathlib import Path
 
 import check_rates
 
+from pyrobnn.diagnostics import check_table
 from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 
 QUESTIONS = {"draws": "are these draws the posterior of this model?", "model": "does this model fit these data?"}
@@ -23,13 +24,20 @@ def markdown(row: Row) -> str:
     first, _, rest = (inspect.getdoc(row.statistic) or "").partition("\n\n")
     of = (inspect.getdoc(row.applies) or "Of any draws and predictions").rstrip(".").removeprefix("Of ")
     of += ", where there is a reference" if row.against else ""
-    limits = ", ".join(f"{limit:g}" for limit in row.limits) or "none of its own"
+    limits = f"{', '.join(f'{limit:g}' for limit in row.limits)} ({unit(row)})"
     parts = [f"# `{row.code}`\n", f"{first}\n", f"{_plain(rest)}\n" if rest else ""]
     parts += [f"**Question**: {QUESTIONS[row.question]}\n", f"**Applies to**: {of}.\n"]
     parts += [f"**Limits**: {limits}. Source: {_linked(row.source)}.\n"]
     parts += ["## How often it is wrong\n", check_rates.measured(row.code)]
     parts += ["## Look at it\n", "```python", *_example(row), "```\n"]
     return "\n".join(part for part in parts if part)
+
+
+def unit(row: Row) -> str:
+    """What the limits of a check are in: the comment behind its row, or before it."""
+    line = rf'(?:# ([^\n]+)\n +)?Row\("{row.code}",[^\n]*\),(?:  # ([^\n]+))?\n'
+    before, behind = re.search(line, inspect.getsource(check_table)).groups()
+    return behind or before
 
 
 def _example(row: Row) -> list[str]:
@@ -56,9 +64,9 @@ def index(found: dict[str, Row]) -> str:
     """The list of all checks, with what the study says of each."""
     lines = ["# The checks of a verdict\n"]
     lines += [
-        "A verdict answers two questions, each by the worst of its checks; what is only information never decides. "
-        "The last checks below look for forged or damaged trees, and only `pb.audit` runs them. These pages are "
-        "written from the table of checks and from the [recorded study](../results.md) whenever they are built.\n",
+        "A verdict answers two questions, each by the worst of its checks; checks that only inform never decide. "
+        "The last checks below look for forged or damaged trees, and only `pb.audit` runs them. Pages are written "
+        "from the table of checks and from the [recorded study](../claims/verdict.md) whenever they are built.\n",
         "```python",
         "import pyrobnn as pb\n",
         'posterior = pb.Posterior.load("nuts.nc", model)',
@@ -69,8 +77,8 @@ def index(found: dict[str, Row]) -> str:
         "    print(check.name, check.evidence, check.action)",
         "```\n",
         "## How often they are wrong\n",
-        "For each check that was measured: the share of healthy posteriors on which it speaks, and the share that "
-        "it sees of the faults it is there to see; bars are 95 % intervals.\n",
+        "For each check that was measured: the share of healthy posteriors on which it warns or fails, and the share "
+        "of the faults meant for it on which it does; bars are 95 % intervals.\n",
         *(
             f"```{{image}} rates-{ground}.svg\n:alt: False alarms and power of each check\n:class: only-{ground}\n```\n"
             for ground in check_rates.INKS

@@ -51,12 +51,12 @@ def measured(name: str) -> str:
     healthy = [row for row in judged if row["healthy"]]
     if not judged or all(row["checks"][name][0] == "info" for row in judged):
         cases = f" It was made in {len(judged)} cases of the study, always as information." if judged else ""
-        return f"Not measured: this check decides no case of the [study](../results.md).{cases}\n"
+        return f"Not measured: this check decides no case of the [study](../claims/verdict.md).{cases}\n"
     if healthy:
         counts = {status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS}
         warns, fails = (share(counts[status], len(healthy)) for status in SPEAKS)
         line = f"**False alarms**: of {len(healthy)} healthy posteriors it warns on {warns} and fails {fails}.\n"
-    else:  # such a check appears only where it speaks
+    else:  # such a check appears only where it warns or fails
         every = sum(row["healthy"] for row in records())
         line = f"**False alarms**: of {every} healthy posteriors it warns on or fails {share(0, every)}.\n"
     return "\n".join([line, *_power(name)])
@@ -86,19 +86,19 @@ def _power(name: str) -> list[str]:
     parts = []
     if found["sick"]:
         seen, of = found["seen"], found["sick"]
-        parts += [f"**Power**: of {of} cases of the faults that it is there to see, it sees {seen / of:.0%}.\n"]
+        parts += [f"**Power**: of {of} cases of the faults that are meant for it, it finds {seen / of:.0%}.\n"]
         parts += _table(own)
     else:
-        parts.append("**Power**: no planted fault of the study is of the kind that it looks for.\n")
+        parts.append("**Power**: the study plants no fault of the kind that it looks for.\n")
     return (
-        [*parts, "Faults that other checks are there to see, and that this one sees too:\n", *_table(others)]
+        [*parts, "Faults that are meant for other checks, and that this one finds too:\n", *_table(others)]
         if others
         else parts
     )
 
 
 def _table(rows: list[tuple[float, str]]) -> list[str]:
-    head = ["| fault | cases | seen | median value where seen |", "|---|---|---|---|"]
+    head = ["| fault | cases | found | median value where found |", "|---|---|---|---|"]
     return [*head, *(line for _, line in sorted(rows, key=lambda row: -row[0])), ""]
 
 

@@ -102,10 +102,10 @@ TABLE = (
     Row("held_out_rows", "model", rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
     # where and how errors differ says more than that they differ: those come first
     Row("pattern", "model", pattern, (0.15, 0.35), PIT),  # span of the mean PIT, correlation
-    Row("row_order", "model", order, (0.15, 0.35), PIT),  # the same
+    Row("row_order", "model", order, (0.15, 0.35), PIT),  # span of the mean PIT, correlation
     Row("coverage_by_region", "model", by_region, (0.125, 0.25), LOO_PIT),  # coverage
     Row("pit", "model", held_out, (0.05, 0.1), PIT),  # distance from uniform
-    Row("loo_pit", "model", left_out, (0.05, 0.1), LOO_PIT),  # the same
+    Row("loo_pit", "model", left_out, (0.05, 0.1), LOO_PIT),  # distance from uniform
     Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
     Row("loo_khat", "model", tails, (2e-3,), LOO, of_draws),  # rate of false alarms
 )

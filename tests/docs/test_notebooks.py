@@ -103,6 +103,15 @@ def test_is_small_and_knows_the_smoke_switch(path):
     assert "PYROBNN_SMOKE" in path.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "notebooks/gallery").glob("*.png")), ids=lambda path: path.stem)
+def test_a_picture_of_the_methods_page_is_the_notebook_s(path):
+    """The first figure of the cell tagged ``gallery``, as ``scripts/run_notebooks.py`` writes it."""
+    cells = json.loads((ROOT / f"notebooks/{path.stem}.ipynb").read_text(encoding="utf-8"))["cells"]
+    tagged = [cell["outputs"] for cell in cells if "gallery" in cell["metadata"].get("tags", [])]
+    shown = [each["data"]["image/png"] for outputs in tagged for each in outputs if "image/png" in each.get("data", {})]
+    assert base64.b64decode(shown[0]) == path.read_bytes()
+
+
 def test_a_palette_keeps_a_picture_and_its_size_on_a_page(runner, tmp_path, monkeypatch):
     import matplotlib.pyplot as plt
 
