@@ -13,11 +13,10 @@ from scipy.special import logsumexp
 from pyrobnn.core.groups import FUNCTION, SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import ENOUGH_DRAWS, named_sites, quantities
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.target import SIGMAS
+from pyrobnn.diagnostics.target import SIGMAS, function_moves
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
-FEWEST_WEIGHTED = 25  # the Pareto tail is a fifth of the draws and needs five
-_FLAT = 1e-9
+FEWEST_WEIGHTED, _FLAT = 25, 1e-9  # the Pareto tail is a fifth of the draws and needs five
 #: k-hat above which no number of draws makes the weights reliable (Vehtari et al., 2024, section 3.2)
 PARETO_K = 0.7
 
@@ -127,7 +126,8 @@ def importance(evidence: Evidence) -> Importance | None:
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether importance weights change the function, or the named sites of a program; otherwise their k-hat.
 
-    For a net with hidden units, whose weights are many and not identified, k-hat alone decides nothing.
+    A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays as it is when
+    draws are moved: a heavy tail suffices for it. Of a program it decides, for moves do not find the neck of a funnel.
     """
     log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:
@@ -141,7 +141,8 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if found.k > found.good_k:
         unreliable = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
         value = float(found.k) if np.isfinite(found.k) else None
-        if evidence.has_hidden_units:
+        moves = None if evidence.f is None else function_moves(evidence, limits)
+        if evidence.has_hidden_units or (moves is not None and moves.status == "pass"):
             return Found("info", value, "khat_undecided", unreliable, found.good_k)
         code = "khat_infinite" if value is None else "khat"
         return Found("fail" if found.k > PARETO_K else "warn", value, code, unreliable, found.good_k)

@@ -121,7 +121,7 @@ SEEN: dict[str, Template] = {
     "importance": "Weighted to the posterior, probabilities move by up to {distance:.2f}, sds to {ratio:.2f} times.",
     "khat": "Pareto k-hat of posterior over approximation is {value:.2f} (reliable up to {limit:.2f}).",
     "khat_infinite": "One draw carries all the importance weight (k-hat is infinite).",
-    "khat_undecided": "k-hat over all weights of the net is {khat}: of its function that says nothing.",
+    "khat_undecided": "k-hat over all parameters is {khat}: it does not say how far the function is off.",
     "few_draws": "There are {value:.0f} independent draws.",
     "density_not_finite": "log p or log q is not finite for {count} draws.",
     "function_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the "

@@ -162,6 +162,19 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
 
 
+def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not():
+    """Else of two approximations the nearer fails where the posterior's tail is heavier than a normal's."""
+    model, x, y, exact = CASES[2]
+    tree = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    heavy = np.exp(2.0 * np.random.default_rng(0).normal(size=(1, 1000)))
+    stats = {name: (("chain", "draw"), value) for name, value in {"log_p": heavy, "log_q": 0.0 * heavy}.items()}
+    tree["sample_stats"] = xr.Dataset(stats)
+    verdict = diagnose(tree)
+    assert find(verdict, "importance").code == "khat_undecided" and verdict.draws == "pass"
+    tree[MOVED] = tree[MOVED].to_dataset().assign(acceptance=0.01)
+    assert find(diagnose(tree), "importance").status == "fail"
+
+
 @pytest.mark.slow
 def test_importance_weights_that_hold_judge_the_function_of_a_linearised_net():
     generator = torch.Generator().manual_seed(0)
