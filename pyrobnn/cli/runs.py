@@ -162,7 +162,7 @@ def doctor(argv: Sequence[str], command: str) -> int:
     except Exception as failure:  # whatever is broken here is what is asked for
         say(f"fit       failed: {type(failure).__name__}: {one_line(failure)}")
         return 1
-    say(f"fit       MAP in {time.perf_counter() - began:.1f} s, root mean square error {error:.2f} on 'gap'")
+    say(f"fit       MAP in {time.perf_counter() - began:.1f} s, compiling included, RMSE {error:.2f} (noise 0.4)")
     for text in dict.fromkeys(str(each.message) for each in caught):
         say(f"warning   {text}")
     return 0

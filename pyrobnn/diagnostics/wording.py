@@ -188,7 +188,7 @@ ACTIONS: dict[str, str] = {
     "divergences": "Raise target_accept (0.95, then 0.99), and make a hierarchical prior non-centred.",
     "bfmi": "Reparameterise scale sites (non-centred, or on the log scale).",
     "few_draws": "Raise num_draws to 1000: draws from an approximation cost little.",
-    "density_not_finite": "Fit again with a smaller step size or more damping.",
+    "density_not_finite": "Fit again with a smaller step size or learning rate.",
     **dict.fromkeys(
         ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "virial"] + ["score", "reference"],
         "{remedy}",
