@@ -1,4 +1,4 @@
-"""Priors on the weights: all of :mod:`tyxe.priors`, and what it lacks.
+"""Priors on the weights: those of TyXe (:mod:`tyxe.priors`), and a few more.
 
 A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network which distribution it has, and through
 ``hide``/``expose`` which parameters are Bayesian at all. The hidden ones stay point parameters.

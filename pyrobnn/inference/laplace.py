@@ -77,7 +77,7 @@ class Laplace(Method):
     Returns, by ``fit``: independent draws in one chain, with ``log_evidence`` and, in ``meta``, ``gradient_norm``,
     ``newton_distance`` (how far the mode is, in posterior standard deviations), ``damping`` (what had to be added to
     the diagonal of a precision that was not positive definite) and ``tuned``: the factors, and of cross-validation what
-    the held-out data said. A net trained by the user, or the posterior of a MAP or MLE fit, is the centre as it is
+    the held-out data showed. A net trained by the user, or the posterior of a MAP or MLE fit, is the centre as it is
     where it is passed as ``init``; noise that a net does not know is set to its mode given the weights. For a program
     ``init`` is where to start. A DataLoader is gathered in memory.
 
@@ -264,7 +264,7 @@ def _network(
 
 
 def _log_evidence(precision: Precision) -> float:
-    """Of the subset's model: sites held at the mode count as known, so their prior is left out."""
+    """Of the subset's model: sites held at the mode count as known, so their prior is omitted."""
     centre = precision.centre
     held = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
     problem, density = centre.problem, centre.density

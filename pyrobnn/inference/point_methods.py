@@ -104,7 +104,7 @@ class Trained(Method):
 @register("mle", quick={"num_steps": 500, "compile": False})
 @dataclass(frozen=True)
 class MLE(Trained):
-    r"""Maximum likelihood: ordinary training, the prior left out.
+    r"""Maximum likelihood: ordinary training, without the prior.
 
     .. math:: \hat\theta = \arg\max_\theta \; \sum_n \log p(y_n \mid x_n, \theta)
 

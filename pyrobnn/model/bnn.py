@@ -158,7 +158,7 @@ class BNN:
         """The network as a pure function of one set of parameters.
 
         Args:
-            params: site → tensor, with or without the leading ``net.``; parameters and buffers left out keep the
+            params: site → tensor, with or without the leading ``net.``; parameters and buffers not given keep the
                 net's own values, other sites (the noise) are ignored.
             x: inputs (N, …).
         Returns:

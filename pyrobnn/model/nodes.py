@@ -116,7 +116,7 @@ class Derived:
 def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
     """The plate of every axis of each site, site → (axis,), None for an axis that belongs to no plate.
 
-    Sites without any are left out. A plate that is named as the sample dimensions or a site are, or that has two sizes
+    Sites without any are omitted. A plate that is named as the sample dimensions or a site are, or that has two sizes
     in one program, names no axis.
     """
     sizes: dict[str, set[int]] = {}
@@ -130,7 +130,7 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
         if node["type"] != "sample" or is_subsample(node) or not isinstance(node["value"], Tensor):
             continue
         dims = node["value"].dim()
-        # pyro.deterministic calls all axes of its value one event, unless it is told otherwise
+        # pyro.deterministic calls all axes of its value one event, unless its arguments say otherwise
         events = node["fn"].event_dim if not is_deterministic(node) or node["fn"].event_dim < dims else 0
         named: list[str | None] = [None] * dims
         for plate in node["cond_indep_stack"]:

@@ -116,13 +116,17 @@ def test_no_page_is_without_an_example():
 def test_commands_and_options_of_a_page_exist():
     """Every option that a page shows is one that some command takes; those of a method by their last word."""
     known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pyrobnn").rglob("*.py"))
-    shown = "".join(body for page in PAGES for body in blocks(page.read_text(encoding="utf-8"), "sh"))
-    commands = [line for line in shown.replace("\\\n", " ").splitlines() if line.startswith("pyrobnn ")]
-    assert len(commands) >= 6
+    texts = [page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "README.md")]
+    shown = "".join(body for text in texts for body in blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    shown += [line for text in texts for line in re.findall(r"`(pyrobnn [a-z]+ [^`]+)`", text)]
+    commands = [line for line in shown if line.startswith("pyrobnn ") and "COMMAND" not in line]
+    assert len(commands) >= 12
     for line in commands:
         assert line.split()[1] in ("compare", "doctor", "fit", "judge", "predict", "report")
         options = re.findall(r"--([\w.-]+)", line.partition(" #")[0])
         assert [option for option in options if option.rpartition(".")[2] not in known] == [], line
+        # its value is optional: a file behind it is taken for one
+        assert re.search(r"--strict (?!draws|model|all|--|#)\S", line) is None, line
 
 
 def test_the_architecture_names_files_that_exist():

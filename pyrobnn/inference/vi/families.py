@@ -192,7 +192,7 @@ class LowRank(_Normal):
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened, u = columns / scale[:, None], offset / scale
         eye = torch.eye(self.rank, dtype=loc.dtype, device=loc.device)
-        # a fit that diverges is told by its loss: NaN here, where cholesky would raise an error of its own
+        # a fit that diverges shows it by its loss: NaN here, where cholesky would raise an error of its own
         chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
         chol = torch.where(failed > 0, torch.nan, chol)
         inner = torch.linalg.solve_triangular(chol, (whitened.T @ u)[:, None], upper=False)
