@@ -69,7 +69,7 @@ def judge_saved(
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
     for name, reason in left_out.items():
-        say(f"{name}: left out: {reason}")
+        say(f"{name}: skipped: {reason}")
     say(f"\nreport: {page}\nsummary: {summary}")
     return results.verdicts
 

@@ -121,7 +121,7 @@ class Columns:
         learned = [_learned(where, frame[name], missing == "impute") for name in frame.columns]
         columns = tuple(column for column in learned if column is not None)
         if not columns:
-            raise ValueError(f"{where} has no column to predict from: all are left out")
+            raise ValueError(f"{where} has no column to predict from: all are dropped")
         return cls(columns, missing)
 
     @property

@@ -40,7 +40,7 @@ def run_study(
 ) -> Iterator[tuple[str, DataTree | Exception]]:
     """Fit one method after the other; yield name and DataTree once it is written to ``out/<name>.nc``.
 
-    A method that refuses or fails is announced, yields its exception and is left out: the others go on. What is no
+    A method that refuses or fails is announced, yields its exception and is skipped: the others go on. What is no
     refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends; one
     that can go on (``checkpoint`` of NUTS) leaves ``out/<name>.checkpoint``.
 
@@ -76,11 +76,11 @@ def run_study(
             tree.attrs.update(marks[name])
             write_atomically(tree, out / f"{name}.nc")
         except Refused as error:
-            announce(f"{name} is left out: {error}")
+            announce(f"{name} is skipped: {error}")
             yield name, error
             continue
         except Exception as error:
-            announce(f"{name} failed and is left out: {said(error)} ({name}.error.txt has the traceback)")
+            announce(f"{name} failed and is skipped: {said(error)} ({name}.error.txt has the traceback)")
             (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             yield name, error
             continue
