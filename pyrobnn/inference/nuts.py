@@ -59,8 +59,8 @@ class NUTS(Method):
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
             values, sites, log density) and their effective sample size, bulk and tail, is 400; num_draws is then the
             most that are drawn of each chain, 10,000 by default. Where that is spent first the fit says so.
-        max_seconds: and the seconds after which it waits no longer; a compile is given up and the warm-up is cut at
-            half of them, and the fit says so. None for no bound.
+        max_seconds: and the seconds after which it waits for no more than a draw of each chain; a compile is given up
+            at half of them, the warm-up at half of what is then left, and the fit says so. None for no bound.
 
     Raises:
         TypeError, ValueError: naming the option.

@@ -68,9 +68,10 @@ def test_chains_in_two_modes_spend_the_budget_and_say_so():
 
 def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
     with pytest.warns(UserWarning) as told:
-        short = pb.NUTS(**UNTIL, max_seconds=1e-6).fit(easy)
+        short = pb.NUTS(**UNTIL | {"trajectory": 32}, max_seconds=1e-6).fit(easy)
     assert any("has not converged, stopped by max_seconds" in str(one.message) for one in told)
-    assert short.meta["stopped"] == "max_seconds" and short.num_draws < 100
+    assert short.meta["stopped"] == "max_seconds" and short.num_draws == 1
+    assert short.meta["num_gradients"] == 4 * (16 + 32)  # what was under way when they were spent, and a draw
     seen = []
 
     def stop(step, metrics):

@@ -236,6 +236,8 @@ def acceptance_off_target(stats: Tensor, counts: Tensor, target: float) -> str:
     """Whether the acceptance rate is far from its target, of all chains together or of one, in words; or empty."""
     if stuck := stuck_chains(stats, counts):
         return f"{len(stuck)} of {len(counts)} chains did not move"
+    if not bool(counts.all()):
+        return f"chain {int(counts.argmin())} made no transition"
     column = stats[..., STATS.index("acceptance_rate")]
     rates = torch.stack([column[c, : int(n)].mean() for c, n in enumerate(counts)])
     mean, least = float(rates.mean()), float(rates.min())

@@ -22,7 +22,7 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.floats import constrained
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.adaptation import STATS, stuck_chains
+from pyrobnn.inference.hmc.adaptation import MIN_TRANSITIONS, STATS, stuck_chains
 from pyrobnn.inference.hmc.run import Draws, Progress
 from pyrobnn.likelihoods.base import identified
 from pyrobnn.model import NET
@@ -190,7 +190,7 @@ class Hooks:
             metrics=("step_size", "tree_depth", "divergences"),
         )
         self._reported, self._stopped, self._found = -1, "num_draws", ""
-        self._began = time.monotonic()
+        self._ends, self._halfway = time.monotonic() + (config.max_seconds or float("inf")), 0.0
         self.enough = None if config.until is None else self._enough
         self.look = self._look if self.watch.active or config.max_seconds else None
 
@@ -204,12 +204,11 @@ class Hooks:
         if self._report(look):
             self._stopped = "callback"
             return True
-        limit = self._config.max_seconds
-        share = 0.5 if look.phase == "warm-up" else 1.0  # the draws have the other half
-        if limit is None or time.monotonic() - self._began < share * limit:
-            return False
-        self._stopped = "max_seconds"
-        return True
+        now, judged = time.monotonic(), look.phase == "warm-up" and look.latest >= MIN_TRANSITIONS
+        self._halfway = self._halfway or 0.5 * (now + self._ends)  # at the first look: the step is compiled
+        spent = now >= (self._halfway if judged else self._ends)
+        self._stopped = "max_seconds" if spent else self._stopped
+        return spent
 
     def _report(self, look: Progress) -> bool:
         """Bar and callbacks, wherever another transition is done; True if a callback asks to stop."""

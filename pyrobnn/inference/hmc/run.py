@@ -20,7 +20,6 @@ from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint
 from pyrobnn.inference.hmc.adaptation import (
     FROZEN,
-    MIN_TRANSITIONS,
     MIN_WINDOW,
     OWN,
     POOLED,
@@ -75,6 +74,7 @@ class Progress(NamedTuple):
 
     phase: str
     draws: int  # of the slowest chain in this phase
+    latest: int  # of this phase of the warm-up, on average
     wanted: int  # of the whole warm-up, which may have become longer, or of the sampling
     step_size: float
     tree_depth: float
@@ -262,7 +262,7 @@ class Run:
             return self.ready == num_draws or (stop and self.ready > 0)
         # a warm-up phase ends when the chains have so many transitions on average: none waits for another
         count = int(slots.mean())
-        stop = look is not None and look(self._progress(count, num_draws)) and count >= MIN_TRANSITIONS
+        stop = look is not None and look(self._progress(count, num_draws))
         if stop:  # the draws begin after what there is of this phase
             phase = self.plan[self.phase]
             mass = phase.mass and count >= MIN_WINDOW
@@ -391,7 +391,7 @@ class Run:
         if any(each.mass for each in self.plan[self.phase + 1 :]):
             return
         (window, counts), stats = self._window(), self.stats[:, : self.kept]
-        if self.inspect is not None:
+        if self.inspect is not None and bool(counts.all()):
             best = int(self.state.scalars[_LP].argmax())
             steps = self.state.dual[1].median().exp() * standard_deviations(self.scale)
             if reason := self.inspect(window[best, : int(counts[best])], steps):
@@ -424,6 +424,7 @@ class Run:
         return Progress(
             "warm-up" if warming else "sampling",
             done,
+            count,
             sum(lengths) if warming else num_draws,
             float(self.state.dual[0].median().exp()),
             float(latest[:, STATS.index("tree_depth")].mean()),
