@@ -160,8 +160,6 @@ class Laplace(Method):
         with full_float32(problem.device):
             centre = find_centre(search, problem, source, names, run, passes)
             found, remarks = time.perf_counter(), list(centre.notes)
-            if exact:
-                remarks = [note for note in remarks if getattr(note, "code", "") != "search_unfinished"]
             if self.curvature == "ggn":
                 precision = ggn_precision(self, search, centre, given, seed, remarks)
             else:

@@ -56,6 +56,9 @@ def test_a_loader_is_its_data():
     streamed = Laplace().fit(model, loader, init=toy_net(), num_draws=3)
     assert streamed.log_evidence == pytest.approx(whole.log_evidence)
     torch.testing.assert_close(streamed.draws, whole.draws)
+    # a short search by batches is no finding where the steps on all of the data end at the mode
+    searched = Laplace(num_steps=20, compile=False).fit(model, loader, num_draws=1).meta
+    assert searched["newton_distance"] < 0.1 and not searched["findings"]
 
 
 def test_hidden_parameters_are_held_where_training_left_them():
