@@ -196,8 +196,8 @@ DRAWS: Sentences = {
     "not_converged": (
         "NUTS(until='converged') has not converged, stopped by {stopped}: after {draws} draws of each chain the "
         "largest R-hat is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), the smallest effective "
-        "sample size {ess:.0f} ({slowest}; 400 were asked for). Allow more num_draws or max_seconds; chains in separate "
-        "modes never agree: use SMC, which weights modes by their mass"
+        "sample size {ess:.0f} ({slowest}; 400 were asked for). Allow more num_draws or max_seconds; chains in "
+        "separate modes never agree: use SMC, which weights modes by their mass"
     ),
     "particles_lag": (
         "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
