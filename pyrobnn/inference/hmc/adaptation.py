@@ -236,8 +236,6 @@ def acceptance_off_target(stats: Tensor, counts: Tensor, target: float) -> str:
     """Whether the acceptance rate is far from its target, of all chains together or of one, in words; or empty."""
     if stuck := stuck_chains(stats, counts):
         return f"{len(stuck)} of {len(counts)} chains did not move"
-    if not bool(counts.all()):
-        return f"chain {int(counts.argmin())} made no transition"
     column = stats[..., STATS.index("acceptance_rate")]
     rates = torch.stack([column[c, : int(n)].mean() for c, n in enumerate(counts)])
     mean, least = float(rates.mean()), float(rates.min())
@@ -247,9 +245,9 @@ def acceptance_off_target(stats: Tensor, counts: Tensor, target: float) -> str:
 
 
 def stuck_chains(stats: Tensor, counts: Tensor) -> list[int]:
-    """The chains that have moved in none of at least a few transitions."""
+    """The chains that have moved in none of at least a few transitions, or made none."""
     lp = stats[..., STATS.index("lp")]
-    long = [c for c, n in enumerate(counts.tolist()) if n >= MIN_TRANSITIONS]
+    long = [c for c, n in enumerate(counts.tolist()) if n == 0 or n >= MIN_TRANSITIONS]
     return [c for c in long if bool((lp[c, : int(counts[c])] == lp[c, 0]).all())]
 
 
