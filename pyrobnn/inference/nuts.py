@@ -330,7 +330,6 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
     best = torch.full((len(z),), -torch.inf, dtype=torch.float64, device=z.device)
     for draws in itertools.chain([z], tries):
         gradient, value = gradients(draws[todo])
-        value = value.double()
         finite = value.isfinite() & gradient.isfinite().all(1)
         moves = finite & (value >= lowest) & (gradient != 0).any(1)
         better = moves | (finite & (value > best[todo]))

@@ -52,8 +52,7 @@ class Draws(NamedTuple):
     """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's history.
 
     ``scale``: the metric's A; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the step was compiled, or
-    what was done to it in vain; ``unfinished``: why the warm-up was not finished after ``num_warmup`` transitions;
-    ``float64_reason``: why the positions are in float64.
+    what failed; ``unfinished``: why the warm-up was not finished; ``float64_reason``: why positions are in float64.
     """
 
     z: Tensor
@@ -287,12 +286,14 @@ class Run:
     def _stored(self) -> dict[str, Tensor]:
         """The ``draws`` and ``stats`` of this phase, after the latest are copied from where the step leaves them."""
         if self._unstored:
-            chain = torch.arange(len(self.keys), device=self.keys.device).unsqueeze(-1)
             last, size = self.machine.num_slots, self.machine.num_latest
-            number = self.state.scalars[_SLOT].long().unsqueeze(-1) - torch.arange(1, size, device=chain.device)
-            where = torch.where(number < 0, last, number.clamp(max=last))
-            self.draws[chain, where] = self.buffers.latest_draws[chain, number % size]
-            self.stats[chain, where] = self.buffers.latest_stats[chain, number % size]
+            chain = torch.arange(len(self.keys), device=self.keys.device).unsqueeze(-1)
+            new = torch.arange(1, self._unstored + 1, device=chain.device)  # a step ends one transition at most
+            number = self.state.scalars[_SLOT].long().unsqueeze(-1) - new
+            rows = (chain * size + number % size).flatten()  # one index: for two, torch starts threads
+            where = (chain * (last + 1) + torch.where(number < 0, last, number.clamp(max=last))).flatten()
+            for kept, latest in ((self.draws, self.buffers.latest_draws), (self.stats, self.buffers.latest_stats)):
+                kept.flatten(0, 1).index_copy_(0, where, latest.flatten(0, 1).index_select(0, rows))
             self._unstored = 0
         return {"draws": self.draws, "stats": self.stats}
 
