@@ -141,7 +141,7 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if found.k > found.good_k:
         unreliable = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
         value = float(found.k) if np.isfinite(found.k) else None
-        moves = None if evidence.f is None else function_moves(evidence, limits)
+        moves = None if evidence.f is None or evidence.has_hidden_units else function_moves(evidence, limits)
         if evidence.has_hidden_units or (moves is not None and moves.status == "pass"):
             return Found("info", value, "khat_undecided", unreliable, found.good_k)
         code = "khat_infinite" if value is None else "khat"

@@ -165,7 +165,7 @@ def find_centre(
     if bnn and run.init is not None:
         theta = _with_noise_at_mode(problem, theta, set(values), num_steps)
     elif not polished or bool(density.log_jacobian(theta)):
-        # what the search left these steps gain: how far they end from a mode is measured at the centre
+        # these steps finish the search; how far from a mode they end is measured at the centre
         notes = [note for note in notes if getattr(note, "code", "") != "search_unfinished"]
         theta = (
             descend(in_parts(density, problem.x, problem.y), theta, num_steps)

@@ -73,7 +73,7 @@ class Progress(NamedTuple):
 
     phase: str
     draws: int  # of the slowest chain in this phase
-    latest: int  # of this phase of the warm-up, on average
+    latest: int  # transitions of this phase of the warm-up, on average
     wanted: int  # of the whole warm-up, which may have become longer, or of the sampling
     step_size: float
     tree_depth: float
