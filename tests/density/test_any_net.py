@@ -163,7 +163,7 @@ FITTED = {
     "hessian": pb.Laplace(map=SEARCH, curvature="hessian", structure="diag", predictive="draws"),
 }
 #: derivatives are the same in all; those of second order are in Laplace alone
-FAST = {"lstm": ("svi", "laplace", "hessian"), "encoder": ("map", "nuts")}
+FAST = {"lstm": ("svi", "hessian"), "encoder": ("map",)}
 
 
 @pytest.mark.parametrize(

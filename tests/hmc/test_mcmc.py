@@ -156,6 +156,7 @@ def test_baseball_not_pooled_is_eighteen_beta_distributions(capsys):
     assert pb.diagnose(tree).draws in ("pass", "warn")  # a short run
 
 
+@pytest.mark.slow
 def test_hmc_and_a_potential_of_pyros_own_reach_the_same_beta():
     with seeded():
         start, potential, transforms, _ = initialize_model(fully_pooled, (AT_BATS, HITS), num_chains=4)

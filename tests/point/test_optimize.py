@@ -34,7 +34,10 @@ def test_adam_is_torch_adam():
         torch.testing.assert_close(ours.losses, theirs.losses, atol=1e-3, rtol=1e-3)
 
 
-@pytest.mark.parametrize("optimizer", ["adam", functools.partial(torch.optim.SGD, lr=0.01, momentum=0.5)])
+MOMENTUM = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.5)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", pytest.param(MOMENTUM, marks=pytest.mark.slow)])
 def test_compiled_equals_eager(optimizer):
     runs = [_fit(kind=optimizer, num_steps=60, clip_norm=2.0, average=0.5, compile=c) for c in (True, False)]
     torch.testing.assert_close(runs[0].params, runs[1].params, atol=1e-5, rtol=1e-5)

@@ -308,7 +308,7 @@ BERNOULLI, GAUSSIAN = pb.likelihoods.Bernoulli(), pb.likelihoods.HomoskedasticGa
     ("likelihood", "options"),
     [
         pytest.param(BERNOULLI, {}, marks=pytest.mark.slow),
-        (GAUSSIAN, {"structure": "kron"}),
+        pytest.param(GAUSSIAN, {"structure": "kron"}, marks=pytest.mark.slow),
         (BERNOULLI, {"tune": "marginal_likelihood"}),
         pytest.param(GAUSSIAN, {}, marks=pytest.mark.slow),
         pytest.param(BERNOULLI, {"structure": "kron"}, marks=pytest.mark.slow),
