@@ -9,7 +9,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 from typing import Any, cast
 
@@ -22,7 +21,6 @@ from torch import Tensor
 from pyrobnn.core.findings import warn
 from pyrobnn.estimators.wide import log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
-from pyrobnn.inference.curvature.ggn import resolved
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.precision import tuned_model
@@ -67,52 +65,45 @@ def fit_by_evidence(
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
     Weights and noise that are maximised together fit the noise where rows are few. Where a Gram matrix takes at most
-    2^27 operations, two nets climb the evidence. With more rows the modes that a climb finds are too sharp: there each
-    fit has known noise. Both begin with the noise of a Bayesian linear regression, and with half of it under a prior
-    four times as wide (under a narrow one a wave's mode is a constant, where the prior is tuned to nothing). Fits of
-    known noise go on from the better one, with the noise that its residuals ask for and in turn with the prior that was
-    tuned for it, for as long as the evidence rises.
+    2^27 operations, two nets climb the evidence; with more rows each fit has known noise. Both begin with a Bayesian
+    linear regression's, and with half of it under a prior four times as wide (under a narrow one a wave's mode is a
+    constant). Fits go on with the noise that residuals ask for and in turn with the tuned prior, as the evidence rises.
     """
-    rows = _tried(x, y)
-    declared, weights = model.likelihood.own.priors.get(SCALE), model.num_weights
-    bayesian = model.initial_values().keys() <= model.priors.keys()  # every weight has a prior
+    rows, declared, weights = _tried(x, y), model.likelihood.own.priors.get(SCALE), model.num_weights
     linear, least = linear_residual_scale(model, *rows)
-    tries: list[tuple[float, Tensor, float, Posterior]] = []
-    found: list[Climb] = []
 
-    def attempt(scale: Tensor, factor: float, init: Any = None) -> float:
-        """The nats that noise and a factor on the prior's precision gain on the best so far."""
+    def climb(net: BNN, share: float) -> Climb:
+        return _climb(net, *rows, share * linear, least, share**4, bool(method.tune))
+
+    def attempt(scale: Tensor, factor: float, init: Any = None) -> tuple[float, Tensor, float, Posterior]:
+        """Log evidence of that noise and factor on the prior's precision, these two, and the posterior."""
         scale = torch.maximum(scale, least)
         posterior = method.fit(_declared(model, scale, factor if method.tune else None), *rows, **options, init=init)
         if method.tune:
             posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor  # of the declared prior's
         evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
         evidence += 0.0 if declared is None else float(declared.log_prob(scale).sum())
-        tries.append((evidence, scale, factor, posterior))
-        return evidence - max((each[0] for each in tries[:-1]), default=-math.inf)
+        return evidence, scale, factor, posterior
 
     with quiet():
-        if bayesian and len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2):
-            climb = partial(_climb, x=rows[0], y=rows[1], least=least, tune=bool(method.tune))
-            # the second net begins as the better climb of the first did
-            tried = [(climb(model, scale=share * linear, factor=share**4), share) for share in (1.0, 0.5)]
-            share = max(tried, key=lambda each: each[0][0])[1]
-            tried.append((climb(model.reinitialized(1), scale=share * linear, factor=share**4), share))
-            found = [each for each, _ in tried if each[0] > -math.inf]
-        if found:
+        few = len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2)
+        few &= model.initial_values().keys() <= model.priors.keys()  # every weight has a prior
+        found = [climb(model, share) for share in (1.0, 0.5) if few]
+        if few:
+            found.append(climb(model.reinitialized(1), 1.0 if found[0][0] >= found[1][0] else 0.5))
+        if found := [each for each in found if each[0] > -math.inf]:
             _, scale, factor, values = max(found, key=itemgetter(0))
-            attempt(scale, factor, init=_moved(model, values).net)
+            tries = [attempt(scale, factor, init=_moved(model, values).net)]
         else:
-            attempt(linear, 1.0)
-            if method.tune:
-                attempt(linear / 2, 1 / 16)
+            tries = [attempt(share * linear, share**4) for share in ((1.0, 0.5) if method.tune else (1.0,))]
         # powers of the ratio that the residuals ask for, at first 2, as small steps end early; 0: the tuned prior too
         steps = [] if found else [2, 1, 0] if method.tune else [2, 1]
         while steps and len(tries) < 12:
-            _, scale, factor, posterior = max(tries, key=itemgetter(0))
+            evidence, scale, factor, posterior = max(tries, key=itemgetter(0))
             if not steps[0]:
                 factor = posterior.meta["tuned"]["prior_precision_factor"]["all"]
-            if attempt(scale * _residual_ratio(posterior, *rows) ** (steps[0] or 1), factor) < 1:
+            tries.append(attempt(scale * _residual_ratio(posterior, *rows) ** (steps[0] or 1), factor))
+            if tries[-1][0] < evidence + 1:
                 del steps[0]
             elif not steps[0]:
                 steps = [1, 0]
@@ -130,62 +121,68 @@ def fit_by_evidence(
 def _climb(model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, factor: float, tune: bool) -> Climb:
     r"""Log evidence, noise (out,), factor on the prior's precision and weights: the best of a climb from there.
 
-    Damped Gauss-Newton steps lead to the mode. Where one gains little, MacKay's updates follow, by at most a factor of
-    1.7: of the noise by :func:`_squared_ratio`, of the prior's precision by γ / |θ|², θ in units of the prior.
-
-    Reference: Gauss-Newton Approximation to Bayesian Learning (Foresee & Hagan, 1997).
+    At each mode follow MacKay's updates, by at most 1.7: of the noise by :func:`_squared_ratio`, of the prior's
+    precision by γ / |θ|², θ in units of the prior. One that gains nothing ends it: more lead to sharper, worse modes.
     """
     problem = prepare(_declared(model, scale, None), x, y, points="free")
     if (trunk := problem.held_trunk("free")) is not None:
         problem = problem.at_head(trunk)
-    density, x, y = problem.density, problem.x, problem.y
-    theta, now = density.initial(problem.bnn.initial_values()), _declared(problem.bnn, scale, factor if tune else None)
-    jacobian = NetworkJacobian(now, density, theta, {}, list(now.priors))
+    x, y, declared = problem.x, problem.y, model.likelihood.own.priors.get(SCALE)
+    theta, damping = problem.density.initial(problem.bnn.initial_values()), 0.1
+    jacobian = NetworkJacobian(problem.bnn, problem.density, theta, {}, list(problem.bnn.priors))
     jacobian.prefer_products(x)
-    declared, damping, gained, stalled = model.likelihood.own.priors.get(SCALE), 0.1, math.inf, 0
     best: Climb = (-math.inf, scale, factor, {})
+    while True:
+        jacobian.model = _declared(problem.bnn, scale, factor if tune else None)
+        mode, damping = _mode(jacobian, theta, x, y, damping)
+        if mode is None:
+            return best
+        half_log_det = mode.white.cholesky(1.0).diagonal().log().sum() + (mode.prec / (2 * math.pi)).log().sum() / 2
+        evidence = -mode.energy - float(half_log_det)
+        evidence += 0.0 if declared is None else float(declared.log_prob(scale).sum())
+        before, best = best[0], max(best, (evidence, scale, factor, mode.params), key=itemgetter(0))
+        if not evidence > before + 0.1:  # nats
+            return best
+        theta, used = mode.theta, mode.white.leverages().reshape(len(y), -1).sum(0)
+        ratio = _squared_ratio(jacobian.model.likelihood, y, mode.f, {}, used)
+        scale = torch.maximum(scale * ratio.clamp(1 / 1.7, 1.7).sqrt().to(scale), least)
+        factor *= min(max(float(used.sum() / (theta.square() * mode.prec).sum()), 1 / 1.7), 1.7)
 
-    def loss(z: Tensor) -> Tensor:
-        values = density.constrain(z)
-        prior = sum(each.log_prob(values[name]).sum() for name, each in now.priors.items())
-        return -now.likelihood.log_prob(now.forward(values, x), y, {}).sum() - prior
 
+def _mode(jacobian: NetworkJacobian, theta: Tensor, x: Tensor, y: Tensor, damping: float) -> tuple[Any, float]:
+    """Where Gauss-Newton steps, damped by Nielsen's rule, gain little, None if they go on; and the last damping."""
+    here = _Expansion(jacobian, theta, x, y)
     for _ in range(300):
-        gradient, value = torch.func.grad_and_value(loss)(theta)
-        jacobian.model, jacobian.mode, jacobian.params = now, theta, density.constrain(theta)
-        prec = prior_precision(jacobian).prec
-        f, white = _whitened(jacobian, x, lambda f: now.likelihood.curvature_root(f, y, {}), prec)  # noqa: B023
-        slope = (gradient * prec.rsqrt()).double()
-        if not bool(slope.isfinite().all() & white.gram.isfinite().all()):
-            break
-        values, vectors = white.left_spectrum()
-        pull = vectors.T @ white.times(slope)
-        left = float(slope @ slope - (pull.square() / (values + 1)).sum()) / 2
-        if gained < 0.05 and left < 0.01 * len(theta):  # nats
-            size = 0.5 * float((2 * math.pi / prec).log().sum() - values.log1p().sum())
-            evidence = size - float(value) + (0.0 if declared is None else float(declared.log_prob(scale).sum()))
-            stalled = 0 if evidence > best[0] + 0.1 else stalled + 1
-            best = max(best, (evidence, scale, factor, jacobian.params), key=itemgetter(0))
-            if stalled == 5:
-                break
-            used = (vectors.square() @ (values / (1 + values))).reshape(len(y), -1).sum(0)
-            ratio = _squared_ratio(now.likelihood, y, f, {}, used)
-            scale = torch.maximum(scale * ratio.clamp(1 / 1.7, 1.7).sqrt().to(scale), least)
-            factor *= min(max(float(used.sum() / (theta.square() * prec).sum()), 1 / 1.7), 1.7)
-            now, gained = _declared(problem.bnn, scale, factor if tune else None), math.inf
-            continue
-        gained = -1.0
-        while gained < 0 and damping < 1e12:
-            bent = slope - white.transposed_times(vectors @ (pull / (values + 1 + damping)))
-            there = theta - prec.rsqrt() * (bent / (1 + damping)).to(theta)
-            gained = float(value - loss(there))
-            damping *= 4 if gained < 0 else 1 / 3
-        theta = there if gained >= 0 else theta
-    return best
+        step = here.white.solve(here.slope, 1 + damping)
+        there = _Expansion(jacobian, here.theta - (here.prec.rsqrt() * step).to(theta), x, y)
+        gained, hoped = here.energy - there.energy, float(step @ (here.slope + damping * step)) / 2
+        damping *= max(1 / 3, 1 - (2 * gained / hoped - 1) ** 3) if gained >= 0 else 4
+        here = there if gained >= 0 else here
+        if 0 <= gained < 0.05 or damping > 1e12:  # nats, of which a whole step may gain .01 a weight
+            if float(here.slope @ here.white.solve(here.slope, 1.0)) < 0.02 * len(theta):
+                return here, damping
+    return None, damping
+
+
+class _Expansion:
+    """Minus the log joint, ``energy``, around θ: ``slope`` (p,) and ``white``, its Jacobian, in units of the prior."""
+
+    def __init__(self, jacobian: NetworkJacobian, theta: Tensor, x: Tensor, y: Tensor):
+        density, likelihood, priors = jacobian.density, jacobian.model.likelihood, jacobian.model.priors
+        z = theta.clone().requires_grad_()
+        prior = torch.stack([priors[name].log_prob(v).sum() for name, v in density.constrain(z).items()]).sum()
+        self.theta, self.params = jacobian.mode, jacobian.params = theta, density.constrain(theta)
+        self.prec = prior_precision(jacobian).prec
+        root = likelihood.curvature_root(y, y, {})  # of each output by itself, whatever f is
+        self.f, self.white = _whitened(jacobian, x, lambda _: root, self.prec)
+        fit = likelihood.log_prob(f := self.f.clone().requires_grad_(), y, {}).sum()
+        error = (torch.autograd.grad(fit, f)[0] / root.diagonal(dim1=1, dim2=2)).flatten().double()
+        pull = (torch.autograd.grad(prior, z)[0] * self.prec.rsqrt()).double()
+        self.slope, self.energy = -self.white.transposed_times(error) - pull, -(fit + prior).item()
 
 
 class _Whitened:
-    """A Jacobian (m, p) in units of likelihood and prior, as the products that its layers are.
+    """A Jacobian J (m, p) in units of likelihood and prior, as the products that its layers are.
 
     Of each layer ``parts`` has what is pulled back to its output (m, rows), its input in units of the prior
     (m, columns), and where its matrix lies among the p coordinates (rows, columns).
@@ -193,9 +190,8 @@ class _Whitened:
 
     def __init__(self, parts: list[tuple[Tensor, Tensor, Tensor]], size: int):
         self.parts, self.size = parts, size
-        grad, inputs, _ = parts[0]
-        self.tall = len(grad) > size  # then there is one part, of one row: its input is the Jacobian
-        products = [inputs.T @ inputs] if self.tall else [(grad @ grad.T) * (a @ a.T) for grad, a, _ in parts]
+        self.tall = len(parts[0][0]) > size  # then there is one part, of one row: its input is the Jacobian
+        products = [a.T @ a if self.tall else (grad @ grad.T) * (a @ a.T) for grad, a, _ in parts]
         self.gram = torch.stack(products).sum(0)
 
     def times(self, v: Tensor) -> Tensor:
@@ -209,13 +205,22 @@ class _Whitened:
             found[at] = (grad * u.unsqueeze(1)).T @ inputs
         return found
 
-    def left_spectrum(self) -> tuple[Tensor, Tensor]:
-        """Squares of the singular values, and left singular vectors (m, r)."""
-        values, vectors = torch.linalg.eigh(self.gram)
-        if not self.tall:
-            return values.clamp_min(0), vectors
-        keep = resolved(values)
-        return values[keep], self.parts[0][1] @ vectors[:, keep] * values[keep].rsqrt()
+    def cholesky(self, shift: float) -> Tensor:
+        """Of J Jᵀ, or Jᵀ J where that is smaller, and ``shift``; not a number where rounding exceeds that."""
+        factor, failed = torch.linalg.cholesky_ex(self.gram + shift * torch.eye(len(self.gram)).to(self.gram))
+        return factor * math.nan if failed else factor
+
+    def solve(self, v: Tensor, shift: float) -> Tensor:
+        """(JᵀJ + shift)⁻¹ v, (p,)."""
+        inside = torch.cholesky_solve((v if self.tall else self.times(v)).unsqueeze(1), self.cholesky(shift)).squeeze(1)
+        return inside if self.tall else (v - self.transposed_times(inside)) / shift
+
+    def leverages(self) -> Tensor:
+        """The diagonal of J (JᵀJ + 1)⁻¹ Jᵀ, (m,)."""
+        factor = self.cholesky(1.0)
+        if self.tall:
+            return torch.linalg.solve_triangular(factor, self.parts[0][1].T, upper=False).square().sum(0)
+        return 1 - torch.cholesky_inverse(factor).diagonal()
 
 
 def _whitened(jacobian: NetworkJacobian, x: Tensor, root: Root, prec: Tensor) -> tuple[Tensor, _Whitened]:
@@ -253,10 +258,8 @@ def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
 
 def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     """The factor on the noise of each output (out,) that its residuals ask for."""
-    likelihood, y, f, cov, own = _at_rows(posterior, x, y)
-    information = likelihood.curvature_root(f, y, own).square().sum(-1)
-    used = (cov.diagonal(dim1=1, dim2=2) * information).sum(0)
-    return _squared_ratio(likelihood, y, f, own, used).clamp_min(1e-8).sqrt().cpu()
+    likelihood, y, f, leverage, own = _at_rows(posterior, x, y)
+    return _squared_ratio(likelihood, y, f, own, leverage.sum(0)).clamp_min(1e-8).sqrt().cpu()
 
 
 def _squared_ratio(likelihood: Any, y: Tensor, f: Tensor, own: dict[str, Tensor], used: Tensor) -> Tensor:
@@ -272,13 +275,14 @@ def _squared_ratio(likelihood: Any, y: Tensor, f: Tensor, own: dict[str, Tensor]
 
 
 def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Likelihood, targets, mean and covariance of f, and the likelihood's own parameters, in the model's units."""
+    """Likelihood, targets, mean and leverage of f, (N, out), and the likelihood's own parameters, in model units."""
     model, own = posterior.bnn, posterior.bnn.likelihood.own
     x, y = _standard(model, x, y)
     x, y = x.to(next(model.net.parameters())), y.to(model.device)  # a net of float32 may have data of float64
     values = {name: posterior.draws[name].mean((0, 1)) for name in (*own.priors, *own.points)}
     f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
-    return model.likelihood, y, f, cov, values
+    information = model.likelihood.curvature_root(f, y, values).square().sum(-1)
+    return model.likelihood, y, f, cov.diagonal(dim1=1, dim2=2) * information, values
 
 
 def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -287,19 +291,14 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
     .. math:: y_n - f_{-n} = \frac{y_n - f_n}{1 - h_n}, \quad v_{-n} = \frac{v_n}{1 - h_n}, \quad
         h_n = \frac{v_n}{\sigma^2}
     """
-    given = _at_rows(posterior, x, y)
-    inputs, targets = (part.cpu().numpy() for part in (_standard(posterior.bnn, x, y)[0], given[1][:, 0]))
-    line = BayesianRidge().fit(inputs, targets)
+    likelihood, targets, f, leverage, own = _at_rows(posterior, x, y)
+    kept = 1 - leverage.clamp_max(0.99)
+    ours = likelihood.log_prob(targets - (targets - f) / kept.sqrt(), targets, own) + kept.log().sum(-1) / 2
+    inputs, outputs = _standard(posterior.bnn, x, y)[0].cpu().numpy(), targets[:, 0].cpu().numpy()
+    line = BayesianRidge().fit(inputs, outputs)
     mean, scale = line.predict(inputs, return_std=True)
     rest = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(y), 0.99)
-    return _left_out(*given).cpu().numpy(), log_density((targets - mean) / rest, 1 / (rest * line.alpha_))
-
-
-def _left_out(likelihood: Any, y: Tensor, f: Tensor, cov: Tensor, own: dict[str, Tensor]) -> Tensor:
-    """Log density (N,) of rows left out."""
-    information = likelihood.curvature_root(f, y, own).square().sum(-1)
-    rest = 1 - (cov.diagonal(dim1=1, dim2=2) * information).clamp_max(0.99)
-    return likelihood.log_prob(y - (y - f) / rest.sqrt(), y, own) + rest.log().sum(-1) / 2
+    return ours.cpu().numpy(), log_density((outputs - mean) / rest, 1 / (rest * line.alpha_))
 
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -351,8 +350,9 @@ def select_prior_width(
         tuning = replace(still, tune="per_layer")
         for _ in range(6):
             here = tuned_model(_at_mode(model, best[2]), model.priors, best[1])
-            tuned = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]
-            found = tuned["prior_precision_factor"]
+            found = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"][
+                "prior_precision_factor"
+            ]
             new = {name: best[1][name] * found.get(name, found.get("all")) for name in layers}
             before, best = best, attempt(new, best[2])
             if best[0] < before[0] + 0.5:  # nats

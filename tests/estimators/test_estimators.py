@@ -699,8 +699,11 @@ def test_products_of_layers_are_the_jacobian_in_units_of_prior_and_noise(rows, a
     torch.testing.assert_close(f, model.forward(model.initial_values(), x))
     torch.testing.assert_close(white.times(v), dense @ v)
     torch.testing.assert_close(white.transposed_times(u), dense.T @ u)
-    values, vectors = white.left_spectrum()
-    torch.testing.assert_close(vectors * values @ vectors.T, dense @ dense.T, rtol=1e-6, atol=1e-6)
+    prec, gram = torch.eye(jacobian.size).double(), dense.T @ dense
+    torch.testing.assert_close(white.solve(v, 0.3), torch.linalg.solve(gram + 0.3 * prec, v))
+    covariance = torch.linalg.inv(gram + prec)
+    torch.testing.assert_close(white.leverages(), (dense @ covariance * dense).sum(1))
+    torch.testing.assert_close(-2 * white.cholesky(1.0).diagonal().log().sum(), covariance.logdet())
 
 
 @pytest.mark.slow
