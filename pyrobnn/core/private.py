@@ -86,6 +86,12 @@ def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
+def callable_in_a_trace() -> Context:
+    """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
+    tracing = find("torch.fx._symbolic_trace")
+    return _set(tracing, "_is_fx_tracing_flag", False) if tracing else contextlib.nullcontext()
+
+
 class Tracer:
     """The trace that is under way, beside which others can be made."""
 
@@ -95,20 +101,20 @@ class Tracer:
     @classmethod
     def active(cls) -> Tracer | None:
         """None where nothing is traced, or this torch does not say so."""
-        mode = find("torch.fx.experimental.proxy_tensor.get_proxy_mode")
-        if mode is None or mode() is None:
-            return None
-        found = [
-            find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing"),
-            find("torch._C._functorch.is_functorch_wrapped_tensor"),
-            find("torch._C._functorch.get_unwrapped"),
-        ]
-        return None if None in found else cls(*found)
+        names = (
+            "torch.fx.experimental.proxy_tensor.get_proxy_mode",
+            "torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing",
+            "torch._C._functorch.is_functorch_wrapped_tensor",
+            "torch._C._functorch.get_unwrapped",
+        )
+        mode, *found = map(find, names)
+        return None if None in (mode, *found) or mode() is None else cls(*found)
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Inside, another trace may be made, under no transform of ``torch.func``."""
-        with self._pause(), _required("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")():
+        clear = _required("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
+        with self._pause(), clear(), callable_in_a_trace():
             yield
 
     def sample(self, value: Tensor) -> Tensor:
@@ -131,13 +137,10 @@ def in_this_order(tensor: Tensor, strides: Any) -> Tensor:
 
 def lacks_compiler() -> bool:
     """Whether machine code for the CPU cannot be made; False where torch does not say."""
-    search = find("torch._inductor.cpp_builder.get_cpp_compiler") or (lambda: None)
     try:
-        search()
-    except MOVED:
-        return False
-    except Exception:  # of a type of its own by platform
-        return True
+        (find("torch._inductor.cpp_builder.get_cpp_compiler") or bool)()
+    except Exception as error:  # of a type of its own by platform
+        return not isinstance(error, MOVED)
     return False
 
 
@@ -150,13 +153,13 @@ def compile_graph(
     short step. For functions that return nothing and call no library: inductor would hand out one memory for the
     results of every call. Up to 0.8 MB, which the threads of Linux have. Raises others of :data:`MOVED` on other torch.
     """
-    shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
+    shapes, config = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv"), _required("torch._inductor.config")
     if on_stack:  # before the settings, which a first registration would keep for every later compile
         common = _required("torch._inductor.codegen.common")
         common.init_backend_registration()
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
-        stack.enter_context(_required("torch._inductor.config").patch(settings))
+        stack.enter_context(config.patch({name: settings[name] for name in settings if hasattr(config, name)}))
         stack.enter_context(_set(logging.getLogger("torch._inductor.ir"), "disabled", True))  # names Python's operators
         stack.enter_context(_all_headers_precompiled())
         stack.enter_context(_quick_lookups())
@@ -214,8 +217,7 @@ def _instruction_sets_of_the_cpu() -> Context:
 def _all_headers_precompiled() -> Context:
     """The headers of kernels precompiled with those of calls; inductor has each compile read the former, half its time.
 
-    Inductor asks for the one header that a compile reads in a compiled form, and puts it between ``#include <`` and
-    ``>``.
+    Inductor puts the one header that a compile reads in a compiled form between ``#include <`` and ``>``.
     """
     cache = _required("torch._inductor.codecache")
     of_calls, of_kernels = cache._get_cpp_wrapper_header, cache._get_cpp_prefix_header

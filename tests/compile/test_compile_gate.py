@@ -242,18 +242,25 @@ def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_a_missing_setting(key, monkeypatch):
+    """It is done without, and all that is ours is used: a setting is speed alone."""
     import torch._inductor.config as config
 
     class Without:
-        @staticmethod
-        def patch(settings):
-            if key in settings:
+        def __getattr__(self, name):
+            if name == key:
                 missed.append(key)
                 raise AttributeError(f"torch._inductor.config.{key} does not exist")
+            return getattr(config, name)
+
+        @staticmethod
+        def patch(settings):
+            assert key not in settings
             return config.patch(settings)
 
     missed, find = [], private.find
-    monkeypatch.setattr(private, "find", lambda name: Without if name == config.__name__ else find(name))
+    monkeypatch.setattr(private, "find", lambda name: Without() if name == config.__name__ else find(name))
+    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
+    monkeypatch.setattr(inductor, "_publicly", lambda *_: pytest.fail("not ours"))
     assert_right()
     assert missed == [key], "asked for once"
 

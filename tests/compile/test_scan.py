@@ -8,7 +8,7 @@ from torch.func import grad, grad_and_value, vmap
 
 import pyrobnn as pb
 from pyrobnn.core import private
-from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile import compiled, inductor
 from pyrobnn.model.compile.scan import _unrolled
 
 
@@ -75,7 +75,11 @@ def test_the_graph_does_not_grow_with_the_length():
     assert nodes(80) == nodes(800)
 
 
-def test_machine_code_gives_what_the_loop_gives():
+@pytest.mark.parametrize("tested", [inductor.TESTED, pytest.param((), marks=pytest.mark.slow)], ids=["ours", "torch's"])
+def test_machine_code_gives_what_the_loop_gives(tested, monkeypatch):
+    """Also where only ``torch.compile`` is left, which runs nothing inside of a trace."""
+    monkeypatch.setattr(inductor, "TESTED", tested)
+
     def f(z):
         last, ys = pb.scan(lambda c, x: ((c * z[1] + x).tanh(), c * x), z[0], torch.linspace(-1, 1, 37))
         return last + ys.square().sum()

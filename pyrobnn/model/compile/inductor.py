@@ -109,7 +109,7 @@ def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, 
 DECOMPOSITIONS = {_ATEN.bmm.default: _small_bmm, _ATEN.mm.default: _small_mm, _ATEN.addmm.default: _small_addmm}
 
 #: versions of torch on which the tests of small products and of the allocation on the stack have passed
-TESTED = ("2.13",)
+TESTED = ("2.11", "2.13")
 _log = logging.getLogger(__name__)
 #: what keeps a function from being traced, in a user's words
 _LOOKS = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.core.private import Gone, Tracer, trace
+from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import leaves_of, mapped
@@ -218,7 +218,7 @@ def _run(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) ->
     held = [leaf.contiguous() for leaf in held]
     taken = zip(*(leaf[:-1] for leaf in states), *(leaf.contiguous() for leaf in xs), strict=True)
     written = zip(*(leaf[1:] for leaf in states), *outputs, strict=True)
-    with torch.no_grad():
+    with torch.no_grad(), callable_in_a_trace():
         for given, places in zip(taken, written, strict=True):
             turn.call(*given, *held, *places, *sums)
     return [*states, *outputs, *sums, xs[0].new_empty(0)]
@@ -231,8 +231,7 @@ def _(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> li
 
 def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tensor, ...]:
     """The last carry, outputs, sums, and the carries before each turn; the body is compiled here."""
-    tracer = Tracer.active()
-    with contextlib.nullcontext() if tracer is None else tracer.outside():
+    with tracer.outside() if (tracer := Tracer.active()) else contextlib.nullcontext():
         given = [leaf.detach().contiguous() for leaf in (*carry, *(leaf[0] for leaf in xs), *held)]
 
         def turn(*flat: Tensor) -> None:
@@ -244,8 +243,7 @@ def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tenso
             for value, place in zip(terms, rest, strict=True):
                 place.add_(value)
 
-        found = body(*_split(given, len(carry), len(xs)))
-        kinds = [[(value.shape, value.dtype) for value in part] for part in found]
+        kinds = [[(value.shape, value.dtype) for value in part] for part in body(*_split(given, len(carry), len(xs)))]
         example = [*given, *(given[0].new_zeros(shape, dtype=dtype) for part in kinds for shape, dtype in part)]
         graph = trace(turn, example)
         constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
