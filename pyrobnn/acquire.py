@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import as_tensor, check_count, check_number
+from pyrobnn.core.checks import as_tensor, check_count, check_number, check_type
 from pyrobnn.core.seeding import generator
 from pyrobnn.model import NET
 from pyrobnn.model.gradient import at_each
@@ -169,7 +169,7 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
 
 def _column(prediction: Prediction, output: int) -> Tensor:
     """One output of f, all draws: (draw, point); ValueError if there is no such output."""
-    f = prediction.f.flatten(0, 1)
+    f = check_type("prediction", prediction, Prediction, "posterior.predict(x)").f.flatten(0, 1)
     if output not in range(-f.shape[-1], f.shape[-1]):
         raise ValueError(f"'output' is {output!r}, but f has {f.shape[-1]} columns, counted from 0")
     return f[..., output]
@@ -177,6 +177,7 @@ def _column(prediction: Prediction, output: int) -> Tensor:
 
 def _asked(prediction: Prediction, given: Sequence[int]) -> list[int]:
     """Indices of the rows that were chosen before; ValueError unless each is a candidate's."""
+    check_type("prediction", prediction, Prediction, "posterior.predict(x)")
     num, rows = prediction.f.shape[2], list(dict.fromkeys(int(row) for row in given))
     if wrong := [row for row in rows if row not in range(num)]:
         raise ValueError(f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0")

@@ -14,7 +14,7 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
 from pyro.infer.mcmc import util
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, as_tensor, check_choice, check_count, check_finite
+from pyrobnn.core.checks import Refused, as_tensor, check_choice, check_count, check_finite, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
@@ -110,8 +110,7 @@ class MCMC:
         transforms: Mapping[str, Any] | None = None,
         save_params: Sequence[str] | None = None,
     ) -> None:
-        if not isinstance(kernel, (HMC, NUTS)):
-            raise TypeError(f"'kernel' must be pyrobnn.mcmc.NUTS or HMC, got {kernel!r}: change its import too")
+        check_type("kernel", kernel, HMC | NUTS, "pyrobnn.mcmc.NUTS or HMC (change its import too)")
         self.kernel, self.num_samples, self.num_chains = (kernel, check_count("num_samples", num_samples), num_chains)
         self.warmup_steps = num_samples if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
         self.hook_fn, self.save_params, self._progress = hook_fn, save_params, not disable_progbar
@@ -120,8 +119,7 @@ class MCMC:
             raise Refused("'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam")
         if kernel.potential_fn is not None and initial_params is None:
             raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
-        if not isinstance(initial_params, Mapping | None):
-            raise TypeError(f"'initial_params' must map names to tensors, got {type(initial_params).__name__}")
+        check_type("initial_params", initial_params, Mapping | None, "a dict of tensors by name")
         given = {name: as_tensor(name, value) for name, value in (initial_params or {}).items()}
         self.initial_params = {n: v[None] for n, v in given.items()} if num_chains == 1 else given
         for name, value in self.initial_params.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 
 import torch
@@ -160,6 +160,6 @@ class Exposed(nn.Module):
 
 
 def _check_widths(name: str, widths: Sequence[int]) -> list[int]:
-    if isinstance(widths, (int, str)):
+    if isinstance(widths, str) or not isinstance(widths, Iterable):
         raise TypeError(f"'{name}' must be a sequence of widths, got {widths!r}: write {name}=({widths},)")
     return [check_count(f"{name}[{index}]", width) for index, width in enumerate(widths)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import reprlib
 import sys
 from collections.abc import Sequence
 from math import inf
@@ -23,6 +24,13 @@ class Refused(ValueError):
     Raised before any compute for a request that is legal in itself: a program, a net or a size of data that the
     method was not made for, or more memory than there is. ``pyrobnn compare`` says it and goes on.
     """
+
+
+def check_type(name: str, value: Any, wanted: Any, words: str) -> Any:
+    """Return ``value`` if it is a ``wanted``, a type or several; else a TypeError that says so in ``words``."""
+    if not isinstance(value, wanted):
+        raise TypeError(f"'{name}' must be {words}, got {reprlib.repr(value)} of type {type(value).__name__}")
+    return value
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
@@ -60,7 +68,7 @@ def check_number(
 
 def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
     """Return ``value`` if it is one of ``options``; else a ValueError lists them."""
-    if value not in options:
+    if not isinstance(value, str) or value not in options:  # an array is equal to each in parts
         raise ValueError(f"'{name}' must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value
 
@@ -79,7 +87,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
         return None
     try:
         device = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         wanted = "must name a torch device such as 'cpu' or 'cuda'"
         raise ValueError(f"'device' {wanted}, got {device!r}") from error
     if device.type == "mps":

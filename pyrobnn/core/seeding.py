@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from numbers import Integral
 
 import numpy as np
 import torch
+
+from pyrobnn.core.checks import check_type
 
 
 @contextlib.contextmanager
@@ -20,6 +23,7 @@ def kept(*devices: torch.device | None) -> Iterator[None]:
 @contextlib.contextmanager
 def seeded(seed: int, *devices: torch.device | None) -> Iterator[None]:
     """Torch's random state set to ``seed`` inside and restored afterwards, on the CPU and on ``devices``."""
+    check_type("seed", seed, Integral, "an integer")
     with kept(*devices):
         # torch.manual_seed would also reseed the devices that are not restored
         torch.default_generator.manual_seed(seed)
@@ -41,7 +45,7 @@ def used_devices() -> list[torch.device]:
 
 def generator(seed: int, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator of its own, started at ``seed``."""
-    return torch.Generator(device).manual_seed(seed)
+    return torch.Generator(device).manual_seed(check_type("seed", seed, Integral, "an integer"))
 
 
 def own_stream(seed: int = 0) -> np.random.Generator:

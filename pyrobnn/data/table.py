@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pyrobnn.core.checks import check_choice
+from pyrobnn.core.checks import check_choice, check_type
 from pyrobnn.core.findings import Finding
 from pyrobnn.data.columns import (
     DATE,
@@ -132,8 +132,7 @@ def from_frame(
         >>> from_frame(table, "price").feature_names
         ('size', 'kind=a', 'kind=b')
     """
-    if not isinstance(frame, pd.DataFrame):
-        raise TypeError(f"'frame' must be a pandas.DataFrame, got {type(frame).__name__}")
+    check_type("frame", frame, pd.DataFrame, "a pandas.DataFrame")
     frame = plain(frame)
     check_names(name, list(frame.columns))
     if task is not None:

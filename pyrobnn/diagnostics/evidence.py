@@ -15,6 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import numpy as np
 import xarray as xr
 
+from pyrobnn.core.checks import check_type
 from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 
 #: how the names of a net's weights begin
@@ -48,9 +49,7 @@ class Evidence:
     """
 
     def __init__(self, tree: xr.DataTree, name: str = "tree") -> None:
-        if not isinstance(tree, xr.DataTree):
-            raise TypeError(f"'{name}' is a {type(tree).__name__}; expected a DataTree: posterior.to_datatree(x, y)")
-        self.tree = tree
+        self.tree: xr.DataTree = check_type(name, tree, xr.DataTree, "a DataTree, posterior.to_datatree(x, y)")
         self._found: dict[Hashable, Any] = {}
 
     @classmethod

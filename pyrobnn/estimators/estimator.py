@@ -18,7 +18,7 @@ from sklearn.utils.validation import _check_feature_names, _check_sample_weight,
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_number
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Dataset, Standardizer
@@ -31,7 +31,7 @@ from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
 from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.method import METHODS, Method
+from pyrobnn.inference.method import METHODS, check_method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
@@ -225,17 +225,12 @@ class Estimator(BaseEstimator):
 
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
         if self.net is None:
-            if isinstance(self.hidden, Integral):
-                raise TypeError(f"'hidden' must be a tuple, got {self.hidden!r}: write hidden=({self.hidden},)")
-            hidden = (50,) if self.hidden is None else tuple(self.hidden)
+            hidden = (50,) if self.hidden is None else self.hidden
             net = networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed)
             return net.double()  # what scikit-learn computes in
         if isinstance(self.net, nn.Module):
             return self.net
-        if not callable(self.net):
-            raise TypeError(
-                f"'net' must be an nn.Module or a function (num_inputs, num_outputs) -> nn.Module, got {self.net!r}"
-            )
+        check_type("net", self.net, Callable, "an nn.Module or a function (num_inputs, num_outputs) -> nn.Module")
         with seeded(seed):
             return cast(nn.Module, self.net(num_inputs, width))
 
@@ -255,11 +250,7 @@ class Estimator(BaseEstimator):
         """The method, why it, and the options of its ``fit``."""
         options = {} if self.num_draws is None else {"num_draws": self.num_draws}
         if not isinstance(self.method, str):
-            if isinstance(self.method, type) or not isinstance(self.method, Method):
-                raise TypeError(
-                    "'method' must be 'auto', the name of a method or a method such as pyrobnn.Laplace(), got "
-                    f"{self.method!r}"
-                )
+            check_method(self.method, instead="'auto', the name of a method or ")
             return self.method, f"{type(self.method).__name__}, as it was given", options
         check_choice("method", self.method, tuple(METHODS))
         facts, num = families(model), len(self._x)
@@ -277,8 +268,7 @@ class Estimator(BaseEstimator):
         check_is_fitted(self)
         if not self._is_table:
             return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
-        if not isinstance(X, pd.DataFrame):
-            raise TypeError(f"'X' must be a DataFrame as it was in the fit, got {type(X).__name__}")
+        check_type("X", X, pd.DataFrame, "a DataFrame as it was in the fit")
         _check_feature_names(self, X, reset=False)
         return torch.tensor(cast(Columns, self.columns_).transform(X, "X")[0])
 

@@ -16,11 +16,11 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 from torch import Tensor
 
-from pyrobnn.core.checks import check_number
+from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
-from pyrobnn.inference.method import Method
+from pyrobnn.inference.method import check_method
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points
@@ -48,8 +48,8 @@ class _ProgramEstimator(BaseEstimator):
     def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
         self.__dict__.pop("verdict_", None)
         self.method_ = NUTS() if self.method is None else self.method
-        if not callable(self.program) or not isinstance(self.method_, Method):
-            raise TypeError(f"a program fn(x, y) and a method are needed, got {self.program!r} and {self.method_!r}")
+        check_type("program", self.program, Callable, "a Pyro program fn(x, y)")
+        check_method(self.method_)
         self._x, self._y, given = self._tensor(x), self._tensor(y), self.random_state
         seed = int(given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1))
         data = [*Density(self.program, (self._x, self._y)).derived.replicated]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, check_choice, check_count
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -132,8 +132,7 @@ class Laplace(Method):
             check_choice("subset", self.subset, ("all", "last_layer"))
         elif not isinstance(self.subset, tuple) or not all(isinstance(name, str) for name in self.subset):
             raise TypeError(f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}")
-        if self.map is not None and not isinstance(self.map, MAP):
-            raise TypeError(f"'map' must be a pyrobnn.MAP, got {type(self.map).__name__}")
+        check_type("map", self.map, MAP | None, "a pyrobnn.MAP")
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError("the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'")
         if self.tune is not None:

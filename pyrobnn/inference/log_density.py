@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
-from pyrobnn.core.checks import Refused, as_tensor
+from pyrobnn.core.checks import Refused, as_tensor, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Method
@@ -42,8 +42,9 @@ class LogDensity:
         *,
         support: Mapping[str, Constraint | dist.Distribution] | None = None,
     ) -> None:
-        if not isinstance(init, Mapping):
-            raise TypeError(f"'init' must map names to tensors, got {type(init).__name__}: pass {{'z': init}}")
+        check_type("log_density", log_density, Callable, "a function of a dict of tensors")
+        check_type("init", init, Mapping, "a dict of tensors by name, {'z': init}")
+        check_type("support", support, Mapping | None, "a dict of constraints or distributions by name")
         support = dict(support or {})
         if not init or FACTOR in init or not {*support} <= {*init}:
             raise ValueError(
@@ -92,9 +93,8 @@ def _site(name: str, value: Tensor, support: Any) -> Any:
     """A flat prior on the support, or the reference distribution given in its place."""
     if isinstance(support, Constraint):
         return dist.ImproperUniform(support, (), value.shape)
-    if not isinstance(support, dist.torch_distribution.TorchDistributionMixin):
-        raise TypeError(f"'support' of {name!r} must be a constraint or a distribution of Pyro, got {support!r}")
-    reference: Any = support
+    kind = dist.torch_distribution.TorchDistributionMixin
+    reference = check_type(f"support[{name!r}]", support, kind, "a constraint or a distribution of Pyro")
     with seeded(0, value.device):
         drawn = reference.sample()
     if drawn.shape != value.shape or drawn.dtype != value.dtype:

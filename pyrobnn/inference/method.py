@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import abc
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final
 
-from pyrobnn.core.checks import Refused, check_count
+from pyrobnn.core.checks import Refused, check_count, check_type
 from pyrobnn.inference.fitting.initial import held_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
@@ -120,6 +121,8 @@ class Method(abc.ABC):
         if not isinstance(self, Method):
             raise TypeError("fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)")
         count = check_call(self, num_draws, seed, init=init, checkpoint=checkpoint)
+        for callback in check_type("callbacks", callbacks, Sequence, "a list of functions (step, metrics)"):
+            check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with raised_by_handlers():
             problem, run = self._prepare(run, device)
@@ -209,6 +212,11 @@ def register(
     return decorate
 
 
+def check_method(method: Any, *, instead: str = "") -> Method:
+    """The method, where whoever takes one was given one; ``instead`` says what else may stand there."""
+    return cast(Method, check_type("method", method, Method, f"{instead}a method such as pyrobnn.Laplace()"))
+
+
 def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any) -> int:
     """The number of draws, and the other arguments that every ``fit`` shares checked; ``optional``: None if not given.
 
@@ -219,6 +227,7 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
     count = method.default_draws if num_draws is None else num_draws
     check_count("num_draws", count)
     check_count("seed", seed, minimum=0)
+    check_type("checkpoint", optional.get("checkpoint"), str | os.PathLike | None, "a path")
     if method.kind == "point" and count != 1:
         raise ValueError(f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS")
     for option, value in optional.items():

@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, as_tensor, check_finite
+from pyrobnn.core.checks import Refused, as_tensor, check_count, check_finite, check_type
 from pyrobnn.core.seeding import generator
 from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
 from pyrobnn.inference.fitting import batches
@@ -85,6 +85,8 @@ def posthoc(
         x_or_loader, y, _ = batches.read(x_or_loader, gather=True)
     if y is None or (held_out is not None and not (isinstance(held_out, tuple) and len(held_out) == 2)):
         raise TypeError("pass posthoc(net, x, y), or posthoc(net, loader), and held_out=(x, y)")
+    check_type("likelihood", likelihood, Likelihood | None, "one of pyrobnn.likelihoods")
+    check_count("seed", seed, minimum=0)
     return _Posthoc(net, (x_or_loader, y), likelihood, held_out, seed).posterior()
 
 
@@ -227,7 +229,7 @@ def _error(scores: Tensor) -> float:
 
 def _default(model: BNN, x: Any, y: Any) -> Likelihood:
     """What the targets and the net's outputs say."""
-    x, y = as_tensor("x", x), as_tensor("y", y)
+    x, y = torch.atleast_1d(as_tensor("x", x), as_tensor("y", y))
     width = output_width(model, model.cast_inputs(x[:2].to(model.device)))
     whole = width > 1 and bool((y.double() % 1 == 0).all())  # labels, whose form their own check looks at
     if whole and (y.numel() == len(x) or bool((y.sum(-1) == 1).all())):

@@ -147,7 +147,7 @@ class Targets:
         """
         names = getattr(getattr(y, "dtype", None), "names", None) or list(getattr(y, "columns", ()))
         if self.censoring is None or len(names) != 2:
-            return as_tensor("y", y)
+            return torch.atleast_1d(as_tensor("y", y))
         columns = [as_tensor("y", np.asarray(y[name])) for name in names]
         columns.sort(key=lambda column: column.dtype == torch.bool)
         return torch.stack([column.double() for column in columns], 1)

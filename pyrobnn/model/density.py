@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.distributions import biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
-from pyrobnn.core.checks import Refused
+from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model.compile.trees import leaves_of
 from pyrobnn.model.gradient import at_each
@@ -114,7 +114,8 @@ class Density:
         points: Literal["free", "held"] = "free",
         values: Mapping[str, Tensor] | None = None,
     ):
-        self.program, self.args, self.points = program, args, points
+        self.program = check_type("program", program, Callable, "a Pyro program")
+        self.args, self.points = check_type("args", args, tuple, "the tuple of its arguments, (x, y)"), points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True

@@ -238,7 +238,7 @@ class Posterior:
 
         groups, is_bnn = {}, isinstance(self.model, BNN)
         if is_bnn:
-            x = None if x is None else torch.as_tensor(x)
+            x = None if x is None else torch.atleast_1d(as_tensor("x", x))
             y = None if y is None else self.bnn.likelihood.targets.read(y)
         has_data = [x is not None, y is not None] == self.meta.get("data_given", [True, True])
         if is_bnn and x is not None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_count
+from pyrobnn.core.checks import as_tensor, check_count
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
@@ -142,7 +142,7 @@ class Prediction:
             ValueError: q outside (0, 1).
         """
         self._need(classes=False)
-        levels = torch.as_tensor(q, dtype=torch.float64, device=self.f.device)
+        levels = as_tensor("q", q).to(self.f.device, torch.float64)
         if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
         found = torch.stack([self._quantile(level) for level in levels.reshape(-1).tolist()])

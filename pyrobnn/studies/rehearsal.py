@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, as_tensor, check_count
+from pyrobnn.core.checks import Refused, as_tensor, check_count, check_finite, check_type
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.method import FitRun, Method
+from pyrobnn.inference.method import FitRun, Method, check_method
 from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.point_methods import MAP, MLE, DeepEnsemble
 from pyrobnn.inference.svi import SVI
@@ -132,10 +132,15 @@ def rehearse(
     <https://arxiv.org/abs/2502.03279>`_.
     """
     check_count("num_worlds", num_worlds, minimum=2)
-    if not isinstance(model, BNN):
-        raise TypeError("a rehearsal draws functions and new rows of a pb.BNN; of a Pyro program see pb.diagnose")
+    check_method(method)
+    check_type("model", model, BNN, "a pyrobnn.BNN, whose function and new rows are rehearsed")
+    check_type("worlds", worlds, Posterior | None, "a Posterior")
+    check_type("regions", regions, Mapping | None, "a dict of points by name")
+    check_data(model, x, y, model.device)
     x, y = as_tensor("x", x), model.likelihood.targets.read(y)
-    places = _regions(x) if regions is None else {name: as_tensor("regions", each) for name, each in regions.items()}
+    places = {name: as_tensor("regions", each) for name, each in (_regions(x) if regions is None else regions).items()}
+    for name, each in places.items():
+        check_finite(f"regions[{name!r}]", each)
     if not places or any(each.shape[1:] != x.shape[1:] or not len(each) for each in places.values()):
         raise ValueError(f"'regions' must map names to points of shape (point, {x.shape[1:].numel()}), one at least")
     started = time.perf_counter()

@@ -77,7 +77,7 @@ def test_a_verdict_is_its_worst_check_and_information_never_decides():
 
 
 def test_bad_input_is_named():
-    with pytest.raises(TypeError, match="dict; expected a DataTree"):
+    with pytest.raises(TypeError, match="must be a DataTree, .* of type dict"):
         diagnose({"posterior": 1})
     with pytest.raises(ValueError, match="no 'posterior'"):
         diagnose(xr.DataTree())

@@ -128,7 +128,7 @@ def test_a_data_frame_with_more_than_numbers(table):
         model.predict(x[:1].assign(city="Pisa"))
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(x[["a", "b"]])
-    with pytest.raises(TypeError, match="must be a DataFrame as it was in the fit, got ndarray"):
+    with pytest.raises(TypeError, match="must be a DataFrame as it was in the fit, got .* of type ndarray"):
         model.predict(x.to_numpy())
     with pytest.raises(ValueError, match="X has missing or infinite values in row 1 .*missing='impute'"):
         regressor(SHORT).fit(x.assign(a=x["a"].where(x.index > 0)), y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -164,3 +165,62 @@ def test_a_device_without_float64_is_refused_wherever_it_comes_from():
         prepare(toy_model(), elsewhere, Y, points="free")
     with pytest.raises(ValueError, match="got 'meta'"):
         prepare(lambda x, y: None, elsewhere, Y, points="free")
+
+
+def a_program(x, y):
+    pyro.sample("y", dist.Normal(pyro.sample("a", dist.Normal(0.0, 1.0)), 1.0).expand(y.shape).to_event(2), obs=y)
+
+
+def rehearsed(**wrong):
+    pb.rehearse(**{"method": pb.MAP(), "model": toy_model(), "x": X, "y": Y, "num_worlds": 2} | wrong)
+
+
+def trained(**wrong):
+    pb.posthoc(**{"net": toy_net(), "x_or_loader": X, "y": Y} | wrong)
+
+
+def sampled(**wrong):
+    pb.sample(**{"log_density": lambda values: -values["z"].square(), "init": {"z": torch.zeros(())}} | wrong)
+
+
+TAKERS = {
+    "rehearse": (rehearsed, "method model worlds regions num_worlds seed x y"),
+    "sample": (sampled, "method log_density init support seed"),
+    "posthoc": (
+        lambda **wrong: pb.posthoc(**{"net": toy_net(), "x_or_loader": X, "y": Y} | wrong),
+        "net likelihood seed",
+    ),
+    "fit": (lambda **wrong: pb.NUTS().fit(toy_model(), X, Y, **wrong), "init device checkpoint callbacks seed"),
+    "BNNRegressor": (
+        lambda **wrong: pb.BNNRegressor(random_state=0, **wrong).fit(X.numpy(), Y.numpy()[:, 0]),
+        "method net likelihood",
+    ),
+    "PyroRegressor": (
+        lambda **wrong: pb.PyroRegressor(**{"program": a_program, "random_state": 0} | wrong).fit(
+            X.numpy(), Y.numpy()[:, 0]
+        ),
+        "program method",
+    ),
+    "Density": (lambda **wrong: pb.Density(**{"program": a_program, "args": (X, Y)} | wrong), "program args"),
+    "MCMC": (lambda **wrong: pb.mcmc.MCMC(pb.mcmc.NUTS(a_program), num_samples=2, **wrong), "initial_params"),
+    "scan": (lambda **wrong: pb.scan(**{"carry": X[0], "xs": X} | wrong), "step"),
+}
+
+
+@pytest.mark.parametrize("value", ["no such", 3.5, [1, "a"], object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("taker", TAKERS)
+def test_an_argument_of_the_wrong_kind_is_named_before_any_compute(taker, value, monkeypatch):
+    """The law of all functions of the package: no mistake is found out by what comes of it in the depth."""
+    monkeypatch.setattr(pb.inference.method.Method, "_fit_head", lambda *_: pytest.fail("a fit was begun"))
+    call, names = TAKERS[taker]
+    for name in names.split():
+        if (name, value) == ("checkpoint", "no such"):
+            continue  # a path
+        with pytest.raises((ValueError, TypeError), match=f"'{name}"):
+            call(**{name: value})
+
+
+def test_points_that_are_not_finite_are_refused_before_the_first_fit(monkeypatch):
+    monkeypatch.setattr(pb.inference.method.Method, "_fit_head", lambda *_: pytest.fail("a fit was begun"))
+    with pytest.raises(ValueError, match=r"regions\['far'\].* holds 1 NaN.*row 1"):
+        rehearsed(regions={"far": torch.tensor([[0.0], [math.nan]])})

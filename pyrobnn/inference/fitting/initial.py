@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from pyrobnn.core.checks import check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
@@ -31,8 +32,7 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
             return model.supported(model.initial_values())
     if isinstance(init, Posterior):
         return {name: value[0, 0] for name, value in init.draws.items()}
-    if not isinstance(init, nn.Module):
-        raise TypeError(f"'init' must be a Posterior or a torch.nn.Module, got {type(init).__name__}")
+    check_type("init", init, nn.Module, "a Posterior or a torch.nn.Module")
     values = {NET + name: value.detach().clone() for name, value in init.named_parameters()}
     own = model.initial_values() if isinstance(model, BNN) else {}
     if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from pyrobnn.core.checks import check_type
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
@@ -305,8 +306,7 @@ class _TorchStep(_Step):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.optimizer = self.training.optimizer.kind([self.theta])
-        if not isinstance(self.optimizer, torch.optim.Optimizer):
-            raise TypeError(f"'optimizer' must return a torch.optim.Optimizer, got {type(self.optimizer).__name__}")
+        check_type("optimizer", self.optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer")
         factors = self.table[:, 3].tolist() + [1.0]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.core.checks import check_type
 from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.inductor import tolerable
@@ -54,6 +55,7 @@ def scan(
         >>> last.item(), sums.tolist()
         (6.0, [1.0, 3.0, 6.0])
     """
+    check_type("step", step, Callable, "a function (carry, x) -> (carry, y)")
     carry = mapped(torch.as_tensor, carry)
     slices = [] if xs is None else leaves_of(xs)
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in slices):
