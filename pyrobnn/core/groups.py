@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 POSTERIOR = "posterior"
 SAMPLE_STATS = "sample_stats"
 HISTORY = "history"
@@ -32,5 +34,6 @@ SAMPLE_DIMS = ("chain", "draw")
 
 
 def variable(site: str) -> str:
-    """What a site is called in a tree, where no slash and no name of a dimension may stand."""
-    return f"{site}_" if site in ("", *SAMPLE_DIMS) else site.replace("/", "|")
+    """What a site is called in a tree, another name for each: no slash may stand there, nor a dimension's name or "."."""
+    name = site.replace("~", "~~").replace("|", "~|").replace("/", "|")
+    return f"{name}_" if re.fullmatch(rf"(|\.|{'|'.join(SAMPLE_DIMS)}|.*_dim_\d+)_*", name, re.DOTALL) else name

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.distributions import biject_to
 
-from pyrobnn.core.groups import SAMPLE_DIMS
+from pyrobnn.core.groups import SAMPLE_DIMS, variable
 from pyrobnn.core.private import values_unchecked
 
 Node = Mapping[str, Any]
@@ -136,7 +136,7 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
         for plate in node["cond_indep_stack"]:
             axis = None if plate.dim is None else dims - events + plate.dim
             if axis is not None and 0 <= axis < dims and node["value"].shape[axis] == plate.size:
-                named[axis] = plate.name if plate.name not in unclear else None
+                named[axis] = variable(plate.name) if plate.name not in unclear else None
         if any(named):
             found[node["name"]] = named
     return found

@@ -246,3 +246,26 @@ def test_draws_of_scalar_sites_are_judged_without_chains():
     posterior = pb.Laplace(num_steps=200, curvature="hessian", compile=False).fit(program, x, y, num_draws=400, seed=0)
     checks = {check.name: check.status for check in pb.diagnose(posterior.to_datatree(x, y)).checks}
     assert checks["function_moves"] == "pass"
+
+
+def test_every_site_has_a_name_of_its_own_in_trees_and_files(tmp_path):
+    """The law: what one program tells apart is told apart wherever it is stored."""
+    strange = ["a/b", "a|b", "a~|b", "a/|b", "", "_", ".", "..", "./a", "chain", "chain_", "a", "a_dim_0", "a_dim_0_"]
+
+    def program(x, y):
+        for index, name in enumerate(strange):
+            pyro.sample(name, dist.Normal(float(index), 1.0).expand([2]).to_event(1))
+        with pyro.plate("rows/all", 3):
+            pyro.sample("b", dist.Normal(0.0, 1.0))
+
+    drawn = Density(program, (None, None)).trace({})
+    draws = {name: drawn[name]["value"][None, None].repeat(2, 3, 1) for name in [*strange, "b"]}
+    axes = Density(program, (None, None)).derived.axes
+    posterior = pb.Posterior(program, draws, meta={"axes": axes})
+    tree = posterior.to_datatree()
+    tree.to_netcdf(tmp_path / "tree.nc", engine="h5netcdf")
+    stored = {data.attrs["site"]: data for data in tree["posterior"].data_vars.values()}
+    loaded = pb.Posterior.load(posterior.save(tmp_path / "posterior.nc"), program).draws
+    assert [*stored] == [*loaded] == [*strange, "b"] and stored["b"].dims[-1] == "rows|all"
+    for name, draws in posterior.draws.items():
+        assert torch.equal(loaded[name], draws) and (stored[name].values == draws.numpy()).all()
