@@ -8,12 +8,11 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from pyrobnn import data
+from pyrobnn import __version__, data
 from pyrobnn.cli.options import OPTIONS, Config, read
 from pyrobnn.cli.terminal import INTERRUPTED, OneLineParser, check_file, one_line, say, warnings_said
 from pyrobnn.core.checks import Refused, check_device
@@ -37,7 +36,8 @@ def compare(argv: Sequence[str], command: str) -> int:
     if stopped:
         missing = (label for label in config.methods if label not in (*trees, *failed))
         failed |= dict.fromkeys(missing, "stopped before it was done")
-        finished = f"{len(trees)} of {len(config.methods)} methods are finished"
+        whole = sum(not float(tree.attrs.get("interrupted", 0)) for tree in trees.values())
+        finished = f"this call finished, or found finished, {whole} of {len(config.methods)} methods"
         say(f"\nstopped: {finished}; the same command with --resume goes on", sys.stderr)
     if trees := {label: trees[label] for label in config.methods if label in trees}:
         from pyrobnn.cli import saved
@@ -132,7 +132,7 @@ def _study_of(asked: Any) -> Study:
     return study
 
 
-PACKAGES = ("pyrobnn", "torch", "pyro-ppl", "numpy", "arviz-stats", "scikit-learn")
+PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz-stats", "scikit-learn")
 
 
 def doctor(argv: Sequence[str], command: str) -> int:
@@ -144,9 +144,10 @@ def doctor(argv: Sequence[str], command: str) -> int:
 
     from pyrobnn import BNN, MAP, data, likelihoods, networks, priors
     from pyrobnn.core.private import lacks_compiler
+    from pyrobnn.inference.fitting.problem import version_of
 
     say(f"python    {platform.python_version()}, {platform.platform()}")
-    say(f"packages  {', '.join(f'{name} {version(name)}' for name in PACKAGES)}")
+    say(f"packages  {', '.join([f'pyrobnn {__version__}', *(f'{name} {version_of(name)}' for name in PACKAGES)])}")
     none = "none: every fit runs, several times slower (apt install g++, or xcode-select --install)"
     say(f"compiler  {none if lacks_compiler() else 'found'}")
     cuda = f"cuda ({torch.cuda.get_device_name()}), " if torch.cuda.is_available() else ""

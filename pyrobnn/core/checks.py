@@ -28,7 +28,7 @@ class Refused(ValueError):
 
 def check_type(name: str, value: Any, wanted: Any, words: str) -> Any:
     """Return ``value`` if it is a ``wanted``, a type or several; else a TypeError that says so in ``words``."""
-    if not isinstance(value, wanted):
+    if not isinstance(value, wanted) or (isinstance(value, bool) and wanted in (Integral, Real)):
         raise TypeError(f"'{name}' must be {words}, got {reprlib.repr(value)} of type {type(value).__name__}")
     return value
 
@@ -40,8 +40,7 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
         TypeError: not an integer.
         ValueError: smaller than ``minimum``.
     """
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise TypeError(f"'{name}' must be an integer, got {value!r} of type {type(value).__name__}")
+    check_type(name, value, Integral, "an integer")
     if value < minimum:
         raise ValueError(f"'{name}' must be at least {minimum}, got {value}: pass {name}={minimum} or more")
     return int(value)
@@ -56,9 +55,7 @@ def check_number(
         TypeError: not a number.
         ValueError: not finite or out of bounds.
     """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"'{name}' must be a number, got {value!r} of type {type(value).__name__}")
-    value = float(value)
+    value = float(check_type(name, value, Real, "a number"))
     bounds = {f"> {above:g}": above, f">= {minimum:g}": minimum, f"< {below:g}": below, f"<= {maximum:g}": maximum}
     if not (math.isfinite(value) and above < value < below and minimum <= value <= maximum):
         wanted = " and ".join(text for text, bound in bounds.items() if math.isfinite(bound)) or "finite"
@@ -103,13 +100,13 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     return device
 
 
-def check_finite(name: str, value: Tensor) -> None:
-    """Raise a ValueError naming the first row of ``value`` that holds NaN or infinity."""
+def check_finite(name: str, value: Tensor, first: int = 0) -> None:
+    """Raise a ValueError naming the first row of ``value`` that holds NaN or infinity, counted from ``first``."""
     if not value.is_floating_point():
         return
     finite = torch.isfinite(value)
     if not bool(finite.all()):
-        row = int((~finite.reshape(len(value), -1)).any(1).nonzero()[0]) if value.dim() else 0
+        row = first + int((~finite.reshape(len(value), -1)).any(1).nonzero()[0]) if value.dim() else 0
         count = int((~finite).sum())
         raise ValueError(f"'{name}' holds {count} NaN or infinite values (first in row {row}): drop them")
 

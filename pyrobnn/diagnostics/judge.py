@@ -12,7 +12,7 @@ from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
-from pyrobnn.diagnostics.verdict import Check, Found, Verdict, said
+from pyrobnn.diagnostics.verdict import Audit, Check, Found, Verdict, said
 
 
 def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None) -> Verdict:
@@ -69,7 +69,7 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
     return Verdict.from_checks(evidence.method, evidence.label, [check for check in found if check is not None])
 
 
-def audit(tree: xr.DataTree | Evidence) -> Verdict:
+def audit(tree: xr.DataTree | Evidence) -> Audit:
     """Say whether a tree was forged or damaged: chains copied, draws repeated, another log-likelihood.
 
     No fit of this library makes such a tree, so `diagnose` does not look; ask where one comes from elsewhere.
@@ -78,7 +78,7 @@ def audit(tree: xr.DataTree | Evidence) -> Verdict:
         tree: Draws as DataTree; only ``posterior`` is required.
 
     Returns:
-        A verdict whose checks are all about the draws.
+        A verdict that says what was looked for and what was found, and nothing else of the draws.
 
     Raises:
         TypeError, ValueError: As `diagnose`.
@@ -86,7 +86,7 @@ def audit(tree: xr.DataTree | Evidence) -> Verdict:
     evidence = Evidence.of(tree)
     evidence.require_draws()
     found = (made(row, evidence) for row in AUDIT if row.applies(evidence))
-    return Verdict(evidence.method, evidence.label, tuple(check for check in found if check is not None))
+    return Audit(evidence.method, evidence.label, tuple(check for check in found if check is not None))
 
 
 def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:

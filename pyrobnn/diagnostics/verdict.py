@@ -230,6 +230,21 @@ class Verdict:
         return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
 
 
+class Audit(Verdict):
+    """What :func:`audit` looked for in a tree and whether it is there; a pass says nothing else of its draws."""
+
+    @property
+    def lines(self) -> str:
+        """What was looked for: ``"copied_chains: pass, repeated_draws: fail"``."""
+        return ", ".join(f"{check.name}: {check.status}" for check in self.checks) or "nothing could be looked for"
+
+    @property
+    def in_words(self) -> str:
+        """What was found."""
+        found = [plain(words.fault(check.code)) for check in (*self.failed, *self.warned)]
+        return "; ".join(found) or "no sign that this tree was forged or damaged, in what was looked for"
+
+
 def _answer(checks: Iterable[Check]) -> Answer:
     found = {check.status for check in checks}
     return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"

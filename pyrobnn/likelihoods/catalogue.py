@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import numpy as np
 import pyro.distributions as dist
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number
+from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number, check_type
 from pyrobnn.likelihoods.base import SITE, Likelihood, Pair, Parameter, Params, Sampled, Targets
 
 GAPS = f"{SITE}gaps"
@@ -331,11 +332,8 @@ class _Counts(Likelihood):
 
     def __init__(self, exposure: int | None = None):
         super().__init__()
-        if exposure is not None and (isinstance(exposure, bool) or not isinstance(exposure, int)):
-            raise TypeError(
-                f"'exposure' must be the number of a column of x, got {exposure!r}: make the exposures a column, "
-                "torch.cat([x, exposures[:, None]], 1), and pass exposure=-1"
-            )
+        words = "the number of a column of x (with torch.cat([x, exposures[:, None]], 1) of the last, exposure=-1)"
+        check_type("exposure", 0 if exposure is None else exposure, Integral, words)
         self.targets = Targets("count", exposure=exposure)
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import as_tensor, check_count, check_finite
+from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_type
 from pyrobnn.core.groups import STEIN
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.gradient import at_each
@@ -69,12 +69,8 @@ class Posterior:
         Raises:
             TypeError: it is a plain Pyro program.
         """
-        if not isinstance(self.model, BNN):
-            raise TypeError(
-                "a plain Pyro program has no network output to predict: "
-                "use pyro.infer.Predictive(program, posterior_samples=posterior.stacked())"
-            )
-        return self.model
+        words = "a pyrobnn.BNN (a program predicts by pyro.infer.Predictive(program, posterior.stacked()))"
+        return cast(BNN, check_type("model", self.model, BNN, words))
 
     @property
     def num_chains(self) -> int:

@@ -75,13 +75,12 @@ def run_study(
             tree = to_tree(posterior, study, name)
             tree.attrs.update(marks[name])
             write_atomically(tree, out / f"{name}.nc")
-        except Refused as error:
-            announce(f"{name} is skipped: {error}")
-            yield name, error
-            continue
         except Exception as error:
-            announce(f"{name} failed and is skipped: {said(error)} ({name}.error.txt has the traceback)")
-            (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            if isinstance(error, Refused):
+                announce(f"{name} is skipped: {error}")
+            else:
+                announce(f"{name} failed and is skipped: {said(error)} ({name}.error.txt has the traceback)")
+                (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             yield name, error
             continue
         if kept and not posterior.meta["interrupted"]:

@@ -258,7 +258,8 @@ def test_every_site_has_a_name_of_its_own_in_trees_and_files(tmp_path):
         with pyro.plate("rows/all", 3):
             pyro.sample("b", dist.Normal(0.0, 1.0))
 
-    drawn = Density(program, (None, None)).trace({})
+    with seeded(0):
+        drawn = Density(program, (None, None)).trace({})
     draws = {name: drawn[name]["value"][None, None].repeat(2, 3, 1) for name in [*strange, "b"]}
     axes = Density(program, (None, None)).derived.axes
     posterior = pb.Posterior(program, draws, meta={"axes": axes})

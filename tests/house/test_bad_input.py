@@ -152,6 +152,18 @@ def test_loaders_are_checked():
     assert problem.num_data == 40 and torch.equal(problem.x, X)
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("row, stream", [(3, False), (3, True), (37, True)])
+def test_what_is_not_finite_in_a_loader_is_named_by_its_row_of_the_data_set(row, stream, shuffle):
+    y = Y.clone()
+    y[row] = math.nan
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(X, y), batch_size=8, shuffle=shuffle, generator=torch.Generator()
+    )
+    with pytest.raises(ValueError, match=rf"'y' holds 1 NaN .*row {row}\)"):
+        list(prepare(toy_model(), loader, points="free", stream=stream).one_pass())
+
+
 def test_numpy_and_single_column_targets_are_taken():
     problem = prepare(toy_model(), X.double().numpy(), Y[:, 0].double().numpy(), points="free")
     assert problem.x.dtype == torch.float32 and problem.y.shape == (40, 1)

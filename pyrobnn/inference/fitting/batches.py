@@ -30,8 +30,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from pyrobnn.core.checks import Refused, as_tensor
+from pyrobnn.core.checks import Refused, as_tensor, check_finite
 from pyrobnn.core.findings import Finding
+from pyrobnn.model import check_data
 
 if TYPE_CHECKING:
     from pyrobnn.inference.fitting.problem import Problem
@@ -134,6 +135,19 @@ def _in_order(loader: DataLoader) -> DataLoader:
         return loader
     options = {"drop_last": batching.drop_last, "collate_fn": loader.collate_fn}
     return DataLoader(loader.dataset, batching.batch_size, num_workers=loader.num_workers, **options)
+
+
+def checked(model: BNN, x: Any, y: Any, device: torch.device, loader: DataLoader | None) -> tuple[Tensor, Tensor]:
+    """As :func:`check_data`; what is not finite in a batch of a loader is named by its row of the data set."""
+    try:
+        return check_data(model, x, y, device)
+    except ValueError:
+        if loader is not None and loader.batch_sampler is not None:
+            parts = DataLoader(loader.dataset, 1000, collate_fn=loader.collate_fn, generator=torch.Generator())
+            for index, pair in enumerate(parts):
+                for name, value in zip("xy", pair):
+                    check_finite(name, as_tensor(name, value), 1000 * index)
+        raise
 
 
 def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:

@@ -9,15 +9,16 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from importlib.metadata import version
-from typing import Any, Literal
+from importlib import import_module
+from importlib.metadata import Distribution
+from typing import Any, Literal, cast
 
 import torch
 from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, check_device, free_bytes, require
+from pyrobnn.core.checks import Refused, check_device, check_type, free_bytes, require
 from pyrobnn.core.findings import Finding, as_json, warn
 from pyrobnn.data import Dataset
 from pyrobnn.inference.fitting import batches
@@ -30,7 +31,7 @@ from pyrobnn.inference.fitting.program import (
     what_program_says,
 )
 from pyrobnn.inference.optim.descent import stopped_short
-from pyrobnn.model import BNN, NET, Density, check_data
+from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
@@ -64,9 +65,7 @@ class Problem:
     @property
     def bnn(self) -> BNN:
         """The model of a problem that ``is_bnn``; TypeError for a plain program."""
-        if not isinstance(self.model, BNN):
-            raise TypeError(f"this needs a pyrobnn.BNN, not a plain Pyro program: got {self.model!r}")
-        return self.model
+        return cast(BNN, check_type("model", self.model, BNN, "a pyrobnn.BNN, not a plain Pyro program"))
 
     @property
     def num_rows(self) -> int:
@@ -84,7 +83,7 @@ class Problem:
 
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The checked batches of one pass through the loader."""
-        return (check_data(self.bnn, x, y, self.device) for x, y in self.loader or ())
+        return (batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ())
 
     def held_trunk(self, points: Literal["free", "held"]) -> Split | None:
         """The split of the net before its first parameter that is not held; None where nothing comes before it."""
@@ -150,8 +149,7 @@ def prepare(
         if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
             raise TypeError(
                 f"'model' is a bare net, {type(model).__name__}: give it a prior and a likelihood, as in pb.BNN(net, "
-                "pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.Categorical()); of a net that is trained "
-                "already pb.posthoc(net, x, y) makes a posterior"
+                "pb.priors.FanInNormal(), pb.likelihoods.Categorical()), or, trained already, to pb.posthoc(net, x, y)"
             )
         if not callable(model) or isinstance(model, type):
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
@@ -175,7 +173,7 @@ def prepare(
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
-    x, y = check_data(model, x, y, where)
+    x, y = batches.checked(model, x, y, where, loader)
     refuse_random(model, x, deterministic=deterministic)
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
@@ -266,9 +264,14 @@ def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, 
         "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
         "noise": problem.bnn.likelihood.own.kinds if problem.is_bnn else None,
         "device": str(problem.device),
-        "versions": {"python": platform.python_version()}
-        | {name: version(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats", "pyrobnn")},
+        "versions": {"python": platform.python_version(), "pyrobnn": import_module("pyrobnn").__version__}
+        | {name: version_of(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats")},
     }
+
+
+def version_of(package: str) -> str:
+    """The version that is installed; "unknown" of a package without its metadata, as PYTHONPATH may find one."""
+    return next((each.version for each in Distribution.discover(name=package)), "unknown")
 
 
 def require_net(method: Any, model: Any) -> BNN:

@@ -23,7 +23,7 @@ from pyro.poutine.messenger import Messenger
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.core.checks import Refused
+from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
@@ -229,15 +229,14 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
             return density.program(*args, **kwargs)
 
     wanted = (
-        "'guide' must be 'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model alone that makes a "
+        "'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model alone that makes a "
         "Pyro AutoGuide, such as AutoNormal (a hand-written guide program is not supported)"
     )
     try:
         guide = factory(program, **options)
     except TypeError as error:
-        raise TypeError(f"{wanted}: {error}") from error
-    if not isinstance(guide, AutoGuide):
-        raise TypeError(f"{wanted}: this one returned {type(guide).__name__}")
+        raise TypeError(f"'guide' must be {wanted}: {error}") from error
+    check_type("guide", guide, AutoGuide, wanted)
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
         better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
         raise Refused(f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()")
