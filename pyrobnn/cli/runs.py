@@ -36,9 +36,8 @@ def compare(argv: Sequence[str], command: str) -> int:
     if stopped:
         missing = (label for label in config.methods if label not in (*trees, *failed))
         failed |= dict.fromkeys(missing, "stopped before it was done")
-        whole = sum(not float(tree.attrs.get("interrupted", 0)) for tree in trees.values())
-        finished = f"this call finished, or found finished, {whole} of {len(config.methods)} methods"
-        say(f"\nstopped: {finished}; the same command with --resume goes on", sys.stderr)
+        whole, count = sum(not float(tree.attrs.get("interrupted", 0)) for tree in trees.values()), len(config.methods)
+        say(f"\nstopped with {whole} of {count} methods in hand; the same command with --resume goes on", sys.stderr)
     if trees := {label: trees[label] for label in config.methods if label in trees}:
         from pyrobnn.cli import saved
 

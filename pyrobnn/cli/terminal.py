@@ -72,11 +72,7 @@ def warnings_said() -> Iterator[None]:
 
 
 def check_file(out: Path, example: str) -> None:
-    """Refuse a folder in place of a file, and a file in a folder that cannot be written to.
-
-    Raises:
-        ValueError: naming it.
-    """
+    """Refuse, by a ValueError, a folder in place of a file, and a file in a folder that cannot be written to."""
     from pyrobnn.posterior.storage import check_writable
 
     if out.is_dir():

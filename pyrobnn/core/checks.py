@@ -34,12 +34,7 @@ def check_type(name: str, value: Any, wanted: Any, words: str) -> Any:
 
 
 def check_count(name: str, value: Any, minimum: int = 1) -> int:
-    """Return ``value`` if it is an integer of at least ``minimum``.
-
-    Raises:
-        TypeError: not an integer.
-        ValueError: smaller than ``minimum``.
-    """
+    """Return ``value`` if it is an integer of at least ``minimum``."""
     check_type(name, value, Integral, "an integer")
     if value < minimum:
         raise ValueError(f"'{name}' must be at least {minimum}, got {value}: pass {name}={minimum} or more")
@@ -49,12 +44,7 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 def check_number(
     name: str, value: Any, *, above: float = -inf, minimum: float = -inf, maximum: float = inf, below: float = inf
 ) -> float:
-    """Return ``value`` as a float if it is finite and lies within the bounds (``above``/``below`` are exclusive).
-
-    Raises:
-        TypeError: not a number.
-        ValueError: not finite or out of bounds.
-    """
+    """Return ``value`` as a float if it is finite and lies within the bounds (``above``/``below`` are exclusive)."""
     value = float(check_type(name, value, Real, "a number"))
     bounds = {f"> {above:g}": above, f">= {minimum:g}": minimum, f"< {below:g}": below, f"<= {maximum:g}": maximum}
     if not (math.isfinite(value) and above < value < below and minimum <= value <= maximum):
@@ -75,11 +65,7 @@ def check_device(device: str | torch.device) -> torch.device: ...
 @overload
 def check_device(device: str | torch.device | None) -> torch.device | None: ...
 def check_device(device: str | torch.device | None) -> torch.device | None:
-    """Return the device if this machine has it, of CUDA's with its number.
-
-    Raises:
-        ValueError: unknown device, CUDA asked for where there is none, or one without float64 (mps).
-    """
+    """Return the device if this machine has it and it has float64 (mps has not), of CUDA's with its number."""
     if device is None:
         return None
     try:

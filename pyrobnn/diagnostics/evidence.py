@@ -58,11 +58,7 @@ class Evidence:
         return tree if isinstance(tree, Evidence) else cls(tree, name)
 
     def require_draws(self, name: str = "tree") -> None:
-        """Refuse a tree without posterior draws.
-
-        Raises:
-            ValueError: If it has no ``posterior`` group with dims ``chain`` and ``draw``.
-        """
+        """ValueError unless the tree has a ``posterior`` group with dims ``chain`` and ``draw``."""
         if POSTERIOR not in self.tree.children:
             raise ValueError(f"'{name}' has no 'posterior' group of draws, only {sorted(self.tree.children)}")
         missing = [dim for dim in SAMPLE_DIMS if dim not in self.tree[POSTERIOR].sizes]

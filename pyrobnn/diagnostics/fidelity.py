@@ -98,11 +98,6 @@ def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) 
     return Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
 
 
-def _same_points(evidence: Evidence, reference: Evidence) -> bool:
-    ours, theirs = (each.values(HELD_OUT, "x") for each in (evidence, reference))
-    return ours is None or theirs is None or _alike(ours, theirs)
-
-
 def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
     return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -114,7 +109,8 @@ def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
     if ours is None or theirs is None or mine is None or other is None or not _alike(mine, other):
         ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
         at = "held-out points"
-        if ours is None or theirs is None or not _same_points(evidence, reference):
+        mine, other = (each.values(HELD_OUT, "x") for each in (evidence, reference))
+        if ours is None or theirs is None or not (mine is None or other is None or _alike(mine, other)):
             return Fidelity(None, at)
     ours, theirs = (f.reshape(f.shape[0] * f.shape[1], f.shape[2], -1) for f in (ours, theirs))
     if ours.shape[1:] != theirs.shape[1:] or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):

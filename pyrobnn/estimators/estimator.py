@@ -226,8 +226,8 @@ class Estimator(BaseEstimator):
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
         if self.net is None:
             hidden = (50,) if self.hidden is None else self.hidden
-            net = networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed)
-            return net.double()  # what scikit-learn computes in
+            # in what scikit-learn computes in
+            return networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed).double()
         if isinstance(self.net, nn.Module):
             return self.net
         check_type("net", self.net, Callable, "an nn.Module or a function (num_inputs, num_outputs) -> nn.Module")

@@ -290,9 +290,8 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
 
 def _first_step(posterior: Posterior) -> float | None:
     """The step size of the last update or of NUTS's chains, in units of the posterior's spread."""
-    if posterior.meta.get("method") == "NUTS" and "step_size" in posterior.sample_stats:
-        return float(posterior.sample_stats["step_size"].double().mean())
-    return posterior.meta.get("step_size")
+    own = posterior.sample_stats.get("step_size") if posterior.meta.get("method") == "NUTS" else None
+    return posterior.meta.get("step_size") if own is None else float(own.double().mean())
 
 
 def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:

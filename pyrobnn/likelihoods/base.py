@@ -140,11 +140,7 @@ class Targets:
         return self.kind in ("binary", "label")
 
     def read(self, y: Any) -> Tensor:
-        """``y`` as a tensor; censored values also from a structured array or DataFrame with a column of truth values.
-
-        Raises:
-            TypeError: not numeric.
-        """
+        """``y`` as a tensor; censored values also from a structured array or DataFrame, one column truth values."""
         names = getattr(getattr(y, "dtype", None), "names", None) or list(getattr(y, "columns", ()))
         if self.censoring is None or len(names) != 2:
             return torch.atleast_1d(as_tensor("y", y))

@@ -64,11 +64,7 @@ class Posterior:
 
     @property
     def bnn(self) -> BNN:
-        """The model, which is a BNN.
-
-        Raises:
-            TypeError: it is a plain Pyro program.
-        """
+        """The model, which is a BNN; TypeError of a plain Pyro program."""
         words = "a pyrobnn.BNN (a program predicts by pyro.infer.Predictive(program, posterior.stacked()))"
         return cast(BNN, check_type("model", self.model, BNN, words))
 
@@ -186,7 +182,8 @@ class Posterior:
         """Where the draws share the first parameters of the net: the split before those that they do not."""
         params = {name: value for name, value in self.draws.items() if name.startswith(NET)}
         shared = [name for name in self.meta.get("point_sites", ()) if name in params]
-        if not shared or any(not _is_constant(params[name]) for name in shared):
+        values = [params[name] for name in shared]
+        if not shared or any(any(v.stride()[:2]) and not torch.equal(v, v[:1, :1].expand_as(v)) for v in values):
             return None
         moving = [name for name in params if name not in shared]
         found = split(self.bnn, moving, {name: value[0, 0] for name, value in params.items()}, x)
@@ -371,8 +368,3 @@ class Posterior:
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"
         return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
-
-
-def _is_constant(value: Tensor) -> bool:
-    """Whether all draws (chain, draw, …) are the same."""
-    return not any(value.stride()[:2]) or torch.equal(value, value[:1, :1].expand_as(value))

@@ -35,9 +35,8 @@ Settings = Mapping[str, Any]
 
 
 def _gaussian(given: Settings) -> Likelihood:
-    if given["noise"] == "heteroskedastic":
-        return likelihoods.HeteroskedasticGaussian()
-    return likelihoods.HomoskedasticGaussian(_scale(given))
+    varies = given["noise"] == "heteroskedastic"
+    return likelihoods.HeteroskedasticGaussian() if varies else likelihoods.HomoskedasticGaussian(_scale(given))
 
 
 def _scale(given: Settings) -> Any:

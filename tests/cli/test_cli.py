@@ -133,7 +133,7 @@ def test_an_interrupt_keeps_what_is_finished(table, tmp_path, monkeypatch, capsy
     monkeypatch.setattr(pb.DeepEnsemble, "fit", interrupted)
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map", "ensemble"]
     assert cli.main([*argv, "--out", str(tmp_path / "out"), *FAST]) == 130
-    assert "finished, or found finished, 1 of 2 methods" in capsys.readouterr().err
+    assert "1 of 2 methods in hand" in capsys.readouterr().err
     assert "stopped before it was done" in (tmp_path / "out" / "report.html").read_text("utf-8")
 
 
@@ -153,7 +153,7 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
     assert set(content["methods"]) == {"mle", "map"} and set(content["left_out"]) == {"ensemble"}
     checks = {check["code"]: check for check in content["methods"]["map"]["verdict"]["checks"]}
     assert checks["interrupted"]["status"] == "warn"
-    assert "finished, or found finished, 1 of 3 methods" in capsys.readouterr().err
+    assert "1 of 3 methods in hand" in capsys.readouterr().err
     assert "was interrupted" in (out / "report.html").read_text("utf-8")
     assert pb.diagnose(storage.read(out / "map.nc")).status == "warn"
 

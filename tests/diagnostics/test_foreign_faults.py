@@ -130,3 +130,5 @@ def test_an_audit_that_finds_nothing_says_so_of_every_check():
     verdict = audit(exact_tree())
     assert verdict.draws == "pass" and json.loads(verdict.to_json()) == verdict.to_dict()
     assert len(verdict.checks) == 3 and all(check.evidence for check in verdict.checks)
+    said = str(verdict)  # of what it has not looked at, nothing
+    assert "copied_chains: pass, repeated_draws: pass" in said and "no sign" in said and "relied" not in said

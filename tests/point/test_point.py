@@ -178,3 +178,10 @@ def test_learned_noise_under_a_prior_without_a_variance(prior):
     model = pb.BNN(toy_net(), prior, pb.likelihoods.HomoskedasticGaussian("learned"))
     posterior = pb.MAP(num_steps=20, compile=False).fit(model, x, y)
     assert bool(torch.isfinite(posterior.predict(x).var).all())
+
+
+def test_a_package_without_metadata_costs_no_fit(monkeypatch):
+    """As where PYTHONPATH finds a checkout."""
+    monkeypatch.setattr("importlib.metadata.Distribution.discover", lambda **_: iter(()))
+    versions = pb.MLE(num_steps=1, compile=False).fit(toy_model(), *toy()).meta["versions"]
+    assert versions["pyrobnn"] == pb.__version__ and versions["tyxe"] == "unknown"

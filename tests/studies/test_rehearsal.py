@@ -57,7 +57,7 @@ def test_the_exact_posterior_is_passed_and_a_shrunken_one_condemned():
 
 
 def test_a_program_is_refused_before_any_fit():
-    with pytest.raises(TypeError, match="of a pb.BNN"):
+    with pytest.raises(TypeError, match="'model' must be a pyrobnn.BNN"):
         pb.rehearse(pb.Laplace(), lambda x, y: None, torch.zeros(3, 1), torch.zeros(3))
 
 

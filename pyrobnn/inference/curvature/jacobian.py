@@ -69,10 +69,8 @@ def _find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[lis
 
 
 def _is_supported(module: nn.Module) -> bool:
-    if isinstance(module, (nn.Conv1d, nn.Conv2d)):
-        plain = type(module) in (nn.Conv1d, nn.Conv2d)
-        return plain and module.groups == 1 and module.padding_mode == "zeros"
-    return type(module) is nn.Linear
+    plain = type(module) in (nn.Conv1d, nn.Conv2d)
+    return type(module) is nn.Linear or bool(plain and module.groups == 1 and module.padding_mode == "zeros")
 
 
 def _layer_factors(

@@ -111,21 +111,15 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     if method.structure != "full":
         return
     size = sum(site.size for site in problem.density.sites if site.name in set(names))
-    rows = 0
-    if method.curvature == "ggn":
-        rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1]
+    rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1] if method.curvature == "ggn" else 0
+    item = torch.finfo(problem.density.dtype).bits // 8
     require(
-        precision_bytes(size, rows, torch.finfo(problem.density.dtype).bits // 8),
+        # the rows, their basis, and the Gram matrix; or the matrix, its factor, and two to work in, in float64
+        2 * rows * size * item + 3 * rows * rows * 8 if 0 < rows < size else 4 * size * size * 8,
         problem.device,
         f"the full precision of {size} parameters",
         "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites",
     )
-
-
-def precision_bytes(size: int, rows: int, item: int) -> int:
-    """Bytes of a full precision of ``size`` parameters; for GGN from ``rows`` data × outputs, else ``rows`` = 0."""
-    # the rows, their basis, and the Gram matrix; or the matrix, its factor, and two to work in, in float64
-    return 2 * rows * size * item + 3 * rows * rows * 8 if 0 < rows < size else 4 * size * size * 8
 
 
 def in_standard_units(model: BNN) -> BNN:

@@ -149,7 +149,8 @@ def prepare(
         if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
             raise TypeError(
                 f"'model' is a bare net, {type(model).__name__}: give it a prior and a likelihood, as in pb.BNN(net, "
-                "pb.priors.FanInNormal(), pb.likelihoods.Categorical()), or, trained already, to pb.posthoc(net, x, y)"
+                "pb.priors.FanInNormal(), pb.likelihoods.Categorical()); of a net that is trained already "
+                "pb.posthoc(net, x, y) makes a posterior"
             )
         if not callable(model) or isinstance(model, type):
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")

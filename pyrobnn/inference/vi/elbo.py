@@ -158,9 +158,7 @@ def _path_log_q(draw: Draw) -> Tensor:
 
     The other part of the gradient has mean zero; without it the noise vanishes as q approaches the posterior.
     """
-    if draw.score is None:
-        return draw.log_q
-    return draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
+    return draw.log_q if draw.score is None else draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
 
 
 def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
