@@ -205,10 +205,11 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
 
     What is masked may be NaN or outside of the support: it reaches neither the value nor the gradient.
     """
+    mask = True if mask is None else mask
     if isinstance(fn, dist.MaskedDistribution):
-        return _log_prob(fn.base_dist, value, _both(mask, fn._mask))
+        return _log_prob(fn.base_dist, value, mask & fn._mask)
     if isinstance(fn, dist.NanMaskedNormal):  # which picks the known values by a mask of each point
-        return _log_prob(dist.Normal(fn.loc, fn.scale), value, _both(mask, value.isfinite()))
+        return _log_prob(dist.Normal(fn.loc, fn.scale), value, mask & value.isfinite())
     if isinstance(fn, torch.distributions.Independent):
         dims = tuple(range(-fn.reinterpreted_batch_ndims, 0))
         inner = mask.reshape(mask.shape + (1,) * len(dims)) if isinstance(mask, Tensor) else mask
@@ -218,11 +219,9 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
         # an event counts as soon as one of its elements does
         kept = None if kept is None else kept.expand(log_prob.shape).any(dims)
         return log_prob.sum(dims, dtype=torch.float64), kept
-    if mask is None or mask is True:
+    if mask is True:
         return _unmasked(fn, value), None
-    if mask is False:
-        batch = torch.broadcast_shapes(fn.batch_shape, value.shape[: value.dim() - fn.event_dim])
-        return value.new_zeros(batch), torch.zeros(batch, dtype=torch.bool, device=value.device)
+    mask = torch.as_tensor(mask, device=value.device)
     # where() alone would keep the value clean, but the gradient of what it drops is zero times NaN
     harmless = torch.where(mask.reshape(mask.shape + (1,) * fn.event_dim), value, _in_support(fn, value))
     log_prob = _unmasked(fn, harmless)
@@ -237,14 +236,6 @@ def _unmasked(fn: Any, value: Tensor) -> Tensor:
     # what is impossible and did not happen costs nothing
     powers = torch.where((counts == 0) & (logits == -torch.inf), 0.0, logits) * counts
     return torch.lgamma(counts.sum(-1) + 1) + (powers - torch.lgamma(counts + 1)).sum(-1)
-
-
-def _both(first: Mask, second: Mask) -> Mask:
-    if first is None or first is True:
-        return second
-    if second is None or second is True or first is False:
-        return first
-    return second if second is False else first & second
 
 
 def _in_support(fn: Any, value: Tensor) -> Tensor:
