@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -124,7 +124,9 @@ class Density:
         with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
             nodes = self.trace({})
         self.device = device_of(nodes, leaves_of(args))
-        self.sites = tuple(self._layout(nodes))
+        for node in nodes.values():
+            _check_node(node, nodes, self.plate_sizes)
+        self.sites = self._layout(nodes)
         self.dim = sum(site.size for site in self.sites)
         if not self.dim:
             raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
@@ -341,39 +343,43 @@ class Density:
             raise Refused(f"{what}, so that they have no common density: sample always, and choose by torch.where")
         return nodes
 
-    def _layout(self, nodes: Mapping[str, Node]) -> Iterator[Site]:
-        for node in nodes.values():
-            for plate in node.get("cond_indep_stack", ()):
-                if plate.size != plate.full_size and plate.name not in nodes:
-                    raise Refused(
-                        f"the plate {plate.name!r} was made outside of the program, so its subsample was drawn once "
-                        "and the other rows would never be seen: make it inside the program"
-                    )
-        self.initial_points: dict[str, Tensor] = {}
-        self.constraints: dict[str, constraints.Constraint] = {}
-        start = 0
-        for node in nodes.values():
-            if is_replicated(node):
-                _check_observed(node)
-            if is_latent(node):
-                name, fn = node["name"], node["fn"]
-                if not isinstance(node["value"], Tensor) or fn.support.is_discrete:
-                    raise Refused(f"the latent site {name!r} is discrete: sum it out, it has no gradient")
-                if plate := next((p.name for p in node["cond_indep_stack"] if p.name in self.plate_sizes), None):
-                    raise Refused(
-                        f"the latent site {name!r} has a value for every row of the plate {plate!r}, which draws a "
-                        "subsample: take out subsample_size, and fit all rows at once"
-                    )
-                yield (site := _site(node, fn.support, start, "latent"))
-                start = site.stop
-        for node in nodes.values():
-            if node["type"] == "param":
-                support = node["kwargs"].get("constraint", constraints.real)
-                self.initial_points[node["name"]] = node["value"].detach().to(self.device)
-                self.constraints[node["name"]] = support
-                if self.points == "free" and node["name"] not in getattr(self.owner, "frozen", ()):
-                    yield (site := _site(node, support, start, "point"))
-                    start = site.stop
+    def _layout(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
+        """The latent sites in the order of the program, then the point parameters that are free."""
+        params = {name: node for name, node in nodes.items() if node["type"] == "param"}
+        self.initial_points = {name: node["value"].detach().to(self.device) for name, node in params.items()}
+        self.constraints = {n: node["kwargs"].get("constraint", constraints.real) for n, node in params.items()}
+        supports = {name: node["fn"].support for name, node in nodes.items() if is_latent(node)}
+        if self.points == "free":
+            frozen = getattr(self.owner, "frozen", ())
+            supports |= {name: support for name, support in self.constraints.items() if name not in frozen}
+        sites: list[Site] = []
+        for name, support in supports.items():
+            transform, shape = bijection(name, support), nodes[name]["value"].shape
+            kind: Literal["latent", "point"] = "point" if name in params else "latent"
+            start = sites[-1].stop if sites else 0
+            sites.append(Site(name, shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind))
+        return tuple(sites)
+
+
+def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, int]) -> None:
+    """Refuse rows that would never be seen, data that do not count once, and latent sites without a place."""
+    plates = node.get("cond_indep_stack", ())
+    if outside := [p.name for p in plates if p.size != p.full_size and p.name not in nodes]:
+        raise Refused(
+            f"the plate {outside[0]!r} was made outside of the program, so its subsample was drawn once "
+            "and the other rows would never be seen: make it inside the program"
+        )
+    if is_replicated(node):
+        _check_observed(node)
+    if not is_latent(node):
+        return
+    if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
+        raise Refused(f"the latent site {node['name']!r} is discrete: sum it out, it has no gradient")
+    if drawn := [p.name for p in plates if p.name in subsampled]:
+        raise Refused(
+            f"the latent site {node['name']!r} has a value for every row of the plate {drawn[0]!r}, which draws a "
+            "subsample: take out subsample_size, and fit all rows at once"
+        )
 
 
 def _check_observed(node: Node) -> None:
@@ -396,11 +402,6 @@ def _check_observed(node: Node) -> None:
 
 def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
     return sum(map(log_prob_sum, nodes), torch.zeros((), dtype=torch.float64, device=z.device))
-
-
-def _site(node: Node, support: constraints.Constraint, start: int, kind: Literal["latent", "point"]) -> Site:
-    transform, shape = bijection(node["name"], support), node["value"].shape
-    return Site(node["name"], shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind)
 
 
 def is_identity(transform: Transform) -> bool:
