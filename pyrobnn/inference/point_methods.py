@@ -47,6 +47,11 @@ class Trained(Method):
         """Where the search begins, (dim,) or (members, dim)."""
         return problem.density.initial(start_values(problem.model, run.init), run.seed)
 
+    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        with seeded(run.seed, problem.device):
+            result = self._search(problem, self._start(problem, run), run)
+        return self._posterior(problem, result.params, run.seed, result)
+
     def fit_each(self, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
         """Points given each of several targets (set, N, …) in the place of the problem's, all found in one search."""
         with seeded(run.seed, problem.device):
@@ -135,11 +140,6 @@ class MLE(Trained):
     @staticmethod
     def _target(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
         return density.log_parts(theta, *batch)[1]
-
-    def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        with seeded(run.seed, problem.device):
-            result = self._search(problem, self._start(problem, run), run)
-        return self._posterior(problem, result.params, run.seed, result)
 
 
 @register("map", standard=True, quick={"num_steps": 500, "compile": False})
@@ -249,20 +249,13 @@ class DeepEnsemble(Trained):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_count("num_members", self.num_members)
-
-    @property
-    def default_draws(self) -> int:  # type: ignore[override]  # of the instance, not of the class
-        """One draw a member."""
-        return self.num_members
+        object.__setattr__(self, "default_draws", self.num_members)  # one a member
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         if run.num_draws != self.num_members:
             raise ValueError(f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}")
         check_batched(problem.density.subsampled(), "DeepEnsemble")
-        start = self._start(problem, run)
-        with seeded(run.seed, problem.device):
-            result = self._search(problem, start, run)
-        return self._posterior(problem, result.params, run.seed, result)
+        return super()._fit(problem, run)
 
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         seeds = [run.seed * self.num_members + member for member in range(self.num_members)]
