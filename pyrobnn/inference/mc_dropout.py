@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,8 +16,8 @@ from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
-from pyrobnn.inference.fitting.initial import held_values, start_values
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
+from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
 from pyrobnn.inference.point_methods import Trained
 from pyrobnn.model import BNN, NET, Density
@@ -74,6 +75,7 @@ class MCDropout(Trained):
     p: float | None = None
 
     kind: ClassVar[Kind] = "independent"
+    deterministic: ClassVar[bool] = False
     default_draws: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
@@ -85,17 +87,14 @@ class MCDropout(Trained):
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net that can be trained with dropout."""
-        model, x, y = require_net(self, run.given[0]), *run.given[1:]
-        if norms := training_norms(model):
+        if norms := training_norms(require_net(self, run.given[0])):
             raise Refused(
                 f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
                 "call .eval() on them before building the BNN"
             )
         if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
-        options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
-        options["values"] = held_values(model, run.init)
-        return prepare(model, x, y, device=device, num_draws=run.num_draws, **options), run
+        return super()._prepare(run, device)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         net, probes = problem.bnn, problem.x[:NUM_PROBES]
@@ -278,19 +277,17 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
 
     It holds where what lies between (ReLU, pooling, flattening) commutes with the scaling of a unit.
     """
-    scaled = 2.0 * (torch.arange(mask.units, device=x.device) % 2).to(net.get_parameter(mask.weight))
-    seen = [0]
+    weight, calls = net.get_parameter(mask.weight), itertools.count(1)
+    scaled = 2.0 * (torch.arange(mask.units, device=x.device) % 2).to(weight)
 
-    def drop(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor | None:
-        seen[0] += 1
-        if seen[0] != mask.occasion:
-            return None
+    def drop(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        if next(calls) != mask.occasion:
+            return out
         places = out[0].numel() // mask.units  # of a channel
         return out * scaled.repeat_interleave(places).reshape(out.shape[1:])
 
     with hooked([net.get_submodule(mask.source).register_forward_hook(drop)]):
         expected = net(x)
-    weight = net.get_parameter(mask.weight)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):
         raise Refused(

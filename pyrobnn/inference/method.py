@@ -62,6 +62,7 @@ class Method(abc.ABC):
         has_density: whether the posterior has an approximation q (``log_q``, ``guide``, Pareto k-hat).
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
+        deterministic: whether the net must be one function: layers in training mode are then refused.
         keeps_rows: whether ``update`` and ``remove`` can go on from its posteriors, which then refer to the data.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
@@ -74,6 +75,7 @@ class Method(abc.ABC):
     has_density: ClassVar[bool] = False
     points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
+    deterministic: ClassVar[bool] = True
     keeps_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
@@ -154,7 +156,8 @@ class Method(abc.ABC):
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
         held = held_values(run.given[0], run.init, self.points)
-        options: dict[str, Any] = {"stream": not self.gathers, "num_draws": run.num_draws * self._num_parallel}
+        options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
+        options["num_draws"] = run.num_draws * self._num_parallel
         return prepare(*run.given, points=self.points, device=device, values=held, **options), run
 
     @property

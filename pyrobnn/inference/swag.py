@@ -17,8 +17,8 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
-from pyrobnn.inference.fitting.initial import held_values, start_values
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare, require_net, snapshot
+from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -40,6 +40,7 @@ class _Averaged(Method):
     compile: bool = True
 
     claim: ClassVar[Claim] = "none"
+    deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
@@ -56,16 +57,15 @@ class _Averaged(Method):
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net whose batch-norm layers may use the statistics of a batch."""
-        model, x, y = require_net(self, run.given[0]), *run.given[1:]
+        model = require_net(self, run.given[0])
         norms = training_norms(model)
         if others := set(model.stochastic_layers()) - set(norms):
             raise Refused(
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
                 "call .eval() on them before building the BNN"
             )
-        options: dict[str, Any] = {"points": "free", "stream": True, "deterministic": False}
-        options["values"] = held_values(model, run.init)
-        problem = prepare(with_batch_statistics(model), x, y, device=device, num_draws=run.num_draws, **options)
+        pure = dataclasses.replace(run, given=(with_batch_statistics(model), *run.given[1:]))
+        problem, _ = super()._prepare(pure, device)
         return dataclasses.replace(problem, model=model.to(problem.device)), run
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
