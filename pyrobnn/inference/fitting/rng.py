@@ -63,15 +63,12 @@ class Noise:
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normals of the shape and type of ``like``; cut off at 6.7 sd."""
-        num = like.numel()  # sine and cosine of one angle are two, which halves the work
-        bits = stream(self._next(), torch.arange(1, (num + 1) // 2 + 1, device=like.device))
-        radius, angle = _polar(bits, like.dtype)
-        return torch.cat([radius * angle.cos(), radius * angle.sin()])[:num].reshape(like.shape)
+        return self.normal_rows(like.unsqueeze(0)).squeeze(0)
 
     def normal_rows(self, like: Tensor) -> Tensor:
         """As :meth:`normal`, for ``like`` (row, …): a row's numbers are the same whatever rows come after it."""
         num, size = len(like), like[:1].numel()
-        pairs = (size + 1) // 2
+        pairs = (size + 1) // 2  # sine and cosine of one angle are two, which halves the work
         bits = stream(self._next(), torch.arange(1, num * pairs + 1, device=like.device)).reshape(num, pairs)
         radius, angle = _polar(bits, like.dtype)
         return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size].reshape(like.shape)
