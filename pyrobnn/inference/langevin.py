@@ -49,13 +49,17 @@ class StepSize:
     chains move; the smallest of the second half stays. Chains that are no longer finite, or whose log joint falls
     further than a posterior spreads, go back to the last look with a quarter of :math:`\kappa`.
 
-    ``share`` is κ, ``heating`` r, ``noisy`` whether there are mini-batches, ``drop`` nats that the log joint may fall.
+    ``config`` is a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`, whose ``share`` is κ and ``heating`` r.
     """
 
-    def __init__(self, density: Density, *, share: float, heating: float, num_warmup: int, noisy: bool, drop: float):
-        self.density, self.share, self.heating, self.noisy, self.drop = density, share, heating, noisy, drop
-        self.num_warmup = num_warmup
-        self.looks = {num_warmup * look // 10 for look in range(10)}
+    def __init__(self, config: Any, problem: Problem):
+        self.share, self.heating, self.num_warmup = config.share, config.heating, config.num_warmup
+        self.density, num_data, size = problem.density, problem.num_rows, config.batch_size
+        subsampled = problem.density.subsampled().stochastic is not None
+        self.noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
+        # at temperature T a chain is about T / 2 nats per coordinate away from a mode
+        self.drop = 2.0 * self.density.dim * config.temperature + (10.0 if self.noisy else 1.0) * num_data
+        self.looks = {self.num_warmup * look // 10 for look in range(10)}
         self.value = 0.0
         self.settled: list[float] = []
         self.restarts = 0
@@ -143,18 +147,6 @@ class StepSize:
         variance, signal = gradients.var(0), gradients.mean(0).square()
         excess = variance if late else variance - signal
         return max(float(excess[:, site.start : site.stop].mean()) for site in self.density.sites)
-
-
-def chooser_for(config: Any, problem: Problem) -> StepSize:
-    """The choice of a step size for a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`."""
-    num_data, dim = problem.num_rows, problem.density.dim
-    size = config.batch_size
-    subsampled = problem.density.subsampled().stochastic is not None
-    noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
-    # at temperature T a chain is about T / 2 nats per coordinate away from a mode
-    drop = 2.0 * dim * config.temperature + (10.0 if noisy else 1.0) * num_data
-    options = {"share": config.share, "heating": config.heating, "num_warmup": config.num_warmup}
-    return StepSize(problem.density, noisy=noisy, drop=drop, **options)
 
 
 #: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP
@@ -317,7 +309,7 @@ def _walk(config: Any, problem: Problem, state: State, num_steps: int, watch: Wa
     batches = chain_batches(problem, config.num_chains, config.batch_size)
     control = state.z.new_zeros(3)  # at every step: ε, how much the preconditioner forgets, temperature
     step, warmup = ChainStep(config, problem, control), config.num_warmup
-    chooser = chooser_for(config, problem) if config.step_size is None else None
+    chooser = StepSize(config, problem) if config.step_size is None else None
     report_every = max(1, num_steps // 100)
     while state.step < num_steps:
         run.step = k = state.step

@@ -108,12 +108,6 @@ class _StochasticGradientMCMC(Method):
     def _num_parallel(self) -> int:
         return self.num_chains
 
-    def move(
-        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One step of all chains: position and momentum after it, gradient and log joint before it."""
-        raise NotImplementedError
-
 
 @register("sgld", quick={"num_draws": 200})
 @dataclass(frozen=True)
@@ -170,6 +164,7 @@ class SGLD(_StochasticGradientMCMC):
     def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """One step of all chains: position and momentum after it, gradient and log joint before it."""
         grad, lp = gradient(z)
         z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * torch.randn_like(z)
         return z, v, grad, lp
