@@ -120,8 +120,8 @@ class ProgressBar:
 
     def _open(self) -> None:
         self.close()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TqdmWarning)  # a notebook without ipywidgets: tqdm writes text
+        # a notebook without ipywidgets: tqdm writes text
+        with warnings.catch_warnings(action="ignore", category=TqdmWarning):
             from tqdm.auto import tqdm
         self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True)
         self.step = 0

@@ -155,8 +155,7 @@ def doctor(argv: Sequence[str], command: str) -> int:
     model = BNN(networks.mlp(1, (8,), seed=0), priors.FanInNormal(), likelihoods.HomoskedasticGaussian(0.3))
     began = time.perf_counter()
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", UserWarning)
+        with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
             fitted = MAP(num_steps=500).fit(model, points.x, points.y, seed=0)
             error = (fitted.predict(points.x).mean - points.y).square().mean().sqrt()
     except Exception as failure:  # whatever is broken here is what is asked for

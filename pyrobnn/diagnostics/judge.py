@@ -92,8 +92,7 @@ def audit(tree: xr.DataTree | Evidence) -> Audit:
 def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
     """The check of a row; where it raises, one that says so: a check that failed to run is not a pass."""
     try:
-        with warnings.catch_warnings(), np.errstate(all="ignore"):
-            warnings.simplefilter("ignore", RuntimeWarning)
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning), np.errstate(all="ignore"):
             found = row.statistic(evidence, row.limits, *reference)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having

@@ -68,9 +68,8 @@ def at_each(
         found = [at_each(function, *mapped(operator.itemgetter(block), points)) for block in blocks]
         return mapped(lambda *parts: torch.cat(parts), found[0], *found[1:])
     try:
-        with warnings.catch_warnings():
-            # an operation without a batching rule is only slower
-            warnings.simplefilter("ignore", UserWarning)
+        # an operation without a batching rule is only slower
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             return torch.func.vmap(function, randomness="different")(*points)
     except RuntimeError:
         count = len(leaves_of(points)[0])

@@ -82,8 +82,7 @@ def output_labels(trees: Trees) -> list[str]:
 def build_sections(trees: Trees) -> dict[str, list[Block]]:
     """Key of `SECTIONS` → the figures, where there is one of at least one of the trees."""
     found: dict[str, list[Block]] = {section: [] for section in SECTIONS}
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning), np.errstate(all="ignore"):
         for spec in SPECS:
             found[spec.section] += spec.blocks(trees)
     return {section: blocks for section, blocks in found.items() if blocks}

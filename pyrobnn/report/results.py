@@ -136,8 +136,7 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
     lost = []
     for what, source in sources.items():
         try:
-            with warnings.catch_warnings(), np.errstate(all="ignore"):
-                warnings.simplefilter("ignore", RuntimeWarning)
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning), np.errstate(all="ignore"):
                 values |= {name: value for name, value in source().items() if value is not None}
         except Exception as error:
             lost.append(f"{label}: no {what} ({said(error)})")
