@@ -129,21 +129,17 @@ def judge(argv: Sequence[str], command: str) -> int:
         epilog=EXIT_STATUS,
     )
     parser.add_argument("file", metavar="FILE", help="CSV, TSV, Parquet or Excel: outcomes and predictions")
-    for name, metavar, words in (
-        ("target", "COLUMN", "the outcome"),
-        ("mean", "COLUMN", "mean of a normal"),
-        ("sd", "COLUMN", "standard deviation of a normal, noise included"),
-        ("draws", "PREFIX", "how the names of the columns of draws begin"),
-        ("train", "FILE", "training rows: the target and the features"),
-        ("out", "DIR", "where to write report.html and verdict.json"),
-    ):
-        parser.add_argument(f"--{name}", required=name == "target", metavar=metavar, help=words)
-    for name, words in (
-        ("quantiles", "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"),
-        ("probabilities", "of the classes, in their sorted order or named by them (p_cat p_dog)"),
-        ("features", "inputs, along which errors are looked at"),
-    ):
-        parser.add_argument(f"--{name}", nargs="+", metavar="COLUMN", help=words)
+    parser.add_argument("--target", required=True, metavar="COLUMN", help="the outcome")
+    parser.add_argument("--mean", metavar="COLUMN", help="mean of a normal")
+    parser.add_argument("--sd", metavar="COLUMN", help="standard deviation of a normal, noise included")
+    parser.add_argument("--draws", metavar="PREFIX", help="how the names of the columns of draws begin")
+    parser.add_argument("--train", metavar="FILE", help="training rows: the target and the features")
+    parser.add_argument("--out", metavar="DIR", help="where to write report.html and verdict.json")
+    words = "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"
+    parser.add_argument("--quantiles", nargs="+", metavar="COLUMN", help=words)
+    words = "of the classes, in their sorted order or named by them (p_cat p_dog)"
+    parser.add_argument("--probabilities", nargs="+", metavar="COLUMN", help=words)
+    parser.add_argument("--features", nargs="+", metavar="COLUMN", help="inputs, along which errors are looked at")
     asked = parser.parse_args(argv)
     ways = [asked.quantiles, asked.mean or asked.sd, asked.draws, asked.probabilities]
     if sum(map(bool, ways)) != 1 or bool(asked.mean) != bool(asked.sd):
@@ -151,37 +147,18 @@ def judge(argv: Sequence[str], command: str) -> int:
     if asked.out is not None:
         check_file(Path(asked.out, "report.html"), "")
 
-    from scipy.stats import norm
-
     from pyrobnn.data.table import read_frame
     from pyrobnn.diagnostics.predictions import judged
 
+    paths = {name: Path(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
     with warnings_said():
-        tables = {name: read_frame(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
-    frame, where, label = tables[""], Path(asked.file).name, Path(asked.file).stem
-    if asked.quantiles:
-        levels = dict(map(_level, asked.quantiles))
-        if len(levels) < len(asked.quantiles):
-            raise ValueError(f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}")
-        predictions: Any = {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
-    elif asked.mean:
-        mean, sd = _columns(where, frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
-        if not (sd > 0.0).all():
-            raise ValueError(f"{where}: {asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}")
-        predictions = norm(mean, sd)
-    elif asked.draws:
-        names = [name for name in frame.columns if name.startswith(asked.draws) and name != asked.target]
-        if len(names) < 2:
-            raise ValueError(f"{where}: {len(names)} columns begin with {asked.draws!r}: two are needed")
-        predictions = _columns(where, frame, names).to_numpy().T
-    else:
-        predictions = _columns(where, frame, asked.probabilities)
+        tables = {name: read_frame(path) for name, path in paths.items()}
+    label, predictions = paths[""].stem, _predictions(asked, paths[""].name, tables[""])
     given, inputs = dict[str, Any](), dict[str, Any]()
     for name, table in tables.items():
-        where = Path(asked.train if name else asked.file).name
-        given[f"y{name}"] = _columns(where, table, [asked.target], words=True)[asked.target]
+        given[f"y{name}"] = _columns(paths[name].name, table, [asked.target], words=True)[asked.target]
         if asked.features:
-            inputs[f"x{name}"] = _columns(where, table, asked.features, words=True)
+            inputs[f"x{name}"] = _columns(paths[name].name, table, asked.features, words=True)
     verdict, evidence = judged(predictions, given.pop("y"), label=label, **given, **_numbers(inputs, asked.target))
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if asked.out is not None:
@@ -192,6 +169,28 @@ def judge(argv: Sequence[str], command: str) -> int:
         page.with_name("verdict.json").write_text(verdict.to_json() + "\n", encoding="utf-8")
         say(f"report: {page}")
     return int(verdict.model == "fail" or not verdict.checked("model"))
+
+
+def _predictions(asked: Any, where: str, frame: pd.DataFrame) -> Any:
+    """The predictions in the columns that are asked for, as `judged` takes them."""
+    from scipy.stats import norm
+
+    if asked.quantiles:
+        levels = dict(map(_level, asked.quantiles))
+        if len(levels) < len(asked.quantiles):
+            raise ValueError(f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}")
+        return {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
+    if asked.mean:
+        mean, sd = _columns(where, frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
+        if not (sd > 0.0).all():
+            raise ValueError(f"{where}: {asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}")
+        return norm(mean, sd)
+    if asked.draws:
+        names = [name for name in frame.columns if name.startswith(asked.draws) and name != asked.target]
+        if len(names) < 2:
+            raise ValueError(f"{where}: {len(names)} columns begin with {asked.draws!r}: two are needed")
+        return _columns(where, frame, names).to_numpy().T
+    return _columns(where, frame, asked.probabilities)
 
 
 def _level(given: str) -> tuple[float, str]:
