@@ -82,7 +82,7 @@ class Check:
     @property
     def action(self) -> str:
         """The next action in one sentence; empty where none is known to help."""
-        return plain(words.action(self.code, self.numbers)) if self.status in ("warn", "fail") else ""
+        return plain(words.action(self.code, self.name, self.numbers)) if self.status in ("warn", "fail") else ""
 
     def __str__(self) -> str:
         """One line: status, name, what was seen and, where the check did not pass, what to do."""

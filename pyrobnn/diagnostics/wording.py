@@ -161,7 +161,7 @@ SEEN: dict[str, Template] = {
     "log_likelihood": "The log-likelihood is {value:.2g} nats per datum off what the replicates say.",
 }
 
-#: code → what to do
+#: code, or name of a check → what to do
 ACTIONS: dict[str, str] = {
     "failed_to_run": "Look at the draws and data that it rests on.",
     "no_draws": "Fit again, for longer.",
@@ -189,10 +189,7 @@ ACTIONS: dict[str, str] = {
     "bfmi": "Reparameterise scale sites (non-centred, or on the log scale).",
     "few_draws": "Raise num_draws to 1000: draws from an approximation cost little.",
     "density_not_finite": "Fit again with a smaller step size or learning rate.",
-    **dict.fromkeys(
-        ["importance", "khat", "khat_infinite", "function_moves", "density_moves", "virial"] + ["score", "reference"],
-        "{remedy}",
-    ),
+    **dict.fromkeys(["importance", "function_moves", "density_moves", "virial", "score", "reference"], "{remedy}"),
     "held_out_rows": "Hold out rows that the fit has not seen: these scores are of the training data.",
     "rows_repeated": "Fit to each row once.",
     "copied_chains": "Give every chain a seed and a start of its own, and fit again.",
@@ -210,9 +207,10 @@ def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
     return template(**numbers) if callable(template) else template.format(**{"seen": "", "part": part} | dict(numbers))
 
 
-def action(code: str, numbers: Mapping[str, Any]) -> str:
-    """What to do next, in a sentence; empty where nothing is known to help."""
-    return ACTIONS[code].format(**numbers) if code in ACTIONS else str(numbers.get("next", ""))
+def action(code: str, name: str, numbers: Mapping[str, Any]) -> str:
+    """What to do next after a check of this name, in a sentence; empty where nothing is known to help."""
+    known = code if code in ACTIONS else name
+    return ACTIONS[known].format(**numbers) if known in ACTIONS else str(numbers.get("next", ""))
 
 
 _OPENINGS = {
