@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -87,33 +88,20 @@ def _small_digits() -> Dataset:
     return Dataset(pixels, few.y, "digits", "classification", (), "digit", tuple("01234"))
 
 
-def _inferred() -> likelihoods.Likelihood:
-    return likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
-
-
-def _fixed() -> likelihoods.Likelihood:
-    return likelihoods.HomoskedasticGaussian(0.4)
-
-
-def _varying() -> likelihoods.Likelihood:
-    return likelihoods.HeteroskedasticGaussian(0.05)
-
-
-def _gap() -> Dataset:
-    return gap(480)
-
-
 def problems() -> dict[str, Problem]:
     """The problems by name."""
+    inferred = partial(likelihoods.HomoskedasticGaussian, dist.HalfNormal(1.0))
+    fixed, varying = partial(likelihoods.HomoskedasticGaussian, 0.4), partial(likelihoods.HeteroskedasticGaussian, 0.05)
+    long_gap, hetero = partial(gap, 480), partial(polynomial, 300, noise="heteroskedastic")
     on_gap: dict[str, Any] = {"prior_scale": 2.0, "standard_y": False}
     return {
-        "gap_1": Problem(_gap, 60, (1,), _inferred, **on_gap),
-        "gap_5": Problem(_gap, 240, (5,), _fixed, **on_gap),
-        "gap_50": Problem(_gap, 60, (50,), _inferred, **on_gap),
-        "gap_3x50": Problem(_gap, 40, (50, 50, 50), _fixed, prior_scale=1.5, standard_y=False),
-        "polynomial_hetero_10": Problem(lambda: polynomial(300, noise="heteroskedastic"), 100, (10,), _varying, 2),
-        "diabetes_10": Problem(diabetes, 60, (10,), _inferred),
-        "diabetes_hetero_5": Problem(diabetes, 60, (5,), _varying, 2),
+        "gap_1": Problem(long_gap, 60, (1,), inferred, **on_gap),
+        "gap_5": Problem(long_gap, 240, (5,), fixed, **on_gap),
+        "gap_50": Problem(long_gap, 60, (50,), inferred, **on_gap),
+        "gap_3x50": Problem(long_gap, 40, (50, 50, 50), fixed, prior_scale=1.5, standard_y=False),
+        "polynomial_hetero_10": Problem(hetero, 100, (10,), varying, 2),
+        "diabetes_10": Problem(diabetes, 60, (10,), inferred),
+        "diabetes_hetero_5": Problem(diabetes, 60, (5,), varying, 2),
         "iris_5": Problem(lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3),
         "wine_10": Problem(lambda: bundled("wine", "class"), 60, (10,), likelihoods.Categorical, 3),
         "breast_cancer_5": Problem(breast_cancer, 60, (5,), likelihoods.Bernoulli),
