@@ -332,23 +332,19 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
     if not pd.api.types.is_datetime64_any_dtype(column):
         cells = as_text(column)
         text = "1970-01-01 " + cells if time else cells
-        by_year = text.str.match(r"\d{4}[-/.]").fillna(False).astype(bool)
         if day_first is None and not time:
             day_first = _day_first(where, cells.dropna())
-        # with dayfirst pandas takes 2024-01-05 for the first of May, and without 28-01-2024 for one of January
-        month = text.str.extract(r"^\d{1,2}[-/.](\d{1,2})[-/.]" if day_first else r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0]
-        text = text.mask(month.astype(float) > 12)
-        parts = [
-            pd.to_datetime(text.where(rows), errors="coerce", dayfirst=first, format="mixed", utc=True)
-            for rows, first in ((by_year, False), (~by_year, bool(day_first)))
-        ]
-        stray = (parts[0].isna() & parts[1].isna() & cells.notna()).to_numpy()
+        if day_first:
+            text = text.str.replace(r"^(\d{1,2})[-/. ](\d{1,2})[-/. ]", r"\2/\1/", regex=True)
+        # of 28-01-2024 pandas makes one of January, whatever it is told of the order
+        month = text.str.extract(r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0].astype(float)
+        column = pd.to_datetime(text.mask(month > 12), errors="coerce", format="mixed", utc=True)
+        stray = (column.isna() & cells.notna()).to_numpy()
         if stray.any():
             order = {None: "", True: " with the day first", False: " with the month first"}[day_first]
             row, kind = int(stray.argmax()), "times of day" if time else f"dates{order}"
             cell = f"{cells.iloc[row]!r} in row {row + 1}"
             raise ValueError(f"{where}: column {column.name!r} holds {kind}, but {cell} is not")
-        column = parts[0].fillna(parts[1])
     if column.dt.tz is not None:
         column = column.dt.tz_convert("UTC").dt.tz_localize(None)
     return ((column - pd.Timestamp(0)) / pd.Timedelta(days=1)).astype(np.float64)

@@ -207,8 +207,8 @@ def _uniform(name: str, f: Function, noise: Function, low: float, high: float, n
     return _observed(name, f, x, noise(x), generator)
 
 
-def _clustered(name: str, f: Function, num_data: int, seed: int, shape: _Shape | None = None) -> Dataset:
-    shape = shape or _shapes()[0]
+def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
+    shape = _shapes()[0]
     cluster = torch.arange(check_count("num_data", num_data)) * len(shape[0]) // num_data
     noise, widths, lefts = (torch.tensor(part, dtype=torch.float64)[cluster, None] for part in shape)
     generator = torch.Generator().manual_seed(seed)

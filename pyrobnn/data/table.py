@@ -159,22 +159,11 @@ def from_frame(
         class_names=class_names,
         columns=columns,
     )
-    values = np.unique(y.numpy())
-    if not class_names and len(values) == 1:
-        rows = "one row" if len(y) == 1 else f"{len(y)} rows of one value, {values[0]:g}"
-        raise ValueError(f"{name}: target {target!r} has {rows}: there is nothing to learn")
     for finding in constant_features(x, columns.inputs):
         report(name, finding)
     for feature, cells in zip(columns.inputs, dataset.x.T):
         if len(cells.unique()) > 2 and not class_names and torch.equal(cells, y[:, 0]):
             report(name, Finding("equals_target", {"feature": feature, "target": target}))
-    # so few whole numbers, each about ten times, may be labels
-    few = len(values) <= min(10, len(y) / 10) and bool((values % 1 == 0).all())
-    if task is None and not class_names and few:
-        raise ValueError(
-            f"{name}: the target {target!r} has {len(values)} values, all whole numbers, which may be "
-            "numbers or classes: say task='regression' or task='classification' (command line: --task)"
-        )
     return dataset
 
 
@@ -220,6 +209,7 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
         labels = task is None and (is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype))
         values = None if labels or pd.api.types.is_datetime64_any_dtype(column) else numbers(where, column)
         if values is not None:
+            _check_numbers(where, str(name), values, task)
             return torch.tensor(values).unsqueeze(-1), ()
         if task == "regression":
             raise ValueError(f"{where}: target {name!r} is not numeric: use task='classification'")
@@ -239,6 +229,20 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
     if len(classes) < 2:
         raise ValueError(f"{where}: target {name!r} holds a single class, {str(classes[0])!r}")
     return torch.tensor(found, dtype=torch.int64), tuple(map(str, classes))
+
+
+def _check_numbers(where: str, name: str, values: np.ndarray, task: Task | None) -> None:
+    """Refuse a target (N,) of one value, or, of no ``task``, of numbers that may be meant as classes."""
+    distinct = np.unique(values)
+    if len(distinct) == 1:
+        rows = "one row" if len(values) == 1 else f"{len(values)} rows of one value, {values[0]:g}"
+        raise ValueError(f"{where}: target {name!r} has {rows}: there is nothing to learn")
+    # so few whole numbers, each about ten times, may be labels
+    if task is None and len(distinct) <= min(10, len(values) / 10) and (distinct % 1 == 0).all():
+        raise ValueError(
+            f"{where}: the target {name!r} has {len(distinct)} values, all whole numbers, which may be "
+            "numbers or classes: say task='regression' or task='classification' (command line: --task)"
+        )
 
 
 def constant_features(x: np.ndarray, names: Sequence[str]) -> list[Finding]:
@@ -298,8 +302,8 @@ def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
         raise UnicodeError("null characters")
     separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
     line = pd.read_csv(path, sep=separator, **plain, **options).iloc[0]
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header are cut off
+    # cells beyond the header are cut off
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         # without index_col such cells would shift all names by one
         frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options)
     frame.columns = pd.Index(line.str.strip())
