@@ -136,8 +136,7 @@ PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz-stats", "scikit-learn")
 
 def doctor(argv: Sequence[str], command: str) -> int:
     """Print what is installed and whether a fit runs; exit status 0, or 1 where the fit failed."""
-    parser = OneLineParser(prog="pyrobnn doctor", description="Versions, compiler, device and a short fit.")
-    parser.parse_args(argv)
+    OneLineParser(prog="pyrobnn doctor", description="Versions, compiler, device and a short fit.").parse_args(argv)
 
     import torch
 

@@ -71,8 +71,7 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
     try:
         device = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        wanted = "must name a torch device such as 'cpu' or 'cuda'"
-        raise ValueError(f"'device' {wanted}, got {device!r}") from error
+        raise ValueError(f"'device' must name a torch device such as 'cpu' or 'cuda', got {device!r}") from error
     if device.type == "mps":
         raise ValueError("'device' is 'mps', which has no float64 to sum densities in: use device='cpu'")
     if device.type not in ("cpu", "cuda"):

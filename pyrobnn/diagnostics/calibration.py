@@ -214,8 +214,7 @@ def labelled(evidence: Evidence) -> Labelled | None:
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
     is_class = outcomes[0][..., None] == np.arange(1 + max(int(part.max()) for part in outcomes))
-    error = is_class.mean(axis=1).var(axis=0)
-    return Labelled(is_class.mean(axis=0), outcomes[1], error, "training")
+    return Labelled(is_class.mean(axis=0), outcomes[1], is_class.mean(axis=1).var(axis=0), "training")
 
 
 def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

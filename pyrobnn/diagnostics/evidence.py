@@ -217,8 +217,7 @@ class Evidence:
     @functools.cached_property
     def has_hidden_units(self) -> bool:
         """Whether the posterior holds a net of more than one layer, whose weights are not identified."""
-        layers = {name.rpartition(".")[0] for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)}
-        return len(layers) > 1
+        return len({name.rpartition(".")[0] for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)}) > 1
 
     @functools.cached_property
     def identified_weights(self) -> bool:

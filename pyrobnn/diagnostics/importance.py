@@ -119,8 +119,7 @@ def importance(evidence: Evidence) -> Importance | None:
     if not np.isfinite(log_ratio).all():
         return None
     log_weights, k = pareto_smooth(log_ratio)
-    ess = 1.0 / float((np.exp(log_weights) ** 2).sum())
-    return Importance(float(k), log_weights, good_k(log_p.size), ess)
+    return Importance(float(k), log_weights, good_k(log_p.size), 1.0 / float((np.exp(log_weights) ** 2).sum()))
 
 
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

@@ -75,8 +75,7 @@ def _graded(worst: Pattern, p: float, limits: tuple[float, ...]) -> Found:
 def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[Pattern]:
     """Each output's PIT (row, output) along an input: by region, and between neighbours."""
     found: list[Pattern] = []
-    along = in_order(values)
-    for column in u[along].T if np.ptp(values) > 0.0 else ():
+    for column in u[in_order(values)].T if np.ptp(values) > 0.0 else ():
         if np.ptp(column) == 0.0:
             continue
         parts = np.array_split(column, _NUM_REGIONS)
@@ -130,8 +129,7 @@ def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
 def _regions(u: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, float]]:
     """The values of a covariate in each of four regions, and how much 90 % intervals cover there."""
     inside = (np.abs(u - 0.5) <= 0.5 * LEVEL).mean(axis=1)
-    parts = np.array_split(in_order(values), _NUM_REGIONS)
-    return [(values[part], float(inside[part].mean())) for part in parts]
+    return [(values[part], float(inside[part].mean())) for part in np.array_split(in_order(values), _NUM_REGIONS)]
 
 
 def _errors(

@@ -109,8 +109,7 @@ def judged(
     if num_words is not None and "probs" not in predicted:
         raise ValueError("'y' holds words or truth values, and these are predictions of numbers: give probabilities")
     evidence = Evidence(_tree(predicted, outcomes, inputs, known, past, names, label))
-    found = (made(row, evidence) for row in MODEL_ROWS)
-    checks = tuple(check for check in found if check is not None)
+    checks = tuple(check for row in MODEL_ROWS if (check := made(row, evidence)) is not None)
     if not any(check.decides for check in checks):
         few = {"next": f"Judge {MIN_DATA} rows or more"}
         checks = (*checks, Check("not_checked_model", "warn", "model", code="not_checked", numbers=few))

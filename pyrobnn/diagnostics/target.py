@@ -178,8 +178,7 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
         )
     )
     numbers = {"shift": effects[0], "inverse": float(np.exp(-gap)), "remedy": _remedy(evidence)}
-    found = Found(status, float(np.exp(gap)), "", numbers, float(np.exp(-limits[2])))
-    return _decided(found, evidence, *pair)
+    return _decided(Found(status, float(np.exp(gap)), "", numbers, float(np.exp(-limits[2]))), evidence, *pair)
 
 
 def _change(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

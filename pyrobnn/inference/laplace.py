@@ -244,8 +244,7 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
         jacobian.layers = []
     loc = None if approximation.centre is approximation.loc else approximation.loc
     network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
-    moments = getattr(network, "moments", None)
-    return replace(posterior, approximation=approximation, network=network, moments=moments)
+    return replace(posterior, approximation=approximation, network=network, moments=getattr(network, "moments", None))
 
 
 RESTORERS[FAMILY] = _restored

@@ -126,8 +126,7 @@ class MCDropout(Trained):
         keep: dict[str, float] = {}  # several masks may act on one layer
         for mask in masks:
             keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - mask.p)
-        by_layer = {layer: 1.0 - kept for layer, kept in keep.items()}
-        told["meta"] |= {"dropout_p": by_layer, "warnings": [CAVEAT]}
+        told["meta"] |= {"dropout_p": {layer: 1.0 - kept for layer, kept in keep.items()}, "warnings": [CAVEAT]}
         return make_posterior(problem, self, draws, seed=run.seed, **told)
 
 

@@ -58,8 +58,7 @@ class _Averaged(Method):
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net whose batch-norm layers may use the statistics of a batch."""
         model = require_net(self, run.given[0])
-        norms = training_norms(model)
-        if others := set(model.stochastic_layers()) - set(norms):
+        if others := set(model.stochastic_layers()) - set(training_norms(model)):
             raise Refused(
                 f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
                 "call .eval() on them before building the BNN"

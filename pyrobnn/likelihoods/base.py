@@ -323,8 +323,7 @@ class Sampled(TorchDistribution):
         super().__init__(f.shape[:-1], torch.Size([columns]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Sampled:
-        f = self.f.expand(*batch_shape, self.f.shape[-1])
-        return Sampled(self.likelihood, f, self.params, self.columns)
+        return Sampled(self.likelihood, self.f.expand(*batch_shape, self.f.shape[-1]), self.params, self.columns)
 
     def log_prob(self, value: Tensor) -> Tensor:
         return self.likelihood.log_prob(self.f, value, self.params)

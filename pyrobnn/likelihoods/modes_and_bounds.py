@@ -72,8 +72,7 @@ class MixtureDensity(Likelihood):
         part = (share + dist.Normal(loc, scale).log_prob(y.unsqueeze(-1))).softmax(-1)
         z = (y.unsqueeze(-1) - loc) / scale
         score = torch.cat([part - share.exp(), part * z / scale, part * (z.square() - 1) * slope / scale], -1)
-        fisher = torch.einsum("noq,noqa,noqb->noab", weight, score, score)
-        values, vectors = torch.linalg.eigh(fisher)
+        values, vectors = torch.linalg.eigh(torch.einsum("noq,noqa,noqb->noab", weight, score, score))
         root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)  # (N, out, 3K, 3K)
         num, out, width = root.shape[:3]
         whole = root.new_zeros(num, 3, out, self.num_components, out, width)

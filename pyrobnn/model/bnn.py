@@ -215,8 +215,7 @@ class BNN:
         """The values by site, drawn from the prior where its support leaves any out (a positive one, say)."""
         found = dict(values)
         for name in (site for site in values if site in self.priors):
-            inside = self.priors[name].support.check(values[name])
-            if not bool(inside.all()):
+            if not bool(self.priors[name].support.check(values[name]).all()):
                 found[name] = self.priors[name].sample().to(values[name])
         return found
 

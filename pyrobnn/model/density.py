@@ -284,8 +284,7 @@ class Density:
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         nodes = self.trace(self.constrain(z)).values()
-        sampled = [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)]
-        return _total(z, sampled)
+        return _total(z, [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)])
 
     # -- starting points -------------------------------------------------------------------------------------------
 

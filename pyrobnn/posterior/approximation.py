@@ -95,8 +95,7 @@ class FlatApproximation:
         """log q of constrained draws (\\*batch, \\*shape); (\\*batch,)."""
         z = self.layout.unconstrain(draws)
         # low-rank and full families hold float64 factors; the Jacobian is that of the draws
-        flat = self.distribution.log_prob(z.to(self._state["loc"].dtype))
-        return flat - self.layout.log_jacobian(z)
+        return self.distribution.log_prob(z.to(self._state["loc"].dtype)) - self.layout.log_jacobian(z)
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""

@@ -196,8 +196,7 @@ def _refits(
         elif together and search.batch_size is None:
             problem = prepare(model, twice, ys[0], points=method.points)
             read = torch.stack([check_data(model, twice, each, problem.device)[1] for each in ys])
-            found = search.fit_each(problem, read, FitRun(num_draws, seed))
-            for world, each in enumerate(found):
+            for world, each in enumerate(search.fit_each(problem, read, FitRun(num_draws, seed))):
                 if search is not method:
                     alone = partial(method.fit, model, twice, ys[world], num_draws=num_draws, seed=seed + world)
                     each = alone(init=each)

@@ -174,8 +174,7 @@ class BlockNormal(TorchDistribution):
         shape = torch.Size(sample_shape)
         noise = torch.randn(shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device)
         parts = [block.sample(part) for block, part in zip(self.blocks, noise.split(self.splits, 1))]
-        draws = torch.cat([part.to(self.loc) for part in parts], 1) + self.loc
-        return draws.reshape(shape + self.event_shape)
+        return (torch.cat([part.to(self.loc) for part in parts], 1) + self.loc).reshape(shape + self.event_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,), float64."""

@@ -145,8 +145,7 @@ class FullCurvature(Curvature):
         self.size = min(len(x) * width, jacobian.size)
         parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
         if self.size < jacobian.size:
-            pairs = with_roots(parts, root)
-            rows = [jacobian.rows(part, here)[1].flatten(0, 1) * whiten for part, here in pairs]
+            rows = [jacobian.rows(part, here)[1].flatten(0, 1) * whiten for part, here in with_roots(parts, root)]
             self.rows = check_finite(torch.cat(rows))
             self._values, self.basis = _spectrum(self.rows)
             self._set_resolution(self._values)

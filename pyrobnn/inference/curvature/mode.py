@@ -187,8 +187,7 @@ def find_centre(
 
 def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Snapshots in the units of the problem: the search may be given data in standard ones."""
-    found = metrics["snapshot"]
-    return {**metrics, "snapshot": lambda: replace(found(), model=problem.model)}
+    return {**metrics, "snapshot": lambda: replace(metrics["snapshot"](), model=problem.model)}
 
 
 def _with_noise_at_mode(problem: Problem, theta: Tensor, given: set[str], num_steps: int) -> Tensor:

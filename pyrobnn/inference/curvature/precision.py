@@ -64,8 +64,7 @@ def ggn_precision(
     jacobian = centre.jacobian()
     prior = prior_precision(jacobian)
     if prior.raised:
-        sites = ", ".join(prior.raised_sites)
-        remarks.append(Finding("prior_raised", {"sites": sites, "raised": prior.raised}))
+        remarks.append(Finding("prior_raised", {"sites": ", ".join(prior.raised_sites), "raised": prior.raised}))
     curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec)
     if curvature.averaged:
         remarks.append(Finding("prior_averaged"))
@@ -158,9 +157,8 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
     program = partial(model.pyro_model, num_data=problem.num_data)
     free, held = (Density(program, problem.density.args, points=kind, values=points) for kind in ("free", "held"))
-    tuned_problem = replace(problem, model=model, density=free)
     # the gradient says whether the mode was found for the model it was searched in
-    return replace(centre, problem=tuned_problem, density=held, points=points)
+    return replace(centre, problem=replace(problem, model=model, density=free), density=held, points=points)
 
 
 def record(precision: Precision, remarks: list[Finding | str], given: bool, exact: bool) -> dict[str, Any]:
@@ -177,8 +175,7 @@ def record(precision: Precision, remarks: list[Finding | str], given: bool, exac
     # the mode counts as found when Newton's step is shorter than .2 posterior sds per √dimension
     small = exact and distance**2 <= 0.1 * len(precision.centre.problem.x)
     if not small and not distance <= 0.2 * math.sqrt(size):
-        far = {"gradient_norm": norm, "distance": distance, "given": given}
-        remarks.append(Finding("not_a_mode", far))
+        remarks.append(Finding("not_a_mode", {"gradient_norm": norm, "distance": distance, "given": given}))
     return {
         "gradient_norm": norm,
         "newton_distance": distance,

@@ -64,7 +64,6 @@ def start_chains(model: Any, density: Density, init: Posterior | nn.Module | Non
         pick = torch.arange(num_chains) % chains * size + rows
         values = {name: value[pick.to(value.device)] for name, value in stacked.items()}
     else:
-        one = start_values(model, init)
-        values = {name: value.expand(num_chains, *value.shape) for name, value in one.items()}
+        values = {n: value.expand(num_chains, *value.shape) for n, value in start_values(model, init).items()}
     given = {site.name: values[site.name] for site in density.sites if site.name in values}
     return density.unconstrain(density.constrain(points) | given)

@@ -125,8 +125,7 @@ def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, c
     if config.until is None and num >= MIN_DRAWS and chains > 1:
         found += _log_density_gap(result.stats) if problem.is_bnn else _agreement(problem, draws, result.stats)
     if result.unfinished:
-        values = {"num_warmup": result.num_warmup, "reason": result.unfinished}
-        found.append(Finding("warmup_unfinished", values))
+        found.append(Finding("warmup_unfinished", {"num_warmup": result.num_warmup, "reason": result.unfinished}))
     return found
 
 
@@ -136,8 +135,7 @@ def _transitions(stats: Tensor, config: Any) -> list[Finding]:
     count, total = int(diverging.sum()), diverging.numel()
     found = []
     if count == total or count > divergences_by_chance(total):
-        values = {"count": count, "total": total, "target_accept": config.target_accept}
-        found.append(Finding("diverged", values))
+        found.append(Finding("diverged", {"count": count, "total": total, "target_accept": config.target_accept}))
     stuck = stuck_chains(stats, torch.full((len(stats),), stats.shape[1]))
     if stuck and count < total:
         found.append(Finding("stuck_chains", {"stuck": stuck, "num_chains": len(stats)}))
@@ -154,8 +152,7 @@ def _agreement(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> 
     if far.rhat > RHAT_NOTED:
         found.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
     elif total >= 10 * MIN_DRAWS and far.ess < MIN_DRAWS:
-        values = {"quantity": far.slowest, "ess": far.ess, "draws": total}
-        found.append(Finding("few_effective_draws", values))
+        found.append(Finding("few_effective_draws", {"quantity": far.slowest, "ess": far.ess, "draws": total}))
     energy = stats[..., STATS.index("energy")].double()
     bfmi = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
     if total >= 10 * MIN_DRAWS and float(bfmi.min()) < MIN_BFMI:

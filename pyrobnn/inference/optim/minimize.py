@@ -225,8 +225,7 @@ class _Step:
         self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
         window = round((training.optimizer.average or 0.0) * num_steps)
         self.average_from = num_steps - window
-        checks = {self.average_from + window * k // 4 for k in (1, 2, 3)}
-        self.averaging_checks = checks if window >= 80 else set()
+        self.averaging_checks = {self.average_from + window * k // 4 for k in (1, 2, 3)} if window >= 80 else set()
         t = torch.arange(1, num_steps + 1, dtype=torch.float64)
         factor = learning_rate_factors(num_steps, training.optimizer.schedule)
         begin = self.average_from

@@ -188,8 +188,7 @@ def _largest_curvature(slope: Callable[..., Tensor], theta: Tensor, batches: Seq
     values = []
     for batch in itertools.islice(itertools.cycle(batches), 20):
         # reverse over reverse: forward mode does not follow the float64 sums of the density
-        along = torch.func.grad(lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum())
-        product = along(theta)
+        product = torch.func.grad(lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum())(theta)
         values.append(float(product.norm()))
         vector = product / product.norm().clamp_min(1e-30)
     return sum(values[10:]) / 10

@@ -76,8 +76,7 @@ class Elbo:
     def __call__(self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         log_likelihood, kl = self.parts(theta, key, *args)
         loss = kl_weight * kl - log_likelihood
-        tracked = torch.stack([log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)])
-        return loss, tracked
+        return loss, torch.stack([log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)])
 
     def parts(self, theta: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
@@ -102,8 +101,7 @@ class Elbo:
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.estimator is not None:
             plain = [site.name for site in self.latent if is_identity(site.transform)]
-            weights = [(values[name], *moments[name]) for name in plain]
-            inside = LocalNoise(weights, self.estimator, noise)
+            inside = LocalNoise([(values[name], *moments[name]) for name in plain], self.estimator, noise)
         with inside:
             nodes = self.density.trace(values, args)
         cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
@@ -115,8 +113,7 @@ class Elbo:
             elif name in self.closed:
                 cross = cross + _normal_cross_entropy(node, *moments[name])
             else:
-                jacobian = self.density.log_jacobian(z, self.density.site(name))
-                cross = cross - log_prob_sum(node) - jacobian
+                cross = cross - log_prob_sum(node) - self.density.log_jacobian(z, self.density.site(name))
         return log_likelihood, cross
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:

@@ -161,8 +161,7 @@ class FullRank(_Normal):
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, _, tril = self.factor(phi)
         # log q solves with the factor: float64
-        state = {"loc": loc.double(), "scale_tril": tril.double()}
-        return FlatApproximation(layout, "full_rank", state)
+        return FlatApproximation(layout, "full_rank", {"loc": loc.double(), "scale_tril": tril.double()})
 
 
 class LowRank(_Normal):

@@ -190,15 +190,11 @@ class _Traced(torch.nn.Module):
         self.guide, self.density, self.normal = guide, density, normal
 
     def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
-        quiet = _own_params(), without_validation(), pyro.poutine.block()
-        with contextlib.ExitStack() as stack:
-            given = _Given(values, self.density, self.guide)
-            for context in (*quiet, given, _FunctionalNoise(self.normal)):
-                stack.enter_context(context)
+        given, normal = _Given(values, self.density, self.guide), _FunctionalNoise(self.normal)
+        with _own_params(), without_validation(), pyro.poutine.block(), given, normal:
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
             drawn = [n for n in nodes.values() if n["type"] == "sample" and not is_subsample(n)]
-            none = torch.zeros((), dtype=torch.float64)
-            return nodes, sum((log_prob_sum(node) for node in drawn), start=none)
+            return nodes, sum(map(log_prob_sum, drawn), torch.zeros((), dtype=torch.float64))
 
 
 def _run_guide(
