@@ -7,7 +7,7 @@ import math
 import os
 import reprlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import inf
 from numbers import Integral, Real
 from pathlib import Path
@@ -58,6 +58,12 @@ def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
     if not isinstance(value, str) or value not in options:  # an array is equal to each in parts
         raise ValueError(f"'{name}' must be one of {', '.join(map(repr, options))}, got {value!r}")
     return value
+
+
+def check_optional(check: Callable[..., Any], name: str, value: Any, *wanted: Any, **bounds: Any) -> None:
+    """``check(name, value, …)`` of an option that may be None."""
+    if value is not None:
+        check(name, value, *wanted, **bounds)
 
 
 @overload

@@ -192,10 +192,6 @@ class Run:
         self.kept: list[tuple[Tensor, Tensor]] = []  # draws so far, (chain, dim) each, and their log joint (chain,)
         self.kinetic = torch.zeros_like(z)
 
-    def keep(self, z: Tensor, lp: Tensor, kinetic: Tensor) -> None:
-        self.kinetic += kinetic
-        self.kept.append((z, lp))
-
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
         return bool(self.kept and self.losses) and all(bool(z.isfinite().all()) for z, _ in self.kept)
@@ -328,13 +324,14 @@ def _walk(config: Any, problem: Problem, state: State, num_steps: int, watch: Wa
         run.compile_seconds = step.seconds
         state = State(k + 1, z, v, second)
         last = state.step == num_steps
-        if k % CHECK_EVERY == 0 or last:
-            if (back := _checked(problem, chooser, state, lp, control)) is not None:
-                state = back
-                run.forget(state.z)
-                continue
+        look = k % CHECK_EVERY == 0 or last
+        if look and (back := _checked(problem, chooser, state, lp, control)) is not None:
+            state = back
+            run.forget(state.z)
+            continue
         if state.step > warmup and (state.step - warmup) % config.thinning == 0:
-            run.keep(z, lp, v.square() / config.temperature)
+            run.kept.append((z, lp))
+            run.kinetic += v.square() / config.temperature
         if k % report_every == 0 or last:
             run.losses.append(-lp.mean() / problem.num_rows)
             present = functools.partial(_snapshot, config, problem, run, state.z, seed)

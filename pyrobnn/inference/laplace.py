@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_type
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_optional, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -135,10 +135,9 @@ class Laplace(Method):
         check_type("map", self.map, MAP | None, "a pyrobnn.MAP")
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError("the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'")
-        if self.tune is not None:
-            check_choice("tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
-            if self.curvature == "hessian":
-                raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
+        check_optional(check_choice, "tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
+        if self.tune is not None and self.curvature == "hessian":
+            raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
 
     @property
     def search(self) -> MAP:

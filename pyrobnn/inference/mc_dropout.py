@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.checks import Refused, check_count, check_number, check_optional
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.batches import scaled_program
@@ -79,8 +79,7 @@ class MCDropout(Trained):
     default_draws: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        if self.p is not None:
-            check_number("p", self.p, above=0, below=1)
+        check_optional(check_number, "p", self.p, above=0, below=1)
         check_count("num_steps", self.num_steps, minimum=0)
         if self.num_steps:
             super().__post_init__()

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, require
+from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_optional, require
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
@@ -118,23 +118,19 @@ class NUTS(Method):
 
     def __post_init__(self) -> None:
         check_count("num_chains", self.num_chains)
-        if self.num_warmup is not None:
-            check_count("num_warmup", self.num_warmup, minimum=0)
-        if self.step_size is not None:
-            check_number("step_size", self.step_size, above=0.0)
+        check_optional(check_count, "num_warmup", self.num_warmup, minimum=0)
+        check_optional(check_number, "step_size", self.step_size, above=0.0)
         check_number("target_accept", self.target_accept, above=0.0, below=1.0)
         check_count("max_tree_depth", self.max_tree_depth)
         check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense"))
-        if self.trajectory is not None:
-            check_count("trajectory", self.trajectory)
+        check_optional(check_count, "trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
         check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
-        if self.max_seconds is not None:
-            check_number("max_seconds", self.max_seconds, above=0.0)
-            if self.until is None:
-                raise ValueError("'max_seconds' bounds a run with until='converged': set it, or leave it out")
+        check_optional(check_number, "max_seconds", self.max_seconds, above=0.0)
+        check_optional(check_choice, "until", self.until, ("converged",))
+        if self.max_seconds is not None and self.until is None:
+            raise ValueError("'max_seconds' bounds a run with until='converged': set it, or leave it out")
         if self.until is not None:
-            check_choice("until", self.until, ("converged",))
             if self.engine == "pyro":
                 raise ValueError("until='converged' needs engine='compiled': leave out engine")
             if self.num_chains < 2:

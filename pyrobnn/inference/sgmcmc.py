@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
@@ -54,18 +54,15 @@ class _StochasticGradientMCMC(Method):
         check_count("num_chains", self.num_chains)
         check_count("thinning", self.thinning)
         check_count("num_warmup", self.num_warmup, minimum=0)
-        if self.batch_size is not None:
-            check_count("batch_size", self.batch_size)
+        check_optional(check_count, "batch_size", self.batch_size)
         check_count("init_steps", self.init_steps, minimum=0)
-        if self.step_size is not None:
-            check_number("step_size", self.step_size, above=0)
+        check_optional(check_number, "step_size", self.step_size, above=0)
         check_number("temperature", self.temperature, above=0)
-        if self.preconditioner is not None:
-            check_choice("preconditioner", self.preconditioner, ("rmsprop",))
-            if self.num_warmup == 0:
-                raise ValueError(
-                    "the preconditioner is learnt during warm-up and frozen after it: pass num_warmup=500 or more"
-                )
+        check_optional(check_choice, "preconditioner", self.preconditioner, ("rmsprop",))
+        if self.preconditioner is not None and self.num_warmup == 0:
+            raise ValueError(
+                "the preconditioner is learnt during warm-up and frozen after it: pass num_warmup=500 or more"
+            )
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         check_batch_size(problem, self.batch_size)

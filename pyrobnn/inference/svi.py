@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from pyrobnn.core.checks import check_choice, check_count, check_number
+from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.problem import Problem
@@ -143,8 +143,7 @@ class SVI(Method):
         check_number("init_scale", self.init_scale, above=0)
         if not isinstance(self.kl_weight, KLSchedule):
             check_number("kl_weight", self.kl_weight, minimum=0)
-        if max_scale is not None:
-            check_number("max_scale", max_scale, above=self.init_scale)
+        check_optional(check_number, "max_scale", max_scale, above=self.init_scale)
         if self.estimator in ESTIMATORS[2:] and family != "mean_field":
             raise ValueError(f"{self.estimator!r} needs independent normals: use guide='mean_field', got {family!r}")
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.checks import Refused, check_count, check_number, check_optional
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
@@ -46,8 +46,7 @@ class _Averaged(Method):
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
         check_number("burn_in", self.burn_in, minimum=0, below=1)
         for option in ("batch_size", "collect_every"):
-            if getattr(self, option) is not None:
-                check_count(option, getattr(self, option))
+            check_optional(check_count, option, getattr(self, option))
         SWAGMoments(1, *self._rank_and_scale)  # its checks
 
     @property

@@ -79,7 +79,9 @@ class Linearized(SubsetNetwork):
         """Mean (point, width) of f and its covariance over outputs (point, width, width), point by point."""
         jacobian, x = self.jacobian, self.features(x.to(self.jacobian.mode.device))
         means, covs = [], []
-        for part in jacobian.chunks(x, self._scalars_per_point(x)):
+        width = jacobian.model.forward(jacobian.params, x[:1]).shape[1]
+        size = jacobian.factor_scalars(x) if self._by_products else 4 * width * jacobian.size
+        for part in jacobian.chunks(x, size):
             f, cov = self._product_moments(part) if self._by_products else self._row_moments(part)
             means.append(f if self.shift is None else self._moved(part, self.shift))
             covs.append(cov.to(f))
@@ -88,11 +90,6 @@ class Linearized(SubsetNetwork):
     @property
     def _by_products(self) -> bool:
         return bool(self.jacobian.layers) and all(isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks)
-
-    def _scalars_per_point(self, x: Tensor) -> int:
-        if self._by_products:
-            return self.jacobian.factor_scalars(x)
-        return 4 * self.jacobian.model.forward(self.jacobian.params, x[:1]).shape[1] * self.jacobian.size
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Without forming the rows, by each layer's inputs and backpropagated vectors."""

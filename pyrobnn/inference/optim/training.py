@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_count, check_number
+from pyrobnn.core.checks import check_count, check_number, check_optional
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
@@ -50,10 +50,8 @@ class Optimizer:
             raise ValueError(
                 f"'schedule' must be None, 'cosine', 'hold_cosine' or a function step -> factor, got {self.schedule!r}"
             )
-        if self.clip_norm is not None:
-            check_number("clip_norm", self.clip_norm, above=0)
-        if self.average is not None:
-            check_number("average", self.average, minimum=0, maximum=1)
+        check_optional(check_number, "clip_norm", self.clip_norm, above=0)
+        check_optional(check_number, "average", self.average, minimum=0, maximum=1)
 
     @classmethod
     def of(cls, given: Any, schedule: Schedule) -> Optimizer:
@@ -95,8 +93,7 @@ class Training:
     @classmethod
     def of(cls, method: Any, schedule: Schedule) -> Training:
         """What the options of a method say of it, ``schedule`` being the method's own."""
-        if method.batch_size is not None:
-            check_count("batch_size", method.batch_size)
+        check_optional(check_count, "batch_size", method.batch_size)
         return cls(method.num_steps, method.lr, Optimizer.of(method.optimizer, schedule), method.compile)
 
 
