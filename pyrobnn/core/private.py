@@ -76,7 +76,7 @@ def _tracing(**options: Any) -> Context:
 
 
 @contextlib.contextmanager
-def _set(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute that has another value inside."""
     before = getattr(owner, name)
     setattr(owner, name, value)
@@ -160,15 +160,16 @@ def compile_graph(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
         stack.enter_context(config.patch({name: settings[name] for name in settings if hasattr(config, name)}))
-        stack.enter_context(_set(logging.getLogger("torch._inductor.ir"), "disabled", True))  # names Python's operators
+        # which names Python's operators
+        stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
         stack.enter_context(_all_headers_precompiled())
         stack.enter_context(_quick_lookups())
         stack.enter_context(_instruction_sets_of_the_cpu())
         # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
-        stack.enter_context(_set(_required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None))
+        stack.enter_context(replaced(_required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None))
         if on_stack:
             calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
-            stack.enter_context(_set(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
+            stack.enter_context(replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
     code = getattr(call, "current_callable", None)
@@ -211,7 +212,7 @@ def _instruction_sets_of_the_cpu() -> Context:
     names = {*sets.x86_isa_checker()} - {"amx_tile"}
     kinds = [type(each) for each in sets.supported_vec_isa_list if {*str(each).split()} <= names]
     found = [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
-    return _set(sets, "valid_vec_isa_list", lambda: found) if found else contextlib.nullcontext()
+    return replaced(sets, "valid_vec_isa_list", lambda: found) if found else contextlib.nullcontext()
 
 
 def _all_headers_precompiled() -> Context:
@@ -226,7 +227,7 @@ def _all_headers_precompiled() -> Context:
         header, second = of_calls(device, *args, **options), of_kernels(device)
         return f"{header}>\n#include <{second}" if second else header
 
-    return _set(cache, "_get_cpp_wrapper_header", both)
+    return replaced(cache, "_get_cpp_wrapper_header", both)
 
 
 @contextlib.contextmanager
@@ -241,7 +242,7 @@ def _quick_lookups() -> Iterator[None]:
         found = index.diff(variable) if affine else variable
         return of_any(index, variable, *length) if found.has(variable) else found
 
-    with _set(kernels, "stride_at_vec_range", stride), _set(common, types.__name__, functools.cache(types)):
+    with replaced(kernels, "stride_at_vec_range", stride), replaced(common, types.__name__, functools.cache(types)):
         yield
 
 
@@ -268,4 +269,4 @@ def given(name: str) -> Tensor | None:
 
 def values_unchecked() -> Context:
     """Distributions take any value: those expanded while validation was on carry a flag of their own."""
-    return _set(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)
+    return replaced(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)

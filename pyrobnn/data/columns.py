@@ -243,10 +243,7 @@ def only_numbers(where: str, column: pd.Series) -> np.ndarray:
 
 def is_boolean(column: pd.Series) -> bool:
     """Whether a column holds truth values and gaps."""
-    if pd.api.types.is_bool_dtype(column):
-        return True
-    cells = column.dropna() if column.dtype == object else column[:0]
-    return len(cells) > 0 and bool(cells.map(pd.api.types.is_bool).all())
+    return pd.api.types.infer_dtype(column, skipna=True) == "boolean"
 
 
 def as_text(column: pd.Series) -> pd.Series:

@@ -179,11 +179,10 @@ class NUTS(Method):
         if self.until is not None:
             far = check_convergence(problem, draws, result.stats)
             meta["convergence"] = far._asdict()
-            if far.enough:
-                stopped = "converged" if stopped == "num_draws" else stopped
-            else:
-                values = {**far._asdict(), "stopped": stopped, "seconds": self.max_seconds}
-                notes.append(Finding("not_converged", values))
+            stopped = "converged" if far.enough and stopped == "num_draws" else stopped
+            if not far.enough:
+                reached = far._asdict() | {"stopped": stopped, "seconds": self.max_seconds}
+                notes.append(Finding("not_converged", reached))
         return make_posterior(
             problem,
             self,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributions import biject_to
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.core.private import replaced
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.nodes import is_improper
 
@@ -84,11 +85,8 @@ def all_rows(found: dict[str, int]) -> Iterator[None]:
             subsample_size = None
         plate(self, name, size, subsample_size, *rest, **named)
 
-    kind.__init__ = whole
-    try:
+    with replaced(kind, "__init__", whole):
         yield
-    finally:
-        kind.__init__ = plate
 
 
 @contextlib.contextmanager

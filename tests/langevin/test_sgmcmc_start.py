@@ -39,7 +39,7 @@ def test_a_short_warm_up_takes_chains_of_a_subsampling_program_to_the_posterior(
 
 
 def test_a_curvature_that_is_not_finite_is_named():
-    chooser = StepSize(pb.SGHMC(num_warmup=10), prepare(normal, points="held"))
+    chooser = StepSize(SGHMC(num_warmup=10), prepare(normal, points="held"))
     state = State(0, torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2))
 
     def kink(batch):

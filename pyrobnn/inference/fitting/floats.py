@@ -36,23 +36,18 @@ def full_float32(device: torch.device) -> Iterator[None]:
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn
     places = (matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul)
-    kept = [place.fp32_precision for place in places]
-    older: dict[Callable[[Any], object], Any] = {}
-    with contextlib.suppress(RuntimeError):  # the caller mixes both kinds of flags, or uses the newer alone
-        older[torch.set_float32_matmul_precision] = torch.get_float32_matmul_precision()
-    with contextlib.suppress(RuntimeError):
-        older[lambda allowed: setattr(cudnn, "allow_tf32", allowed)] = cudnn.allow_tf32
-    torch.set_float32_matmul_precision("highest")
-    cudnn.allow_tf32 = False
-    for place in places:
-        place.fp32_precision = "ieee"
-    try:
+    with contextlib.ExitStack() as restored:  # the last first
+        for place in places:
+            restored.callback(setattr, place, "fp32_precision", place.fp32_precision)
+        with contextlib.suppress(RuntimeError):  # the caller mixes both kinds of flags, or uses the newer alone
+            restored.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
+        with contextlib.suppress(RuntimeError):
+            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = False
+        for place in places:
+            place.fp32_precision = "ieee"
         yield
-    finally:
-        for restore, value in older.items():
-            restore(value)
-        for place, precision in zip(places, kept, strict=True):
-            place.fp32_precision = precision
 
 
 @contextlib.contextmanager
