@@ -128,8 +128,7 @@ class ScaleMixture(Selective):
         share = check_number("pi", pi, above=0, below=1)
         scales = [check_number(n, v, above=0) for n, v in (("scale1", scale1), ("scale2", scale2))]
         normals = dist.Normal(torch.zeros(2), torch.tensor(scales))
-        shares = dist.Categorical(torch.tensor([share, 1 - share]))
-        self.distribution = dist.MixtureSameFamily(shares, normals)
+        self.distribution = dist.MixtureSameFamily(dist.Categorical(torch.tensor([share, 1 - share])), normals)
 
     def prior_dist(self, name: str, module: nn.Module | None, param: Tensor | None) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""

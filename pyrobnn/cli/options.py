@@ -208,8 +208,8 @@ def _study_parser(command: str) -> ArgumentParser:
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():
             counted: dict[str, Any] = {"nargs": "?", "const": True, "metavar": "BOOL"} if kind is bool else {}
-            if get_origin(kind) in (list, tuple):
-                counted = {"nargs": "+" if get_origin(kind) is list else 2}
+            if get_origin(kind) is list:
+                counted = {"nargs": "+"}
                 kind = get_args(kind)[0]
             group.add_argument(f"--{name}", type=kind, default=default, help=words, **counted)
     if several:

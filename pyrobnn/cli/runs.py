@@ -84,8 +84,7 @@ def _run(
     from pyrobnn.studies.compare import run_study
 
     asked, trees, left_out, stopped = config.study, {}, {}, False
-    configs = {name: json.dumps(config.of(label)) for label, name in labels.items()}
-    marks = {name: {"command": command, "config": written} for name, written in configs.items()}
+    marks = {name: {"command": command, "config": json.dumps(config.of(label))} for label, name in labels.items()}
     runs = run_study(
         _study_of(asked),
         {name: config.methods[label] for label, name in labels.items()},

@@ -89,7 +89,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def callable_in_a_trace() -> Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
     tracing = find("torch.fx._symbolic_trace")
-    return _set(tracing, "_is_fx_tracing_flag", False) if tracing else contextlib.nullcontext()
+    return replaced(tracing, "_is_fx_tracing_flag", False) if tracing else contextlib.nullcontext()
 
 
 class Tracer:

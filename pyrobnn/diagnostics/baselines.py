@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import CLASSES, COUNTS, NUM_QUANTILES, is_censored, is_classification, same_data
+from pyrobnn.diagnostics.points import COUNTS, NUM_QUANTILES, has_classes, is_censored, same_data
 
 MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
 
@@ -37,7 +37,7 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
         if is_censored(evidence):
             return {}
         pair = _inputs(evidence, y, y_new)
-        if is_classification(evidence) or evidence.likelihood in CLASSES:
+        if has_classes(evidence):
             found = _of_classes(y.reshape(-1).astype(int), len(y_new), _width(evidence), pair)
         else:
             y, y_new = (each.astype(np.float64).reshape(len(each), -1) for each in (y, y_new))

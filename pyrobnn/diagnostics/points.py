@@ -278,11 +278,10 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
     inputs, points = x.reshape(-1), grid.reshape(-1)
     if (ends := gap_between(inputs)) is None:
         return None
-    low, high = ends
     sd = np.sqrt(np.maximum(one_output(variance, output).values, 0))
     inside = np.median(np.interp(inputs, points, sd))
-    ratio = float(np.interp(0.5 * (low + high), points, sd) / inside) if inside > 0 else None
-    return Gap(low, high, ratio)
+    ratio = float(np.interp(0.5 * sum(ends), points, sd) / inside) if inside > 0 else None
+    return Gap(*ends, ratio)
 
 
 # the names that users gave

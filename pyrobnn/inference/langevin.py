@@ -272,8 +272,7 @@ def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., 
 @torch.no_grad()
 def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
     """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
-    log_joint = torch.func.vmap(density.log_joint)
-    parts = [log_joint(part) for part in z.flatten(0, 1).split(at_once)]
+    parts = [torch.func.vmap(density.log_joint)(part) for part in z.flatten(0, 1).split(at_once)]
     return torch.cat(parts).reshape(z.shape[:2])
 
 

@@ -230,12 +230,8 @@ def masked_weights(values: Mapping[str, Tensor], masks: Sequence[Mask], num_draw
 def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
     """The leaf modules in the order in which they run, with what they were given."""
     calls: list[tuple[str, nn.Module, Tensor]] = []
-    handles = [
-        module.register_forward_hook(lambda m, args, _out, name=name: calls.append((name, m, args[0])))
-        for name, module in net.named_modules()
-        if not list(module.children())
-    ]
-    with hooked(handles), torch.no_grad():
+    leaves = {name: module for name, module in net.named_modules() if not list(module.children())}
+    with hooked(leaves, lambda name, args, _: calls.append((name, leaves[name], args[0]))), torch.no_grad():
         net(x[:NUM_PROBES])
     return calls
 
@@ -284,7 +280,7 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
         places = out[0].numel() // mask.units  # of a channel
         return out * scaled.repeat_interleave(places).reshape(out.shape[1:])
 
-    with hooked([net.get_submodule(mask.source).register_forward_hook(drop)]):
+    with net.get_submodule(mask.source).register_forward_hook(drop):
         expected = net(x)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final
 
 from pyrobnn.core.checks import Refused, check_count, check_type
-from pyrobnn.inference.fitting.initial import held_values
+from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.model.compile.interrupts import raised_by_handlers
@@ -155,10 +155,12 @@ class Method(abc.ABC):
 
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
-        held = held_values(run.given[0], run.init, self.points)
+        # where parameters that are not optimised stand in ``init``
+        held = run.init is not None and (self.points == "held" or getattr(run.given[0], "frozen", None))
+        values = start_values(run.given[0], run.init) if held else None
         options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
         options["num_draws"] = run.num_draws * self._num_parallel
-        return prepare(*run.given, points=self.points, device=device, values=held, **options), run
+        return prepare(*run.given, points=self.points, device=device, values=values, **options), run
 
     @property
     def _num_parallel(self) -> int:

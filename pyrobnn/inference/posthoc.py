@@ -128,8 +128,8 @@ class _Posthoc:
     def _rows(self, x: Tensor, y: Tensor, seen: bool) -> Rows:
         """The one pass over the data."""
         given: list[Tensor] = []
-        layers = [] if self.layer is None else [self.net.get_submodule(self.layer)]
-        with hooked([each.register_forward_pre_hook(lambda _, args: given.append(args[0])) for each in layers]):
+        layers = {} if self.layer is None else {self.layer: self.net.get_submodule(self.layer)}
+        with hooked(layers, lambda _, args, out: given.append(args[0])):
             f = torch.cat([self.net(part) for part in x.split(max(1, CHUNK_SCALARS // widest_layer(self.model, x)))])
         check_finite("net(x)", f)
         return Rows(f, y, torch.cat(given) if given else None, seen)
@@ -241,12 +241,8 @@ def _default(model: BNN, x: Any, y: Any) -> Likelihood:
 def _last_linear(net: nn.Module, x: Tensor) -> str | None:
     """The last linear layer, where the net returns what it does with one row for each of its own."""
     calls: list[tuple[str, Tensor, Tensor]] = []
-    linear = [(name, module) for name, module in net.named_modules() if type(module) is nn.Linear]
-
-    def note(module: nn.Module, args: tuple[Tensor], out: Tensor) -> None:
-        calls.append((next(name for name, each in linear if each is module), args[0], out))
-
-    with hooked([module.register_forward_hook(note) for _, module in linear]):
+    linear = {name: module for name, module in net.named_modules() if type(module) is nn.Linear}
+    with hooked(linear, lambda name, args, out: calls.append((name, args[0], out))):
         f = net(x)
     name, given, out = calls[-1] if calls else ("", x, x)
     alone = [each for each, _, _ in calls].count(name) == 1 and given.dim() == 2

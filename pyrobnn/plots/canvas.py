@@ -6,7 +6,6 @@ of uncertainty: sand for aleatoric (noise that stays) and blue for epistemic (wh
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -88,8 +87,7 @@ def style(kind: str | None = None) -> Iterator[None]:
         "legend.fontsize": 8.0,
         "lines.linewidth": 1.4,
     }
-    for side, name in itertools.product("xy", ticks):
-        settings[f"{side}tick.{name}"] = ticks[name]
+    settings |= {f"{side}tick.{name}": value for side in "xy" for name, value in ticks.items()}
     with matplotlib.rc_context(settings | chosen):
         yield
 

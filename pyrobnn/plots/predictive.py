@@ -208,12 +208,10 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             return figure
         fewest = min(counts)
         low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
-        grey: dict[str, Any] = {"color": MUTED, "alpha": 0.15, "lw": 0, "zorder": 0}
-        ax.fill_between(levels, low, high, label="calibrated, 95 % range", **grey)
+        ax.fill_between(levels, low, high, color=MUTED, alpha=0.15, lw=0, zorder=0, label="calibrated, 95 % range")
         reference_line(ax)
         ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
-        look: dict[str, Any] = {"ha": "right", "color": MUTED, "fontsize": 8}
-        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, **look)
+        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, ha="right", color=MUTED, fontsize=8)
         legend_below(figure, ax)
         return figure
 

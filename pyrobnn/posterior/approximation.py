@@ -154,8 +154,7 @@ def log_importance(density: Density, approximation: Approximation, draws: Mappin
     In batches of draws, and where the program is a BNN's of rows too.
     """
     z = density.unconstrain(draws)
-    flat = z.reshape(-1, density.dim)
-    log_p = torch.cat([_log_joint(density, part) for part in flat.split(DRAWS_AT_ONCE)])
+    log_p = torch.cat([_log_joint(density, part) for part in z.reshape(-1, density.dim).split(DRAWS_AT_ONCE)])
     return {"log_p": log_p.reshape(z.shape[:-1]), "log_q": approximation.log_prob(draws).double()}
 
 

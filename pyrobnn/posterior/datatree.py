@@ -123,8 +123,7 @@ def _function_groups(
         found["log_likelihood"] = known[group.LOG_LIKELIHOOD]["y"].sum("obs")
         found["log_prior"] = known[group.LOG_PRIOR]["log_prior"]
     if likelihood.own.priors and likelihood.targets.normal:
-        scale = posterior.predict(probe_x[:1]).scale[:, :, 0]
-        found["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(scale))
+        found["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(posterior.predict(probe_x[:1]).scale[:, :, 0]))
     groups = {group.FUNCTION: found.assign_coords(layer=list(norms))}
     if num_prior:
         prior = prior_posterior(posterior.bnn, num_prior, seed)

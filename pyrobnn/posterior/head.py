@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.model import BNN, NET
-from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
+from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 
 class _Reached(Exception):
@@ -47,7 +47,7 @@ class Split:
         def stop(module: nn.Module, inputs: tuple[Tensor]) -> None:
             raise _Reached(*inputs)
 
-        with hooked([self.whole.eval_net.get_submodule(self.path).register_forward_pre_hook(stop)]):
+        with self.whole.eval_net.get_submodule(self.path).register_forward_pre_hook(stop):
             try:
                 self.whole.forward(self.params, x)
             except _Reached as reached:
@@ -65,8 +65,7 @@ def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Ten
     whole, moved = Split(model, params), {n: v + 0.1 if n in set(names) else v for n, v in params.items()}
     with torch.no_grad():
         expected = model.forward(moved, x[:2])
-        inside = [name.removeprefix(NET) for name in names if name.startswith(NET)]
-        for path in _paths(model.eval_net, inside):
+        for path in _paths(model.eval_net, [name.removeprefix(NET) for name in names if name.startswith(NET)]):
             found = replace(whole, path=path)
             try:
                 given = found.head.forward(moved, features := found.features(x[:2]))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -298,19 +298,18 @@ def widest_layer(model: BNN, x: Tensor) -> int:
     """Scalars of the largest layer output for one point."""
     sizes = [x[0].numel()]
 
-    def note(module: torch.nn.Module, inputs: object, out: object) -> None:
+    def note(name: str, inputs: object, out: object) -> None:
         sizes.append(out.numel() if isinstance(out, Tensor) else 0)
 
-    with hooked([module.register_forward_hook(note) for module in model.eval_net.modules()]):
+    with hooked(dict(model.eval_net.named_modules()), note):
         model.forward({}, x[:1])
     return max(sizes)
 
 
 @contextmanager
-def hooked(handles: Sequence[Any]) -> Iterator[None]:
-    """The hooks hold inside and are removed after it."""
-    try:
+def hooked(modules: Mapping[str, torch.nn.Module], hook: Callable[[str, Any, Any], Any]) -> Iterator[None]:
+    """Inside, ``hook(name, inputs, output)`` is called after each of the modules, and may return another output."""
+    with ExitStack() as handles:
+        for name, module in modules.items():
+            handles.enter_context(module.register_forward_hook(lambda _, *call, name=name: hook(name, *call)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -48,8 +48,7 @@ class Problem:
     @property
     def about(self) -> str:
         """What net on what data, in a few words."""
-        widths = " and ".join(map(str, self.hidden))
-        return f"{widths} tanh units on {self.source().name}, {self.likelihood()!r}"
+        return f"{' and '.join(map(str, self.hidden))} tanh units on {self.source().name}, {self.likelihood()!r}"
 
     def data(self) -> tuple[Dataset, Dataset]:
         """What the net learns from and what is held out, in standard units."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -100,14 +100,13 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference, ranked = reference_label(evidence), same_data(evidence.values())
-    rows = [
-        _row(label, each, evidence[reference] if ranked and reference not in (None, label) else None)
+    return [
+        _row(label, each, evidence[reference] if ranked and reference not in (None, label) else None, ranked)
         for label, each in evidence.items()
     ]
-    return [replace(row, ranked=ranked) for row in rows]
 
 
-def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
+def _row(label: str, evidence: Evidence, reference: Evidence | None, ranked: bool) -> Row:
     """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
     errors: dict[str, float] = {}
     points: dict[str, np.ndarray] = {}
@@ -145,7 +144,7 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None) -> Row:
     errors = {name: error for name, error in errors.items() if np.isfinite(error)}
     for name in [name for name in points if name.startswith("rmse")]:
         points[name.removesuffix("_standardized").replace("rmse", "r2")] = points[name]
-    return Row(label, finite, errors, not_finite, tuple(lost), points)
+    return Row(label, finite, errors, not_finite, tuple(lost), points, ranked)
 
 
 def _explained(evidence: Evidence) -> dict[str, float]:

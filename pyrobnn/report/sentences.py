@@ -10,15 +10,7 @@ import numpy as np
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import (
-    CLASSES,
-    class_names,
-    feature_names,
-    is_classification,
-    outcome,
-    output_names,
-    unit,
-)
+from pyrobnn.diagnostics.points import class_names, feature_names, has_classes, outcome, output_names, unit
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
@@ -165,7 +157,7 @@ def _target(evidence: Evidence) -> str:
     y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
     if y is None or y.ndim == 0 or y.size == 0:
         return evidence.text("target")
-    if is_classification(evidence) or evidence.likelihood in CLASSES:
+    if has_classes(evidence):
         counts = np.bincount(y.reshape(-1).astype(int), minlength=2)
         names = class_names(evidence, len(counts))
         shares = [f"{name} ({count / y.size:.0%})" for name, count in zip(names, counts, strict=True)]

@@ -171,9 +171,7 @@ def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_meth
     assert all(shot.predict(X[:7]).f.shape[2] == 7 for shot in shots[-2:])
     assert (split.meta.get("head") == "last") == (method.points == "held")
     seen: list[int] = []
-    with head.hooked(
-        [split.bnn.eval_net.conv.register_forward_hook(lambda module, inputs, out: seen.append(len(out)))]
-    ):
+    with split.bnn.eval_net.conv.register_forward_hook(lambda module, inputs, out: seen.append(len(out))):
         split.predict(X)
     assert sum(seen) <= len(X) + 8  # and a few to look at the net
 

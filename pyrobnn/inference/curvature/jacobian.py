@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -81,15 +80,14 @@ def _layer_factors(
     outputs: dict[str, Tensor] = {}
     calls = dict.fromkeys((layer.name for layer in layers), 0)
 
-    def remember(module: nn.Module, args: tuple[Tensor, ...], out: Tensor, *, name: str) -> Tensor:
+    def remember(name: str, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
         calls[name] += 1
         inputs[name] = args[0].detach()
         outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
         return outputs[name].clone()  # a later in-place activation must not touch what is remembered
 
     modules = {name: net.get_submodule(name) for name in calls}
-    handles = [each.register_forward_hook(partial(remember, name=name)) for name, each in modules.items()]
-    with hooked(handles), torch.enable_grad(), WrittenOut():
+    with hooked(modules, remember), torch.enable_grad(), WrittenOut():
         f = torch.func.functional_call(net, params, (x,))
     for name, count in calls.items():
         if count != 1:

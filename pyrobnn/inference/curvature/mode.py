@@ -92,12 +92,8 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
 def _last_layer(problem: Problem) -> str:
     """Site prefix of the module with parameters of its own that is called last."""
     called: list[str] = []
-    handles = [
-        module.register_forward_hook(lambda _m, _i, _o, name=name: called.append(name))
-        for name, module in problem.bnn.eval_net.named_modules()
-        if name and any(True for _ in module.parameters(recurse=False))
-    ]
-    with hooked(handles):
+    owners = {n: m for n, m in problem.bnn.eval_net.named_modules() if n and [*m.parameters(recurse=False)]}
+    with hooked(owners, lambda name, *_: called.append(name)):
         problem.bnn.forward({}, problem.x[:1])
     return NET + called[-1] if called else NET.rstrip(".")
 

@@ -86,8 +86,7 @@ def ggn_precision(
     report, damping = None, prior.raised
     if method.tune is not None:
         names = curvature.group_names if len(tuned.tau) > 1 else ["all"]
-        factors = dict(zip(names, tuned.tau.tolist()))
-        report = {"prior_precision_factor": factors, "noise_factor": tuned.c**-0.5}
+        report = {"prior_precision_factor": dict(zip(names, tuned.tau.tolist())), "noise_factor": tuned.c**-0.5}
         report |= {} if tuned.held_out is None else {"held_out": tuned.held_out}
         centre = _tuned_centre(centre, curvature.group_names, tuned)
     noise = [name for name in centre.names if not name.startswith(NET)]

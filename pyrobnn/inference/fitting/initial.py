@@ -40,12 +40,6 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
     return values
 
 
-def held_values(model: Any, init: Posterior | nn.Module | None, points: str = "free") -> dict[str, Tensor] | None:
-    """Where parameters that are not optimised stand in ``init``; None where the model has the values, or none is."""
-    held = init is not None and (points == "held" or getattr(model, "frozen", None))
-    return start_values(model, init) if held else None
-
-
 def start_chains(model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int) -> Tensor:
     """Starting points (num_chains, dim), from torch's present random state.
 

@@ -24,6 +24,7 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
+from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import elementwise, is_observed, is_subsample, log_prob_sum
 from pyrobnn.posterior.approximation import Approximation
 
@@ -203,20 +204,17 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
     # one block holds about 2^24 outputs of the widest layer
     per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
     block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))
-    both = torch.func.vmap(layout.log_parts)
+    log_prior, log_likelihood = at_each(layout.log_parts, z, at_once=block)
     if problem.loader is None:
-        parts = [both(part) for part in z.split(block)]
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        return log_prior, log_likelihood
 
-    def batched(vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def batched(x: Tensor, y: Tensor) -> Tensor:
         # log_parts would scale every batch to the whole data set
-        return layout.log_likelihood(vector, x, y).sum(dtype=torch.float64)
+        return at_each(lambda one: layout.log_likelihood(one, x, y).sum(dtype=torch.float64), z, at_once=block)
 
-    log_prior = torch.cat([both(part)[0] for part in z.split(block)])
     value, seen = torch.zeros(len(z), dtype=torch.float64, device=problem.device), 0
     for x, y in problem.one_pass():
-        run = torch.func.vmap(batched, in_dims=(0, None, None))
-        value, seen = value + torch.cat([run(part, x, y) for part in z.split(block)]), seen + len(x)
+        value, seen = value + batched(x, y), seen + len(x)
     # a pass need not show all N data, nor each of them once
     return log_prior, value * (problem.num_rows / seen)
 

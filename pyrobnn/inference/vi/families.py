@@ -132,8 +132,7 @@ class FullRank(_Normal):
         super().__init__(loc, init_scale, len(loc) * (len(loc) - 1) // 2)
         # the optimiser's copies of the matrix, and those of a step
         needed = 11 * (self.dim + 1) * self.dim * loc.element_size()
-        what = f"guide='full_rank' of {self.dim} weights"
-        require(needed, loc.device, what, "use guide='low_rank' or 'mean_field'")
+        require(needed, loc.device, f"guide='full_rank' of {self.dim} weights", "use guide='low_rank' or 'mean_field'")
         row, column = torch.tril_indices(self.dim, self.dim, -1, device=loc.device)
         # where each entry of the matrix is read from: the strict lower triangle, else a slot that is masked
         self._source = torch.zeros(self.dim, self.dim, dtype=torch.long, device=loc.device)

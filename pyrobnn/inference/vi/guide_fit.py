@@ -126,7 +126,8 @@ class GuideFit:
         self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
         self.elbo, self.start = build_elbo(config, problem, init, seed)
         self.before: tuple[GuideFit, Result] | None = None  # the mean-field that it began at
-        self.num_batches = _num_batches(problem, config.batch_size)
+        size = config.batch_size or problem.num_rows
+        self.num_batches = problem.stream.num_batches if problem.stream else max(1, problem.num_rows // size)
         weight = config.kl_weight
         schedule = weight if isinstance(weight, KLSchedule) else Constant(weight)
         num_weights = sum(site.size for site in self.elbo.latent)
@@ -257,14 +258,6 @@ def _joined(before: Result, result: Result) -> Result:
         tracked={name: torch.cat([before.tracked[name], value]) for name, value in result.tracked.items()},
         factors=torch.cat([before.factors[: before.num_steps], result.factors]),
     )
-
-
-def _num_batches(problem: Problem, batch_size: int | None) -> int:
-    if (stream := problem.stream) is not None:
-        return stream.num_batches
-    if not problem.is_bnn or batch_size is None or batch_size >= problem.num_rows:
-        return 1
-    return problem.num_rows // batch_size
 
 
 def _history(result: Result) -> dict[str, Tensor]:
