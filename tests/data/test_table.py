@@ -399,6 +399,12 @@ def test_a_date_of_a_new_table_is_read_in_the_order_of_the_training_table():
         iso.transform(pd.DataFrame({"when": ["02/03/2024"]}), "X")
 
 
+def test_a_date_without_separators_begins_with_the_year_among_dates_that_begin_with_the_day():
+    columns = Columns.fit(pd.DataFrame({"when": [f"{day}/02/2024" for day in range(1, 29)]}), "refuse", "X")
+    x = columns.transform(pd.DataFrame({"when": ["20240105", "05/01/2024", "2024-01-05"]}), "X")[0]
+    np.testing.assert_array_equal(x, x[[0, 0, 0]])  # pandas with dayfirst read the first as one of May
+
+
 def test_infinite_values_are_gaps_wherever_they_stand():
     frame = rows(b=[np.inf, *range(11)])
     with warnings.catch_warnings():
