@@ -333,7 +333,7 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
             day_first = _day_first(where, cells.dropna())
         if day_first:
             text = text.str.replace(r"^(\d{1,2})[-/. ](\d{1,2})[-/. ]", r"\2/\1/", regex=True)
-        # of 28-01-2024 pandas makes one of January, whatever it is told of the order
+        # of 28-01-2024 pandas makes one of January, also where the month is to come first
         month = text.str.extract(r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0].astype(float)
         column = pd.to_datetime(text.mask(month > 12), errors="coerce", format="mixed", utc=True)
         stray = (column.isna() & cells.notna()).to_numpy()
