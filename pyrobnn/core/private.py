@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import inspect
 import logging
 import os
 import pkgutil
@@ -78,7 +79,7 @@ def _tracing(**options: Any) -> Context:
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """An attribute that has another value inside."""
-    before = getattr(owner, name)
+    before = inspect.getattr_static(owner, name)  # of a class a static method as it is
     setattr(owner, name, value)
     try:
         yield
@@ -162,14 +163,17 @@ def compile_graph(
         stack.enter_context(config.patch({name: settings[name] for name in settings if hasattr(config, name)}))
         # which names Python's operators
         stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
-        stack.enter_context(_all_headers_precompiled())
+        stack.enter_context(_few_headers_precompiled())
         stack.enter_context(_quick_lookups())
-        stack.enter_context(_instruction_sets_of_the_cpu())
+        if sets := _instruction_sets_of_the_cpu():
+            stack.enter_context(replaced(_required("torch._inductor.cpu_vec_isa"), "valid_vec_isa_list", lambda: sets))
         # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
         stack.enter_context(replaced(_required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None))
         if on_stack:
             calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
             stack.enter_context(replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
+            for name in {"get_device_include_path_jit", "get_device_include_path"} & {*vars(calls)}:  # by release
+                stack.enter_context(replaced(calls, name, staticmethod(getattr(calls.__base__, name))))
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
     code = getattr(call, "current_callable", None)
@@ -203,7 +207,8 @@ class Library:
         self._enter(self._handles([*self._held, *args]))
 
 
-def _instruction_sets_of_the_cpu() -> Context:
+@functools.cache  # the same objects at every compile: inductor's own caches go by them
+def _instruction_sets_of_the_cpu() -> list[Any]:
     """Those of an x86 CPU, AMX left out, without inductor's trial of each: a third of the first compile.
 
     A C++ compiler that reads torch's headers knows them; where one does not, ``torch.compile`` tries.
@@ -211,23 +216,25 @@ def _instruction_sets_of_the_cpu() -> Context:
     sets = _required("torch._inductor.cpu_vec_isa")
     names = {*sets.x86_isa_checker()} - {"amx_tile"}
     kinds = [type(each) for each in sets.supported_vec_isa_list if {*str(each).split()} <= names]
-    found = [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
-    return replaced(sets, "valid_vec_isa_list", lambda: found) if found else contextlib.nullcontext()
+    return [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
 
 
-def _all_headers_precompiled() -> Context:
-    """The headers of kernels precompiled with those of calls; inductor has each compile read the former, half its time.
+def _few_headers_precompiled() -> Context:
+    """The headers of calls, of the stack and of kernels precompiled together, without those of torch's own tensors.
 
-    Inductor puts the one header that a compile reads in a compiled form between ``#include <`` and ``>``.
+    Each compile reads the headers of kernels otherwise, and instantiates the templates of all: together three quarters
+    of its time. Inductor asks for the one header to precompile, and puts it between ``#include <`` and ``>``.
     """
     cache = _required("torch._inductor.codecache")
-    of_calls, of_kernels = cache._get_cpp_wrapper_header, cache._get_cpp_prefix_header
+    of_kernels, folder = cache._get_cpp_prefix_header, "torch/csrc/inductor"
 
-    def both(device: str, *args: Any, **options: Any) -> str:
-        header, second = of_calls(device, *args, **options), of_kernels(device)
-        return f"{header}>\n#include <{second}" if second else header
+    def few(device: str, *args: Any, **options: Any) -> str:
+        of_stack = [f"{folder}/aoti_runtime/{name}.h" for name in ("arrayref_tensor", "thread_local")]
+        headers = [*of_stack, f"{folder}/cpp_wrapper/{device}.h", of_kernels(device)]
+        included = ">\n#include <".join(each for each in headers if each)
+        return f"cstdint>\n#undef TORCH_INDUCTOR_PRECOMPILE_HEADERS\n#include <{included}"
 
-    return replaced(cache, "_get_cpp_wrapper_header", both)
+    return replaced(cache, "_get_cpp_wrapper_header", few)
 
 
 @contextlib.contextmanager

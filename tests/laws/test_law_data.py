@@ -48,7 +48,7 @@ LONG = {
     "MAP": {"num_steps": 250, "lr": 0.1},
     "DeepEnsemble": {"num_steps": 250, "lr": 0.1},
     "SVI": {"num_steps": 500, "lr": 0.05},
-    "SVI-low-rank": {"num_steps": 500, "lr": 0.05, "rank": 1},
+    "SVI-low-rank": {"num_steps": 1000, "lr": 0.02, "guide": pb.Guide("low_rank", rank=1)},
     "NUTS": {"num_warmup": 200, "max_tree_depth": 5},
     "SGLD": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1},
     "SGHMC": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1, "friction": 0.3},
