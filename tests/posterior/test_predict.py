@@ -180,7 +180,7 @@ def test_bad_inputs_to_predict():
         posterior.predict(torch.zeros(0, 1))
     with pytest.raises(ValueError, match="NaN"):
         posterior.predict(torch.full((2, 1), math.nan))
-    with pytest.raises(TypeError, match="plain Pyro program"):
+    with pytest.raises(TypeError, match="a program predicts by"):
         pb.Posterior(lambda x, y: None, draws).predict(torch.zeros(2, 1))
 
 
