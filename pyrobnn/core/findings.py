@@ -223,6 +223,11 @@ MODEL: Sentences = {
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,
+    "wrong_gradient": (
+        "the gradient of the net is not its derivative: {gradient:.3g} in a direction of its weights in which outputs "
+        "grow by {slope:.3g}. Weights that torch.no_grad(), .detach(), .data or padding_idx cut off are not fitted: "
+        "they stay at their prior. Or a backward of the net's own is wrong. Weights to be held need no prior (hide=)"
+    ),
     "rows_outside": (
         "{count} new rows lie further outside of the earlier inputs than those spread: standard units stay those of "
         "the first fit, and the net extrapolates there. Fit again with a new standardizer"

@@ -350,3 +350,36 @@ def test_a_net_that_draws_in_evaluation_mode_too_is_refused_by_every_method():
         model, x, y = flat(lambda: Noisy().eval())
         with pytest.raises(pb.Refused, match="in evaluation mode too"):
             method.fit(model, x, y, seed=0)
+
+
+class Cut(nn.Module):
+    """A net of (B, 3) that cuts its first layer off, or whose slope is too steep, or is right and has jumps."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way, self.first, self.last = way, nn.Linear(3, 8), nn.Linear(8, 1)
+
+    def forward(self, x):
+        h = self.first(x)
+        ways = {
+            "detach": lambda: h.tanh().detach(),
+            "steep": lambda: h.tanh() + 0.1 * (h - h.detach()),
+            "jumps": lambda: h.sign() + h.round() + h.relu(),
+            "float32": lambda: h.float().tanh(),
+        }
+        if self.way == "no_grad":
+            with torch.no_grad():
+                return self.last(self.first(x).tanh())
+        return self.last(ways[self.way]().to(x))
+
+
+@pytest.mark.parametrize("way", ["detach", "no_grad", "steep", "jumps", "float32"])
+def test_a_gradient_that_is_not_the_derivative_is_found(way):
+    with seeded(1):
+        x, net = torch.randn(30, 3), Cut(way)
+    model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.5))
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, x[:, :1])
+    codes = [each["code"] for each in posterior.meta["findings"]]
+    assert ("wrong_gradient" in codes) == (way in ("detach", "no_grad", "steep"))
+    assert any("not its derivative" in str(each.message) for each in caught) == ("wrong_gradient" in codes)

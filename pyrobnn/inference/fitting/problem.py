@@ -29,6 +29,7 @@ from pyrobnn.inference.fitting.program import (
     refuse_random,
     rows_together,
     what_program_says,
+    wrong_gradient,
 )
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density
@@ -180,7 +181,7 @@ def prepare(
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
-    for text in (*(() if epoch is None else epoch.notes), *rows_together(model, x)):
+    for text in (*(() if epoch is None else epoch.notes), *rows_together(model, x), *wrong_gradient(model, x)):
         problem.note(text)
     return _checked(problem, points, values, num_draws)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import math
@@ -17,8 +18,9 @@ from torch.distributions import transforms
 from pyrobnn.core.checks import Refused, check_finite
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.model import BNN, Density, derived
+from pyrobnn.model import BNN, NET, Density, derived
 from pyrobnn.model.compile.trees import mapped
+from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.gradient import why_not_batched
 
 #: bytes of the draws of deterministic sites that a fit computes
@@ -188,3 +190,37 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     if off <= 0.01 * most or not math.isfinite(most):
         return []
     return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]
+
+
+def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
+    """Whether the gradient of the net is not its derivative: weights that it detaches, a backward of its own.
+
+    By one direction of all weights that have a prior, in float64, at few rows of ``x`` (N, …).
+    """
+    net, few = copy.deepcopy(model.eval_net).double(), x[:_FEW].detach()
+    few = few.double() if few.is_floating_point() else few
+    with seeded(0, model.device):
+        ways = {name: torch.randn_like(v) for name, v in net.named_parameters() if NET + name in model.priors}
+
+    def output(step: Tensor) -> Tensor:
+        # away from where a net begins: a bias of zero beside inputs of zero is the kink of a ReLU
+        moved = {name: net.get_parameter(name).detach() + (0.1 + step) * way for name, way in ways.items()}
+        with WrittenOut():
+            out = torch.func.functional_call(net, moved, (few,))
+        return (out * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum()
+
+    def difference(step: float) -> float:
+        with torch.no_grad():
+            ahead, behind = (output(torch.tensor(sign * step, dtype=torch.float64)) for sign in (1.0, -1.0))
+        return float(ahead - behind) / (2.0 * step)
+
+    try:
+        own = float(torch.func.grad(output)(torch.zeros((), dtype=torch.float64)))
+        slopes = [difference(step) for step in (1e-5, 3e-5, 1e-4)]
+    except Exception:  # a net that is of one floating type, or is no tensor's function
+        return []
+    off = abs(own - slopes[0])
+    # at a kink or a jump, and of rounding, the steps do not agree
+    agree = max(slopes) - min(slopes) <= 0.1 * off < math.inf
+    found = {"gradient": own, "slope": slopes[0]}
+    return [Finding("wrong_gradient", found)] if agree and off > 1e-3 * max(map(abs, found.values())) else []
