@@ -224,9 +224,9 @@ MODEL: Sentences = {
     "held_points": _held_points,
     "rows_together": _rows_together,
     "wrong_gradient": (
-        "the gradient of the net is not its derivative: {gradient:.3g} in a direction of its weights in which outputs "
-        "grow by {slope:.3g}. Weights that torch.no_grad(), .detach(), .data or padding_idx cut off are not fitted: "
-        "they stay at their prior. Or a backward of the net's own is wrong. Weights to be held need no prior (hide=)"
+        "the gradient of the net is not its derivative: along a random direction of the weights autograd gives "
+        "{gradient:.3g} and finite differences {slope:.3g}. Weights behind torch.no_grad(), .detach(), .data or "
+        "padding_idx are not fitted and stay at their prior; or a custom backward is wrong. Fixed weights need no prior"
     ),
     "rows_outside": (
         "{count} new rows lie further outside of the earlier inputs than those spread: standard units stay those of "

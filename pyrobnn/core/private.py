@@ -161,7 +161,7 @@ def compile_graph(
     with contextlib.ExitStack() as stack:
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
         stack.enter_context(config.patch({name: settings[name] for name in settings if hasattr(config, name)}))
-        # which names Python's operators
+        # its warnings name operators that users have never heard of
         stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
         stack.enter_context(_few_headers_precompiled())
         stack.enter_context(_quick_lookups())

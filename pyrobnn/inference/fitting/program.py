@@ -19,6 +19,7 @@ from pyrobnn.core.checks import Refused, check_finite
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model import BNN, NET, Density, derived
+from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.gradient import why_not_batched
@@ -193,17 +194,17 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
 
 
 def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
-    """Whether the gradient of the net is not its derivative: weights that it detaches, a backward of its own.
+    """Whether autograd and finite differences disagree about the net: it detaches weights, or has a wrong backward.
 
-    By one direction of all weights that have a prior, in float64, at few rows of ``x`` (N, …).
+    Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
     """
-    net, few = copy.deepcopy(model.eval_net).double(), x[:_FEW].detach()
+    net, few = copy.deepcopy(model.eval_net).double(), x[:_FEW]
     few = few.double() if few.is_floating_point() else few
     with seeded(0, model.device):
         ways = {name: torch.randn_like(v) for name, v in net.named_parameters() if NET + name in model.priors}
 
     def output(step: Tensor) -> Tensor:
-        # away from where a net begins: a bias of zero beside inputs of zero is the kink of a ReLU
+        # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU
         moved = {name: net.get_parameter(name).detach() + (0.1 + step) * way for name, way in ways.items()}
         with WrittenOut():
             out = torch.func.functional_call(net, moved, (few,))
@@ -217,10 +218,11 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
     try:
         own = float(torch.func.grad(output)(torch.zeros((), dtype=torch.float64)))
         slopes = [difference(step) for step in (1e-5, 3e-5, 1e-4)]
-    except Exception:  # a net that is of one floating type, or is no tensor's function
+    except Exception as error:  # whatever a net may raise that does not take float64
+        tolerable(error)
         return []
     off = abs(own - slopes[0])
-    # at a kink or a jump, and of rounding, the steps do not agree
+    # differences at a kink, at a jump or of rounding errors depend on the step
     agree = max(slopes) - min(slopes) <= 0.1 * off < math.inf
     found = {"gradient": own, "slope": slopes[0]}
     return [Finding("wrong_gradient", found)] if agree and off > 1e-3 * max(map(abs, found.values())) else []
