@@ -255,7 +255,8 @@ def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_the_doctor_has_a_line_for_each_thing_and_its_fit_runs(capsys, monkeypatch):
+def test_the_doctor_has_a_line_for_each_thing_and_its_fit_runs(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no machine code of an earlier process
     monkeypatch.setattr("pyrobnn.core.private.lacks_compiler", lambda: True)  # and nothing is compiled
     assert cli.main(["doctor"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())

@@ -142,7 +142,8 @@ def checked(model: BNN, x: Any, y: Any, device: torch.device, loader: DataLoader
     try:
         return check_data(model, x, y, device)
     except ValueError:
-        if loader is not None and loader.batch_sampler is not None:
+        finite = all(bool(as_tensor(name, value).isfinite().all()) for name, value in (("x", x), ("y", y)))
+        if not finite and loader is not None and loader.batch_sampler is not None:
             parts = DataLoader(loader.dataset, 1000, collate_fn=loader.collate_fn, generator=torch.Generator())
             for index, pair in enumerate(parts):
                 for name, value in zip("xy", pair):
