@@ -146,7 +146,11 @@ def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count
     except Exception as error:  # whatever the step may raise: the loop itself says what is wrong
         raise _Unrolled from tolerable(error)
     calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    if any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in calls):
+    if any(
+        node.target is torch.ops.pyrobnn.loop.default  # which has no derivative in a body
+        or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+        for node in calls
+    ):
         raise _Unrolled
     # steps left over are compiled once more, beside the loop
     most = max(1, min(_STEPS, _OPERATIONS // max(1, len(calls)), count))

@@ -8,9 +8,9 @@ from typing import Any
 
 def leaves_of(tree: Any) -> list[Any]:
     """What hangs in a tree that is not a dict, list or tuple, in order."""
-    found: list[Any] = []
-    mapped(found.append, tree)
-    return found
+    if not isinstance(tree, dict | list | tuple):
+        return [tree]
+    return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves_of(part)]
 
 
 def mapped(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
