@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from pyrobnn.model.compile.trees import leaves_of, mapped
 
@@ -67,11 +68,34 @@ def at_each(
         blocks = (slice(start, start + at_once) for start in range(0, len(leaves_of(points)[0]), at_once))
         found = [at_each(function, *mapped(operator.itemgetter(block), points)) for block in blocks]
         return mapped(lambda *parts: torch.cat(parts), found[0], *found[1:])
+
+    def one(*point: Any) -> Any:
+        with _OwnStorage(leaves_of(point)[0]):
+            return function(*point)
+
     try:
         # an operation without a batching rule is only slower
         with warnings.catch_warnings(action="ignore", category=UserWarning):
-            return torch.func.vmap(function, randomness="different")(*points)
+            return torch.func.vmap(one, randomness="different")(*points)
     except RuntimeError:
         count = len(leaves_of(points)[0])
         each = [function(*mapped(operator.itemgetter(index), points)) for index in range(count)]
         return mapped(lambda *parts: torch.stack(parts), each[0], *each[1:])
+
+
+_EMPTY = {torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty}
+
+
+class _OwnStorage(TorchFunctionMode):
+    """An empty tensor that is made inside of ``vmap`` is one for each point.
+
+    Distributions fill such a tensor with random numbers, which ``vmap`` refuses for one that all points share.
+    """
+
+    def __init__(self, point: Tensor) -> None:
+        super().__init__()
+        self.any = (point == point).any()  # one for each point
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        return torch.where(self.any.to(out.device), out, out) if func in _EMPTY else out

@@ -14,6 +14,8 @@ from helpers import seeded
 
 import pyrobnn as pb
 from pyrobnn.model import Density, derived
+from pyrobnn.model.gradient import at_each
+from pyrobnn.model.nodes import without_validation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -107,6 +109,34 @@ def test_replicates_of_later_data_follow_the_replicates_of_earlier_ones():
     first, second = (tree["posterior_predictive"][name].values for name in ("first", "second"))
     np.testing.assert_allclose(second, 100.0 * first, atol=0.2)
     assert first.std() > 0.5 and len(np.unique(first)) == first.size
+
+
+NOISES = {
+    "normal": lambda a: dist.Normal(a, 1.0),
+    "normal of constants": lambda a: dist.Normal(torch.zeros(()), 1.0),
+    "log-normal": lambda a: dist.LogNormal(a, 1.0),
+    "Student's t": lambda a: dist.StudentT(5.0, a, 1.0),
+    "Laplace": lambda a: dist.Laplace(a, 1.0),
+    "Cauchy": lambda a: dist.Cauchy(a, 1.0),
+    "exponential": lambda a: dist.Exponential(a.exp()),
+    "Weibull": lambda a: dist.Weibull(a.exp(), 2.0),
+    "multivariate": lambda a: dist.MultivariateNormal(a.expand(2), torch.eye(2)),
+    "in place": lambda a: dist.Delta(torch.empty(2).normal_() + a),
+}
+
+
+@pytest.mark.parametrize("noise", NOISES)
+def test_replicates_are_drawn_at_many_draws_at_once(noise):
+    """A program with a loop would take minutes, were it run once for each draw."""
+    runs = []
+
+    def program(a):
+        runs.append(a)
+        return NOISES[noise](a)()
+
+    with seeded(0), without_validation():
+        found = at_each(program, torch.linspace(-1.0, 1.0, 400))
+    assert len(runs) == 1 and len(found.unique(dim=0)) == 400
 
 
 def test_events_axes_outside_of_plates_and_deterministic_events_are_named_as_arviz_names_them():
