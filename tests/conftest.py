@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,13 +18,32 @@ import pytest  # noqa: E402
 import sklearn.linear_model  # noqa: E402, F401  (its first import draws from Python's generator)
 import torch  # noqa: E402
 from global_state import GlobalState  # noqa: E402
+from helpers import covering  # noqa: E402
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole-grids", action="store_true", help="all slow cases of products, not a sample of them")
 
 
 def pytest_configure() -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before -m and -k, so that the sample does not depend on them
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    grids = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("covering") and not item.get_closest_marker("cuda"):
+            grids[item.nodeid.partition("[")[0]].append(item)
+    left_out = set()
+    for grid in {} if config.getoption("whole_grids") else grids.values():
+        (each,) = grid[0].get_closest_marker("covering").args
+        slow = {item: [*item.callspec.params.values()] for item in grid if item.get_closest_marker("slow")}
+        also = [[*item.callspec.params.values()] for item in grid if item not in slow]
+        kept = covering({item.name: values for item, values in slow.items()}, each, also)
+        left_out |= {item for item in slow if item.name not in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
     if not torch.cuda.is_available():
         for item in items:
             if item.get_closest_marker("cuda"):  # not by keyword: a folder may have the name

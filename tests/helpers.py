@@ -8,7 +8,9 @@ tensor are checked together with the same rate per family (Bonferroni).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -25,6 +27,32 @@ def seeded(seed: int = 0) -> Iterator[None]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield
+
+
+def covering(cases: Mapping[str, Sequence], each: int, also: Iterable[Sequence] = ()) -> set[str]:
+    """The names of a sample of a product in which each value of each list stands ``each`` times, or as often as it can.
+
+    Cases are taken in the order of a hash of their names: spread, the same in every run, and hardly others when a list
+    grows.
+
+    Args:
+        cases: the values of every case, one for each list of the product.
+        each: how often a value is wanted.
+        also: the values of cases that are run anyway, and count.
+    """
+
+    def places(values: Sequence) -> list[tuple]:
+        return [(place, repr(value)) for place, value in enumerate(values)]
+
+    seen = Counter(value for values in also for value in places(values))
+    kept = set()
+    for enough in (any, all):  # first the cases of which every value is wanted, then those of which one is
+        for name in sorted(cases, key=lambda name: zlib.crc32(name.encode())):
+            values = places(cases[name])
+            if name not in kept and not enough(seen[value] >= each for value in values):
+                kept.add(name)
+                seen.update(values)
+    return kept
 
 
 def assert_mean_within(draws, truth, *, sigmas: float = SIGMAS, min_ess: float = 400.0, name: str = "mean") -> None:

@@ -55,17 +55,13 @@ def saved(table, folder, name, kind):
     return posterior, study, write_atomically(to_tree(posterior, study, name), folder / f"{name}.nc")
 
 
-def cases():
-    for name in METHODS:
-        for kind in KINDS:
-            if (name, kind) == ("smc", "learned"):
-                continue  # a point parameter has no prior to start from: refused
-            fast = {name, kind} in ({"svi", "classes"}, {"laplace", "heteroskedastic"})
-            yield pytest.param(name, kind, marks=() if fast else pytest.mark.slow)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name, kind", list(cases()))
+@pytest.mark.covering(2)
+@pytest.mark.parametrize(
+    "name, kind",
+    # a point parameter has no prior for SMC to start from: refused
+    [(name, kind) for name in METHODS for kind in KINDS if (name, kind) != ("smc", "learned")],
+)
 def test_a_saved_run_predicts_as_its_posterior(name, kind, table, tmp_path):
     posterior, study, path = saved(table, tmp_path, name, kind)
     again, settings = load_run(path)

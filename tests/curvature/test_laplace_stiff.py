@@ -48,6 +48,7 @@ def network(dtype=torch.float64) -> torch.nn.Module:
         return pb.networks.mlp(6, (8,)).to(dtype)
 
 
+@pytest.mark.covering(3)
 @pytest.mark.filterwarnings("ignore")  # many things are wrong here, and all are in meta["warnings"]
 @pytest.mark.parametrize("num_data", [pytest.param(5, marks=pytest.mark.slow), 100])  # below and above p
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)

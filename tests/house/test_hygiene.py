@@ -1,8 +1,10 @@
-"""The fixture that guards global state, and the stochastic checks, can themselves fail."""
+"""The fixture that guards global state and the stochastic checks can themselves fail, and samples cover."""
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import Counter
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -10,7 +12,7 @@ import pyro
 import pytest
 import torch
 from global_state import GlobalState
-from helpers import assert_mean_within, assert_var_within, seeded
+from helpers import assert_mean_within, assert_var_within, covering, seeded
 
 CHANGES = {
     "torch's global random state": lambda: torch.rand(1),
@@ -79,3 +81,20 @@ def test_seeded_repeats_and_restores():
         second = torch.rand(4)
     assert torch.equal(first, second)
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("also", [(), [(0, 0), (0, 1), (0, 2)]], ids=["alone", "beside others"])
+def test_a_sample_of_a_product_covers_each_value_is_spread_and_grows_little(also):
+    def grid(*lengths: int) -> dict[str, tuple[int, ...]]:
+        return {"-".join(map(str, case)): case for case in itertools.product(*map(range, lengths))}
+
+    cases = grid(25, 17)
+    kept = covering(cases, 3, also)
+    assert kept == covering(dict(reversed(cases.items())), 3, also)
+    for place, length in enumerate((25, 17)):
+        counts = Counter(values[place] for values in (*(cases[name] for name in kept), *also))
+        assert set(counts) == {*range(length)} and min(counts.values()) >= 3 and max(counts.values()) <= 12
+    assert len(kept) <= 80  # of 425
+    assert len(kept & covering(grid(26, 17), 3, also)) > 0.9 * len(kept)
+    assert len(covering(grid(3, 2, 2), 2)) <= 8
+    assert covering(grid(2, 2), 3) == {*grid(2, 2)}

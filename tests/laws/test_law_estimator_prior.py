@@ -149,6 +149,7 @@ def test_a_laplace_prior_is_taken_as_wide_as_it_is_declared(kind, method, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.covering(3)
 @pytest.mark.parametrize(("method", "kind", "scale"), GRID)
 @pytest.mark.parametrize("prior", PRIORS)
 def test_every_prior_is_taken_as_wide_as_it_is_declared_or_it_is_said(prior, method, kind, scale, monkeypatch):

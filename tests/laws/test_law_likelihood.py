@@ -425,6 +425,7 @@ def fit(name: str, method: str) -> pb.Posterior:
 FAST = {"MAP", "Laplace"}
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
 @pytest.mark.parametrize("name", CASES)
 def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):

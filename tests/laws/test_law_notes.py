@@ -41,6 +41,7 @@ def loader() -> torch.utils.data.DataLoader:
 CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda: (X[:3], Y[:3])}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("case", ["tensors", "few", pytest.param("loader", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", one_of_each_kind(fast=FEW - {"SGLD"}))
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):

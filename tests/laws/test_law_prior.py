@@ -109,6 +109,7 @@ def test_a_method_takes_a_prior_or_says_why_not(prior, method):
 
 
 @pytest.mark.slow
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("prior", PRIORS)
 def test_every_method_takes_every_prior_or_says_why_not(prior, method):

@@ -305,6 +305,7 @@ def refuses(method, name) -> bool:
     return method.startswith(NOT_FOR_PROGRAMS) and method not in LAPLACE
 
 
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("method, name", CASES)
 def test_every_method_fits_that_density_or_refuses(method, name):
     config, program = ALL[method], PROGRAMS[name][0]

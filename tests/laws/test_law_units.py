@@ -72,6 +72,7 @@ def close(found: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(found, expected.double(), rtol=0, atol=1e-6 * A * 100)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("kind", "name"), each(*LIKELIHOODS))
 def test_the_same_draws_and_the_prediction_in_the_units_of_the_data(kind, name):
     here, there = (fit(name, kind, units) for units in UNITS)
@@ -99,6 +100,7 @@ def test_the_same_draws_and_the_prediction_in_the_units_of_the_data(kind, name):
         close(p.f.var((0, 1), correction=0).sqrt(), p.epistemic_var.sqrt())
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
     trees = [
@@ -123,6 +125,7 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
         assert second[column] == pytest.approx(first[column], rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_trees_hold_functions_in_the_units_of_the_data(kind, name):
     trees = [
