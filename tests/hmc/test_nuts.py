@@ -62,8 +62,8 @@ def whole_zoo():
 
 @pytest.fixture(scope="module")
 def hierarchies_by_pyro():
-    config = NUTS(engine="pyro", num_chains=2, num_warmup=150)
-    return config.fit(_hierarchies, *_regression_data(), num_draws=500)
+    config = NUTS(engine="pyro", num_chains=1, num_warmup=120)
+    return config.fit(_hierarchies, *_regression_data(), num_draws=350)
 
 
 @pytest.fixture(params=ENGINES)
@@ -164,11 +164,12 @@ def test_fifty_correlated_dimensions(mass_matrix, engine):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the chains have not mixed|the warm-up was not finished")
-def test_funnel_centred_reports_divergences():
+@pytest.mark.filterwarnings("ignore:the chains have not mixed|the warm-up was not finished|the energy of chain")
+def test_eight_schools_centred_report_divergences():
     def centred(x, y):
-        v = pyro.sample("v", dist.Normal(0.0, 3.0))
-        pyro.sample("x", dist.Normal(torch.zeros(9), (v / 2).exp()).to_event(1))
+        mean, scale = pyro.sample("mean", dist.Normal(0.0, 5.0)), pyro.sample("scale", dist.HalfNormal(5.0))
+        effect = pyro.sample("effect", dist.Normal(mean, scale * torch.ones(8)).to_event(1))
+        pyro.sample("schools", dist.Normal(effect, ERROR).to_event(1), obs=EFFECT)
 
     # ordinary adaptation: the neck is too narrow for the step size that suits the rest
     with pytest.warns(UserWarning, match="transitions diverged.*reparameterise"):
@@ -178,8 +179,8 @@ def test_funnel_centred_reports_divergences():
     verdict = diagnose(posterior.to_datatree())
     assert next(check for check in verdict.checks if check.name == "divergences").status != "pass"
     # and rightly so: the neck was not visited as often as it should be
-    with pytest.raises(AssertionError, match="below 400|standard errors away"):
-        assert_mean_within(posterior.draws["v"], 0.0)
+    with pytest.raises(AssertionError, match="below 1000|standard errors away"):
+        assert_mean_within(posterior.draws["scale"], _schools_moments()[1], min_ess=1000)
 
 
 def _schools_moments():

@@ -184,6 +184,7 @@ def test_values_that_never_change_are_no_sign_of_chains_that_do_not_mix():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:the warm-up was not finished")
 def test_chains_that_cannot_meet_are_said():
     def program(x, y):
         z = pyro.sample("z", dist.Normal(0.0, 100.0))

@@ -129,7 +129,7 @@ def cases():
         yield pytest.param(name, source, marks=marks)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(3)
 @pytest.mark.parametrize(("name", "source"), list(cases()))
 def test_the_source_does_not_matter(name, source):
     check(name, fit(name, source))

@@ -101,7 +101,7 @@ def _pairs():
             yield pytest.param(name, kind, marks=marks)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(3)
 @pytest.mark.parametrize(("name", "kind"), list(_pairs()))
 def test_a_model_replayed_against_the_guide_is_the_fitted_one(name, kind, tmp_path):
     posterior = fit(name, kind)
@@ -192,7 +192,7 @@ def test_predictive_and_predict_agree(name, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.covering(2)
+@pytest.mark.covering(3)
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in GUIDED for kind in _kinds(name)])
 def test_predictive_and_predict_agree_everywhere(name, kind):
     _assert_predictives_agree(fit(name, kind, 1000))

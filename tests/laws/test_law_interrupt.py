@@ -76,7 +76,7 @@ def test_an_uninterrupted_fit_is_not_marked(name):
     assert not any(SAID in note for note in posterior.meta["warnings"])
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_ctrl_c_is_never_swallowed(name, moment):
@@ -102,7 +102,7 @@ def alarm(monkeypatch):
     signal.signal(signal.SIGALRM, before)
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(3)
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", one_of_each_kind(fast=FEW))
 def test_what_the_handler_of_an_alarm_raises_ends_the_fit(name, moment, alarm):

@@ -158,14 +158,14 @@ def test_of_forty_healthy_cases_two_at_most_are_condemned():
     methods = {
         "Laplace": pb.Laplace(map=pb.MAP(num_steps=400, lr=0.05, compile=False)),
         "SVI": pb.SVI(num_steps=600, lr=0.03, compile=False),
-        "NUTS": pb.NUTS(num_chains=2, num_warmup=150, max_tree_depth=5, compile=False),
+        "NUTS": pb.NUTS(num_chains=2, num_warmup=100, max_tree_depth=4, compile=False),
     }
     alarms = {}
     for case in range(40):
-        name = ("Laplace", "Laplace", "Laplace", "SVI", "NUTS")[case % 5]
+        name = "NUTS" if case % 10 == 9 else "SVI" if case % 5 == 3 else "Laplace"  # NUTS takes longest
         model, x, y, exact = healthy(case, bias=name != "SVI")
         draws = 200 if name == "NUTS" else 500
-        found = pb.rehearse(methods[name], model, x, y, num_worlds=60, num_draws=draws, worlds=exact, seed=case)
+        found = pb.rehearse(methods[name], model, x, y, num_worlds=25, num_draws=draws, worlds=exact, seed=case)
         if not found.ok:
             alarms[case, name] = str(found)
     assert len(alarms) <= 2, alarms
