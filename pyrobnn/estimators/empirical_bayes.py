@@ -177,7 +177,8 @@ class _Expansion:
         self.f, self.white = _whitened(jacobian, x, lambda _: root, self.prec)
         fit = likelihood.log_prob(f := self.f.clone().requires_grad_(), y, {}).sum()
         error = (torch.autograd.grad(fit, f)[0] / root.diagonal(dim1=1, dim2=2)).flatten().double()
-        pull = (torch.autograd.grad(prior, z)[0] * self.prec.rsqrt()).double()
+        # a uniform log density does not depend on z
+        pull = (torch.autograd.grad(prior + 0 * z.sum(), z)[0] * self.prec.rsqrt()).double()
         self.slope, self.energy = -self.white.transposed_times(error) - pull, -(fit + prior).item()
 
 
