@@ -67,8 +67,8 @@ def fit(argv: Sequence[str], command: str) -> int:
     for reason in left_out.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
-        kept = out.with_suffix(".checkpoint")
-        goes_on = "with --resume goes on" if kept.exists() else "starts anew: no checkpoint was written yet"
+        anew = "starts anew" if trees else "starts anew: no checkpoint was written yet"
+        goes_on = "with --resume goes on" if out.with_suffix(".checkpoint").exists() else anew
         say(f"stopped; the same command {goes_on}", sys.stderr)
         return INTERRUPTED
     return int(bool(left_out))

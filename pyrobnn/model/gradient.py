@@ -94,8 +94,11 @@ class _OwnStorage(TorchFunctionMode):
 
     def __init__(self, point: Tensor) -> None:
         super().__init__()
-        self.any = (point == point).any()  # one for each point
+        self.point = point
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        return torch.where(self.any.to(out.device), out, out) if func in _EMPTY else out
+        if func not in _EMPTY:
+            return out
+        each = (self.point == self.point).any().to(out.device)  # a value for each point
+        return torch.where(each, out, out)

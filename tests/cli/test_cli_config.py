@@ -179,6 +179,20 @@ def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monk
     assert f"the same command {said}" in capsys.readouterr().err
 
 
+def test_a_stopped_fit_that_is_saved_misses_no_checkpoint(unjudged, tmp_path, monkeypatch, capsys):
+    fitted, out = compare._fitted, tmp_path / "m.nc"
+
+    def press(step, metrics):
+        signal.raise_signal(signal.SIGINT)
+
+    def stopped(name, method, study, announce, arguments, *rest):
+        return fitted(name, method, study, announce, arguments | {"callbacks": [press]}, *rest)
+
+    monkeypatch.setattr(compare, "_fitted", stopped)
+    assert cli.main(["fit", *FAST, "--method", "map", "--out", str(out)]) == 130 and out.exists()
+    assert "the same command starts anew\n" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkeypatch, capsys):
     fitted, out = compare._fitted, tmp_path / "out"
