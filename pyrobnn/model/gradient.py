@@ -70,7 +70,7 @@ def at_each(
         return mapped(lambda *parts: torch.cat(parts), found[0], *found[1:])
 
     def one(*point: Any) -> Any:
-        with _OwnStorage(leaves_of(point)[0]):
+        with _BatchedEmpty(leaves_of(point)[0]):
             return function(*point)
 
     try:
@@ -86,10 +86,10 @@ def at_each(
 _EMPTY = {torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty}
 
 
-class _OwnStorage(TorchFunctionMode):
-    """An empty tensor that is made inside of ``vmap`` is one for each point.
+class _BatchedEmpty(TorchFunctionMode):
+    """A tensor that is allocated empty inside ``vmap`` is batched: each point has its own.
 
-    Distributions fill such a tensor with random numbers, which ``vmap`` refuses for one that all points share.
+    Distributions fill such tensors in place with random numbers, which ``vmap`` refuses where all points share them.
     """
 
     def __init__(self, point: Tensor) -> None:
@@ -100,5 +100,5 @@ class _OwnStorage(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if func not in _EMPTY:
             return out
-        each = (self.point == self.point).any().to(out.device)  # a value for each point
+        each = (self.point == self.point).any().to(out.device)  # batched, since the point is
         return torch.where(each, out, out)

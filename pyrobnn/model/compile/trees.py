@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves_of(tree: Any) -> list[Any]:
-    """What hangs in a tree that is not a dict, list or tuple, in order."""
+    """The leaves of a tree, in order: whatever is not a dict, list or tuple."""
     if not isinstance(tree, dict | list | tuple):
         return [tree]
     return [leaf for part in (tree.values() if isinstance(tree, dict) else tree) for leaf in leaves_of(part)]
