@@ -6,8 +6,9 @@ import functools
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -29,12 +30,32 @@ NUM_RESTARTS = 8
 
 @dataclass(eq=False)
 class State:
-    """All chains at one step of the plan: position and momentum (chain, dim), mean squared gradient (dim,)."""
+    """All chains at one step of the plan.
+
+    Position and momentum (chain, dim), mean squared gradient (dim,), and the heat (chain,) that the noise has added.
+    """
 
     step: int
     z: Tensor
     v: Tensor
     second: Tensor
+    heat: Tensor
+
+
+class Moved(NamedTuple):
+    """A step of all chains: z, v (chain, dim) after it; gradient, log joint and energy before it, its heat (chain,)."""
+
+    z: Tensor
+    v: Tensor
+    grad: Tensor
+    lp: Tensor
+    energy: Tensor
+    heat: Tensor
+
+
+def kinetic(momentum: Tensor) -> Tensor:
+    """The energy (chain,) of momenta (chain, dim), in float64."""
+    return 0.5 * momentum.double().square().sum(1)
 
 
 class StepSize:
@@ -46,8 +67,12 @@ class StepSize:
     over the chains, and beyond :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. The second bounds the
     temperature error of mini-batches: :math:`\bar V_s` is the mean variance of the gradient over a site's coordinates,
     which raises the temperature by :math:`r \varepsilon \bar V`. Both are taken anew ten times in warm-up, as the
-    chains move; the smallest of the second half stays. Chains that are no longer finite, or whose log joint falls
-    further than a posterior spreads, go back to the last look with a quarter of :math:`\kappa`.
+    chains move; the smallest of the second half stays.
+
+    Exact dynamics change the energy :math:`\tfrac12 |v|^2 - \log p` by the heat of their noise alone, so the rest of a
+    change is the error of the steps (the shadow work of Sivak, Chodera & Crooks, 2013). Where it exceeds ten times its
+    median, and ten nats, within CHECK_EVERY steps, or a chain is no longer finite, the chains go back to the last look
+    with a quarter of :math:`\kappa`.
 
     ``config`` is a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`, whose ``share`` is κ and ``heating`` r.
     """
@@ -57,20 +82,20 @@ class StepSize:
         self.density, num_data, size = problem.density, problem.num_rows, config.batch_size
         subsampled = problem.density.subsampled().stochastic is not None
         self.noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
-        # at temperature T a chain is about T / 2 nats per coordinate away from a mode
-        self.drop = 2.0 * self.density.dim * config.temperature + (10.0 if self.noisy else 1.0) * num_data
+        self.temperature = config.temperature
         self.looks = {self.num_warmup * look // 10 for look in range(10)}
         self.value = 0.0
         self.settled: list[float] = []
         self.restarts = 0
-        self.best = -float("inf")
+        self.energy: Tensor | None = None  # less the heat, at the last check
+        self.errors: deque[Tensor] = deque(maxlen=20)  # its changes between the last checks
         self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
         self.saved: State | None = None
 
     def look(self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
-        self.saved = State(state.step, state.z.clone(), state.v.clone(), state.second.clone())
+        self.saved = state
         root, late = metric.sqrt(), 2 * state.step >= self.num_warmup
         bounds = [self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)]
         if self.noisy:
@@ -94,23 +119,30 @@ class StepSize:
             return None
         self.share, self.value = self.share / 4, self.value / 4
         self.settled = [value / 4 for value in self.settled]
-        saved = self.saved
-        return State(saved.step, saved.z.clone(), torch.zeros_like(saved.v), saved.second.clone())
+        self.energy = None
+        return replace(self.saved, v=math.sqrt(self.temperature) * torch.randn_like(self.saved.v))
 
-    def diverged(self, z: Tensor, lp: Tensor) -> bool:
-        """Whether a chain is not finite, or further from the mode than the posterior's spread takes it."""
-        if not bool(torch.isfinite(z).all() and torch.isfinite(lp).all()):
+    def diverged(self, z: Tensor, energy: Tensor) -> bool:
+        """Whether a chain is not finite, or its energy (less heat) has risen by far more than it usually changes."""
+        if not bool(torch.isfinite(z).all() and torch.isfinite(energy).all()):
             return True
-        worst, self.best = float(lp.min()), max(self.best, float(lp.min()))
-        return worst < self.best - self.drop - 8.0 * self.spread
+        before, self.energy = self.energy, energy
+        if before is None:
+            return False
+        usual = self.spread + self.density.dim * self.temperature / 20  # as long as too few are known
+        if len(self.errors) == self.errors.maxlen:
+            usual = float(torch.stack([*self.errors]).median())
+        if bool((energy - before > 10.0 + 10.0 * usual).any()):
+            return True
+        self.errors.append((energy - before).abs())
+        return False
 
-    def divergence_message(self, step: int, lp: Tensor, num_data: int) -> str:
+    def divergence_message(self, step: int, num_data: int) -> str:
         """Why the run ends, of chains that diverged after every restart."""
         return (
-            f"by step {step} the log joint of a chain has fallen from {self.best:.4g} to {float(lp.min()):.4g}, "
-            f"further than a posterior spreads, at each of {NUM_RESTARTS + 1} step sizes down to "
-            f"{self.value * num_data:.3g}: the chains lost what their start had; pass a smaller step_size, larger "
-            "batches, or use NUTS or SVI"
+            f"by step {step} the steps of a chain have not conserved its energy, at each of {NUM_RESTARTS + 1} step "
+            f"sizes down to {self.value * num_data:.3g}: the log joint is too steep there, or not smooth; pass a "
+            "smaller step_size, larger batches, or use NUTS or SVI"
         )
 
     def _curvature(
@@ -151,7 +183,7 @@ class StepSize:
 
 #: memory of the preconditioner: each warm-up step weighs 1 − RMSPROP
 RMSPROP = 0.99
-#: steps between two looks at whether every chain is still finite
+#: steps between two checks that every chain is still finite and conserves its energy
 CHECK_EVERY = 50
 
 
@@ -250,21 +282,24 @@ def metric_of(second: Tensor) -> Tensor:
 
 
 def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
-    r"""One step of all chains: (z, v, second, control, rows, \*data) → (z, v, second, log joint of the batch)."""
+    r"""One step of all chains: (z, v, second, heat, control, rows, \*data) → these four after it, log joint of the
+    batch, energy less the heat."""
     density, num_data = problem.density.subsampled(), problem.num_rows
     precondition = config.preconditioner is not None
     # each chain draws a subsample of its own
     randomness = "error" if density.stochastic is None else "different"
 
-    def step(z: Tensor, v: Tensor, second: Tensor, control: Tensor, rows: Tensor, *data: Tensor) -> tuple[Tensor, ...]:
+    def step(
+        z: Tensor, v: Tensor, second: Tensor, heat: Tensor, control: Tensor, rows: Tensor, *data: Tensor
+    ) -> tuple[Tensor, ...]:
         epsilon, forget, temperature = control.unbind()
         metric = metric_of(second) if precondition else torch.ones_like(second)
         one = torch.func.grad_and_value(_of_rows(density, data, per_chain))
         each = torch.func.vmap(one, in_dims=(0, 0 if per_chain else None), randomness=randomness)
-        z, v, grad, lp = config.move(z, v, lambda at: each(at, rows), epsilon, temperature, metric)
+        moved = config.move(z, v, lambda at: each(at, rows), epsilon, temperature, metric)
         if precondition:
-            second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
-        return z, v, second, lp
+            second = torch.lerp(second, (moved.grad / num_data).square().mean(0), forget)
+        return moved.z, moved.v, second, heat + moved.heat, moved.lp, moved.energy - heat
 
     return step
 
@@ -281,7 +316,7 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     num_steps = config.num_warmup + config.thinning * asked.num_draws
     # at rest in their places, with momenta of the right temperature
     v = math.sqrt(config.temperature) * torch.randn_like(z)
-    state, run = State(0, z, v, torch.zeros_like(z[0])), Run(z)
+    state, run = State(0, z, v, torch.zeros_like(z[0]), z.new_zeros(len(z), dtype=torch.float64)), Run(z)
     watch = Watch(
         num_steps,
         type(config).__name__,
@@ -309,28 +344,25 @@ def _walk(config: Any, problem: Problem, state: State, num_steps: int, watch: Wa
     while state.step < num_steps:
         run.step = k = state.step
         if chooser is not None and k in chooser.looks:
-            if not bool(torch.isfinite(state.z).all()) and (back := chooser.restart()) is not None:
-                state = back
-                run.forget(state.z)
-                continue
             seen = config.preconditioner is not None and bool(state.second.any())
             metric = metric_of(state.second) if seen else torch.ones_like(state.second)
             chooser.look(state, metric, batches, functools.partial(batch_log_joint, problem))
         run.step_size = config.step_size / problem.num_rows if chooser is None else chooser.value
         forget = (1.0 - RMSPROP if k else 1.0) if k < warmup and config.preconditioner is not None else 0.0
         control.copy_(torch.tensor([run.step_size, forget, config.temperature], dtype=torch.float64))
-        z, v, second, lp = step(next(batches), state.z, state.v, state.second)
+        *after, lp, energy = step(next(batches), state.z, state.v, state.second, state.heat)
         run.compile_seconds = step.seconds
-        state = State(k + 1, z, v, second)
+        state = State(k + 1, *after)
         last = state.step == num_steps
-        look = k % CHECK_EVERY == 0 or last
-        if look and (back := _checked(problem, chooser, state, lp, control)) is not None:
+        # a state that a look keeps has been checked
+        check = k % CHECK_EVERY == 0 or last or (chooser is not None and state.step in chooser.looks)
+        if check and (back := _checked(problem, chooser, state, lp, energy, control)) is not None:
             state = back
             run.forget(state.z)
             continue
         if state.step > warmup and (state.step - warmup) % config.thinning == 0:
-            run.kept.append((z, lp))
-            run.kinetic += v.square() / config.temperature
+            run.kept.append((state.z, lp))
+            run.kinetic += state.v.square() / config.temperature
         if k % report_every == 0 or last:
             run.losses.append(-lp.mean() / problem.num_rows)
             present = functools.partial(_snapshot, config, problem, run, state.z, seed)
@@ -346,9 +378,11 @@ def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> 
     return snapshot(problem, config, draws, seed=seed, meta={"temperature": config.temperature})
 
 
-def _checked(problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, control: Tensor) -> State | None:
+def _checked(
+    problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, energy: Tensor, control: Tensor
+) -> State | None:
     """The state to go back to, of chains that diverged; None where they may go on."""
-    diverged = chooser if chooser is not None and chooser.diverged(state.z, lp) else None
+    diverged = chooser if chooser is not None and chooser.diverged(state.z, energy) else None
     if diverged is not None and (back := diverged.restart()) is not None:
         return back
     bad = ~(torch.isfinite(state.z).all(1) & torch.isfinite(lp))
@@ -361,5 +395,5 @@ def _checked(problem: Problem, chooser: StepSize | None, state: State, lp: Tenso
             f"reduce step_size (now {float(control[0]) * problem.num_rows:g})"
         )
     if diverged is not None:
-        raise FloatingPointError(diverged.divergence_message(state.step, lp, problem.num_rows))
+        raise FloatingPointError(diverged.divergence_message(state.step, problem.num_rows))
     return None

@@ -40,7 +40,7 @@ def test_a_short_warm_up_takes_chains_of_a_subsampling_program_to_the_posterior(
 
 def test_a_curvature_that_is_not_finite_is_named():
     chooser = StepSize(SGHMC(num_warmup=10), prepare(normal, points="held"))
-    state = State(0, torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2))
+    state = State(0, torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2))
 
     def kink(batch):
         return lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None
@@ -62,3 +62,14 @@ def test_chains_that_diverged_on_the_way_to_a_look_go_back(monkeypatch):
     posterior = SGLD(num_chains=8, num_warmup=200, compile=False).fit(normal, num_draws=20)
     assert seen[:3] == [0, 0, 20]
     assert float(posterior.draws["z"].square().mean()) == pytest.approx(1.0, rel=0.4)
+
+
+@pytest.mark.parametrize("method", [SGLD, SGHMC])
+def test_a_wall_that_no_look_has_met_does_not_throw_a_chain_out(method):
+    # a fall of the log joint that 2,000 coordinates could explain was none: draws of 10¹⁴ in silence
+    def program(x=None, y=None):
+        z = pyro.sample("z", dist.Normal(torch.zeros(2000), 1.0).to_event(1))
+        pyro.factor("wall", -2000.0 * torch.relu(z[0].abs() - 2.5).square())
+
+    draws = method(num_chains=2, num_warmup=200).fit(program, num_draws=200, seed=1).draws["z"]
+    assert float(draws[..., 0].abs().max()) < 2.7 and float(draws.std()) == pytest.approx(1.0, abs=0.05)
