@@ -15,7 +15,7 @@ import torch.distributions.constraints as constraints
 from pyro.distributions.torch_distribution import TorchDistribution, TorchDistributionMixin
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number
+from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number, check_type
 from pyrobnn.core.private import given
 from pyrobnn.core.seeding import generator
 from pyrobnn.priors import move
@@ -58,6 +58,7 @@ class OwnParameters:
         for found, key in ((self.fixed, name), (self.points, site), (self.priors, site)):
             found.pop(key, None)
         if isinstance(value, torch.distributions.Distribution):
+            check_type(name, value, TorchDistributionMixin, "a distribution of pyro.distributions")
             if not getattr(value.support, "lower_bound", -1) >= 0 or len(value.shape()) > 1:
                 raise ValueError(
                     f"the prior of {name!r} must live on positive numbers and have shape () or (out,), got {value} of "

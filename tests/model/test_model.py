@@ -133,6 +133,8 @@ def test_wrong_arguments_are_named():
         pb.BNN(toy_net(), dist.Normal(0.0, 1.0), likelihood)
     with pytest.raises(TypeError, match="'likelihood' must be"):
         pb.BNN(toy_net(), normal_prior(), dist.Normal(0.0, 1.0))
+    with pytest.raises(TypeError, match="'scale' must be a distribution of pyro.distributions"):
+        pb.likelihoods.HomoskedasticGaussian(torch.distributions.HalfNormal(1.0))
 
 
 def test_reinitialized_changes_the_weights_by_seed():
