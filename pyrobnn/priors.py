@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
 
-from pyrobnn.core.checks import check_number
+from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
 
 __all__ = ["DictPrior", "FanInNormal", "IIDPrior", "LambdaPrior", "LayerwiseNormalPrior", "Prior", "ScaleMixture"]
@@ -202,9 +202,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
                 base = prior.prior_dist(name, module, param)
             except KeyError as error:
                 raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
-            if not hasattr(base, "to_event"):
-                kind = f"{type(base).__module__}.{type(base).__name__}"
-                raise TypeError(f"the prior of {name!r} is a {kind}: use the one of pyro.distributions")
+            check_type(f"prior of {name}", base, TorchDistributionMixin, "a distribution of pyro.distributions")
             found[name] = _expand(name, base, param)
     if not found:
         names = ", ".join(name for name, _ in net.named_parameters())

@@ -42,17 +42,6 @@ class State:
     heat: Tensor
 
 
-class Moved(NamedTuple):
-    """A step of all chains: z, v (chain, dim) after it; gradient, log joint and energy before it, its heat (chain,)."""
-
-    z: Tensor
-    v: Tensor
-    grad: Tensor
-    lp: Tensor
-    energy: Tensor
-    heat: Tensor
-
-
 def kinetic(momentum: Tensor) -> Tensor:
     """The energy (chain,) of momenta (chain, dim), in float64."""
     return 0.5 * momentum.double().square().sum(1)
@@ -63,11 +52,10 @@ class StepSize:
 
     .. math:: \varepsilon = \min\Big( \frac{\kappa}{\lambda_{\max}}, \ \frac{0.1}{r \max_s \bar V_s} \Big)
 
-    The first bounds the error of the discretisation: :math:`\lambda_{\max}` is the largest curvature of the log joint
-    over the chains, and beyond :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. The second bounds the
-    temperature error of mini-batches: :math:`\bar V_s` is the mean variance of the gradient over a site's coordinates,
-    which raises the temperature by :math:`r \varepsilon \bar V`. Both are taken anew ten times in warm-up, as the
-    chains move; the smallest of the second half stays.
+    :math:`\lambda_{\max}` is the largest curvature of the log joint over the chains, and beyond
+    :math:`\varepsilon \lambda_{\max} = 4` no chain is stable. :math:`\bar V_s` is the mean variance of a mini-batch's
+    gradient over a site's coordinates, which raises the temperature by :math:`r \varepsilon \bar V`. Both bounds are
+    taken anew ten times in warm-up, as the chains move; the smallest of the second half stays.
 
     Exact dynamics change the energy :math:`\tfrac12 |v|^2 - \log p` by the heat of their noise alone, so the rest of a
     change is the error of the steps (the shadow work of Sivak, Chodera & Crooks, 2013). Where it exceeds ten times its
@@ -78,20 +66,19 @@ class StepSize:
     """
 
     def __init__(self, config: Any, problem: Problem):
-        self.share, self.heating, self.num_warmup = config.share, config.heating, config.num_warmup
+        self.share, self.heating = config.share, config.heating
+        self.num_warmup, self.temperature = config.num_warmup, config.temperature
         self.density, num_data, size = problem.density, problem.num_rows, config.batch_size
-        subsampled = problem.density.subsampled().stochastic is not None
-        self.noisy = problem.loader is not None or subsampled or (size is not None and size < num_data)
-        self.temperature = config.temperature
+        self.noisy = problem.loader is not None or (size is not None and size < num_data)
+        self.noisy |= problem.density.subsampled().stochastic is not None
         self.looks = {self.num_warmup * look // 10 for look in range(10)}
-        self.value = 0.0
+        self.value, self.restarts = 0.0, 0
         self.settled: list[float] = []
-        self.restarts = 0
         self.energy: Tensor | None = None  # less the heat, at the last check
         self.errors: deque[Tensor] = deque(maxlen=20)  # its changes between the last checks
         self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
-        self.saved: State | None = None
+        self.saved: State
 
     def look(self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
@@ -115,7 +102,7 @@ class StepSize:
     def restart(self) -> State | None:
         """The state to go back to, with half the step length from now on; None when that has been tried enough."""
         self.restarts += 1
-        if self.restarts > NUM_RESTARTS or self.saved is None:
+        if self.restarts > NUM_RESTARTS:
             return None
         self.share, self.value = self.share / 4, self.value / 4
         self.settled = [value / 4 for value in self.settled]
@@ -126,24 +113,14 @@ class StepSize:
         """Whether a chain is not finite, or its energy (less heat) has risen by far more than it usually changes."""
         if not bool(torch.isfinite(z).all() and torch.isfinite(energy).all()):
             return True
-        before, self.energy = self.energy, energy
-        if before is None:
-            return False
+        rise, self.energy = energy - (energy if self.energy is None else self.energy), energy
         usual = self.spread + self.density.dim * self.temperature / 20  # as long as too few are known
         if len(self.errors) == self.errors.maxlen:
             usual = float(torch.stack([*self.errors]).median())
-        if bool((energy - before > 10.0 + 10.0 * usual).any()):
+        if bool((rise > 10.0 + 10.0 * usual).any()):
             return True
-        self.errors.append((energy - before).abs())
+        self.errors.append(rise.abs())
         return False
-
-    def divergence_message(self, step: int, num_data: int) -> str:
-        """Why the run ends, of chains that diverged after every restart."""
-        return (
-            f"by step {step} the steps of a chain have not conserved its energy, at each of {NUM_RESTARTS + 1} step "
-            f"sizes down to {self.value * num_data:.3g}: the log joint is too steep there, or not smooth; pass a "
-            "smaller step_size, larger batches, or use NUTS or SVI"
-        )
 
     def _curvature(
         self, z: Tensor, root: Tensor, log_joint: Callable[..., Tensor], rows: Tensor, dim: int | None
@@ -296,10 +273,10 @@ def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., 
         metric = metric_of(second) if precondition else torch.ones_like(second)
         one = torch.func.grad_and_value(_of_rows(density, data, per_chain))
         each = torch.func.vmap(one, in_dims=(0, 0 if per_chain else None), randomness=randomness)
-        moved = config.move(z, v, lambda at: each(at, rows), epsilon, temperature, metric)
+        z, v, grad, lp, energy, added = config.move(z, v, lambda at: each(at, rows), epsilon, temperature, metric)
         if precondition:
-            second = torch.lerp(second, (moved.grad / num_data).square().mean(0), forget)
-        return moved.z, moved.v, second, heat + moved.heat, moved.lp, moved.energy - heat
+            second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
+        return z, v, second, heat + added, lp, energy - heat
 
     return step
 
@@ -395,5 +372,9 @@ def _checked(
             f"reduce step_size (now {float(control[0]) * problem.num_rows:g})"
         )
     if diverged is not None:
-        raise FloatingPointError(diverged.divergence_message(state.step, problem.num_rows))
+        raise FloatingPointError(
+            f"by step {state.step} a chain has not conserved its energy, at each of {NUM_RESTARTS + 1} step sizes "
+            f"down to {diverged.value * problem.num_rows:.3g}: the log joint is too steep there, or not smooth; pass "
+            "larger batches, or use NUTS or SVI"
+        )
     return None

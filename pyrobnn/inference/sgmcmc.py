@@ -17,7 +17,7 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin import Moved, full_log_joint, kinetic, run_chains
+from pyrobnn.inference.langevin import full_log_joint, kinetic, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
@@ -160,13 +160,16 @@ class SGLD(_StochasticGradientMCMC):
 
     def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
-    ) -> Moved:
-        """One step of all chains: a leapfrog step whose momentum is drawn anew, and carried in ``v`` for its energy."""
+    ) -> tuple[Tensor, ...]:
+        """One step of all chains, a leapfrog step whose momentum is drawn anew (``v`` is for its energy).
+
+        Position and momentum after it; gradient, log joint and energy before it; the heat that it adds.
+        """
         grad, lp = gradient(z)
         kick, noise = 0.5 * (epsilon * metric).sqrt() * grad, torch.randn_like(z)
         arriving, leaving = kinetic(v + kick), kinetic(temperature.sqrt() * noise)
         z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * noise
-        return Moved(z, temperature.sqrt() * noise + kick, grad, lp, arriving - lp, leaving - arriving)
+        return z, temperature.sqrt() * noise + kick, grad, lp, arriving - lp, leaving - arriving
 
 
 @register("sghmc", quick={"num_draws": 200})
@@ -214,7 +217,7 @@ class SGHMC(_StochasticGradientMCMC):
 
     def move(
         self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
-    ) -> Moved:
+    ) -> tuple[Tensor, ...]:
         grad, lp = gradient(z)
         # with the metric as inverse mass the velocity is metric * momentum; v is the momentum in units of its own scale
         drift, keep = epsilon.sqrt() * metric.sqrt(), 1.0 - self.friction
@@ -222,7 +225,7 @@ class SGHMC(_StochasticGradientMCMC):
         v = v + drift * grad
         z, before = z + 0.5 * drift * v, kinetic(v)
         v = keep * v + (temperature * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
-        return Moved(z + 0.5 * drift * v, v, grad, lp, energy, kinetic(v) - before)
+        return z + 0.5 * drift * v, v, grad, lp, energy, kinetic(v) - before
 
 
 def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:

@@ -13,7 +13,7 @@ from test_import_graph import MODULES, code_lines, floors, rooms
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_102,
+    "lines": 29_120,
     "code lines": 16_398,
     "files": 150,
     "numbers in module constants": 260,
