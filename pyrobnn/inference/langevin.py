@@ -6,7 +6,6 @@ import functools
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -57,10 +56,10 @@ class StepSize:
     gradient over a site's coordinates, which raises the temperature by :math:`r \varepsilon \bar V`. Both bounds are
     taken anew ten times in warm-up, as the chains move; the smallest of the second half stays.
 
-    Exact dynamics change the energy :math:`\tfrac12 |v|^2 - \log p` by the heat of their noise alone, so the rest of a
-    change is the error of the steps (the shadow work of Sivak, Chodera & Crooks, 2013). Where it exceeds ten times its
-    median, and ten nats, within CHECK_EVERY steps, or a chain is no longer finite, the chains go back to the last look
-    with a quarter of :math:`\kappa`.
+    Exact dynamics change the energy :math:`\tfrac12 |v|^2 - \log p` by the heat of their noise alone; the rest of a
+    change is the error of the steps (shadow work: Sivak, Chodera & Crooks, 2013). Chains go back to the last look, with
+    a quarter of :math:`\kappa` where one is no longer finite, or its log joint has fallen while an error beyond ten
+    nats and a twentieth of its kinetic energy arose. Mini-batches may heat it by all of that; their log joint is noisy.
 
     ``config`` is a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`, whose ``share`` is κ and ``heating`` r.
     """
@@ -74,8 +73,7 @@ class StepSize:
         self.looks = {self.num_warmup * look // 10 for look in range(10)}
         self.value, self.restarts = 0.0, 0
         self.settled: list[float] = []
-        self.energy: Tensor | None = None  # less the heat, at the last check
-        self.errors: deque[Tensor] = deque(maxlen=20)  # its changes between the last checks
+        self.heights: Tensor | None = None  # energy less heat, and minus the log joint, at the last check
         self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
         self.saved: State
@@ -106,21 +104,17 @@ class StepSize:
             return None
         self.share, self.value = self.share / 4, self.value / 4
         self.settled = [value / 4 for value in self.settled]
-        self.energy = None
+        self.heights = None
         return replace(self.saved, v=math.sqrt(self.temperature) * torch.randn_like(self.saved.v))
 
-    def diverged(self, z: Tensor, energy: Tensor) -> bool:
-        """Whether a chain is not finite, or its energy (less heat) has risen by far more than it usually changes."""
-        if not bool(torch.isfinite(z).all() and torch.isfinite(energy).all()):
+    def diverged(self, state: State, lp: Tensor, energy: Tensor) -> bool:
+        """Whether a chain is not finite, or has climbed since the last check while its steps made up energy."""
+        if not bool(torch.isfinite(state.z).all() and torch.isfinite(energy).all()):
             return True
-        rise, self.energy = energy - (energy if self.energy is None else self.energy), energy
-        usual = self.spread + self.density.dim * self.temperature / 20  # as long as too few are known
-        if len(self.errors) == self.errors.maxlen:
-            usual = float(torch.stack([*self.errors]).median())
-        if bool((rise > 10.0 + 10.0 * usual).any()):
-            return True
-        self.errors.append(rise.abs())
-        return False
+        now = torch.stack([energy, -lp])
+        (made_up, climbed), self.heights = now - (now if self.heights is None else self.heights), now
+        allowed = 10.0 + 10.0 * self.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
+        return bool(((made_up > allowed) & (climbed > 0)).any())
 
     def _curvature(
         self, z: Tensor, root: Tensor, log_joint: Callable[..., Tensor], rows: Tensor, dim: int | None
@@ -359,7 +353,7 @@ def _checked(
     problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, energy: Tensor, control: Tensor
 ) -> State | None:
     """The state to go back to, of chains that diverged; None where they may go on."""
-    diverged = chooser if chooser is not None and chooser.diverged(state.z, energy) else None
+    diverged = chooser if chooser is not None and chooser.diverged(state, lp, energy) else None
     if diverged is not None and (back := diverged.restart()) is not None:
         return back
     bad = ~(torch.isfinite(state.z).all(1) & torch.isfinite(lp))

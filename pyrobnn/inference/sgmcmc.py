@@ -137,8 +137,8 @@ class SGLD(_StochasticGradientMCMC):
     Adam (a plain program: at draws from the prior). Where inputs are all but collinear Adam does not arrive: pass
     ``init=MAP().fit(…)``. Batches of a DataLoader are shared by all chains.
 
-    Fails with FloatingPointError where a chain is no longer finite (names step, chain and step size), or lost what its
-    start had at every step size tried.
+    Fails with FloatingPointError where a chain is no longer finite (names step, chain and step size), or does not
+    conserve its energy at any step size tried.
 
     Caveat: there is no accept step. The draws are biased by O(step_size), most where curvature is largest: for a
     Gaussian of precision λ the full-batch variance is :math:`1 / (\lambda (1 - \varepsilon\lambda/4))`, and gradient
