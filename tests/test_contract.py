@@ -29,7 +29,7 @@ METHODS = {
     "SVI-low-rank": pb.SVI(guide="low_rank", num_steps=20, compile=False),
     "NUTS": pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
     "NUTS-pyro": pb.NUTS(num_chains=1, num_warmup=5, max_tree_depth=2, engine="pyro", compile=False),
-    "SGLD": pb.SGLD(num_chains=2, num_warmup=10, init_steps=20, compile=False),
+    "SGLD": pb.SGLD(num_chains=2, num_warmup=13, init_steps=20, compile=False),
     "SGHMC": pb.SGHMC(num_chains=2, num_warmup=10, init_steps=20, compile=False),
     "Laplace": pb.Laplace(map=MODE, compile=False),
     "Laplace-last-layer": pb.Laplace(subset="last_layer", map=MODE, compile=False),
