@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pyro
 import torch
@@ -33,6 +33,7 @@ _ATEN = torch.ops.aten
 _FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17
 #: a product of so few multiplications takes a library longer to begin than to do, and bars the stack to all the rest
 _TINY, _TINY_FEATURES = 2**15, 16
+_RANDOM = torch.Tag.nondeterministic_seeded
 #: what leaves the fused loops for a library
 _LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
 
@@ -266,6 +267,7 @@ def first_line(error: Exception) -> str:
 def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     """Compiled with small products as arithmetic, calls in C++ and intermediates on the stack, or loaded from disk."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
+    _compute_indices(graph)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
     only_writes = not graph.graph.output_node().all_input_nodes
@@ -287,6 +289,38 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
         call = private.compile_graph(graph, inputs, settings, on_stack)
     # a loop in Python takes its time at every step; its body was compared by itself
     return Code(call, lambda: untouched, untouched if looped else fn, identity)
+
+
+def _compute_indices(graph: GraphModule) -> None:
+    """Compute now what a graph makes of its constants in whole numbers and truth values: indices and masks of data.
+
+    Left in the graph they are computed at every call, and loops that gather by them are not vectorized.
+    """
+    schemas = {node: getattr(node.target, "_schema", None) for node in graph.graph.nodes}
+    writing = (node for node, schema in schemas.items() if schema and schema.is_mutable)
+    written, known = {each for node in writing for each in node.all_input_nodes}, set[Node]()
+
+    def value(node: Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(graph, str(node.target))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
+        return cast(Any, node.target)(*args, **kwargs)
+
+    for node, schema in schemas.items():
+        if node in written or (schema and (schema.is_mutable or _RANDOM in node.target.tags)):
+            continue
+        if node.op == "get_attr":
+            known.add(node)
+        elif schema and node.all_input_nodes and known >= {*node.all_input_nodes}:
+            known.add(node)
+            kind = getattr(node.meta.get("tensor_meta"), "dtype", torch.float32)
+            if not kind.is_floating_point and size(node) > 1:
+                graph.register_buffer(name := f"_computed_{node.name}", value(node))
+                with graph.graph.inserting_before(node):
+                    node.replace_all_uses_with(constant := graph.graph.get_attr(name))
+                constant.meta = node.meta
+                known.add(constant)
+    graph.recompile()
 
 
 def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
