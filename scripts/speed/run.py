@@ -430,7 +430,7 @@ class Ours:
         import pyrobnn as pb
 
         self.case, self.program, (self.x, self.y) = case, torch_program(case), torch_data(case)
-        self.method = pb.NUTS(**options)
+        self.method, self.num_draws = pb.NUTS(**options), 100
         self.first, _ = self.run(1)
 
     def run(self, num_draws: int) -> tuple[Any, float]:
@@ -459,8 +459,11 @@ class Ours:
         return seconds, ess, gradients / num_draws / posterior.num_chains
 
     def gradient(self) -> float:
-        """Seconds per gradient and chain."""
-        _, seconds, gradients = self.longer(100)
+        """Seconds per gradient and chain, of so many draws that what a fit costs besides does not count."""
+        _, seconds, gradients = self.longer(self.num_draws)
+        while gradients < 300_000:
+            self.num_draws = round(400_000 / gradients * self.num_draws)
+            _, seconds, gradients = self.longer(self.num_draws)
         return seconds / gradients
 
 
