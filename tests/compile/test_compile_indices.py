@@ -31,6 +31,6 @@ def test_other_data_of_that_size_have_indices_of_their_own():
     z = torch.tensor([1.0, 10.0, 100.0])
     for values in ([2.0, 0.0, 1.0, 2.0], [0.0, 0.0, 2.0, 1.0]):
         data, out = torch.tensor(values), torch.zeros(4)
-        step = compiled(lambda z, out: out.copy_(z[data.long()] * 2), z, out, clone=False)
+        step = compiled(lambda z, out, data=data: out.copy_(z[data.long()] * 2), z, out, clone=False)
         step(z, out)
         torch.testing.assert_close(out, z[data.long()] * 2)
