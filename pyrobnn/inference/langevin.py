@@ -108,13 +108,13 @@ class StepSize:
         return replace(self.saved, v=math.sqrt(self.temperature) * torch.randn_like(self.saved.v))
 
     def diverged(self, state: State, lp: Tensor, energy: Tensor) -> bool:
-        """Whether a chain is not finite, or has climbed since the last check while its steps made up energy."""
+        """Whether a chain is not finite, or fell in log joint since the last check by energy that step errors added."""
         if not bool(torch.isfinite(state.z).all() and torch.isfinite(energy).all()):
             return True
         now = torch.stack([energy, -lp])
-        (made_up, climbed), self.heights = now - (now if self.heights is None else self.heights), now
+        (added, climbed), self.heights = now - (now if self.heights is None else self.heights), now
         allowed = 10.0 + 10.0 * self.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
-        return bool(((made_up > allowed) & (climbed > 0)).any())
+        return bool(((added > allowed) & (climbed > 0)).any())
 
     def _curvature(
         self, z: Tensor, root: Tensor, log_joint: Callable[..., Tensor], rows: Tensor, dim: int | None

@@ -11,10 +11,11 @@ from pyrobnn.model.compile.inductor import _compute_indices
 
 def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
     data, state = torch.tensor([2.0, 0.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 1.0, 1.0])
+    alias = state[:]
 
     def fn(z):
-        state.add_(1.0)  # a constant that is written into is none
-        kept = torch.where(data > 0.5, z[data.long()], state[(state - 2.0).long().clamp(0, 3)])
+        state.view(2, 2).add_(1.0)  # a constant that is written into, by a view or not, is none
+        kept = torch.where(data > 0.5, z[data.long()], state[(alias - 2.0).long().clamp(0, 3)])
         return kept * 2 * data.exp()
 
     z = torch.tensor([1.0, 10.0, 100.0])

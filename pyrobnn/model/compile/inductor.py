@@ -291,14 +291,22 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     return Code(call, lambda: untouched, untouched if looped else fn, identity)
 
 
+def _memory(held: Any) -> int | None:
+    return held.untyped_storage().data_ptr() if isinstance(held, Tensor) else None
+
+
 def _compute_indices(graph: GraphModule) -> None:
     """Compute now what a graph makes of its constants in whole numbers and truth values: indices and masks of data.
 
     Left in the graph they are computed at every call, and loops that gather by them are not vectorized.
     """
     schemas = {node: getattr(node.target, "_schema", None) for node in graph.graph.nodes}
-    writing = (node for node, schema in schemas.items() if schema and schema.is_mutable)
-    written, known = {each for node in writing for each in node.all_input_nodes}, set[Node]()
+    written, known = set[Node](), set[Node]()
+    for node, schema in reversed(schemas.items()):  # through a view what it is a view of is written
+        if schema and (schema.is_mutable or (node in written and any(arg.alias_info for arg in schema.arguments))):
+            written |= {*node.all_input_nodes}
+    memory = {node: _memory(getattr(graph, str(node.target))) for node in schemas if node.op == "get_attr"}
+    changing = {memory[node] for node in written & memory.keys()}  # each use of a constant is a node of its own
 
     def value(node: Node) -> Any:
         if node.op == "get_attr":
@@ -309,8 +317,8 @@ def _compute_indices(graph: GraphModule) -> None:
     for node, schema in schemas.items():
         if node in written or (schema and (schema.is_mutable or _RANDOM in node.target.tags)):
             continue
-        if node.op == "get_attr":
-            known.add(node)
+        if node in memory:
+            known |= {node} if memory[node] not in changing else set()
         elif schema and node.all_input_nodes and known >= {*node.all_input_nodes}:
             known.add(node)
             kind = getattr(node.meta.get("tensor_meta"), "dtype", torch.float32)
