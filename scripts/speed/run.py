@@ -1,13 +1,12 @@
-"""Speed and scores by commit: a few numbers that show within minutes whether a change made something worse.
+"""Speed and scores beside those of an earlier commit, and NUTS beside its peers.
 
-    python scripts/speed/run.py             # measure and add a record
-    python scripts/speed/run.py --check     # measure and compare with the records: exit code 1 if worse
-    python scripts/speed/run.py --accept "nuts gradient=checks its input"   # slower, and meant to be
-    python scripts/speed/run.py --peers     # NUTS beside NumPyro and Pyro
+    python scripts/speed/run.py                   # beside the commit of the newest record; adds a record
+    python scripts/speed/run.py --check           # the same, adds none; exit code 1 if something is worse
+    python scripts/speed/run.py --against v0.2.0  # beside any commit
+    python scripts/speed/run.py --peers           # NUTS beside NumPyro and Pyro
 
-Times are CPU seconds over those of a fixed computation in NumPy, timed in turn with them, so that they depend little on
-the machine and not at all on what else it does. Each repeat is a process of its own with its own seed; the spread of
-the repeats is the noise. A time is compared with records of the same machine only, a score with all.
+Both codes run here and now, in turn, on the same seeds: a time of another day or machine is never compared. Each
+repeat is a process of its own; times are CPU seconds over those of a fixed computation in NumPy, timed in turn.
 Beside its peers NUTS has the same model, data, warm-up and number of draws; repeats of ours and NumPyro's alternate,
 wall time, no compile in it. A gradient is one of the leapfrogs that belong to a trajectory; ESS are of whole fits.
 """
@@ -16,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import io
 import itertools
-import json
 import math
 import os
-import platform
+import subprocess
 import sys
+import tarfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +32,7 @@ from multiprocessing import get_context
 from multiprocessing.managers import BaseManager
 from pathlib import Path
 from statistics import median, stdev
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 HERE = Path(__file__).parent
@@ -40,8 +41,9 @@ sys.path.insert(0, str(HERE.parent))
 from records import append_record, commit, peak_mb, read_records, versions  # noqa: E402
 
 RESULTS, PEERS = HERE / "records.jsonl", HERE / "nuts.jsonl"
-#: repeats that a standard error needs; chance of a false alarm, over all numbers and records
-FEWEST, FALSE_ALARMS = 3, 0.01
+#: repeats that a standard error needs; chances that a number that hasn't changed is measured once more, and that any of
+#: them is then called worse
+FEWEST, SUSPECTED, FALSE_ALARMS = 3, 0.1, 0.01
 #: timings of one repeat, each in turn with the reference
 TURNS = 4
 
@@ -64,23 +66,23 @@ class Number:
     label: str
     kind: Literal["factor", "difference"]
     worse: Literal["higher", "lower"]
-    #: a time depends on the machine, a score does not
-    of_machine: bool
 
-    def scaled(self, values: Sequence[float]) -> list[float]:
-        """The repeats on the scale on which changes are differences, and higher is worse."""
-        sign = 1.0 if self.worse == "higher" else -1.0
-        return [sign * (math.log(value) if self.kind == "factor" else value) for value in values]
+    def change(self, old: Sequence[float], new: Sequence[float]) -> tuple[float, float]:
+        """Median over the seeds of the logarithm of a factor, or of a difference, and its standard error."""
+        scaled = math.log if self.kind == "factor" else float
+        changes = [scaled(after) - scaled(before) for before, after in zip(old, new, strict=True)]
+        # that of a mean times √(π/2), as for normal changes
+        return median(changes), math.sqrt(math.pi / 2) * stdev(changes) / math.sqrt(len(changes))
 
 
 NUMBERS = {
-    "nuts gradient": Number("NUTS, a gradient of 1-50-1", "factor", "higher", True),
-    "svi step": Number("SVI, a step of 1-50-1", "factor", "higher", True),
-    "laplace fit": Number("Laplace, a fit of 13-50-50-1", "factor", "higher", True),
-    "predict": Number("prediction by 400 draws", "factor", "higher", True),
-    "nuts ess": Number("NUTS, effective draws per 1000 gradients", "factor", "lower", False),
-    "laplace score": Number("Laplace, held-out log density", "difference", "lower", False),
-    "svi score": Number("SVI, held-out log density", "difference", "lower", False),
+    "nuts gradient": Number("NUTS, a gradient of 1-50-1", "factor", "higher"),
+    "svi step": Number("SVI, a step of 1-50-1", "factor", "higher"),
+    "laplace fit": Number("Laplace, a fit of 13-50-50-1", "factor", "higher"),
+    "predict": Number("prediction by 400 draws", "factor", "higher"),
+    "nuts ess": Number("NUTS, effective draws per 1000 gradients", "factor", "lower"),
+    "laplace score": Number("Laplace, held-out log density", "difference", "lower"),
+    "svi score": Number("SVI, held-out log density", "difference", "lower"),
 }
 
 
@@ -94,16 +96,29 @@ def main(argv: list[str] | None = None) -> int:
             print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
         return 0
     history = read_records(results)
-    if options.accept:
-        return accept(options.accept, results, history)
-    if options.check and machine() not in {record["machine"] for record in history}:
-        print("no record of this machine: its times are not checked, its scores are")
-    now = measure(range(repeats))
-    if options.check:
-        return check(now, history, lambda: measure(range(repeats, 2 * repeats)))
-    append_record(results, now)
-    print(table([*history, now]))
-    return 0
+    against = options.against or next((record["commit"] for record in reversed(history)), None)
+    if against is None:
+        print(f"{results} has no record yet: name a commit by --against")
+        return 2
+    with TemporaryDirectory() as folder:
+        try:
+            unpack(against, Path(folder))
+        except subprocess.CalledProcessError as error:
+            print(f"git does not give the code of {against}: {error.stderr.decode().strip()}")
+            return 2
+        now = {"against": against, **measure(range(repeats), Path(folder))}
+        if worse(now, SUSPECTED):
+            more = measure(range(repeats, 2 * repeats), Path(folder))
+            for name in NUMBERS:
+                now["old"][name] += more["old"][name]
+                now["new"][name] += more["new"][name]
+    print(table([now]))
+    if not options.check:
+        append_record(results, now)
+        return 0
+    found = worse(now, FALSE_ALARMS / len(NUMBERS))
+    print("\n".join([*found, f"{len(NUMBERS) - len(found)} of {len(NUMBERS)} numbers are no worse than at {against}"]))
+    return 1 if found else 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -111,8 +126,8 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--check", action="store_true", help="compare, add no record; 1 where something is worse")
-    add("--repeats", type=int, default=5, help=f"processes, at least {FEWEST}")
-    add("--accept", metavar="NUMBER=WHY", help="the next checks start at the last record")
+    add("--against", metavar="COMMIT", help="what to compare with; the commit of the newest record")
+    add("--repeats", type=int, default=5, help=f"processes of each code, at least {FEWEST}")
     add("--peers", action="store_true", help="a gradient of NUTS and its ESS, beside NumPyro's and Pyro's")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of --peers")
     add("--chains", nargs="+", type=int, default=[4, 16, 64], help="of --peers")
@@ -123,105 +138,64 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def check(now: dict[str, Any], history: Sequence[Record], again: Callable[[], Record]) -> int:
-    """0 where nothing is worse, 1 where something is; an alarm is measured once more first."""
-    if worse(now, history):
-        more = again()
-        now["values"] = {name: [*values, *more["values"][name]] for name, values in now["values"].items()}
-    found = worse(now, history)
-    print("\n".join(found))
-    held = {name: comparable(name, now, history) for name in NUMBERS}
-    checked = sum(map(bool, held.values()))
-    commits = len({record["commit"] for records in held.values() for record in records})
-    print(f"{checked - len(found)} of {checked} numbers are no worse than in {commits} recorded commits")
-    return 1 if found else 0 if checked else 2
-
-
-def accept(text: str, results: Path, history: list[dict[str, Any]]) -> int:
-    """Write into the last record why a number may be what it is there: earlier records no longer count."""
-    name, _, why = text.partition("=")
-    if name not in NUMBERS or not why or not history:
-        print(f"--accept NUMBER=WHY, with a record to accept, and NUMBER one of {', '.join(NUMBERS)}")
-        return 2
-    history[-1]["accepted"] = {**history[-1].get("accepted", {}), name: why}
-    lines = "".join(json.dumps(record, allow_nan=False, sort_keys=True) + "\n" for record in history)
-    results.write_text(lines, encoding="utf-8")
-    return 0
-
-
-def centre(values: Sequence[float]) -> tuple[float, float]:
-    """The median of the repeats and its standard error (that of a mean times √(π/2), as for normal repeats)."""
-    return median(values), math.sqrt(math.pi / 2) * stdev(values) / math.sqrt(len(values))
-
-
-def comparable(name: str, now: Record, history: Sequence[Record]) -> list[Record]:
-    """Earlier records that hold the number, of this machine where it is a time, none from before it was accepted."""
-    found: list[Record] = []
-    for record in history:
-        if name in record.get("accepted", {}):
-            found.clear()
-        same = record["machine"] == now["machine"] or not NUMBERS[name].of_machine
-        if same and len(record["values"].get(name, ())) >= FEWEST:
-            found.append(record)
-    return found
-
-
-def worse(now: Record, history: Sequence[Record]) -> list[str]:
-    """Numbers worse than in an earlier record, by Welch's t-test of two medians with Bonferroni's correction."""
+def worse(record: Record, level: float) -> list[str]:
+    """Numbers worse than in the other code, by a t-test of the changes at this level each."""
     from scipy.stats import t
 
-    pairs = [(name, record) for name in NUMBERS for record in comparable(name, now, history)]
-    found: dict[str, str] = {}
-    for name, record in pairs:
-        number = NUMBERS[name]
-        (old, old_error), (new, new_error) = (centre(number.scaled(each["values"][name])) for each in (record, now))
-        error = math.hypot(old_error, new_error)
-        if not new > old:
-            continue
-        counts = len(record["values"][name]) - 1, len(now["values"][name]) - 1
-        parts = old_error**4 / counts[0] + new_error**4 / counts[1]
-        freedom = error**4 / parts if parts > 0 else math.inf
-        if error == 0 or (new - old) / error > t.isf(FALSE_ALARMS / len(pairs), freedom):
-            before, after = median(record["values"][name]), median(now["values"][name])
-            found[name] = f"{number.label}: {before:.3g} at {record['commit']}, {after:.3g} now"
-    return list(found.values())
+    found = []
+    for name, number in NUMBERS.items():
+        old, new = record["old"][name], record["new"][name]
+        change, error = number.change(old, new)
+        change *= 1.0 if number.worse == "higher" else -1.0
+        if change > error * t.isf(level, len(new) - 1):
+            found.append(f"{number.label}: {median(old):.3g} at {record['against']}, {median(new):.3g} now")
+    return found
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-def measure(seeds: Sequence[int]) -> dict[str, Any]:
-    """A record: every number's repeats, each repeat in a process of its own."""
-    values: dict[str, list[float]] = {name: [] for name in NUMBERS}
+def unpack(revision: str, folder: Path) -> None:
+    """Write the package as it was at a commit."""
+    command = ["git", "-C", str(HERE.parents[1]), "archive", revision, "pyrobnn"]
+    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
+        packed.extractall(folder, filter="data")
+
+
+def measure(seeds: Sequence[int], other: Path) -> dict[str, Any]:
+    """Every number of the package in ``other`` and of this one, in turn, each repeat in a process of its own."""
+    values: dict[str, dict[str, list[float]]] = {code: {name: [] for name in NUMBERS} for code in ("old", "new")}
     os.environ["OMP_NUM_THREADS"] = "1"
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as processes:
-        for found in processes.map(repeat, seeds):
-            print("  ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
-            for name, value in found.items():
-                values[name].append(value)
+    for seed, code in itertools.product(seeds, values):
+        found = in_a_process(seed, other if code == "old" else HERE.parents[1])
+        print(code, "  ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
+        for name, value in found.items():
+            values[code][name].append(value)
     return {
         "peak_mb": peak_mb(children=True),
         "commit": commit() or "?",
         "versions": versions(),
-        "machine": machine(),
         "finished_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "values": values,
+        **values,
     }
 
 
-def machine() -> str:
-    """The processor and how many of it: what a time depends on."""
-    name, info = platform.processor() or platform.machine(), Path("/proc/cpuinfo")
-    if info.exists():
-        lines = info.read_text(encoding="utf-8").splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if "model name" in line), name)
-    return f"{name}, {os.cpu_count()} cores"
+def in_a_process(seed: int, folder: Path) -> dict[str, float]:
+    """Every number once, by the package in ``folder``."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
+        return processes.submit(repeat, seed, folder).result()
 
 
-def repeat(seed: int) -> dict[str, float]:
-    """Every number once."""
+def repeat(seed: int, folder: Path) -> dict[str, float]:
+    """Every number once, in a process that has not imported the package yet."""
+    sys.path.insert(0, str(folder))
     import torch
 
+    import pyrobnn as pb
+
+    if not Path(pb.__file__).is_relative_to(folder):
+        raise RuntimeError(f"the package was imported from {pb.__file__}, not from {folder}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of fits that are short on purpose
     return {**nuts(seed), **svi(seed), **laplace_and_predict(seed), **scores(seed)}
@@ -300,7 +274,7 @@ def svi(seed: int) -> dict[str, float]:
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
-    methods = [pb.SVI(num_steps=steps, estimator="weights") for steps in (1000, 11_000)]
+    methods = [pb.SVI(num_steps=steps) for steps in (1000, 11_000)]
     short, long = (lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed) for method in methods)
     return {"svi step": in_turn(difference(short, long)) / 10}
 
@@ -332,7 +306,6 @@ def laplace_and_predict(seed: int) -> dict[str, float]:
 def scores(seed: int) -> dict[str, float]:
     """Mean log density of new rows of the gap data; short fits with the default options otherwise."""
     import torch
-    from uci.rules import held_out_scores
 
     import pyrobnn as pb
 
@@ -349,21 +322,24 @@ def scores(seed: int) -> dict[str, float]:
         net = pb.networks.mlp(1, (50,), activation="tanh", seed=seed)
         model = pb.BNN(net, pb.priors.FanInNormal(2.0), pb.likelihoods.HomoskedasticGaussian(0.2))
         prediction = method.fit(model, train.x, train.y, seed=seed).predict(test.x)
-        found[f"{name} score"] = held_out_scores(prediction, test)["log_density"]
+        each = torch.distributions.Normal(prediction.loc, prediction.scale).log_prob(test.y).flatten(0, 1)
+        found[f"{name} score"] = float((each.logsumexp(0) - math.log(len(each))).mean())
     return found
 
 
-def table(history: Sequence[Record]) -> str:
-    """A row a record, the newest first: the median of each number ± its standard error."""
-    lines = [f"| commit | {' | '.join(number.label for number in NUMBERS.values())} |"]
-    lines += ["|---" * (1 + len(NUMBERS)) + "|"]
-    for record in reversed(history):
-        cells = [record["values"].get(name, []) for name in NUMBERS]
-        shown = ("{:.3g} ± {:.1g}".format(*centre(cell)) if len(cell) >= FEWEST else "" for cell in cells)
-        lines.append(f"| {record['commit']} | {' | '.join(shown)} |")
-    for record in reversed(history):
-        for name, why in record.get("accepted", {}).items():
-            lines += ["", f"Accepted at {record['commit']}: {NUMBERS[name].label}; {why}."]
+def table(records: Sequence[Record]) -> str:
+    """A row a comparison, the newest first: factors or differences of the numbers, ± their standard errors."""
+    lines = [f"| commit | beside | {' | '.join(number.label for number in NUMBERS.values())} |"]
+    lines += ["|---" * (2 + len(NUMBERS)) + "|"]
+    for record in reversed(records):
+        cells = []
+        for name, number in NUMBERS.items():
+            change, error = number.change(record["old"][name], record["new"][name])
+            factor = math.exp(change)
+            cells.append(
+                f"× {factor:.2f} ± {factor * error:.2f}" if number.kind == "factor" else f"{change:+.3f} ± {error:.3f}"
+            )
+        lines.append(f"| {record['commit']} | {record['against']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
