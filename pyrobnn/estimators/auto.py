@@ -127,7 +127,7 @@ def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str
 
 
 def _width(normal: bool) -> str:
-    return f"its prior's width {'tuned by the marginal likelihood' if normal else 'as declared: it is not normal'}"
+    return f"its prior's width {'tuned' if normal else 'as declared: it is not normal'}"
 
 
 def families(model: BNN) -> dict[str, bool]:

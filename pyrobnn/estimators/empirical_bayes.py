@@ -1,4 +1,4 @@
-"""Noise and prior widths found by the evidence: the weights averaged out, and the mode sought anew for each.
+"""Noise and widths by the evidence, the weights averaged out; of classes by left-out rows; each at a mode of its own.
 
 Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
 """
@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import itemgetter
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyro
@@ -19,7 +19,7 @@ from sklearn.linear_model import BayesianRidge
 from torch import Tensor
 
 from pyrobnn.core.findings import warn
-from pyrobnn.estimators.wide import log_density, quiet
+from pyrobnn.estimators.wide import gain, log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -51,10 +51,11 @@ def empirical_bayes(method: Any, model: BNN, x: Tensor, y: Tensor) -> Callable[.
         return select_prior_width if method.tune is not None else None
     free = type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed"
     few = free and len(x) < 10 * model.num_weights
-    return fit_by_evidence if few or (free and torch.le(*linear_residual_scale(model, *_tried(x, y))).any()) else None
+    return fit_by_evidence if few or (free and torch.le(*linear_residual_scale(model, *tried(x, y))).any()) else None
 
 
-def _tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows by which widths and noise are found."""
     keep = torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64).round().long()
     return x[keep], y[keep]
 
@@ -69,7 +70,7 @@ def fit_by_evidence(
     linear regression's, and with half of it under a prior four times as wide (under a narrow one a wave's mode is a
     constant). Fits go on with the noise that residuals ask for and in turn with the tuned prior, as the evidence rises.
     """
-    rows, declared, weights = _tried(x, y), model.likelihood.own.priors.get(SCALE), model.num_weights
+    rows, declared, weights = tried(x, y), model.likelihood.own.priors.get(SCALE), model.num_weights
     linear, least = linear_residual_scale(model, *rows)
 
     def climb(net: BNN, share: float) -> Climb:
@@ -259,8 +260,8 @@ def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
 
 def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     """The factor on the noise of each output (out,) that its residuals ask for."""
-    likelihood, y, f, leverage, own = _at_rows(posterior, x, y)
-    return _squared_ratio(likelihood, y, f, own, leverage.sum(0)).clamp_min(1e-8).sqrt().cpu()
+    likelihood, y, f, cov, root, own = _at_rows(posterior, x, y)
+    return _squared_ratio(likelihood, y, f, own, _leverage(cov, root).sum(0)).clamp_min(1e-8).sqrt().cpu()
 
 
 def _squared_ratio(likelihood: Any, y: Tensor, f: Tensor, own: dict[str, Tensor], used: Tensor) -> Tensor:
@@ -275,15 +276,24 @@ def _squared_ratio(likelihood: Any, y: Tensor, f: Tensor, own: dict[str, Tensor]
     return ((y - f) * slope).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
 
 
-def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Any, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Likelihood, targets, mean and leverage of f, (N, out), and the likelihood's own parameters, in model units."""
+def _at_rows(
+    posterior: Posterior, x: Tensor, y: Tensor
+) -> tuple[Any, Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
+    """Likelihood, targets, mean (N, out) and covariance of f, the curvature's root and the likelihood's parameters."""
     model, own = posterior.bnn, posterior.bnn.likelihood.own
     x, y = _standard(model, x, y)
-    x, y = x.to(next(model.net.parameters())), y.to(model.device)  # a net of float32 may have data of float64
+    # a net of float32 may have data of float64
+    x, y = x.to(next(model.net.parameters())), y.to(model.device)
     values = {name: posterior.draws[name].mean((0, 1)) for name in (*own.priors, *own.points)}
-    f, cov = (part.detach().to(y) for part in cast(Linearized, posterior.network).output_moments(x))
-    information = model.likelihood.curvature_root(f, y, values).square().sum(-1)
-    return model.likelihood, y, f, cov.diagonal(dim1=1, dim2=2) * information, values
+    f, cov = (part.detach() for part in cast(Linearized, posterior.network).output_moments(x))
+    if y.is_floating_point():
+        f, cov = f.to(y), cov.to(y)
+    return model.likelihood, y, f, cov, model.likelihood.curvature_root(f, y, values), values
+
+
+def _leverage(cov: Tensor, root: Tensor) -> Tensor:
+    """Of each row and output, (N, out)."""
+    return cov.diagonal(dim1=1, dim2=2) * root.square().sum(-1)
 
 
 def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np.ndarray]:
@@ -292,14 +302,36 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
     .. math:: y_n - f_{-n} = \frac{y_n - f_n}{1 - h_n}, \quad v_{-n} = \frac{v_n}{1 - h_n}, \quad
         h_n = \frac{v_n}{\sigma^2}
     """
-    likelihood, targets, f, leverage, own = _at_rows(posterior, x, y)
-    kept = 1 - leverage.clamp_max(0.99)
+    likelihood, targets, f, cov, root, own = _at_rows(posterior, x, y)
+    kept = 1 - _leverage(cov, root).clamp_max(0.99)
     ours = likelihood.log_prob(targets - (targets - f) / kept.sqrt(), targets, own) + kept.log().sum(-1) / 2
     inputs, outputs = _standard(posterior.bnn, x, y)[0].cpu().numpy(), targets[:, 0].cpu().numpy()
     line = BayesianRidge().fit(inputs, outputs)
     mean, scale = line.predict(inputs, return_std=True)
     rest = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(y), 0.99)
     return ours.cpu().numpy(), log_density((outputs - mean) / rest, 1 / (rest * line.alpha_))
+
+
+def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
+    r"""Log density (N,) of each label under a linearised fit without its row, by 256 draws of f.
+
+    .. math:: V_{-n} = V_n (I - \Lambda_n V_n)^{-1}, \quad f_{-n} = f_n - V_{-n} \nabla_f \log p(y_n \mid f_n)
+
+    with covariance V and, of the likelihood, curvature :math:`\Lambda`, both at f.
+    """
+    size, found = max(1, 2**16 // (1 + int(y.max()))), list[Tensor]()
+    for part in zip(x.split(size), y.split(size)):
+        likelihood, labels, f, cov, root, own = _at_rows(posterior, *part)
+        f, cov, root = f.double(), cov.double(), root.double()
+        cov = torch.linalg.solve(torch.eye(f.shape[1]).to(f) - root @ root.mT @ cov, cov, left=False)
+        with torch.enable_grad():
+            slope = torch.autograd.grad(likelihood.log_prob(f.requires_grad_(), labels, own).sum(), f)[0]
+        var, basis = torch.linalg.eigh((cov + cov.mT) / 2)
+        noise = torch.randn(128, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
+        spread = ((basis * var.clamp_min(0).sqrt().unsqueeze(1)) @ torch.cat([noise, -noise])).squeeze(-1)
+        draws = f.detach() - (cov @ slope.unsqueeze(-1)).squeeze(-1) + spread
+        found.append(likelihood.log_prob(draws, labels, own).logsumexp(0) - math.log(len(draws)))
+    return torch.cat(found).cpu().numpy()
 
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -319,56 +351,70 @@ def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 def select_prior_width(
     method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
 ) -> tuple[Posterior, str]:
-    """The fit whose prior widths, one per layer, have the largest evidence, and those widths in words.
+    """The fit under the prior's widths, one per layer, that evidence and left-out labels ask for; they in words.
 
-    Widths that are tuned once, at the mode of the declared prior, leave the mean where it was: underconfident where the
-    classes separate, and following the labels where they do not: there the evidence has a second maximum, at a constant
-    net. So each width has its own mode: narrower ones until the evidence has fallen twice in a row, then, from the
-    best, those that suit the last mode, as long as it rises.
+    Each width has its own mode: the mean of one that is tuned at the declared prior's stays where it was,
+    underconfident where the classes separate, and following the labels where they do not. Common widths are tried,
+    wider and then narrower ones; taken is the narrower of the evidence's best and of that of the left-out labels. Each
+    errs towards wide priors: the evidence where the classes separate, as the posterior has no Gaussian's tails there;
+    the labels where a net has learned them, as its features are those of the row left out, too. Then follow, one per
+    layer, those that suit the last mode, as long as both gain.
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
     common = {name: value for name, value in options.items() if name != "num_draws"}
     still, search = replace(method, tune=None), method.search
     # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
     steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-    warm, rows = replace(still, map=replace(search, num_steps=steps)), _tried(x, y)
-    few = len(rows[0]) == len(x)
-    tries: list[tuple[float, dict[str, float], Posterior]] = []
+    warm, rows = replace(still, map=replace(search, num_steps=steps)), tried(x, y)
+    tries: list[Width] = []
 
-    def attempt(factors: dict[str, float], start: Posterior | None = None) -> tuple[float, dict[str, float], Posterior]:
-        fit, around = (still, model) if start is None else (warm, _at_mode(model, start))
+    def attempt(factors: dict[str, float], start: Width | None) -> None:
+        fit, around = (still, model) if start is None else (warm, _at_mode(model, start.posterior))
         posterior = fit.fit(tuned_model(around, model.priors, factors), *rows, num_draws=1, **common)
-        tries.append((cast(float, posterior.log_evidence), factors, posterior))
-        return max(tries, key=itemgetter(0))
+        tries.append(Width(cast(float, posterior.log_evidence), left_out_labels(posterior, *rows), factors, posterior))
+
+    def narrower() -> Width:
+        best = max(tries, key=lambda each: each.evidence), max(tries, key=lambda each: each.left_out.mean())
+        return max(best, key=lambda each: each.factors[layers[0]])
 
     with quiet():
-        for factor in (1.0, 9.0, 81.0, 729.0):  # widths of 1, 1/3, 1/9, 1/27
-            best = attempt(dict.fromkeys(layers, factor), tries[-1][2] if tries else None)
-            if len(tries) > 2 and best[0] > max(each[0] for each in tries[-2:]):
-                break
-        if best is not tries[0]:
-            best = attempt(dict.fromkeys(layers, 1 / 9))  # from a wider prior, whose mode has not shrunk to nothing
-        tuning = replace(still, tune="per_layer")
+        for ladder in ([3.0**-k for k in range(7)], [3.0**k for k in range(1, 7)]):
+            before = tries[0] if tries else None  # a wider prior's mode is sought anew: at a narrow one's is none
+            for factor in ladder:
+                attempt(dict.fromkeys(layers, factor), before)
+                before = before and tries[-1]
+                if not any(narrower() is each for each in tries[-2:]):
+                    break
+        best, tuning = narrower(), replace(still, tune="per_layer")
         for _ in range(6):
-            here = tuned_model(_at_mode(model, best[2]), model.priors, best[1])
-            found = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"][
-                "prior_precision_factor"
-            ]
-            new = {name: best[1][name] * found.get(name, found.get("all")) for name in layers}
-            before, best = best, attempt(new, best[2])
-            if best[0] < before[0] + 0.5:  # nats
+            here = tuned_model(_at_mode(model, best.posterior), model.priors, best.factors)
+            found = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]
+            suited = found["prior_precision_factor"]
+            attempt({name: best.factors[name] * suited.get(name, suited.get("all")) for name in layers}, best)
+            if tries[-1].evidence < best.evidence + 0.5 or not gain(tries[-1].left_out, best.left_out)[0]:  # nats
                 break
-    factors = best[1]
-    final = tuned_model(_at_mode(model, best[2]), model.priors, factors)
-    posterior = (warm if few else still).fit(final, x, y, **options)
-    meta = posterior.meta | {"tuned": {"prior_precision_factor": dict(factors), "noise_factor": 1.0}}
-    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
-    words = f"its prior's scales times {widths}, the best of {len(tries)} by the evidence, each at its own mode"
-    if not few:
-        words += f", of {len(rows[0]):,} of {len(x):,} rows"
-    if min(factors.values()) >= 81:
+            best = tries[-1]
+    final, of = tuned_model(_at_mode(model, best.posterior), model.priors, best.factors), ""
+    if len(rows[0]) == len(x):
+        options = options | {"init": final.net}  # there, not searched for again
+    else:
+        of = f", of {len(rows[0]):,} of {len(x):,} rows"
+    posterior = still.fit(final, x, y, **options)
+    meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
+    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in best.factors.items())
+    words = f"its prior's scales times {widths}, the best of {len(tries)} for the evidence and left-out rows{of}"
+    if min(best.factors.values()) >= 81:
         words += ": the inputs say so little about the target that its prediction is nearly constant"
     return replace(posterior, meta=meta), words
+
+
+class Width(NamedTuple):
+    """Of factors on the precision of each layer's prior: log evidence, log densities of left-out rows (N,), the fit."""
+
+    evidence: float
+    left_out: np.ndarray
+    factors: dict[str, float]
+    posterior: Posterior
 
 
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:

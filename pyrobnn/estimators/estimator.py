@@ -27,7 +27,7 @@ from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, tried
 from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
@@ -104,8 +104,9 @@ class Estimator(BaseEstimator):
         model = BNN(net, prior, likelihood, standardizer=units)
         if self.max_seconds is not None:
             check_number("max_seconds", self.max_seconds, above=0)
-        if self._is_open(model):
-            self._fit_open(model, seed)
+        labels = self.task == "classification"
+        if self._is_open(model) and not (labels and self.max_seconds):
+            (self._fit_labels if labels else self._fit_open)(model, seed)
         elif self.max_seconds is not None:
             raise ValueError(
                 "'max_seconds' is spent by method='auto' of one target where net, hidden, prior, likelihood and noise "
@@ -120,8 +121,8 @@ class Estimator(BaseEstimator):
         """Whether what is fitted is left to ``method="auto"``."""
         given = (self.hidden, self.net, self.prior, self.likelihood)
         auto = isinstance(self.method, str) and self.method == "auto" and not self._weighted
-        normal = self.task == "regression" and self._width == 1 and self.noise == "inferred"
-        return auto and normal and model.standardizer is not None and given == (None,) * 4
+        known = self.task == "classification" or (self._width == 1 and self.noise == "inferred")
+        return auto and known and model.standardizer is not None and given == (None,) * 4
 
     @one_thread()
     def _fit_open(self, model: BNN, seed: int) -> None:
@@ -143,20 +144,33 @@ class Estimator(BaseEstimator):
         if num <= FEW_ROWS:
             return self._infer(model, seed)
         if num <= MAX_WHOLE_ROWS:
-            found = []
-            for each in (model, lifted(model, *data, seed)):
-                with quiet():
-                    self._infer(each, seed)
-                found.append((left_out(self.posterior_, *data), dict(vars(self))))
-            scores, how = found[gain(found[1][0][0], found[0][0][0])[0]]  # without a gain the plainer net
-            self.__dict__.update(how)
-            gained, why = gain(*scores)
+            found = [self._tried(each, seed) for each in (model, lifted(model, *data, seed))]
+            scores = [left_out(each["posterior_"], *data) for each in found]
+            best = gain(scores[1][0], scores[0][0])[0]  # without a gain the plainer net
+            self.__dict__.update(found[best])
+            gained, why = gain(*scores[best])
             if gained:
                 warn(self.posterior_.meta["warnings"])
                 self.method_reason_ += f"; {why}"
                 return
         self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)
         self.method_reason_ = f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
+
+    @one_thread()
+    def _fit_labels(self, model: BNN, seed: int) -> None:
+        """The fit of classes where nothing but the data is given: a linear model, unless a net gains on it."""
+        line = networks.mlp(self._x.shape[1], (), self._width, seed=seed).double()
+        if len(self._x) <= FEW_ROWS:
+            return self._infer(model, seed)
+        models = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), model
+        found = [self._tried(each, seed) for each in models]
+        scores = [left_out_labels(each["posterior_"], *tried(self._x, self._y)) for each in found]
+        gained, why = gain(scores[1], scores[0])
+        self.__dict__.update(found[gained])
+        self.method_reason_ += f"; {why}"
+        if not gained:
+            self.method_reason_ = f"a linear model predicts these rows as well: {self.method_reason_}"
+        warn(self.posterior_.meta["warnings"])
 
     def _fit_counts(self, model: BNN, net: nn.Module, seed: int) -> bool:
         """Whether the targets are counts rather than normal, and a fit under their likelihood ends at a mode."""
@@ -173,6 +187,12 @@ class Estimator(BaseEstimator):
         if found:
             warn(meta["warnings"])
         return bool(found)
+
+    def _tried(self, model: BNN, seed: int) -> dict[str, Any]:
+        """What a fit leaves on this estimator; its warnings follow where it is kept."""
+        with quiet():
+            self._infer(model, seed)
+        return dict(vars(self))
 
     def _infer(self, model: BNN, seed: int) -> None:
         """The posterior of a model by the method that is given or chosen."""

@@ -31,7 +31,7 @@ class BNNRegressor(RegressorMixin, Estimator):
             (50,), or open.
         net: an ``nn.Module``, or a function (num_inputs, num_outputs) → module, instead of the two.
         prior: of the weights, in standard units; default ``pb.priors.FanInNormal()``. Of normal priors ``"auto"`` and
-            ``"laplace"`` find the width by the marginal likelihood, and say so in ``method_reason_``; others stay as
+            ``"laplace"`` tune the width, by the marginal likelihood, and say so in ``method_reason_``; others stay as
             they are declared, and so do all for a method that is given.
         likelihood: one of ``pb.likelihoods`` for numbers (``StudentT``, ``Poisson``, ``Weibull``, …), in standard
             units, instead of ``noise``; an exposure is a column of X.

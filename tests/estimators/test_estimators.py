@@ -30,6 +30,7 @@ from pyrobnn.estimators.empirical_bayes import (
     empirical_bayes,
     fit_by_evidence,
     left_out,
+    left_out_labels,
     select_prior_width,
 )
 from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, gain, responses, search
@@ -772,3 +773,36 @@ def test_a_narrow_prior_does_not_keep_a_net_from_a_wave(frequency, tmp_path):
     for prior in (posterior.bnn.priors, loaded.bnn.priors):
         wider = prior["net.0.bias"].base_dist.scale / model.priors["net.0.bias"].base_dist.scale
         torch.testing.assert_close(wider, torch.full_like(wider, factor**-0.5))
+
+
+@pytest.mark.parametrize(("likelihood", "width"), [(pb.likelihoods.Categorical(), 3), (pb.likelihoods.Ordinal(3), 1)])
+def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(likelihood, width):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(40, 3, dtype=torch.float64, generator=generator)
+    y = torch.bucketize(
+        x[:, 0] + 0.7 * torch.randn(40, dtype=torch.float64, generator=generator), torch.tensor([-0.5, 0.5])
+    )
+    net = pb.networks.mlp(3, (), width, seed=0).double()
+    model = pb.BNN(net, pb.priors.FanInNormal(), likelihood)
+    method = pb.Laplace(map=pb.MAP(num_steps=200, lr=0.05, compile=False))
+    found = left_out_labels(method.fit(model, x, y, num_draws=1, seed=0), x, y)
+    fitted = method.fit(model, x, y, num_draws=4000, seed=0).predict(x).log_prob(y).numpy()
+    rows = [0, 7, 13, 21, 34]
+    for row in rows:
+        kept = torch.arange(40) != row
+        without = method.fit(model, x[kept], y[kept], num_draws=4000, seed=0).predict(x[row : row + 1])
+        assert found[row] == pytest.approx(float(without.log_prob(y[row : row + 1])), abs=0.1)
+    assert found.mean() < fitted.mean()
+
+
+@pytest.mark.parametrize("linear", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_a_classifier_is_linear_unless_a_net_gains(linear):
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(1100, 3))
+    odds = 2 * x[:, 0] if linear else 4 * (x[:, 0] ** 2 + x[:, 1] ** 2 - 1.4)
+    y = (generator.uniform(size=1100) < 1 / (1 + np.exp(-odds))).astype(int)
+    model = pb.BNNClassifier(random_state=0, compile=False).fit(x[:100], y[:100])
+    assert model.method_reason_.startswith("a linear model predicts these rows as well") == linear
+    loss = -np.log(model.predict_proba(x[100:])[np.arange(1000), y[100:]]).mean()
+    best = -np.log(1 / (1 + np.exp(np.where(y[100:] == 1, -odds[100:], odds[100:])))).mean()
+    assert loss < best + (0.1 if linear else 0.25)  # of 0.69 for a constant

@@ -61,17 +61,16 @@ def test_intervals_of_the_regressor_hold_or_it_warns(kind, ratio):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("hidden", [(HIDDEN,), None])
 @pytest.mark.parametrize("ratio", [0.5, 2, 8])
 @pytest.mark.parametrize("signal", [0.0, 1.0, 6.0])
-def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one(signal, ratio):
+def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one(signal, ratio, hidden):
     num = int(ratio * ((INPUTS + 1) * HIDDEN + (HIDDEN + 1) * 2))
     generator = np.random.default_rng(100)
     x = generator.normal(size=(num + NEW, INPUTS))
     odds = signal * (x[:, 0] + 0.5 * np.sin(3 * x[:, 1]))
     y = (generator.uniform(size=num + NEW) < 1 / (1 + np.exp(-odds))).astype(int)
-    fitted, notes = told(
-        lambda: pb.BNNClassifier(hidden=(HIDDEN,), random_state=0, compile=False).fit(x[:num], y[:num])
-    )
+    fitted, notes = told(lambda: pb.BNNClassifier(hidden=hidden, random_state=0, compile=False).fit(x[:num], y[:num]))
     linear = LogisticRegression(C=1e6 if signal == 6 else 1.0, max_iter=1000).fit(x[:num], y[:num])
 
     def loss(probs: np.ndarray) -> float:
