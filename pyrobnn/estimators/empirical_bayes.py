@@ -1,4 +1,4 @@
-"""Noise and widths by the evidence, the weights averaged out; of classes by left-out rows; each at a mode of its own.
+"""Noise and prior widths by the evidence, of classifiers by left-out rows too, with a new search for each mode.
 
 Reference: A Practical Bayesian Framework for Backpropagation Networks (MacKay, 1992).
 """
@@ -51,11 +51,11 @@ def empirical_bayes(method: Any, model: BNN, x: Tensor, y: Tensor) -> Callable[.
         return select_prior_width if method.tune is not None else None
     free = type(likelihood) in (HomoskedasticGaussian, StudentT) and likelihood.own.kinds["scale"] != "fixed"
     few = free and len(x) < 10 * model.num_weights
-    return fit_by_evidence if few or (free and torch.le(*linear_residual_scale(model, *tried(x, y))).any()) else None
+    return fit_by_evidence if few or (free and torch.le(*linear_residual_scale(model, *subset(x, y))).any()) else None
 
 
-def tried(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows by which widths and noise are found."""
+def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """At most MAX_TRIED_ROWS of them, evenly spaced."""
     keep = torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64).round().long()
     return x[keep], y[keep]
 
@@ -70,7 +70,7 @@ def fit_by_evidence(
     linear regression's, and with half of it under a prior four times as wide (under a narrow one a wave's mode is a
     constant). Fits go on with the noise that residuals ask for and in turn with the tuned prior, as the evidence rises.
     """
-    rows, declared, weights = tried(x, y), model.likelihood.own.priors.get(SCALE), model.num_weights
+    rows, declared, weights = subset(x, y), model.likelihood.own.priors.get(SCALE), model.num_weights
     linear, least = linear_residual_scale(model, *rows)
 
     def climb(net: BNN, share: float) -> Climb:
@@ -348,24 +348,33 @@ def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
 
 
+class Width(NamedTuple):
+    """What a factor on the precision of each layer's prior gives: log evidence, log densities of left-out rows (N,)."""
+
+    evidence: float
+    left_out: np.ndarray
+    factors: dict[str, float]
+    posterior: Posterior
+
+
 def select_prior_width(
     method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
 ) -> tuple[Posterior, str]:
-    """The fit under the prior's widths, one per layer, that evidence and left-out labels ask for; they in words.
+    """The fit with the prior widths, one per layer, that evidence and left-out labels prefer; and these in words.
 
-    Each width has its own mode: the mean of one that is tuned at the declared prior's stays where it was,
-    underconfident where the classes separate, and following the labels where they do not. Common widths are tried,
-    wider and then narrower ones; taken is the narrower of the evidence's best and of that of the left-out labels. Each
-    errs towards wide priors: the evidence where the classes separate, as the posterior has no Gaussian's tails there;
-    the labels where a net has learned them, as its features are those of the row left out, too. Then follow, one per
-    layer, those that suit the last mode, as long as both gain.
+    Each width has its own mode: widths tuned at the declared prior's mode leave the mean where it was, underconfident
+    where the classes separate, and following the labels where they do not. One width for all layers is tried first,
+    wider and then narrower; of the evidence's best and the left-out labels' best the narrower is taken. Each errs
+    towards wide priors: the evidence where the classes separate, since the posterior is not Gaussian there; the labels
+    where a net has learned them, since its features were learned from the left-out row, too. Then each layer's width is
+    updated as suits the last mode, as long as both criteria improve.
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
     common = {name: value for name, value in options.items() if name != "num_draws"}
     still, search = replace(method, tune=None), method.search
     # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
     steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-    warm, rows = replace(still, map=replace(search, num_steps=steps)), tried(x, y)
+    warm, rows = replace(still, map=replace(search, num_steps=steps)), subset(x, y)
     tries: list[Width] = []
 
     def attempt(factors: dict[str, float], start: Width | None) -> None:
@@ -379,7 +388,7 @@ def select_prior_width(
 
     with quiet():
         for ladder in ([3.0**-k for k in range(7)], [3.0**k for k in range(1, 7)]):
-            before = tries[0] if tries else None  # a wider prior's mode is sought anew: at a narrow one's is none
+            before = tries[0] if tries else None  # at a narrow prior's mode a net may be constant
             for factor in ladder:
                 attempt(dict.fromkeys(layers, factor), before)
                 before = before and tries[-1]
@@ -396,7 +405,7 @@ def select_prior_width(
             best = tries[-1]
     final, of = tuned_model(_at_mode(model, best.posterior), model.priors, best.factors), ""
     if len(rows[0]) == len(x):
-        options = options | {"init": final.net}  # there, not searched for again
+        options = options | {"init": final.net}  # the mode, as it is
     else:
         of = f", of {len(rows[0]):,} of {len(x):,} rows"
     posterior = still.fit(final, x, y, **options)
@@ -406,15 +415,6 @@ def select_prior_width(
     if min(best.factors.values()) >= 81:
         words += ": the inputs say so little about the target that its prediction is nearly constant"
     return replace(posterior, meta=meta), words
-
-
-class Width(NamedTuple):
-    """Of factors on the precision of each layer's prior: log evidence, log densities of left-out rows (N,), the fit."""
-
-    evidence: float
-    left_out: np.ndarray
-    factors: dict[str, float]
-    posterior: Posterior
 
 
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:

@@ -27,7 +27,7 @@ from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, tried
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
 from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
@@ -159,12 +159,12 @@ class Estimator(BaseEstimator):
     @one_thread()
     def _fit_labels(self, model: BNN, seed: int) -> None:
         """The fit of classes where nothing but the data is given: a linear model, unless a net gains on it."""
-        line = networks.mlp(self._x.shape[1], (), self._width, seed=seed).double()
         if len(self._x) <= FEW_ROWS:
             return self._infer(model, seed)
+        line = networks.mlp(self._x.shape[1], (), self._width, seed=seed).double()
         models = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), model
         found = [self._tried(each, seed) for each in models]
-        scores = [left_out_labels(each["posterior_"], *tried(self._x, self._y)) for each in found]
+        scores = [left_out_labels(each["posterior_"], *subset(self._x, self._y)) for each in found]
         gained, why = gain(scores[1], scores[0])
         self.__dict__.update(found[gained])
         self.method_reason_ += f"; {why}"
