@@ -196,7 +196,7 @@ def headline() -> str:
         ("speed", "Pyro's time of a gradient over ours", f"{min(pyro):.0f}–{max(pyro):.0f} ×"),
         (
             "posteriordb",
-            "Reference posteriors of posteriordb right at the defaults; wrong without a warning",
+            "Reference posteriors (posteriordb, radon) right at the defaults; wrong without a warning",
             f"{right} of {len(runs)} runs; {silent}",
         ),
         ("evidence", f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)", f"{off:.2f} nats"),

@@ -137,3 +137,19 @@ def test_processes_share_the_work(tmp_path):
     outcomes = [outcome for _, outcome in sweep.run(fail_on_two, [line(n) for n in range(6)])]
     assert sum(isinstance(outcome, ValueError) for outcome in outcomes) == 1
     assert sorted(record["n"] for record in read_records(sweep.path)) == [0, 1, 3, 4, 5]
+
+
+def test_only_what_is_slower_or_scores_less_is_worse():
+    from speed.run import NUMBERS, worse
+
+    old = {name: [1.0, 1.1, 0.9, 1.2, 1.0] for name in NUMBERS}
+    noisy = [1.02, 0.98, 1.01, 1.0, 0.99]  # factors on the repeats
+    new = {name: [value * factor for value, factor in zip(values, noisy)] for name, values in old.items()}
+    record = {"against": "before", "old": old, "new": new}
+    assert not worse(record, 1e-3)
+    new["svi step"] = [1.5 * value for value in new["svi step"]]
+    new["nuts ess"] = [0.5 * value for value in new["nuts ess"]]
+    new["laplace fit"] = [0.5 * value for value in new["laplace fit"]]
+    assert [each.partition(":")[0] for each in worse(record, 1e-3)] == [
+        NUMBERS[name].label for name in ("svi step", "nuts ess")
+    ]
