@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import importlib.util
 import inspect
 import logging
@@ -146,7 +147,7 @@ def lacks_compiler() -> bool:
 
 
 def compile_graph(
-    graph: GraphModule, inputs: list[Tensor], settings: dict[str, Any], on_stack: bool
+    graph: GraphModule, inputs: list[Tensor], settings: dict[str, Any], on_stack: bool, scalar: bool
 ) -> Callable[..., Any]:
     """Inductor's machine code of a graph, without Dynamo; kept on disk.
 
@@ -154,19 +155,24 @@ def compile_graph(
     short step. For functions that return nothing and call no library: inductor would hand out one memory for the
     results of every call. Up to 0.8 MB, which the threads of Linux have. Raises others of :data:`MOVED` on other torch.
     """
-    shapes, config = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv"), _required("torch._inductor.config")
-    if on_stack:  # before the settings, which a first registration would keep for every later compile
-        common = _required("torch._inductor.codegen.common")
-        common.init_backend_registration()
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_old_objects_frozen())
+        shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
+        config = _required("torch._inductor.config")
+        if on_stack:  # before the settings, which a first registration would keep for every later compile
+            common = _required("torch._inductor.codegen.common")
+            common.init_backend_registration()
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
         stack.enter_context(config.patch({name: settings[name] for name in settings if hasattr(config, name)}))
         # its warnings name operators that users have never heard of
         stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
         stack.enter_context(_few_headers_precompiled())
         stack.enter_context(_quick_lookups())
+        vectors = _required("torch._inductor.cpu_vec_isa")
         if sets := _instruction_sets_of_the_cpu():
-            stack.enter_context(replaced(_required("torch._inductor.cpu_vec_isa"), "valid_vec_isa_list", lambda: sets))
+            stack.enter_context(replaced(vectors, "valid_vec_isa_list", lambda: sets))
+        if scalar:  # of the code alone: the compiler is called with the same options, for the same headers
+            stack.enter_context(replaced(vectors, "pick_vec_isa", lambda: vectors.invalid_vec_isa))
         # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
         stack.enter_context(replaced(_required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None))
         if on_stack:
@@ -185,6 +191,16 @@ def compile_graph(
             return Library(code.__closure__[0].cell_contents.__self__.__file__, graph)
     held = _held(graph)
     return lambda *args: code([*held, *args])
+
+
+@contextlib.contextmanager
+def _old_objects_frozen() -> Iterator[None]:
+    """The garbage collector goes through new objects alone: through all of torch, it takes a sixth of a compile."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _held(graph: GraphModule) -> list[Tensor]:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import pyro.distributions as dist
 import pytest
@@ -168,11 +170,23 @@ def test_without_a_compiler_the_graph_is_interpreted_with_one_warning():
 def test_inductor_settings_are_left_as_they_were():
     import torch._inductor.config as config
 
-    before = config.save_config()
+    before, frozen = config.save_config(), gc.get_freeze_count()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(torch.cos, torch.ones(2))
     assert config.save_config() == before
+    assert gc.get_freeze_count() <= frozen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "vectorized"), [(100, False), (1000, True)])
+def test_a_large_function_is_vectorized_and_a_small_one_soon_made(rows, vectorized):
+    def write(z, out):
+        out.copy_((z.exp() + rows).sin())
+
+    tensors = [torch.ones(rows), torch.empty(rows)]
+    library = Path(inductor.machine_code(write, tensors).call.path)
+    assert ("at::vec" in library.with_suffix(".cpp").read_text()) == vectorized
 
 
 def test_bad_arguments():
