@@ -23,7 +23,7 @@ from pyrobnn.estimators.wide import gain, log_density, quiet
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.precision import tuned_model
+from pyrobnn.inference.curvature.precision import expected_derivatives, symmetric_root, tuned_model
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
@@ -317,19 +317,17 @@ def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
 
     .. math:: V_{-n} = V_n (I - \Lambda_n V_n)^{-1}, \quad f_{-n} = f_n - V_{-n} \nabla_f \log p(y_n \mid f_n)
 
-    with covariance V and, of the likelihood, curvature :math:`\Lambda`, both at f.
+    with covariance V and, of the likelihood, curvature :math:`\Lambda`, both at f; of a variational fit in the mean.
     """
     size, found = max(1, 2**16 // (1 + int(y.max()))), list[Tensor]()
     for part in zip(x.split(size), y.split(size)):
-        likelihood, labels, f, cov, root, own = _at_rows(posterior, *part)
-        f, cov, root = f.double(), cov.double(), root.double()
-        cov = torch.linalg.solve(torch.eye(f.shape[1]).to(f) - root @ root.mT @ cov, cov, left=False)
-        with torch.enable_grad():
-            slope = torch.autograd.grad(likelihood.log_prob(f.requires_grad_(), labels, own).sum(), f)[0]
-        var, basis = torch.linalg.eigh((cov + cov.mT) / 2)
-        noise = torch.randn(128, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
-        spread = ((basis * var.clamp_min(0).sqrt().unsqueeze(1)) @ torch.cat([noise, -noise])).squeeze(-1)
-        draws = f.detach() - (cov @ slope.unsqueeze(-1)).squeeze(-1) + spread
+        likelihood, labels, f, cov, _, own = _at_rows(posterior, *part)
+        f, cov = f.double(), cov.double()
+        spread = cov * (posterior.meta["settings"]["curvature"] == "variational")
+        slope, curvature = expected_derivatives(likelihood, f, spread, labels, own)
+        cov = torch.linalg.solve(torch.eye(f.shape[1]).to(f) - curvature @ cov, cov, left=False)
+        noise = torch.randn(256, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
+        draws = f + (symmetric_root((cov + cov.mT) / 2) @ noise - cov @ slope.unsqueeze(-1)).squeeze(-1)
         found.append(likelihood.log_prob(draws, labels, own).logsumexp(0) - math.log(len(draws)))
     return torch.cat(found).cpu().numpy()
 
@@ -364,18 +362,22 @@ def select_prior_width(
 
     Each width has its own mode: widths tuned at the declared prior's mode leave the mean where it was, underconfident
     where the classes separate, and following the labels where they do not. One width for all layers is tried first,
-    wider and then narrower; of the evidence's best and the left-out labels' best the narrower is taken. Each errs
-    towards wide priors: the evidence where the classes separate, since the posterior is not Gaussian there; the labels
-    where a net has learned them, since its features were learned from the left-out row, too. Then each layer's width is
-    updated as suits the last mode, as long as both criteria improve.
+    wider and then narrower; of the evidence's best and the left-out labels' best the narrower is taken: with wide
+    priors a net has learned its labels, and its features know the left-out row, too. Then each layer's width is updated
+    as suits the last mode, as long as both criteria improve.
+
+    A small linear model has the Gaussian nearest to its posterior. A net does not: where it has learned its labels its
+    linearisation is overconfident, and the curvature at the mode makes up for that.
     """
     layers = list(dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET)))
     common = {name: value for name, value in options.items() if name != "num_draws"}
-    still, search = replace(method, tune=None), method.search
+    nearest = method.structure == "full" and len(layers) == 1 and not model.likelihood.own.kinds
+    nearest &= model.num_weights <= 1000  # beyond, it takes minutes
+    still, search = replace(method, tune=None, curvature="variational" if nearest else "ggn"), method.search
     # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
     steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-    warm, rows = replace(still, map=replace(search, num_steps=steps)), subset(x, y)
-    tries: list[Width] = []
+    warm = replace(still, map=replace(search, num_steps=steps))
+    rows, tries = subset(x, y), list[Width]()
 
     def attempt(factors: dict[str, float], start: Width | None) -> None:
         fit, around = (still, model) if start is None else (warm, _at_mode(model, start.posterior))
@@ -394,7 +396,7 @@ def select_prior_width(
                 before = before and tries[-1]
                 if not any(narrower() is each for each in tries[-2:]):
                     break
-        best, tuning = narrower(), replace(still, tune="per_layer")
+        best, tuning = narrower(), replace(still, curvature="ggn", tune="per_layer")
         for _ in range(6):
             here = tuned_model(_at_mode(model, best.posterior), model.priors, best.factors)
             found = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]

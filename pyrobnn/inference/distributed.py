@@ -199,8 +199,7 @@ def _along(method: Any) -> int:
     if hasattr(method, "num_members"):
         return 1
     raise TypeError(
-        f"{type(method).__name__} has no chains or members to share out: use NUTS, SGLD, SGHMC or DeepEnsemble, "
-        "or fit in one process"
+        f"{type(method).__name__} has no chains or members to share out: use NUTS, SGLD, SGHMC or DeepEnsemble"
     )
 
 

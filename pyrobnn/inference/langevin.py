@@ -89,8 +89,7 @@ class StepSize:
         if not all(math.isfinite(bound) for bound in bounds):
             raise FloatingPointError(
                 f"no step size can be chosen at step {state.step + 1}: the curvature of the log joint there, or the "
-                "variance of its gradient, is not finite; look for a density without a second derivative, start the "
-                "chains elsewhere (init=), or pass a step_size, which needs neither"
+                "variance of its gradient, is not finite; start the chains elsewhere (init=), or pass a step_size"
             )
         self.value = min(bounds)
         if late:
@@ -368,7 +367,6 @@ def _checked(
     if diverged is not None:
         raise FloatingPointError(
             f"by step {state.step} a chain has not conserved its energy, at each of {NUM_RESTARTS + 1} step sizes "
-            f"down to {diverged.value * problem.num_rows:.3g}: the log joint is too steep there, or not smooth; pass "
-            "larger batches, or use NUTS or SVI"
+            f"down to {diverged.value * problem.num_rows:.3g}: pass larger batches, or use NUTS or SVI"
         )
     return None

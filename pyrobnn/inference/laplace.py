@@ -29,6 +29,7 @@ from pyrobnn.inference.curvature.precision import (
     Precision,
     ggn_precision,
     hessian_precision,
+    nearest_gaussian,
     record,
     report_frozen,
     tuned_model,
@@ -57,7 +58,9 @@ class Laplace(Method):
     Args:
         curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
             Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
-            ``"hessian"``: the exact Hessian, for a BNN or any Pyro program.
+            ``"hessian"``: the exact Hessian, for a BNN or any Pyro program. ``"variational"``: Gauss-Newton on average
+            over the Gaussian itself, which with a canonical link is the nearest to the linearised network's posterior:
+            where classes can be told apart, that at the mode is underconfident. ``log_evidence`` is the mode's.
         structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``.
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
@@ -105,7 +108,7 @@ class Laplace(Method):
         (2.0, 0.333)
     """
 
-    curvature: Literal["ggn", "hessian"] = "ggn"
+    curvature: Literal["ggn", "hessian", "variational"] = "ggn"
     structure: Literal["full", "kron", "diag"] = "full"
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
     tune: Literal["marginal_likelihood", "per_layer", "cross_validation"] | None = None
@@ -122,7 +125,7 @@ class Laplace(Method):
     remedy: ClassVar[str] = "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
 
     def __post_init__(self) -> None:
-        check_choice("curvature", self.curvature, ("ggn", "hessian"))
+        check_choice("curvature", self.curvature, ("ggn", "hessian", "variational"))
         check_choice("structure", self.structure, ("full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
@@ -136,8 +139,10 @@ class Laplace(Method):
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError("the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'")
         check_optional(check_choice, "tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
-        if self.tune is not None and self.curvature == "hessian":
-            raise ValueError("'tune' needs a positive semidefinite curvature: use curvature='ggn'")
+        if self.tune is not None and self.curvature != "ggn":
+            raise ValueError(f"'tune' scales the curvature at a mode: use curvature='ggn', got {self.curvature!r}")
+        if self.curvature == "variational" and (self.structure, self.predictive) != ("full", "linearized"):
+            raise ValueError("curvature='variational' needs structure='full' and predictive='linearized'")
 
     @property
     def search(self) -> MAP:
@@ -158,27 +163,29 @@ class Laplace(Method):
         with full_float32(problem.device):
             centre = find_centre(search, problem, source, names, run, passes)
             found, remarks = time.perf_counter(), list(centre.notes)
-            if self.curvature == "ggn":
-                precision = ggn_precision(self, search, centre, given, seed, remarks)
-            else:
+            if self.curvature == "hessian":
                 precision = hessian_precision(centre, self.structure, remarks)
-            loc, jacobian, blocks = centre.mode, precision.jacobian, precision.blocks
-            if exact and jacobian is not None:
-                loc = mode_of_linear(jacobian, blocks, centre.gradient)
-            log_evidence = None
+            else:
+                precision = ggn_precision(self, search, centre, given, seed, remarks)
+            loc, log_evidence = centre.mode, None
+            if exact and precision.jacobian is not None:
+                loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)
             if precision.has_evidence:
                 log_evidence = _log_evidence(precision) + 0.5 * float((loc - centre.mode) @ centre.gradient)
+            if self.curvature == "variational":
+                precision, loc = nearest_gaussian(precision)
+        jacobian, blocks, moved = precision.jacobian, precision.blocks, loc is not centre.mode
         layout = centre.density
         if problem.is_bnn:  # the sites without data: what the approximation needs to know of the model
             layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
-        approximation = BlockGaussian(layout, loc, blocks, centre.mode if exact else None)
+        approximation = BlockGaussian(layout, loc, blocks, centre.mode if moved else None)
         with seeded(seed, problem.device):
             draws = {name: value.unsqueeze(0) for name, value in approximation.sample(run.num_draws).items()}
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
         network = None
         if jacobian is not None:
             features = None if centre.split is None else centre.split.features
-            network = _network(vars(self), jacobian, blocks, loc if exact else None, features)
+            network = _network(vars(self), jacobian, blocks, loc if moved else None, features)
         tuned = precision.centre.problem
         return make_posterior(
             tuned if centre.split is None else tuned.at_inputs(centre.split, problem.x),
@@ -199,20 +206,20 @@ class Laplace(Method):
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
         check_proper(problem.density)
-        if not problem.is_bnn and (self.curvature == "ggn" or self.subset == "last_layer"):
-            raise Refused(
-                "a plain Pyro program has no network output for the Gauss-Newton matrix and no last layer: "
-                "use Laplace(curvature='hessian')"
-            )
+        newton = self.curvature != "hessian"
+        if not problem.is_bnn and (newton or self.subset == "last_layer"):
+            raise Refused("a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')")
         check_batched(problem.density, "Laplace")
         if not problem.is_bnn:
             refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
-        if self.curvature == "ggn":
+        if newton:
             weights = {name: problem.bnn.priors[name] for name in names if name.startswith(NET)}
             check_elementwise(weights)
-            if self.tune is not None:
+            if self.tune is not None or self.curvature == "variational":
                 check_normal(weights)
+            if self.curvature == "variational" and len(weights) < len(names):
+                raise Refused("curvature='variational' is of the weights alone, and the likelihood has sites: fix them")
         check_memory(self, problem, names)
         return names
 

@@ -88,8 +88,7 @@ class MCDropout(Trained):
         """The problem of a net that can be trained with dropout."""
         if norms := training_norms(require_net(self, run.given[0])):
             raise Refused(
-                f"the batch-norm layers {', '.join(norms)} are in training mode and depend on the batch: "
-                "call .eval() on them before building the BNN"
+                f"the batch-norm layers {', '.join(norms)} are in training mode: call .eval() before building the BNN"
             )
         if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
@@ -208,10 +207,7 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             f"no linear or convolution layer follows the dropout layer {waiting[0][0]!r}: outputs cannot be dropped"
         )
     if not masks:
-        raise Refused(
-            "the net has no dropout layer (nn.Dropout with p > 0): add some, or pass p=0.05 to insert dropout before "
-            "every weight layer"
-        )
+        raise Refused("the net has no dropout layer (nn.Dropout with p > 0): add some, or pass p=0.05 to insert them")
     for mask in masks:
         _verify(net, mask, x)
     return masks

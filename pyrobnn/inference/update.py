@@ -92,9 +92,8 @@ def _held(posterior: Posterior) -> Rows:
     gaussian = method == "Laplace" and posterior.approximation is not None
     if meta.get("kind") != "chains" and not gaussian:
         raise Refused(
-            f"draws of {method} are not draws of the posterior that weights could lead to another: fit again from "
-            "here, fit(model, x_all, y_all, init=posterior), or use Laplace (of a program: not from a file), NUTS, "
-            "SMC, SGHMC or SGLD"
+            f"draws of {method} are not of the posterior: fit again, fit(model, x_all, y_all, init=posterior), or use "
+            "Laplace (of a program: not from a file), NUTS, SMC, SGHMC or SGLD"
         )
     if meta.get("temperature", 1.0) != 1.0:
         raise Refused(f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1")
@@ -252,10 +251,8 @@ def _travel(particles: Population) -> list[Rung]:
     rungs: list[Rung] = []
     while particles.beta < 1.0:
         if len(rungs) == _STEPS:
-            raise Refused(
-                f"{_STEPS} steps led to beta = {particles.beta:.3g} only, of 1: these rows are too far from what the "
-                "draws know. Fit again"
-            )
+            beta = f"{particles.beta:.3g} only, of 1"
+            raise Refused(f"{_STEPS} steps led to beta = {beta}: these rows are too far from the draws. Fit again")
         rungs.append(particles.climb(0.5))
     return rungs
 

@@ -221,8 +221,7 @@ class Likelihood:
         if width != heads * out:
             raise ValueError(
                 f"the net returns {width} values per point but {name} expects {heads * out} ({heads} for each column "
-                f"of 'y', which has shape {tuple(y.shape)}): give the net {heads * out} outputs "
-                f"or y {width // heads} columns"
+                f"of 'y', {tuple(y.shape)}): give the net {heads * out} outputs or y {width // heads} columns"
             )
         shapes = {own: value.shape for own, value in self.own.fixed.items()}
         shapes |= {site.removeprefix(SITE): prior.event_shape for site, prior in self.own.priors.items()}

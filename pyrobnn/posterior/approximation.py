@@ -139,9 +139,8 @@ def state_points(layout: Density) -> None:
         return
     if layers := layout.owner.stochastic_layers():
         raise Refused(
-            f"the layers {', '.join(layers)} are in training mode: every posterior draw has batch statistics of its "
-            "own, which a guide's draw has not. Use predict, or "
-            "pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them"
+            f"the layers {', '.join(layers)} are in training mode, with batch statistics of every posterior draw: use "
+            "predict, or pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them"
         )
     for name, value in points:
         pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})

@@ -33,7 +33,9 @@ def trained(model, x, y, num_steps: int = 100) -> pb.Posterior:
     return pb.MAP(num_steps=num_steps, compile=False).fit(model, x, y)
 
 
-@pytest.mark.parametrize("curvature, structure", [("ggn", "full"), ("ggn", "kron"), ("hessian", "full")])
+@pytest.mark.parametrize(
+    "curvature, structure", [("ggn", "full"), ("ggn", "kron"), ("hessian", "full"), ("variational", "full")]
+)
 def test_conjugate_case_is_exact(curvature, structure):
     truth = diabetes_linear()
     method = Laplace(curvature=curvature, structure=structure, predictive="linearized", **FAST)
@@ -259,6 +261,7 @@ def test_saved_and_loaded(tmp_path):
     for method in (
         Laplace(structure="kron", predictive="linearized"),
         Laplace(subset="last_layer", predictive="draws"),
+        Laplace(curvature="variational"),
     ):
         with ignored("not a mode"):
             posterior = method.fit(model, x, y, init=fit, num_draws=10)
@@ -267,6 +270,39 @@ def test_saved_and_loaded(tmp_path):
         torch.testing.assert_close(loaded.predict(x).f, posterior.predict(x).f)
         if posterior.moments is not None:
             torch.testing.assert_close(loaded.moments(x), posterior.moments(x))
+
+
+@pytest.mark.parametrize("net", ["linear", "tanh"])
+def test_variational_is_nearest_to_the_posterior_of_the_linearized_network(net):
+    """Classes that a line separates: no other mean or scale has a larger ELBO, by common random numbers."""
+    x = torch.linspace(-2, 2, 12, dtype=torch.float64).unsqueeze(1)
+    y = (x[:, 0] > 0).long()
+    with seeded(0):
+        module = (nn.Linear(1, 2) if net == "linear" else toy_net(out=2)).double()
+    model = pb.BNN(module, normal_prior(), Categorical())
+    posterior = Laplace(curvature="variational", **FAST).fit(model, x, y, num_draws=1)
+    network, blocks = posterior.network, posterior.approximation.blocks
+    cov = torch.cat([block.root(torch.eye(len(block.index)).double()) for block in blocks])
+    cov, prior = cov @ cov.T, dist.Normal(torch.zeros(len(cov)).double(), 1.0).to_event(1)
+    noise = torch.randn(2**15, len(cov), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = torch.cat([noise, -noise])
+    names = [site.name for site in network.jacobian.sites]
+    shapes = [site.shape for site in network.jacobian.sites]
+
+    def elbo(mean, scale):
+        root = torch.linalg.cholesky(cov * scale)
+        z = mean + noise @ root.T
+        parts = [part.reshape(-1, *shape) for part, shape in zip(z.split([s.numel() for s in shapes], 1), shapes)]
+        f = torch.func.vmap(lambda *each: network(dict(zip(names, each)), x))(*parts)
+        terms = Categorical().log_prob(f, y, {}).sum(-1) + prior.log_prob(z)
+        return float(terms.mean() + root.diagonal().log().sum()) + len(cov) * (0.5 + 0.919)
+
+    mean = posterior.approximation.loc
+    best, direction = elbo(mean, 1.0), torch.linalg.cholesky(cov) @ torch.ones_like(mean) / len(mean) ** 0.5
+    worse = [elbo(mean + step * direction, scale) for step, scale in ((0.3, 1), (-0.3, 1), (0, 1.3), (0, 0.75))]
+    assert max(worse) < best
+    laplace = Laplace(**FAST).fit(model, x, y, num_draws=1)
+    assert best > elbo(laplace.approximation.loc, 1.0)
 
 
 def test_it_is_a_pyro_guide():
@@ -354,7 +390,8 @@ def test_priors_that_are_not_normal():
         ({"predictive": "probit"}, "'predictive' must be one of"),
         ({"subset": "first_layer"}, "'subset' must be one of"),
         ({"curvature": "hessian", "structure": "kron"}, "no Kronecker factors"),
-        ({"curvature": "hessian", "tune": "marginal_likelihood"}, "positive semidefinite"),
+        ({"curvature": "hessian", "tune": "marginal_likelihood"}, "scales the curvature at a mode"),
+        ({"curvature": "variational", "structure": "kron"}, "needs structure='full'"),
     ],
 )
 def test_bad_options(options, match):

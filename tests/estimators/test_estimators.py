@@ -775,8 +775,15 @@ def test_a_narrow_prior_does_not_keep_a_net_from_a_wave(frequency, tmp_path):
         torch.testing.assert_close(wider, torch.full_like(wider, factor**-0.5))
 
 
-@pytest.mark.parametrize(("likelihood", "width"), [(pb.likelihoods.Categorical(), 3), (pb.likelihoods.Ordinal(3), 1)])
-def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(likelihood, width):
+@pytest.mark.parametrize(
+    ("likelihood", "width", "curvature"),
+    [
+        (pb.likelihoods.Categorical(), 3, "ggn"),
+        (pb.likelihoods.Categorical(), 3, "variational"),
+        (pb.likelihoods.Ordinal(3), 1, "ggn"),
+    ],
+)
+def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(likelihood, width, curvature):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 3, dtype=torch.float64, generator=generator)
     y = torch.bucketize(
@@ -784,7 +791,7 @@ def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(likel
     )
     net = pb.networks.mlp(3, (), width, seed=0).double()
     model = pb.BNN(net, pb.priors.FanInNormal(), likelihood)
-    method = pb.Laplace(map=pb.MAP(num_steps=200, lr=0.05, compile=False))
+    method = pb.Laplace(curvature=curvature, map=pb.MAP(num_steps=200, lr=0.05, compile=False))
     found = left_out_labels(method.fit(model, x, y, num_draws=1, seed=0), x, y)
     fitted = method.fit(model, x, y, num_draws=4000, seed=0).predict(x).log_prob(y).numpy()
     rows = [0, 7, 13, 21, 34]

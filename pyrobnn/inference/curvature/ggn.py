@@ -250,9 +250,8 @@ class KronCurvature(Curvature):
     def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
         if not jacobian.layers:
             raise Refused(
-                f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; supported are Linear, Conv1d and Conv2d "
-                "(ungrouped), each called once: use structure='diag' or 'full', or leave these parameters out with "
-                "subset="
+                f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; only for Linear, Conv1d and Conv2d "
+                "(ungrouped), each called once: use structure='diag' or 'full', or subset= without these parameters"
             )
         super().__init__(jacobian, prior_prec)
         like: dict[str, Any] = {"dtype": torch.float64, "device": x.device}

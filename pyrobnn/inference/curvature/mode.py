@@ -107,7 +107,7 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     if method.structure != "full":
         return
     size = sum(site.size for site in problem.density.sites if site.name in set(names))
-    rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1] if method.curvature == "ggn" else 0
+    rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1] if method.curvature != "hessian" else 0
     item = torch.finfo(problem.density.dtype).bits // 8
     require(
         # the rows, their basis, and the Gram matrix; or the matrix, its factor, and two to work in, in float64

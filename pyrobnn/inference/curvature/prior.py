@@ -94,16 +94,15 @@ def check_elementwise(priors: Mapping[str, Distribution]) -> None:
     for name, prior in priors.items():
         if (base := elementwise(prior)).event_shape:
             raise Refused(
-                f"the prior of {name!r} is {type(base).__name__}, whose elements depend on each other: "
-                "use curvature='hessian'"
+                f"elements of {name!r} depend on each other ({type(base).__name__} prior): use curvature='hessian'"
             )
 
 
 def check_normal(priors: Mapping[str, Distribution]) -> None:
-    """Refuse priors (by site) that are not normal: their widths cannot be tuned."""
+    """Refuse priors (by site) that are not normal."""
     for name, prior in priors.items():
         if not isinstance(base := elementwise(prior), Normal):
-            raise Refused(f"'tune' scales normal priors; that of {name!r} is a {type(base).__name__}: leave it None")
+            raise Refused(f"'tune' and 'variational' need normal priors: {name!r} has a {type(base).__name__}")
 
 
 def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:

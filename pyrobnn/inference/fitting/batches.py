@@ -89,7 +89,6 @@ def survey(loader: DataLoader) -> Epoch:
         raise ValueError(
             f"the DataLoader gives no batch: its data set holds {size} points and its sampler draws {drawn}"
             + (", fewer than a batch, with drop_last=True" if drawn else "")
-            + ": pass at least one data point"
         )
     shuffles = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
         isinstance(sampler, DistributedSampler) and sampler.shuffle
@@ -227,10 +226,7 @@ def _streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in problem.one_pass():
             yield batch
         if batch is None:
-            raise ValueError(
-                "the DataLoader gave its batches once and then none: its sampler can be walked only once; pass a "
-                "list or a Sampler"
-            )
+            raise ValueError("the DataLoader gave its batches once and then none: pass a list or a Sampler")
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:

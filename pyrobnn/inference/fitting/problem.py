@@ -149,9 +149,8 @@ def prepare(
     if not isinstance(model, BNN):
         if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
             raise TypeError(
-                f"'model' is a bare net, {type(model).__name__}: give it a prior and a likelihood, as in pb.BNN(net, "
-                "pb.priors.FanInNormal(), pb.likelihoods.Categorical()); of a net that is trained already "
-                "pb.posthoc(net, x, y) makes a posterior"
+                f"'model' is a bare net, {type(model).__name__}: pass pb.BNN(net, pb.priors.FanInNormal(), "
+                "pb.likelihoods.Categorical()); of a trained one pb.posthoc(net, x, y) makes a posterior"
             )
         if not callable(model) or isinstance(model, type):
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")

@@ -67,9 +67,8 @@ def check_proper(density: Density) -> None:
         base = getattr(site.transform, "base_transform", site.transform)
         if count and (base == transforms.identity_transform or isinstance(base, transforms.ExpTransform)):
             raise Refused(
-                f"{count} of the {site.size} values of {site.name!r} are masked out and nothing else depends on them, "
-                "so they have no posterior (obs_mask= adds such values beside the observed ones): sample the missing "
-                "values alone, as a site of their own, and observe the others"
+                f"{count} of the {site.size} values of {site.name!r} are masked out and nothing else depends on them: "
+                "they have no posterior. Sample the missing values alone, as their own site, and observe the others"
             )
 
 
@@ -91,9 +90,8 @@ def check_batched(density: Density, method: str) -> None:
         except RuntimeError:
             return  # the program's own mistake, which is told better where it is run
         raise Refused(
-            f"{method} runs the program for many points at once, and {why_not_batched(error)}: write it with tensors "
-            "(torch.where for if, 'with pyro.plate(…) as rows' for a loop over rows), or use MAP or NUTS, which can "
-            "run it point by point"
+            f"{method} runs the program for many points at once, and {why_not_batched(error)}: write it with "
+            "tensors (torch.where for if, 'with pyro.plate(…) as rows' for a loop over rows), or use MAP or NUTS"
         ) from error
 
 
@@ -102,9 +100,8 @@ def refuse_dependent(density: Density, method: str) -> None:
     if density.dependent:
         name = density.dependent[0]
         raise Refused(
-            f"the support of {name!r} depends on other sites, and {method} needs the same one everywhere: sample a "
-            "fraction on a fixed support and scale it (beta = (1 - alpha) * pyro.sample(..., dist.Beta(1.0, 1.0))), "
-            "or use NUTS"
+            f"the support of {name!r} depends on other sites, and {method} needs the same one everywhere: scale a "
+            "fraction (beta = (1 - alpha) * pyro.sample(..., dist.Beta(1.0, 1.0))), or use NUTS"
         )
 
 
@@ -154,8 +151,7 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
     if deterministic and (_draws(model, model.net, x) or _by_mode(model, x)):
         raise Refused(
             "the net is in training mode, where it draws random numbers or is another function than in evaluation mode "
-            "(dropout by a function or within a layer, running statistics of its own, a spectral norm), so it has no "
-            "fixed density: call net.eval() before building the BNN"
+            "and has no density: call net.eval() before building the BNN"
         )
 
 
