@@ -332,7 +332,7 @@ def responses(y: np.ndarray) -> list[lk.Likelihood]:
     """Likelihoods beside a normal that suit the look of targets (N, 1)."""
     if not (y >= 0).all() or len(np.unique(y)) < 3:
         return []
-    if (y == y.round()).all():
+    if (y == y.round()).all() and y.min() <= y.std():  # never near zero, a normal does as well
         # a Poisson is its limit: one prior for counts that are clustered and for thousands that are hardly
         return [lk.NegativeBinomial(dist.LogNormal(3.0, 3.0)), lk.HeteroskedasticGaussian()]
     return [lk.MixtureDensity(), lk.HeteroskedasticGaussian()] if skew(y[:, 0]) > 1 else []
