@@ -13,8 +13,8 @@ from test_import_graph import MODULES, code_lines, floors, rooms
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_291,
-    "code lines": 16_498,
+    "lines": 29_292,
+    "code lines": 16_499,
     "files": 150,
     "numbers in module constants": 260,
     "file names that stand in two rooms": 0,

@@ -113,7 +113,7 @@ def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
     centre, jacobian, blocks = precision.centre, cast(NetworkJacobian, precision.jacobian), precision.blocks
     x, y, likelihood = centre.problem.x, centre.problem.y, centre.problem.bnn.likelihood
     prior, index, loc, curvature = prior_precision(jacobian), jacobian.index, centre.mode.clone(), None
-    for _ in range(20):
+    for _ in range(30):
         f, cov = Linearized(jacobian, blocks, loc).output_moments(x)
         slope, expected = expected_derivatives(likelihood, f, cov, y, centre.values)
         gradient = torch.zeros_like(loc)
@@ -135,9 +135,10 @@ def expected_derivatives(
 ) -> tuple[Tensor, Tensor]:
     """Of the log density of each row, gradient in f (N, out) and curvature (N, out, out): means over f ~ N(f, cov).
 
-    By 32 draws, the same at every call: each and its mirror image.
+    By 32 to 512 draws, more for fewer rows, the same at every call: each and its mirror image.
     """
-    num, width = 16, f.shape[1]
+    width = f.shape[1]
+    num = max(16, min(256, 2**20 // (len(f) * width**2)))
     size, random = max(1, CHUNK_SCALARS // (8 * num * width**2)), generator(0)
     found: list[tuple[Tensor, Tensor]] = []
     for mean, var, target in zip(f.double().split(size), cov.double().split(size), y.split(size)):
