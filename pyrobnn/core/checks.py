@@ -114,9 +114,9 @@ def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
     if len(lost := (2 * kept < count).nonzero()):
         column = int(lost[0])
         raise ValueError(
-            f"column {column} of '{name}' lies around {before[len(before) // 2, column]:.9g}: float32 keeps "
-            f"{kept[column]} of {count[column]} values; give the model a standardizer fitted on these data, or use "
-            "net.double()"
+            f"column {column} of '{name}' lies around {before[len(before) // 2, column]:.9g}: the net's float32 keeps "
+            f"{kept[column]} of {count[column]} distinct values; give the model a standardizer fitted on these data, "
+            "subtract the median, or use net.double()"
         )
 
 

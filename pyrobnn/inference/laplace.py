@@ -58,9 +58,10 @@ class Laplace(Method):
     Args:
         curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
             Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
-            ``"hessian"``: the exact Hessian, for a BNN or any Pyro program. ``"variational"``: Gauss-Newton on average
-            over the Gaussian itself, which with a canonical link is the nearest to the linearised network's posterior:
-            where classes can be told apart, that at the mode is underconfident. ``log_evidence`` is the mode's.
+            ``"hessian"``: the exact Hessian, for a BNN or any Pyro program. ``"variational"``: Gauss-Newton averaged
+            over the Gaussian itself, which with a canonical link is the one nearest (KL) to the posterior of the
+            linearised network. Where classes can be told apart it is less underconfident than the Gaussian at the mode;
+            ``log_evidence`` remains Laplace's.
         structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``.
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
@@ -140,7 +141,7 @@ class Laplace(Method):
             raise ValueError("the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'")
         check_optional(check_choice, "tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
         if self.tune is not None and self.curvature != "ggn":
-            raise ValueError(f"'tune' scales the curvature at a mode: use curvature='ggn', got {self.curvature!r}")
+            raise ValueError("'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'")
         if self.curvature == "variational" and (self.structure, self.predictive) != ("full", "linearized"):
             raise ValueError("curvature='variational' needs structure='full' and predictive='linearized'")
 
@@ -206,20 +207,21 @@ class Laplace(Method):
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
         check_proper(problem.density)
-        newton = self.curvature != "hessian"
-        if not problem.is_bnn and (newton or self.subset == "last_layer"):
+        if not problem.is_bnn and (self.curvature != "hessian" or self.subset == "last_layer"):
             raise Refused("a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')")
         check_batched(problem.density, "Laplace")
         if not problem.is_bnn:
             refuse_dependent(problem.density, "Laplace")
         names = subset_sites(problem, self.subset)
-        if newton:
+        if self.curvature != "hessian":
             weights = {name: problem.bnn.priors[name] for name in names if name.startswith(NET)}
             check_elementwise(weights)
-            if self.tune is not None or self.curvature == "variational":
+            if self.tune is not None:
                 check_normal(weights)
-            if self.curvature == "variational" and len(weights) < len(names):
-                raise Refused("curvature='variational' is of the weights alone, and the likelihood has sites: fix them")
+            if self.curvature == "variational":
+                check_normal(weights, "curvature='variational' needs", "use curvature='ggn'")
+                if len(weights) < len(names):
+                    raise Refused("curvature='variational' takes no inferred noise: fix it, or use curvature='ggn'")
         check_memory(self, problem, names)
         return names
 

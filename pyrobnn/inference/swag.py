@@ -59,7 +59,8 @@ class _Averaged(Method):
         model = require_net(self, run.given[0])
         if others := set(model.stochastic_layers()) - set(training_norms(model)):
             raise Refused(
-                f"the net is in training mode and its layers {', '.join(sorted(others))} are random: call their .eval()"
+                f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
+                "call .eval() on them before building the BNN"
             )
         pure = dataclasses.replace(run, given=(with_batch_statistics(model), *run.given[1:]))
         problem, _ = super()._prepare(pure, device)

@@ -251,8 +251,9 @@ def _travel(particles: Population) -> list[Rung]:
     rungs: list[Rung] = []
     while particles.beta < 1.0:
         if len(rungs) == _STEPS:
-            beta = f"{particles.beta:.3g} only, of 1"
-            raise Refused(f"{_STEPS} steps led to beta = {beta}: these rows are too far from the draws. Fit again")
+            raise Refused(
+                f"{_STEPS} steps led to beta = {particles.beta:.3g} only, of 1: the rows are too far from the draws. Fit again"
+            )
         rungs.append(particles.climb(0.5))
     return rungs
 

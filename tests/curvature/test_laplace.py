@@ -390,7 +390,7 @@ def test_priors_that_are_not_normal():
         ({"predictive": "probit"}, "'predictive' must be one of"),
         ({"subset": "first_layer"}, "'subset' must be one of"),
         ({"curvature": "hessian", "structure": "kron"}, "no Kronecker factors"),
-        ({"curvature": "hessian", "tune": "marginal_likelihood"}, "scales the curvature at a mode"),
+        ({"curvature": "hessian", "tune": "marginal_likelihood"}, "positive semidefinite"),
         ({"curvature": "variational", "structure": "kron"}, "needs structure='full'"),
     ],
 )

@@ -18,6 +18,7 @@ OPTIONS = {
     "diag": {"structure": "diag"},
     "last layer": {"subset": "last_layer"},
     "tuned": {"tune": "marginal_likelihood"},
+    "per layer": {"tune": "per_layer"},
     "variational": {"curvature": "variational"},
     "held out": {"tune": "cross_validation"},
     "hessian": {"curvature": "hessian"},

@@ -13,7 +13,7 @@ from test_import_graph import MODULES, code_lines, floors, rooms
 
 ROOT = Path(__file__).parents[2]
 CAPS = {
-    "lines": 29_292,
+    "lines": 29_294,
     "code lines": 16_499,
     "files": 150,
     "numbers in module constants": 260,

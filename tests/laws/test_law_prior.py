@@ -197,8 +197,8 @@ def test_vectors_of_another_width_are_refused_when_the_model_is_built():
 @pytest.mark.parametrize(
     ("prior", "tune", "why"),
     [
-        ("MixtureOfDiagNormals", None, "depend on each other .*: use curvature='hessian'"),
-        ("Laplace", "marginal_likelihood", "'net.0.weight' has a Laplace"),
+        ("MixtureOfDiagNormals", None, "elements depend on each other: use curvature='hessian'"),
+        ("Laplace", "marginal_likelihood", "'net.0.weight' is a Laplace: leave it None"),
     ],
 )
 def test_a_prior_that_laplace_cannot_take_is_refused_before_the_search(prior, tune, why, monkeypatch):

@@ -92,17 +92,15 @@ def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
 def check_elementwise(priors: Mapping[str, Distribution]) -> None:
     """Refuse priors (by site) whose elements depend on each other: a diagonal cannot hold them."""
     for name, prior in priors.items():
-        if (base := elementwise(prior)).event_shape:
-            raise Refused(
-                f"elements of {name!r} depend on each other ({type(base).__name__} prior): use curvature='hessian'"
-            )
+        if elementwise(prior).event_shape:
+            raise Refused(f"in the prior of {name!r} elements depend on each other: use curvature='hessian'")
 
 
-def check_normal(priors: Mapping[str, Distribution]) -> None:
+def check_normal(priors: Mapping[str, Distribution], why: str = "'tune' scales", remedy: str = "leave it None") -> None:
     """Refuse priors (by site) that are not normal."""
     for name, prior in priors.items():
         if not isinstance(base := elementwise(prior), Normal):
-            raise Refused(f"'tune' and 'variational' need normal priors: {name!r} has a {type(base).__name__}")
+            raise Refused(f"{why} normal priors; that of {name!r} is a {type(base).__name__}: {remedy}")
 
 
 def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:
