@@ -153,7 +153,8 @@ def compile_graph(
 
     ``on_stack``: intermediate tensors of a small function on the stack, where each would be an allocation: half of a
     short step. For functions that return nothing and call no library: inductor would hand out one memory for the
-    results of every call. Up to 0.8 MB, which the threads of Linux have. Raises others of :data:`MOVED` on other torch.
+    results of every call. Up to 0.8 MB, which the threads of Linux have. ``scalar``: no vector code. Raises others of
+    :data:`MOVED` on other torch.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_old_objects_frozen())

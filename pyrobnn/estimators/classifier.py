@@ -34,7 +34,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
     A linear model of at most 1,000 weights has the Gaussian nearest to its posterior
     (``Laplace(curvature="variational")``): where classes can be told apart, that at the mode is underconfident.
 
-    Caveat: a net keeps the Gaussian at the mode, and is underconfident there.
+    Caveat: a net keeps the Gaussian at the mode, and remains underconfident where classes can be told apart.
 
     Attributes: ``classes_``, the labels in the order of ``predict_proba``; the others as of the regressor.
 

@@ -252,7 +252,7 @@ def _travel(particles: Population) -> list[Rung]:
     while particles.beta < 1.0:
         if len(rungs) == _STEPS:
             raise Refused(
-                f"{_STEPS} steps led to beta = {particles.beta:.3g} only, of 1: the rows are too far from the draws. Fit again"
+                f"{_STEPS} steps led to beta = {particles.beta:.3g}, not 1: the rows are too far away. Fit again"
             )
         rungs.append(particles.climb(0.5))
     return rungs

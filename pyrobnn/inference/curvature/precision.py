@@ -137,12 +137,11 @@ def expected_derivatives(
 
     By 32 to 512 draws, more for fewer rows, the same at every call: each and its mirror image.
     """
-    width = f.shape[1]
-    num = max(16, min(256, 2**20 // (len(f) * width**2)))
-    size, random = max(1, CHUNK_SCALARS // (8 * num * width**2)), generator(0)
+    num = max(16, min(256, 2**20 // (f.numel() * f.shape[1])))
+    size, random = max(1, CHUNK_SCALARS // (8 * num * f.shape[1] ** 2)), generator(0)
     found: list[tuple[Tensor, Tensor]] = []
     for mean, var, target in zip(f.double().split(size), cov.double().split(size), y.split(size)):
-        noise = torch.randn(num, len(mean), width, 1, generator=random).to(mean)
+        noise = torch.randn(num, *mean.shape, 1, generator=random).to(mean)
         away = (symmetric_root(var) @ noise).squeeze(-1)
         draws = torch.cat([mean + away, mean - away]).requires_grad_()
         with torch.enable_grad():

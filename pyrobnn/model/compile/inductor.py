@@ -286,7 +286,7 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     largest = max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)
     settings |= {"cpp.threads": 1} if on_cpu and largest < _PARALLEL_FROM else {}
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
-        # there vector code saves a fifth of a step at most, and takes a second longer to make
+        # in so small a function vector code saves a fifth of a step at most, and takes a second longer to make
         call = private.compile_graph(graph, inputs, settings, on_stack, largest <= 512)
     # a loop in Python takes its time at every step; its body was compared by itself
     return Code(call, lambda: untouched, untouched if looped else fn, identity)
