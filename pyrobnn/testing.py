@@ -15,8 +15,8 @@ def assert_calibrated(
 
     Args:
         predictions, y, x, x_train, y_train: as of :func:`pyrobnn.judge`.
-        strict: whether a warning raises too. Of right predictions one in a hundred warns, of classes one in
-            forty; with data of a fixed seed a test is the same every time.
+        strict: whether a warning raises too. Of right predictions one in eleven is warned of at 100 rows, one in
+            sixty at 500; with data of a fixed seed a test is the same every time.
 
     Returns:
         The verdict.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,14 +11,13 @@ from scipy.optimize import brentq
 from scipy.special import expit, logsumexp, ndtri, softmax
 
 from pyrobnn.core.groups import HELD_OUT, PREDICTIONS
-from pyrobnn.diagnostics.evidence import Evidence, flattened, spread, statistic
+from pyrobnn.core.seeding import own_stream
+from pyrobnn.diagnostics.evidence import RATES, Evidence, flattened, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA, loo_pit
 from pyrobnn.diagnostics.points import FEWEST_DRAWS, class_replicates, has_classes, pit_of, predictive_draws, replicates
 from pyrobnn.diagnostics.scores import class_arrays, expected_calibration_error
 from pyrobnn.diagnostics.verdict import Found, Status, grade_tested
 
-#: rates at which a model that is right may warn, and fail: this library's convention
-RATES = 2e-3, 1e-4
 MIN_DATA = 20
 #: held-out values of which coverage and confidence say something, by an exact tail and a simulated one
 FEWEST_HELD_OUT = 8
@@ -60,13 +58,15 @@ def left_out_pit(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
-    """Whether the PIT of held-out data is uniform; of few data, whether 90 % intervals hold enough of them."""
+    """Whether the PIT of held-out data is uniform, by the worst output; of few, whether 90 % intervals hold enough."""
     u, draws = held_out_pit(evidence), predictive_draws(evidence)
     if u is None or draws is None or len(u) < FEWEST_HELD_OUT:
         return None
-    dependence = dependence_of(draws)
+    stored = evidence.tree[PREDICTIONS].attrs
+    dependence, levels = dependence_of(draws) if stored.get("joint", True) else Dependence(), stored.get("levels", ())
     if len(u) >= MIN_DATA:
-        return uniform(u, limits, "held-out", dependence)
+        tested = [p_binned(each, levels) if len(levels) else p_moments(each, dependence) for each in u.T]
+        return uniform(u[:, np.argmin(tested)], limits, "held-out", evidence.rates, _least(*tested))
     covered = float((np.abs(u - 0.5) <= 0.5 * LEVEL).mean())
     count = max(1, round(len(u) / dependence.coverage**2))
     p = float(stats.binom.cdf(round(covered * count), count, LEVEL))
@@ -144,19 +144,18 @@ def dependence_of(draws: np.ndarray) -> Dependence:
 
 
 def uniform(
-    u: np.ndarray, limits: tuple[float, ...], which: str, dependence: Dependence | None = None, other: Sequence = ()
+    u: np.ndarray, limits: tuple[float, ...], which: str, rates: tuple[float, float] = RATES, p: float | None = None
 ) -> Found:
-    """Whether PIT values are uniform: by a distance that matters and is not chance.
+    """Whether PIT values are uniform: by a distance that matters, and that chance does not explain.
 
-    By their distance and their mean and size, or in place of these the p-values of `other` tests (Bonferroni).
+    By the p-value of their distance, mean and size, unless another test's is given.
     """
-    u, dependence = u.ravel(), dependence or Dependence()
+    u = u.ravel()
     distance, mean = float(stats.kstest(u, "uniform").statistic), float(u.mean())
-    errors = np.array([_SD_MEAN * dependence.mean, _SD_SIZE * dependence.size]) / np.sqrt(u.size)
-    z = np.abs([mean - 0.5, np.abs(u - 0.5).mean() - 0.25]) / errors
-    each = (float(stats.kstwo.sf(distance / dependence.distance, u.size)), *(other or 2.0 * stats.norm.sf(z)))
-    p = float(min(1.0, len(each) * min(each)))
-    status = grade_tested(p, distance, RATES, limits)
+    if p is None:
+        z = np.abs([mean - 0.5, np.abs(u - 0.5).mean() - 0.25]) / np.array([_SD_MEAN, _SD_SIZE]) * np.sqrt(u.size)
+        p = _least(stats.kstwo.sf(distance, u.size), *2.0 * stats.norm.sf(z))
+    status = grade_tested(p, distance, rates, limits)
     # intervals that are too wide for most and yet too narrow for the last per cent: noise with heavy tails
     outer, extreme = (float((np.abs(u - 0.5) > 0.5 - tail).mean()) for tail in (0.05, 0.005))
     numbers = {"count": u.size, "which": which, "outer": outer, "extreme": extreme, "mean": mean, "p": p}
@@ -170,17 +169,38 @@ def uniform(
     return Found(status, distance, code, numbers, limits[0])
 
 
-def normal_scores(u: np.ndarray, dependence: Dependence) -> tuple[float, float, float]:
-    """p-values of the mean and the variance of Φ⁻¹(u), the most powerful for a bias and a width, and of a skewness.
+def _least(*p: float) -> float:
+    """The least of some p-values, times their number."""
+    return float(min(1.0, len(p) * min(p)))
 
-    Neyman's smooth test, the third moment by Legendre's polynomial, which outliers do not rule.
+
+def p_moments(u: np.ndarray, dependence: Dependence) -> float:
+    """p-value of the worst of four tests of u: its distance from uniform, mean and variance of Φ⁻¹(u), skewness.
+
+    The most powerful for a bias and a width, and of a skewness Neyman's smooth test: Legendre's polynomial of degree 3.
     """
     z, root = ndtri(np.clip(u, 1e-6, 1.0 - 1e-6)), np.sqrt(u.size)
     square, skew = float((z**2).sum()), np.sqrt(7.0) * (((20.0 * u - 30.0) * u + 12.0) * u - 1.0).mean()
     tail = min(stats.chi2.cdf(square, u.size), stats.chi2.sf(square, u.size))
     sizes = abs(z.mean()) * root / dependence.mean, stats.norm.isf(tail) / dependence.size, abs(skew) * root
-    first, second, third = (float(min(1.0, 2.0 * stats.norm.sf(each))) for each in sizes)
-    return first, second, third
+    distance = stats.kstest(u, "uniform").statistic / dependence.distance
+    return _least(stats.kstwo.sf(distance, u.size), *2.0 * stats.norm.sf(sizes))
+
+
+def p_binned(u: np.ndarray, levels: tuple[float, ...]) -> float:
+    """p-value of the worst of the three moments where the levels that u (point,) lies between are all that is known.
+
+    Each value counts as its bin's mean; the p-value of their minimum is simulated.
+    """
+    edges = np.array([0.0, *levels, 1.0])
+    share, z = np.diff(edges), np.clip(ndtri(edges), -40.0, 40.0)
+    density = stats.norm.pdf(z)
+    integrals = -density, -z * density, edges * (((5.0 * edges - 10.0) * edges + 6.0) * edges - 1.0)
+    counts = own_stream().multinomial(u.size, share, size=20_000)
+    sums = np.vstack([np.histogram(u, edges)[0], counts]) @ (np.diff(integrals) / share).T
+    tails = [stats.rankdata(each, "max", axis=0) for each in (sums, -sums)]
+    least = np.minimum(*tails).min(axis=1)
+    return float((least <= least[0]).mean())
 
 
 # classes
@@ -225,7 +245,7 @@ def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | 
     data = labelled(evidence)
     if data is None:
         return None
-    shares = _shares(data, limits[1:])
+    shares = _shares(data, limits[1:], evidence.rates)
     if shares.status == "fail" or data.where == "training":
         return shares
     confidence, correct = data.probs.max(axis=1), data.probs.argmax(axis=1) == data.labels
@@ -270,19 +290,19 @@ def temperature(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     w, v = np.sign(t) * np.sqrt(max(2.0 * (t * score - total), 0.0)), t * np.sqrt(variance)
     root = w + np.log(v / w) / w if abs(w) > 0.05 and v / w > 0.0 else w
     p = float(2.0 * stats.norm.sf(abs(root)))
-    status = grade_tested(p, abs(t), RATES, limits)
+    status = grade_tested(p, abs(t), evidence.rates, limits)
     return Found(status, 1.0 + t, "", {"count": len(logs), "p": p}, 1.0 + np.sign(t) * limits[0])
 
 
-def _shares(data: Labelled, limits: tuple[float, ...]) -> Found:
+def _shares(data: Labelled, limits: tuple[float, ...], rates: tuple[float, float]) -> Found:
     """The class whose share of the data is farthest from the one predicted, beyond chance and the error of that."""
     probs, labels, error, where = data
     said = probs.mean(axis=0)
     seen = np.bincount(labels, minlength=probs.shape[1])[: probs.shape[1]] / len(labels)
     variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels) + error
     p = 2.0 * stats.norm.sf(np.abs(seen - said) / np.sqrt(np.maximum(variance, 1e-12))) * len(said)
-    worst = int(np.argmax(np.where(p < RATES[0], 1.0, 0.0) + np.abs(seen - said)))
+    worst = int(np.argmax(np.where(p < rates[0], 1.0, 0.0) + np.abs(seen - said)))
     gap, least = float(abs(seen - said)[worst]), float(min(1.0, p[worst]))
     numbers = {"which": worst, "seen": float(seen[worst]), "said": float(said[worst]), "count": len(labels)}
-    status = grade_tested(least, gap, RATES, limits)
+    status = grade_tested(least, gap, rates, limits)
     return Found(status, gap, "class_shares", numbers | {"where": where, "p": least}, limits[0])

@@ -16,8 +16,10 @@ import numpy as np
 import xarray as xr
 
 from pyrobnn.core.checks import check_type
-from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, POSTERIOR, PREDICTIONS, SAMPLE_DIMS, SAMPLE_STATS
 
+#: rates at which a check of a right model may warn, and fail: this library's convention
+RATES = 2e-3, 1e-4
 #: how the names of a net's weights begin
 WEIGHTS = "net."
 
@@ -213,6 +215,11 @@ class Evidence:
         if not self.is_iid and self.variable(SAMPLE_STATS, "diverging") is not None:
             return "exact"
         return "approximate" if self.text("log_evidence_kind") else "none"
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """`RATES`; of predictions alone, whose checks are few, ten times as many may warn."""
+        return (2e-2, RATES[1]) if self.claim == PREDICTIONS else RATES
 
     @functools.cached_property
     def has_hidden_units(self) -> bool:

@@ -11,7 +11,7 @@ from scipy.special import ndtri
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 from pyrobnn.core.seeding import own_stream
-from pyrobnn.diagnostics.calibration import LEVEL, MIN_DATA, RATES, held_out_pit, left_out_pit
+from pyrobnn.diagnostics.calibration import LEVEL, MIN_DATA, held_out_pit, left_out_pit
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
 from pyrobnn.diagnostics.leave_one_out import MAX_DATA
 from pyrobnn.diagnostics.points import class_points, class_replicates, feature_names, has_classes, pit_of, replicates
@@ -48,7 +48,7 @@ def pattern(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if not found:
         return None
     worst = min(found, key=lambda each: each.p)
-    return _graded(worst, min(1.0, worst.p * len(found)), limits)
+    return _graded(worst, min(1.0, worst.p * len(found)), evidence.rates, limits)
 
 
 def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -64,11 +64,11 @@ def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     together = [float(stats.combine_pvalues([max(each.p, 1e-300) for each in kind]).pvalue) for kind in kinds]
     first = int(np.argmin(together))
     strongest = max(kinds[first], key=lambda each: each.effect)
-    return _graded(strongest, min(1.0, together[first] * len(together)), limits)
+    return _graded(strongest, min(1.0, together[first] * len(together)), evidence.rates, limits)
 
 
-def _graded(worst: Pattern, p: float, limits: tuple[float, ...]) -> Found:
-    status = grade_tested(p, worst.effect, RATES, limits)
+def _graded(worst: Pattern, p: float, rates: tuple[float, float], limits: tuple[float, ...]) -> Found:
+    status = grade_tested(p, worst.effect, rates, limits)
     return Found(status, worst.effect, "", {"where": worst.name, "p": p}, limits[0])
 
 
@@ -78,10 +78,10 @@ def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[Pattern]:
     for column in u[in_order(values)].T if np.ptp(values) > 0.0 else ():
         if np.ptp(column) == 0.0:
             continue
-        parts = np.array_split(column, _NUM_REGIONS)
-        means = [float(part.mean()) for part in parts]
-        found.append(Pattern(float(stats.kruskal(*parts).pvalue), max(means) - min(means), name))
-        normal = ndtri(np.clip(column, 1e-3, 1.0 - 1e-3))
+        means = [float(part.mean()) for part in np.array_split(column, _NUM_REGIONS)]
+        normal = ndtri((stats.rankdata(column) - 0.5) / len(column))
+        between = sum(part.sum() ** 2 / len(part) for part in np.array_split(normal, _NUM_REGIONS)) / normal.var()
+        found.append(Pattern(float(stats.chi2.sf(between, _NUM_REGIONS - 1)), max(means) - min(means), name))
         r = float(np.corrcoef(normal[:-1], normal[1:])[0, 1])
         # leaving out or fitting a datum makes neighbours' errors differ, never agree: one side is tested
         found.append(Pattern(float(stats.norm.sf(r * np.sqrt(len(normal) - 1))), r, name))
@@ -105,7 +105,7 @@ def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     (low_at, low), (high_at, high) = parts[0], parts[-1]  # two regions, where all cover as much
     ends = [f"{float(f'{at.min():.4g}'):g} <= {name} <= {float(f'{at.max():.4g}'):g}" for at in (low_at, high_at)]
     numbers = {"where": name, "p": p, "low": low, "high": high, "low_at": ends[0], "high_at": ends[1]}
-    return Found(grade_tested(p, high - low, RATES, limits), high - low, "", numbers, limits[0])
+    return Found(grade_tested(p, high - low, evidence.rates, limits), high - low, "", numbers, limits[0])
 
 
 def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:

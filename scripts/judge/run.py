@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from records import append_record, read_records  # noqa: E402
 
-SIZES, RATE = (100, 500, 5000), 2e-3
+SIZES, RATE = (100, 500, 5000), 2e-2
 HEALTHY, SICK = {100: 120, 500: 120, 5000: 18}, {100: 24, 500: 24, 5000: 6}
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: fault → scale of the predicted sd, shift of the mean in sds
