@@ -58,7 +58,7 @@ def test_right_predictions_pass_and_narrow_ones_do_not(form):
 @pytest.mark.parametrize("levels", [(0.05, 0.95), (0.05, 0.25, 0.5, 0.75, 0.95), (0.5, 0.9, 0.99), ()])
 def test_right_predictions_have_p_values_no_smaller_than_uniform_ones(levels):
     rng = np.random.default_rng(1)
-    p = np.array([tested(rng.random(60), levels) for _ in range(120)])
+    p = np.array([p_value(rng.random(60), levels) for _ in range(120)])
     for rate in (0.02, 0.1, 0.3):
         error = np.sqrt(rate * (1.0 - rate) / len(p))
         assert (p < rate).mean() < rate + 3.0 * error
@@ -71,11 +71,11 @@ def test_what_five_quantiles_say_of_skewed_errors_is_used():
     levels, found = (0.05, 0.25, 0.5, 0.75, 0.95), []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        found.append(tested(stats.norm.cdf((rng.gamma(2.0, size=100) - 2.0) / np.sqrt(2.0)), levels) < 0.02)
+        found.append(p_value(stats.norm.cdf((rng.gamma(2.0, size=100) - 2.0) / np.sqrt(2.0)), levels) < 0.02)
     assert np.mean(found) > 0.6
 
 
-def tested(u: np.ndarray, levels: tuple[float, ...]) -> float:
+def p_value(u: np.ndarray, levels: tuple[float, ...]) -> float:
     """The p-value of u, of which with levels only their bins are used."""
     return p_binned(u, levels) if levels else p_moments(u, Dependence())
 
