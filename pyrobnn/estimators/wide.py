@@ -208,9 +208,9 @@ class Rule(NamedTuple):
         """
         begun, num = time.perf_counter(), len(data[0])
         mean, both, whole = self.model(*data, units, True), self.model(*data, units, False), num <= MAX_WHOLE_ROWS
-        # of few rows many chains predict better than long ones, whose noise becomes too small
-        members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24) if whole else np.clip(seconds / 40, 2, 8))
-        effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4))
+        # many members predict better than few that are trained for long, whose noise becomes too small
+        members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
+        effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4 if whole else 1))
         # under a likelihood of its own for as long as in the search, beyond which nothing showed that its width holds
         steps = int(1500 * effort**0.5 if whole else (3000 if self.likelihood is None else 400) * effort)
         batch, traced = min(num, 128 if whole else 256), cast(Any, "trace" if compile else False)
