@@ -71,7 +71,7 @@ def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     count = max(1, round(len(u) / dependence.coverage**2))
     p = float(stats.binom.cdf(round(covered * count), count, LEVEL))
     numbers = {"count": u.size, "which": "held-out", "outer": 1.0 - covered, "p": p}
-    status: Status = "fail" if p < RATES[1] else "warn" if p < RATES[0] else "info"
+    status: Status = "fail" if p < evidence.rates[1] else "warn" if p < evidence.rates[0] else "info"
     return Found(status, covered, "calibrated" if status == "info" else "too_narrow", numbers, LEVEL)
 
 
