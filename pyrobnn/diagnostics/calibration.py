@@ -170,7 +170,7 @@ def uniform(
 
 
 def _least(*p: float) -> float:
-    """The least of some p-values, times their number."""
+    """The least of some p-values, times their number (Bonferroni)."""
     return float(min(1.0, len(p) * min(p)))
 
 

@@ -63,7 +63,7 @@ def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_tra
 
     Caveat:
         Right on average may be wrong where no input that is given says so. Rows are taken for independent. Each check
-        warns of one right set of predictions in 50, and fails one in 10,000.
+        warns of at most one right set of predictions in 50, and fails one in 10,000.
 
     References:
         Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x

@@ -43,7 +43,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         missing: ``"refuse"`` missing values of a DataFrame, or ``"impute"``: a number gets its column's median, and an
             input says that it was missing; a gap among categories is a category of its own. (Of arrays: SimpleImputer.)
         num_draws: of the posterior (per chain); default the method's own number.
-        max_seconds: about what ``"auto"`` may spend where all is open (many rows take less); steps vary by machine.
+        max_seconds: roughly what ``"auto"`` may spend where all is open (less on large tables); steps vary by machine.
         compile: of a method that is chosen or named; False starts at once and runs slower.
         device: where to compute, ``"cpu"`` or ``"cuda"``.
         random_state: a whole number makes every fit the same; None takes NumPy's global generator.

@@ -20,7 +20,6 @@ import os
 import sys
 import time
 import warnings
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
@@ -203,7 +202,7 @@ def small_table(records: list[dict]) -> str:
         "| table | method | RMSE | NLL | NLL of the mixture | mean ± 1.64 sd covers | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in sorted(records, key=itemgetter("table")):
+    for row in sorted(records, key=lambda row: (row["table"], row["method"], row["max_seconds"] or 0)):
         limit = row["max_seconds"] and f", {row['max_seconds']:.0f} s: took {row['seconds']:.0f}"
         cells = (f"{row[key]:{form}}" if key in row else "" for key, form in SMALL.items())
         lines.append(f"| {row['table']} | {row['method']}{limit or ''} | {' | '.join(cells)} |")
