@@ -1,12 +1,10 @@
-"""The package's own imports: no circles of files, and the rooms that they tie; sizes of files."""
+"""The package's own imports: no circles of files, and the rooms that they tie."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import pyrobnn
 
@@ -106,44 +104,6 @@ def test_a_planted_arrow_that_runs_up_is_found():
     assert floors({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == [{"c"}, {"b"}, {"a"}]
     assert floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [{"c"}]
     assert dict(imports(ast.parse("def f(): import_module('pyrobnn.mcmc')"))) == {"pyrobnn.mcmc": True}
-
-
-#: code lines of a file (no blank lines, comments, docstrings, imports), and lines of a function's statements, at most
-FILE, FUNCTION = 400, 70
-
-
-def code_lines(text: str) -> int:
-    """Lines of a file that hold code."""
-    tree, skip = ast.parse(text), set()
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            skip |= set(range(node.lineno, (node.end_lineno or 0) + 1))
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
-            skip |= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    lines = enumerate(text.splitlines(), 1)
-    return sum(1 for at, line in lines if at not in skip and line.strip() and not line.strip().startswith("#"))
-
-
-def long_functions(tree: ast.AST) -> list[str]:
-    """Functions of more lines than one thought has; signature and docstring do not count."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            begin = node.body[ast.get_docstring(node) is not None :] or node.body
-            size = 1 + (node.end_lineno or 0) - begin[0].lineno
-            found += [f"{node.name}: {size}"] if size > FUNCTION else []
-    return found
-
-
-def test_a_long_function_is_found():
-    long = ast.parse("def f():\n    'says'\n" + "    x = 1\n" * (FUNCTION + 1))
-    assert long_functions(long) == [f"f: {FUNCTION + 1}"]
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_files_and_functions_can_be_read_in_one_sitting(name):
-    text = MODULES[name].read_text("utf-8")
-    assert code_lines(text) <= FILE and not long_functions(ast.parse(text))
 
 
 def test_one_place_makes_the_progress_bar_of_a_fit():
