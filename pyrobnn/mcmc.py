@@ -19,6 +19,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
 from pyrobnn.model import Density
+from pyrobnn.model.handlers import Supply, own_store
 from pyrobnn.posterior import Posterior
 
 
@@ -199,7 +200,8 @@ class MCMC:
             values = density.constrain(z.to(density.dtype))
             return chain_starts(program, [{n: v[i] for n, v in values.items()} for i in range(len(z))])
         found = []
-        with seeded(seed, density.device), pyro.poutine.block(), pyro.get_param_store().scope(), torch.no_grad():
+        supply = Supply({}, density.initial_points)  # the point parameters
+        with seeded(seed, density.device), pyro.poutine.block(), own_store(), supply, torch.no_grad():
             for _ in range(self.num_chains):
                 with InitMessenger(strategy):
                     nodes = pyro.poutine.trace(program).get_trace().nodes

@@ -106,6 +106,23 @@ def _held_points(names: list[str]) -> str:
     )
 
 
+def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = None) -> str:
+    if names is None:
+        return (
+            "the gradient of the net is not its derivative: along a random direction of the weights autograd gives "
+            f"{gradient:.3g} and finite differences {slope:.3g}. Weights behind torch.no_grad(), .detach(), .data or "
+            "padding_idx are not fitted and stay at their prior; or a custom backward is wrong. Fixed weights need no "
+            "prior"
+        )
+    named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return (
+        f"the gradient for {named} is not the derivative of the log joint density: along a random direction autograd "
+        f"gives {gradient:.3g} and finite differences {slope:.3g}. Values behind torch.no_grad(), .detach(), .data, "
+        ".item(), NumPy or torch.tensor([…]) are not fitted to the data; or a custom backward is wrong. Compute with "
+        "the sampled tensors themselves (torch.stack instead of torch.tensor)"
+    )
+
+
 def _rows_together(change: float | None) -> str:
     how = "is not a number" if change is None else f"changes by {change:.2g} among seven others"
     return (
@@ -205,6 +222,7 @@ DRAWS: Sentences = {
         "num_particles, max_moves and max_leapfrogs; after an update fit again on all rows"
     ),
     "far_update": _far_update,
+    "wrong_gradient": _wrong_gradient,
     "worse_mean": (
         "the mean of the iterates is worse than the start by {rise:.3g} nats per datum: SGD left the mode; use a "
         "smaller lr than {lr:g}"
@@ -223,11 +241,6 @@ MODEL: Sentences = {
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,
-    "wrong_gradient": (
-        "the gradient of the net is not its derivative: along a random direction of the weights autograd gives "
-        "{gradient:.3g} and finite differences {slope:.3g}. Weights behind torch.no_grad(), .detach(), .data or "
-        "padding_idx are not fitted and stay at their prior; or a custom backward is wrong. Fixed weights need no prior"
-    ),
     "rows_outside": (
         "{count} new rows lie further outside of the earlier inputs than those spread: standard units stay those of "
         "the first fit, and the net extrapolates there. Fit again with a new standardizer"

@@ -23,7 +23,7 @@ from pyrobnn.inference import NUTS
 from pyrobnn.inference.method import check_method
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.handlers import Supply, at_many_points
+from pyrobnn.model.handlers import Supply, at_many_points, own_store
 from pyrobnn.model.nodes import elementwise, without_validation
 
 
@@ -88,7 +88,7 @@ class _ProgramEstimator(BaseEstimator):
                 return x.new_zeros(shape)
 
             supply = Supply({**values, self._site: look}, {}, like=x)
-            with without_validation(), pyro.poutine.block(), supply, at_many_points():
+            with own_store(), without_validation(), pyro.poutine.block(), supply, at_many_points():
                 self.program(x, None)
             return found[0]
 

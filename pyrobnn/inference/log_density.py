@@ -21,7 +21,7 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model.density import bijection
-from pyrobnn.model.handlers import RADIUS
+from pyrobnn.model.handlers import RADIUS, Supply
 from pyrobnn.posterior import Posterior
 
 Function = Callable[[dict[str, Tensor]], Tensor]
@@ -69,7 +69,7 @@ class LogDensity:
         values = {name: pyro.sample(name, fn, infer=like[name]) for name, fn in self._sites.items()}
         proper = [name for name, fn in self._sites.items() if not isinstance(fn, dist.ImproperUniform)]
         reference = sum(self._sites[name].log_prob(values[name]) for name in proper)
-        with pyro.poutine.block():  # which may itself run a program
+        with pyro.poutine.block(), Supply({}, {}):  # which may itself run a program
             found = self.log_density(dict(values)).squeeze()
         pyro.factor(FACTOR, found - reference)
 

@@ -148,7 +148,7 @@ class NUTS(Method):
             raise ValueError("'callbacks' and 'checkpoint' need engine='compiled': leave them out")
         model, x, y = run.given
         if not isinstance(model, BNN):
-            density = prepare(model, x, y, points="free", device=device).density
+            density = prepare(model, x, y, points="free", device=device, check_derivative=False).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
         return super()._prepare(run, device)

@@ -25,7 +25,7 @@ from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model.compile.trees import leaves_of
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points
+from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points, own_store
 from pyrobnn.model.nodes import (
     Derived,
     Node,
@@ -77,7 +77,8 @@ class Density:
         args: its arguments, usually (x, y); tensors or None.
         points: ``"free"`` puts ``pyro.param`` sites into the vector after the latent ones (for optimisation);
             ``"held"`` keeps them at their values.
-        values: values of held or initial point parameters, by name; missing ones come from the program.
+        values: values of held or initial point parameters, by name; missing ones come from the program, and those for
+            which the program states no value, ``pyro.param("scale")``, from Pyro's parameter store.
 
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names; ``observes``:
     whether there is one, or a factor), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
@@ -127,6 +128,8 @@ class Density:
         for node in nodes.values():
             _check_node(node, nodes, self.plate_sizes)
         self.sites = self._layout(nodes)
+        if self.owner is None:  # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
+            self._held = self.initial_points | self._held
         self.dim = sum(site.size for site in self.sites)
         if not self.dim:
             raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
@@ -332,9 +335,12 @@ class Density:
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
         given = (v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point())
-        supply = Supply(values, self._held, stored=self.owner is None, like=next(given, None))
-        with without_validation(), pyro.poutine.block(), supply, rows, there, at_many_points():
-            nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
+        # a BNN states all of its point parameters and needs no store
+        store = own_store() if self.owner is None else none
+        with store as stored:
+            supply = Supply(values, self._held, stored=stored, like=next(given, None))
+            with without_validation(), pyro.poutine.block(), supply, rows, there, at_many_points():
+                nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
         before, now = {s.name for s in self.sites if s.kind == "latent"}, {n for n in nodes if is_latent(nodes[n])}
         # replicates make latent again what holds data
         if before and (changed := (before ^ now) - {*self.derived.replicated}):

@@ -15,7 +15,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import biject_to, transform_to
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.private import replaced
@@ -30,19 +30,31 @@ _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
 class Supply(Messenger):
     """Gives every site its value; point parameters never reach Pyro's global store.
 
-    Those of a plain program are read from it (``stored``). A BNN has its own, whatever another model, or this one when
-    it was traced, has left there under the same name. A value may be a function of the site's distribution, for a
-    support that depends on other sites. A latent site with an improper prior cannot be drawn: without a
-    value it gets one uniform in the box of starts, of the dtype and on the device of ``like`` (of the site's ``infer``,
-    if it has one).
+    They begin at the values of the program, whatever another model, or this one when it was traced, has left in the
+    store under the same name. Only where a plain program states no initial value, ``pyro.param("scale")``, the value is
+    read from the store, as Pyro does (``stored``: what it holds, see :func:`own_store`). A value may be a function of
+    the site's distribution, for a support that depends on other sites. A latent site with an improper prior cannot be
+    drawn: without a value it gets one uniform in the box of starts, of the dtype and on the device of ``like`` (of the
+    site's ``infer``, if it has one).
     """
 
     def __init__(
-        self, values: Mapping[str, Any], held: Mapping[str, Tensor], *, stored: bool = True, like: Tensor | None = None
+        self,
+        values: Mapping[str, Any],
+        held: Mapping[str, Tensor],
+        *,
+        stored: Mapping[str, Any] | None = None,
+        like: Tensor | None = None,
     ):
         super().__init__()
-        self.values, self.held, self.stored = values, held, stored
+        self.values = values
+        self.held = held
+        self.stored = stored
         self.like = torch.empty(0) if like is None else like
+        self.begun: dict[str, Tensor] = {}  # the initial values that this run has stated
+
+    def _pyro_supplied(self, msg: dict[str, Any]) -> None:
+        msg["value"], msg["done"] = True, True
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["is_observed"]:
@@ -62,14 +74,42 @@ class Supply(Messenger):
             value = self.values[name]
         elif name in self.held:
             value = self.held[name]
-        elif self.stored and name in pyro.get_param_store():
-            value = pyro.get_param_store()[name].detach()
         else:
-            init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
-            if init is None:
-                raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
-            value = (init() if callable(init) else init).detach()
+            value = self._initial(msg)
         msg["value"], msg["done"] = value, True
+
+    def _initial(self, msg: dict[str, Any]) -> Tensor:
+        """Where a point parameter begins: where the program says, else where Pyro's store has it."""
+        name = msg["name"]
+        init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
+        if name in self.begun:
+            return self.begun[name]
+        if init is not None:
+            value = init() if callable(init) else init
+        elif name in pyro.get_param_store():  # in a store of its own, of which a PyroModule puts its parameters there
+            value = pyro.get_param_store()[name]
+        elif self.stored is not None and name in self.stored["params"]:
+            value = transform_to(self.stored["constraints"][name])(self.stored["params"][name])
+        else:
+            raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
+        self.begun[name] = value.detach()
+        return self.begun[name]
+
+
+@contextlib.contextmanager
+def own_store() -> Iterator[Mapping[str, Any]]:
+    """Inside, Pyro's parameter store is empty, and afterwards as it was; yields what it holds otherwise."""
+    store = pyro.get_param_store()
+    # reading its state, Pyro takes these links from the user's parameters
+    links = [(value, vars(value).get("unconstrained")) for _, value in store.named_parameters()]
+    stored = store.get_state()
+    try:
+        with store.scope():
+            yield stored
+    finally:
+        for value, link in links:
+            if link is not None:
+                vars(value)["unconstrained"] = link
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from pyrobnn.core.checks import Refused, check_device, check_type, free_bytes, r
 from pyrobnn.core.findings import Finding, as_json, warn
 from pyrobnn.data import Dataset
 from pyrobnn.inference.fitting import batches
+from pyrobnn.inference.fitting.derivative import wrong_derivative, wrong_gradient
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
     check_gradient,
@@ -29,7 +30,6 @@ from pyrobnn.inference.fitting.program import (
     refuse_random,
     rows_together,
     what_program_says,
-    wrong_gradient,
 )
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density
@@ -129,6 +129,7 @@ def prepare(
     stream: bool = False,
     deterministic: bool = True,
     num_draws: int = 0,
+    check_derivative: bool = True,
 ) -> Problem:
     """Check the model and its data before any compute, and build the density.
 
@@ -139,6 +140,7 @@ def prepare(
         stream: keep a DataLoader as a stream; otherwise its batches are gathered in memory.
         deterministic: refuse dropout and batch-norm layers in training mode.
         num_draws: of all chains together, that the posterior will hold in memory.
+        check_derivative: note where a program's gradient is not its derivative.
 
     Raises:
         TypeError, ValueError: naming the argument and the remedy.
@@ -156,7 +158,13 @@ def prepare(
             raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
         if loader is not None:
             raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
-        return _checked(_program_problem(model, x, y, points, where, values), points, values, num_draws)
+        problem, seconds = _program_problem(model, x, y, points, where, values)
+        if check_derivative:
+            with full_float32(problem.device):
+                findings = wrong_derivative(problem.density, seconds)
+            for finding in findings:
+                problem.note(finding)
+        return _checked(problem, points, values, num_draws)
     if deterministic and (layers := model.stochastic_layers()):
         raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
@@ -325,7 +333,8 @@ def settings(method: Any) -> dict[str, Any]:
 
 def _program_problem(
     program: Any, x: Any, y: Any, points: Literal["free", "held"], device: torch.device | None, values: Mapping | None
-) -> Problem:
+) -> tuple[Problem, float]:
+    """The problem of a program, and the seconds that one gradient of its density takes."""
     check_signature(program)
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
     asked = device or (check_device(tensors[0].device) if tensors else None)
@@ -338,12 +347,13 @@ def _program_problem(
             f"'device' is {str(asked)!r} but the tensors of the program are on {device}: 'device' moves x and y, not "
             "what a program closes over; pass the data, fit(program, x, y), or make them there"
         )
-    check_gradient(density, {"x": x, "y": y})
+    seconds = check_gradient(density, {"x": x, "y": y})
     if y is not None and not density.observes:
         raise ValueError("'y' is given, and the program observes nothing: pass it to the site of the data, obs=y")
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
-    return Problem(program, density, x, y, len(tensors[-1]) if tensors and tensors[-1].dim() else plate, device)
+    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
+    return Problem(program, density, x, y, num_data, device), seconds
 
 
 def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None, num_draws: int) -> Problem:

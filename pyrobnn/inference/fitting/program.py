@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import math
 import operator
+import time
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,15 +18,13 @@ from torch.distributions import transforms
 from pyrobnn.core.checks import Refused, check_finite
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.model import BNN, NET, Density, derived
-from pyrobnn.model.compile.inductor import tolerable
+from pyrobnn.inference.fitting.derivative import FEW
+from pyrobnn.model import BNN, Density, derived
 from pyrobnn.model.compile.trees import mapped
-from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.gradient import why_not_batched
 
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30
-_FEW = 8  # rows that are enough to see what a net does with them
 
 
 def check_signature(program: Callable[..., Any]) -> None:
@@ -40,20 +38,35 @@ def check_signature(program: Callable[..., Any]) -> None:
         ) from None
 
 
-def check_gradient(density: Density, data: dict[str, Any]) -> None:
-    """ValueError where a program's gradient cannot be had: of overwritten values, or of NaN that it does not mask."""
+def check_gradient(density: Density, data: dict[str, Any]) -> float:
+    """The seconds that one gradient of a program takes.
+
+    Raises:
+        Refused: the gradient cannot be had, of overwritten values or of values that go through NumPy.
+        ValueError: the data hold NaN that the program does not mask.
+    """
+    torch.func.grad(torch.sum)(torch.zeros(()))  # the first use imports for seconds
+    z = density.sample_prior(1, seed=0)[0]
+    begin = time.perf_counter()
     try:
-        gradient, value = torch.func.grad_and_value(density.log_joint)(density.sample_prior(1, seed=0)[0])
+        gradient, value = torch.func.grad_and_value(density.log_joint)(z)
     except RuntimeError as error:
+        if "Cannot access data pointer" in str(error):
+            raise Refused(
+                "the program hands sampled values to NumPy (or to other code outside of torch), where no gradient can "
+                "follow them: compute with torch's functions, or write a torch.autograd.Function with its backward"
+            ) from error
         if "inplace operation" not in str(error):
             raise
         raise Refused(
             "the program overwrites values that its gradient needs, as h[t] = s * h[t - 1] does, which reads one "
             "element of h before it writes the next: collect the values in a list and torch.stack them"
         ) from error
+    seconds = time.perf_counter() - begin
     if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
         for name in (name for name, value in data.items() if isinstance(value, Tensor)):
             check_finite(name, data[name])
+    return seconds
 
 
 def check_proper(density: Density) -> None:
@@ -160,7 +173,7 @@ def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
     devices = [torch.device("cpu"), model.device]
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with seeded(0, *devices):
-        torch.func.functional_call(net, buffers, (x[:_FEW],))
+        torch.func.functional_call(net, buffers, (x[:FEW],))
         after = [float(torch.rand((), device=device)) for device in devices]
     with seeded(0, *devices):
         return after != [float(torch.rand((), device=device)) for device in devices]
@@ -172,14 +185,14 @@ def _by_mode(model: BNN, x: Tensor) -> bool:
     with seeded(0, model.device):
         values = {n: v + 0.1 * torch.randn_like(v) for n, v in model.net.named_parameters()}
         values |= {name: buffer.clone() for name, buffer in model.net.named_buffers()}
-        f, other = (torch.func.functional_call(net, values, (x[:_FEW],)) for net in (model.eval_net, model.net))
+        f, other = (torch.func.functional_call(net, values, (x[:FEW],)) for net in (model.eval_net, model.net))
     return bool((f - other).abs().max() > 1e-3 * f.abs().max())
 
 
 @torch.no_grad()
 def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     """Whether the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
-    few = x[:_FEW]
+    few = x[:FEW]
     with warnings.catch_warnings(action="ignore"):  # what a batch of one is asked for
         alone, together = model.forward({}, few[:1]), model.forward({}, few)[:1]
     off, most = float((alone - together).abs().max()), float(together.abs().max())
@@ -187,38 +200,3 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     if off <= 0.01 * most or not math.isfinite(most):
         return []
     return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]
-
-
-def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
-    """Whether autograd and finite differences disagree about the net: it detaches weights, or has a wrong backward.
-
-    Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
-    """
-    net, few = copy.deepcopy(model.eval_net).double(), x[:_FEW]
-    few = few.double() if few.is_floating_point() else few
-    with seeded(0, model.device):
-        ways = {name: torch.randn_like(v) for name, v in net.named_parameters() if NET + name in model.priors}
-
-    def output(step: Tensor) -> Tensor:
-        # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU
-        moved = {name: net.get_parameter(name).detach() + (0.1 + step) * way for name, way in ways.items()}
-        with WrittenOut():
-            out = torch.func.functional_call(net, moved, (few,))
-        return (out * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum()
-
-    def difference(step: float) -> float:
-        with torch.no_grad():
-            ahead, behind = (output(torch.tensor(sign * step, dtype=torch.float64)) for sign in (1.0, -1.0))
-        return float(ahead - behind) / (2.0 * step)
-
-    try:
-        own = float(torch.func.grad(output)(torch.zeros((), dtype=torch.float64)))
-        slopes = [difference(step) for step in (1e-5, 3e-5, 1e-4)]
-    except Exception as error:  # whatever a net may raise that does not take float64
-        tolerable(error)
-        return []
-    off = abs(own - slopes[0])
-    # differences at a kink, at a jump or of rounding errors depend on the step
-    agree = max(slopes) - min(slopes) <= 0.1 * off < math.inf
-    found = {"gradient": own, "slope": slopes[0]}
-    return [Finding("wrong_gradient", found)] if agree and off > 1e-3 * max(map(abs, found.values())) else []

@@ -1,0 +1,254 @@
+"""Whether the gradient that autograd gives is the derivative: of a net's output, and of a log joint density.
+
+A program cuts its graph where a value leaves torch or its tape: ``.detach()``, ``.data``, ``torch.no_grad()``,
+``.item()``, ``torch.tensor([a, b])``, NumPy. Its density stays right, and every method that follows the gradient
+leaves what was cut at its prior.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.findings import Finding
+from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.fitting.floats import log_joint_float64
+from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.compile.inductor import tolerable
+from pyrobnn.model.compile.trees import leaves_of
+from pyrobnn.model.density import Site
+from pyrobnn.model.fused import WrittenOut
+
+#: rows that are enough to see what a net does with them
+FEW = 8
+#: seconds of one gradient beyond which a program is not checked, and seconds after which no other site is
+_SLOWEST, _SECONDS = 0.5, 1.0
+#: groups of sites that are tried before single sites are
+_MOST_GROUPS = 16
+#: bytes of data of which a copy in float64 is made
+_MOST_DATA = 2**28
+#: how far starts lie from zero in unconstrained space: as those of a sampler, and near
+_RADII = (2.0, 0.1)
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """How finite differences are taken.
+
+    Args:
+        dtype: of the point.
+        steps: of the differences.
+        wide: a step that values of fewer digits resolve too, such as a program's own float32.
+        tolerance: relative error that is none of the gradient's.
+    """
+
+    dtype: torch.dtype
+    steps: tuple[float, ...]
+    wide: float
+    tolerance: float
+
+
+DOUBLE = Accuracy(torch.float64, (1e-5, 3e-5, 1e-4), 1e-2, 1e-3)
+SINGLE = Accuracy(torch.float32, (1e-2, 2e-2, 4e-2), 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class Slopes:
+    """The slope along one direction, by autograd and by finite differences of several steps.
+
+    Args:
+        tolerance: relative error that is none of the gradient's.
+        resolution: what rounding may add to a difference.
+    """
+
+    gradient: float
+    differences: tuple[float, ...]
+    tolerance: float
+    resolution: float = 0.0
+
+    @property
+    def error(self) -> float:
+        """How far autograd is from the differences of the smallest step."""
+        return abs(self.gradient - self.differences[0])
+
+    @property
+    def differ(self) -> bool:
+        """Whether the two differ by more than their accuracy; false where either is not finite."""
+        largest = max(abs(self.gradient), abs(self.differences[0]))
+        return max(self.tolerance * largest, self.resolution) < self.error < math.inf
+
+    @property
+    def certain(self) -> bool:
+        """Whether they differ, and all steps agree: at a kink, at a jump or of rounding errors they do not."""
+        spread = max(self.differences) - min(self.differences)
+        return self.differ and spread <= 0.1 * self.error
+
+
+# -- nets --------------------------------------------------------------------------------------------------------------
+
+
+def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
+    """Whether autograd and finite differences disagree about the net: it detaches weights, or has a wrong backward.
+
+    Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
+    """
+    net, few = copy.deepcopy(model.eval_net).double(), x[:FEW]
+    few = few.double() if few.is_floating_point() else few
+    with seeded(0, model.device):
+        ways = {name: torch.randn_like(v) for name, v in net.named_parameters() if NET + name in model.priors}
+
+    def output(step: Tensor) -> Tensor:
+        # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU
+        moved = {name: net.get_parameter(name).detach() + (0.1 + step) * way for name, way in ways.items()}
+        with WrittenOut():
+            out = torch.func.functional_call(net, moved, (few,))
+        return (out * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum()
+
+    def difference(step: float) -> float:
+        with torch.no_grad():
+            ahead, behind = (output(torch.tensor(sign * step, dtype=torch.float64)) for sign in (1.0, -1.0))
+        return float(ahead - behind) / (2.0 * step)
+
+    try:
+        gradient = float(torch.func.grad(output)(torch.zeros((), dtype=torch.float64)))
+        slopes = Slopes(gradient, tuple(map(difference, DOUBLE.steps)), DOUBLE.tolerance)
+    except Exception as error:  # whatever a net may raise that does not take float64
+        tolerable(error)
+        return []
+    if not slopes.certain:
+        return []
+    return [Finding("wrong_gradient", {"gradient": gradient, "slope": slopes.differences[0]})]
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
+    """Whether autograd and finite differences disagree about a program's log joint density, and for which sites.
+
+    Compared along random directions of single sites (of groups, where there are many), at starts of a sampler and at a
+    draw from the prior; in float64, or in float32 where the program cannot be run in it.
+
+    Args:
+        seconds: what one gradient takes. Of a slow program no site is checked, or the first few.
+    """
+    if seconds > _SLOWEST:
+        return []
+    deadline = time.monotonic() + _SECONDS
+    size = sum(leaf.nbytes for leaf in leaves_of(density.args) if isinstance(leaf, Tensor))
+    for accuracy in (DOUBLE, SINGLE) if size <= _MOST_DATA else (SINGLE,):
+        try:
+            sites = _wrong_sites(density, accuracy, seconds, deadline)
+        except Exception as error:  # whatever a program may raise at a point, or of values in float64
+            tolerable(error)
+            continue
+        break
+    else:
+        return []
+    if not sites:
+        return []
+    first = next(iter(sites.values()))
+    numbers = {"gradient": first.gradient, "slope": first.differences[0]}
+    return [Finding("wrong_gradient", {"names": list(sites), **numbers})]
+
+
+def _wrong_sites(density: Density, accuracy: Accuracy, seconds: float, deadline: float) -> dict[str, Slopes]:
+    """The sites whose gradient is not the derivative, each with its slopes."""
+    probe = _Probe(density, accuracy)
+    wrong: dict[str, Slopes] = {}
+    for start in _starts(density):
+        point = probe.at(start)
+        if point is None:
+            continue
+        unknown = [site for site in density.sites if site.name not in wrong]
+        for group in _groups(unknown, seconds):
+            if time.monotonic() > deadline:
+                return wrong
+            # most programs are right: one step is enough to see it
+            if not point.slopes(group, accuracy.steps[:1]).differ:
+                continue
+            wrong |= {site.name: slopes for site in group if (slopes := probe.confirmed(point, site)) is not None}
+    return wrong
+
+
+def _starts(density: Density) -> Iterator[Tensor]:
+    """Where the gradient is checked: vectors (dim,) near the centre of a sampler's starts, and a draw of the prior."""
+    for radius in _RADII:
+        yield density.sample_box(1, seed=0, radius=radius)[0]
+    yield density.sample_prior(1, seed=1)[0]
+
+
+def _groups(sites: Sequence[Site], seconds: float) -> list[list[Site]]:
+    """The sites one by one, or in so many groups as there is time for."""
+    affordable = int(_SECONDS / max(8.0 * seconds, 1e-3))
+    count = max(1, min(len(sites), _MOST_GROUPS, affordable))
+    return [list(sites[first::count]) for first in range(count) if sites]
+
+
+class _Probe:
+    """A program's log joint density as a function of one vector, in the floating type in which it is compared."""
+
+    def __init__(self, density: Density, accuracy: Accuracy) -> None:
+        self.density = density
+        self.accuracy = accuracy
+        self._log_joint = log_joint_float64(density) if accuracy.dtype == torch.float64 else density.log_joint
+
+    def log_joint(self, z: Tensor) -> Tensor:
+        """The log joint density at ``z`` (dim,), with the same random numbers at every call; a float64 scalar."""
+        with seeded(0, self.density.device):
+            return self._log_joint(z)
+
+    def at(self, z: Tensor) -> _Point | None:
+        """The point ``z`` (dim,) with its gradient; None where either the density or the gradient is not finite."""
+        z = z.to(self.accuracy.dtype)
+        gradient, value = torch.func.grad_and_value(self.log_joint)(z)
+        if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
+            return None
+        return _Point(self, z, gradient, float(value))
+
+    def confirmed(self, point: _Point, site: Site) -> Slopes | None:
+        """The slopes of a site at ``point``, if they differ for certain there and at a point beside it."""
+        slopes = point.slopes([site], self.accuracy.steps)
+        if not slopes.certain:
+            return None
+        with seeded(2, self.density.device):
+            beside = self.at(point.z + 0.01 * torch.randn_like(point.z))
+        if beside is None or not beside.slopes([site], self.accuracy.steps).certain:
+            return None
+        # values of fewer digits than the point has may not move over small steps
+        wide = point.slopes([site], [self.accuracy.wide])
+        return None if wide.error < 0.5 * slopes.error else slopes
+
+
+@dataclass(frozen=True, eq=False)
+class _Point:
+    """A vector (dim,), and the gradient that autograd gives there beside the value."""
+
+    probe: _Probe
+    z: Tensor
+    gradient: Tensor
+    value: float
+
+    def slopes(self, sites: Sequence[Site], steps: Sequence[float]) -> Slopes:
+        """The slopes along one random direction of the values of ``sites``."""
+        direction = torch.zeros_like(self.z)
+        with seeded(3, self.probe.density.device):
+            for site in sites:
+                direction[site.start : site.stop] = torch.randn_like(self.z[site.start : site.stop])
+        differences = tuple(self._difference(direction, step) for step in steps)
+        rounding = 16.0 * torch.finfo(self.z.dtype).eps * max(1.0, abs(self.value))
+        return Slopes(
+            float(self.gradient @ direction), differences, self.probe.accuracy.tolerance, rounding / min(steps)
+        )
+
+    @torch.no_grad()
+    def _difference(self, direction: Tensor, step: float) -> float:
+        ahead = self.probe.log_joint(self.z + step * direction)
+        behind = self.probe.log_joint(self.z - step * direction)
+        return float(ahead - behind) / (2.0 * step)
