@@ -19,10 +19,12 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import pyro
 import torch
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
+from pyro.poutine.runtime import am_i_wrapped, effectful
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -277,20 +279,62 @@ def given(name: str) -> Tensor | None:
     """The value that draws or a guide's trace hold of ``name``, or None.
 
     ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
-    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them.
+    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them. They are asked here by
+    a ``sample`` statement that no other handler hears, such as a trace, which would record it.
+
+    Raises:
+        Gone: this Pyro does not let its handlers be asked, and some may hold a value.
     """
-    # a block may ask for the kind of distribution
-    message: dict[str, Any] = {"type": "sample", "name": name, "infer": {}, "fn": None, "value": None}
-    message |= {"is_observed": False, "stop": False}
-    for frame in reversed(find("pyro.poutine.runtime._PYRO_STACK") or ()):  # innermost first
-        process = getattr(frame, "_process_message", None)
-        if process is not None and isinstance(frame, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
-            process(message)
-        if message["value"] is not None or message["stop"]:
-            break
-    return message["value"]
+    if not am_i_wrapped():
+        return None
+    blocked = find("pyro.poutine.messenger.block_messengers")
+    if blocked is None:
+        _check_supplied(name)
+        return None
+    with blocked(lambda handler: True) as handlers, contextlib.ExitStack() as answering:
+        for handler in handlers:  # outermost first
+            if isinstance(handler, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
+                answering.enter_context(handler)
+        value = pyro.sample(name, _no_value)  # type: ignore[arg-type]  # any function of no arguments will do
+    return None if value is _NO_VALUE else value
 
 
-def values_unchecked() -> Context:
-    """Distributions take any value: those expanded while validation was on carry a flag of their own."""
-    return replaced(torch.distributions.Distribution, "_validate_sample", lambda self, value: None)
+_NO_VALUE = torch.empty(0)
+
+
+def _no_value() -> Tensor:
+    return _NO_VALUE
+
+
+def _check_supplied(name: str) -> None:
+    """Gone unless this library runs the program itself, with all its values: other handlers may hold ``name``."""
+    if not effectful(lambda: False, type="supplied")():
+        raise Gone(
+            f"pyro-ppl {pyro.__version__} has no pyro.poutine.messenger.block_messengers, by which {name!r} would be "
+            "read from draws or a guide: use posterior.predict instead of pyro.infer.Predictive, or pyro-ppl 1.9"
+        )
+
+
+@contextlib.contextmanager
+def values_unchecked() -> Iterator[None]:
+    """Distributions take any value: those expanded while validation was on carry a flag of their own.
+
+    A torch without the method has it inside; whatever checks values there instead still checks those of such a flag.
+    """
+    distributions = torch.distributions.Distribution
+    method = "_validate_sample"
+    if hasattr(distributions, method):
+        with replaced(distributions, method, _unchecked):
+            yield
+        return
+    setattr(distributions, method, _unchecked)
+    try:
+        yield
+    finally:
+        # an outer context, or another thread, may have taken it away already
+        with contextlib.suppress(AttributeError):
+            delattr(distributions, method)
+
+
+def _unchecked(distribution: Any, value: Any) -> None:
+    """Takes any value."""

@@ -239,6 +239,59 @@ def test_a_fit_with_every_name_gone_is_the_uncompiled_one(compile, monkeypatch):
     assert not any("its Python" in each for each in told), "the program is not to blame"
 
 
+def fitted_guide():
+    """A posterior whose guide holds fitted weights far from the initial ones, its model and inputs."""
+    x = torch.linspace(-1.0, 1.0, 12)[:, None]
+    net = pb.networks.mlp(1, (3,), seed=0)
+    model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian("learned"))
+    with warnings.catch_warnings(action="ignore"):
+        posterior = pb.SVI(num_steps=200, lr=0.05, compile=False).fit(model, x, x.sin(), num_draws=5, seed=0)
+    return posterior, model, x
+
+
+def replayed_scale(posterior, model, x) -> torch.Tensor:
+    """The noise of the model that is replayed against the guide."""
+    with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
+        trace = pyro.poutine.trace(posterior.guide).get_trace(x)
+        data = pyro.poutine.trace(pyro.poutine.replay(model, trace)).get_trace(x).nodes["likelihood.data"]["fn"]
+    return data.base_dist.scale.flatten()[0]
+
+
+def test_a_guide_is_asked_without_private_names():
+    posterior, model, x = fitted_guide()
+    scale = posterior.draws["likelihood.scale"][0, 0].flatten()[0]
+    torch.testing.assert_close(replayed_scale(posterior, model, x), scale)
+    assert "_PYRO_STACK" not in source(PRIVATE)
+
+
+def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_and_no_fit_stops(monkeypatch):
+    expected, model, x = fitted_guide()
+    monkeypatch.delattr("pyro.poutine.messenger.block_messengers")
+    posterior, model, x = fitted_guide()
+    torch.testing.assert_close(posterior.draws, expected.draws)
+    assert posterior.predict(x).mean.isfinite().all()
+    with pytest.raises(private.Gone, match="posterior.predict instead of pyro.infer.Predictive"):
+        replayed_scale(posterior, model, x)
+    with pytest.raises(private.Gone), torch.random.fork_rng(devices=[]):
+        pyro.infer.Predictive(model, guide=posterior.guide, num_samples=2)(x)
+
+
+@pytest.mark.parametrize("validated", [True, False])
+@pytest.mark.parametrize("method", [pb.MAP(num_steps=20, compile=False), pb.NUTS(num_warmup=5, compile=False)])
+def test_a_torch_that_checks_values_in_another_way_stops_no_fit(method, validated, monkeypatch):
+    x = torch.linspace(-1.0, 1.0, 12)[:, None]
+    net = pb.networks.mlp(1, (3,), seed=0)
+    options = {} if method.kind == "point" else {"num_draws": 3}
+    with pyro.validation_enabled(validated), warnings.catch_warnings(action="ignore"):
+        # the priors keep the flag
+        model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
+        expected = method.fit(model, x, x.sin(), seed=0, **options)
+        monkeypatch.delattr(torch.distributions.Distribution, "_validate_sample")
+        posterior = method.fit(model, x, x.sin(), seed=0, **options)
+    torch.testing.assert_close(posterior.draws, expected.draws)
+    assert not hasattr(torch.distributions.Distribution, "_validate_sample")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_a_missing_setting(key, monkeypatch):
