@@ -99,7 +99,9 @@ class Method(abc.ABC):
         """The posterior of ``model`` given data. What is special about a method stands with its class.
 
         Args:
-            model: a :class:`pyrobnn.BNN`, or a plain Pyro program ``fn(x, y)`` where the method can take one.
+            model: a :class:`pyrobnn.BNN`, or a plain Pyro program ``fn(x, y)`` where the method can take one. Its
+                ``pyro.param`` begin at the values it states; those without one are read from Pyro's parameter store,
+                which stays as it is.
             x, y: the data; or ``x`` a DataLoader of (x, y) batches, streamed or gathered, and ``y`` left out.
             num_draws: draws of each chain; default the method's own number. A point estimate has 1, an ensemble one
                 draw a member.

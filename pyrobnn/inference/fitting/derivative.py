@@ -27,8 +27,9 @@ from pyrobnn.model.fused import WrittenOut
 
 #: rows that are enough to see what a net does with them
 FEW = 8
-#: seconds of one gradient beyond which a program is not checked, and seconds after which no other site is
-_SLOWEST, _SECONDS = 0.5, 1.0
+#: seconds of one gradient beyond which a program is not checked; seconds after which no other site is
+_SLOWEST = 1.0
+_SECONDS = 2.0
 #: groups of sites that are tried before single sites are
 _MOST_GROUPS = 16
 #: bytes of data of which a copy in float64 is made
