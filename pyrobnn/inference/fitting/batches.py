@@ -26,6 +26,7 @@ from torch.utils.data import (
     DistributedSampler,
     IterableDataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 #: rows up to which a search sees all in every step (at 10,000 mini-batches found a better mode in a fifth of the time)
 MAX_WHOLE_ROWS = 2000
 _PART = 20_000  # data at once in a pass over all of them
+#: what samplers call the number of processes that they share rows out to: torch's and timm's, Accelerate's, others'
+_NUM_SHARES = ("num_replicas", "num_processes", "world_size")
 
 
 @dataclass(frozen=True)
@@ -63,8 +66,10 @@ def survey(loader: DataLoader) -> Epoch:
     """N, points and batches of a pass, from the loader's sampler; one that has no length is walked through once.
 
     N is the number of points a pass yields, never more than the data set holds: a point drawn twice counts once.
-    A sampler that shuffles and drops its last incomplete batch shows every point in time, so they count.
+    A sampler that shuffles and drops its last incomplete batch shows every point in time, so they count. Refused where
+    it gives every process a share of the points.
     """
+    refuse_shares(loader)
     dataset: Any = loader.dataset  # torch declares no length
     try:
         size = len(dataset)
@@ -99,6 +104,37 @@ def survey(loader: DataLoader) -> Epoch:
     shown = {"drawn": drawn, "size": size, "points": points, "num_data": num_data}
     notes = (Finding("loader_epoch", shown),) if odd or num_data < min(drawn, size) else ()
     return Epoch(num_data, points, batches, notes)
+
+
+def refuse_shares(loader: DataLoader) -> None:
+    """Refuse a loader that gives every process a share of the rows: each would take its share for all of the data."""
+    for sampler in _samplers(loader):
+        for name in _NUM_SHARES:
+            number = getattr(sampler, name, 1)
+            if isinstance(number, int) and number > 1:
+                raise Refused(
+                    f"the DataLoader gives this process one of {number} shares of the rows ({type(sampler).__name__}, "
+                    f"{name}={number}), and a fit would take its share for all of the data: rows cannot be spread over "
+                    "processes yet. Pass a DataLoader that gives all rows on every rank (without DistributedSampler); "
+                    "pb.distributed.fit_on_ranks spreads chains, or the members of an ensemble"
+                )
+
+
+def _samplers(loader: DataLoader) -> Iterator[Any]:
+    """What decides which rows a loader gives: the loader, its samplers, and the samplers that those wrap."""
+    waiting: list[Any] = [loader, loader.sampler, loader.batch_sampler]
+    waiting.append(getattr(loader, "state", None))  # of a loader that reads on one rank and hands parts to the others
+    if isinstance(loader.dataset, IterableDataset):  # which has no sampler and shares out by itself
+        waiting.append(loader.dataset)
+    known: set[int] = set()
+    while waiting:
+        sampler = waiting.pop()
+        if sampler is None or id(sampler) in known:
+            continue
+        known.add(id(sampler))
+        yield sampler
+        attributes = getattr(sampler, "__dict__", {})
+        waiting += [value for name, value in attributes.items() if isinstance(value, Sampler) or "sampler" in name]
 
 
 def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
