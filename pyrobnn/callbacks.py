@@ -35,6 +35,8 @@ _ENDINGS = {
     "error": "ended by an error",
 }
 
+_SMOOTHING = 0.1  # weight of the latest interval in the rate: transitions of a sampler differ tenfold in length
+
 
 def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
     """The metrics that are single numbers (no truth values), among ``names`` when given: what a tracker takes.
@@ -51,6 +53,9 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
 
 class ProgressBar:
     """A progress bar in the terminal or the notebook, with the latest value of every scalar metric.
+
+    Its clock starts at the first report, and stands still while something is done that is no step (:meth:`say`), such
+    as a compile: the rate, and the time left, are those of the steps.
 
     Args:
         total: number of steps, or None when unknown (a counter without an end).
@@ -74,6 +79,7 @@ class ProgressBar:
         self.total = None if total is None else check_count("total", total)
         self.description, self.metrics, self.step = description, metrics, 0
         self._bar: Any = None
+        self._untimed = True  # what is reported next was not made in the time of steps alone
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
         if self._bar is None or step <= self.step:
@@ -81,17 +87,37 @@ class ProgressBar:
         shown = {name: f"{value:.4g}" for name, value in scalars(metrics, self.metrics).items()}
         self._bar.set_postfix(shown, refresh=False)
         self._describe("" if step == self.total else str(metrics.get("phase", "")))
-        self._bar.update(step - self.step)
+        self._advance(step - self.step)
         self.step = step
         if step == self.total:
             self.close()
 
+    def _advance(self, num: int) -> None:
+        """Move the bar by ``num`` steps, and its clock with it; steps that were not timed count for no rate."""
+        if not self._untimed:
+            self._bar.update(num)
+            return
+        self._untimed = False
+        if hasattr(self._bar, "unpause"):  # of a bar that has a clock
+            self._bar.unpause()
+        self._bar.update(num)
+        self._bar.initial = getattr(self._bar, "initial", 0) + num
+        self._bar.last_print_n = self._bar.n
+        self._bar.refresh()
+
     def say(self, words: str) -> None:
-        """Describe before the bar the work until the next report, at once."""
+        """Describe before the bar, at once, what is done until the next report and is no step."""
         if self._bar is None:
             self._open()
+        self._untimed = True
         self._describe(words)
         self._bar.refresh()
+
+    def restart(self, why: str) -> None:
+        """Count from zero again, with the reason in a line of its own."""
+        self._bar.write(f"{self.description}: {why}", file=sys.stderr)
+        self._bar.n = self._bar.initial = self._bar.last_print_n = self.step = 0
+        self._untimed = True
 
     def extend(self, total: int, why: str) -> None:
         """Change the number of steps, with the reason in a line of its own."""
@@ -123,8 +149,8 @@ class ProgressBar:
         # a notebook without ipywidgets: tqdm writes text
         with warnings.catch_warnings(action="ignore", category=TqdmWarning):
             from tqdm.auto import tqdm
-        self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True)
-        self.step = 0
+        self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True, smoothing=_SMOOTHING)
+        self.step, self._untimed = 0, True
 
     def _describe(self, words: str = "") -> None:
         self._bar.set_description(": ".join(filter(None, (self.description, words))), refresh=False)

@@ -1,15 +1,21 @@
-"""The law of progress bars: full after a whole fit, closed in any case, and in words why when they are not full."""
+"""The law of progress bars: full after a whole fit, closed in any case, and in words why when they are not full.
+
+Their time left is that of the steps, whatever was compiled before.
+"""
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 
 import pytest
 import torch
+import tqdm
 from models import toy_model
 from test_contract import FEW, METHODS, X, Y, num_draws, one_of_each_kind
 from test_law_interrupt import EARLY
 
+from pyrobnn.callbacks import ProgressBar
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Training
 
@@ -121,3 +127,128 @@ def test_a_bar_says_at_once_what_is_done(name, bars, monkeypatch):
     [bar] = bars
     assert "tracing and compiling" in bar.told[0]
     assert bar.told[-1] == bar.desc and bar.n == bar.total
+
+
+# -- the time left ---------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass when the test says so."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Timed(tqdm.tqdm):
+    """A real bar whose clock is the test's."""
+
+    made: list[Timed] = []
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options | {"file": io.StringIO()})
+        Timed.made.append(self)
+
+    @property
+    def left(self) -> float:
+        """Seconds left, as the bar writes them; infinite where it writes a question mark."""
+        state = self.format_dict
+        rate = state["rate"] or (state["n"] - state["initial"]) / max(state["elapsed"], 1e-9)
+        return (self.total - self.n) / rate if rate else float("inf")
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("tqdm.std.time", clock)
+    monkeypatch.setattr("tqdm.auto.tqdm", Timed)
+    monkeypatch.setattr(Timed, "made", [])
+    return clock
+
+
+@pytest.mark.parametrize("compile_seconds", [0.0, 5.0, 1300.0])
+def test_the_time_left_is_that_of_the_steps(compile_seconds, clock):
+    with ProgressBar(100, "steps") as bar:
+        bar.say("tracing and compiling")
+        clock.now += compile_seconds
+        for step in range(1, 51):
+            bar(step, {})
+            if step > 1:
+                assert bar._bar.left == pytest.approx(0.5 * (100 - step))
+            clock.now += 0.5
+        bar.say("compiling for another shape")
+        clock.now += compile_seconds
+        for step in range(51, 80):
+            bar(step, {})
+            assert bar._bar.left == pytest.approx(0.5 * (100 - step))
+            clock.now += 0.5
+        # what was no step is not in the bar's clock
+        assert bar._bar.format_dict["elapsed"] == pytest.approx(0.5 * 79, abs=1.0)
+
+
+def test_a_question_mark_until_a_step_was_timed(clock):
+    with ProgressBar(100, "steps") as bar:
+        clock.now += 60.0
+        bar(10, {})
+        assert bar._bar.left == float("inf") and "<?" in str(bar._bar)
+
+
+def test_steps_of_uneven_length(clock):
+    """Transitions of a warm-up take 1 to 20 leapfrogs' time; the estimate is that of the latest dozen."""
+    generator = torch.Generator().manual_seed(0)
+    with ProgressBar(400, "NUTS") as bar:
+        ratios = []
+        for step in range(1, 301):
+            bar(step, {"phase": "warm-up"})
+            if step > 40:
+                ratios.append(bar._bar.left / (10.5 * (400 - step)))
+            clock.now += float(torch.randint(1, 21, (), generator=generator))
+        assert 0.5 < min(ratios) and max(ratios) < 2.0
+
+
+def test_a_bar_that_begins_again(clock, capsys):
+    with ProgressBar(100, "NUTS") as bar:
+        for step in range(1, 61):
+            bar(step, {})
+            clock.now += 9.0
+        bar.restart("the run goes on in float64: a reason")
+        bar.say("tracing and compiling")
+        clock.now += 300.0
+        for step in range(1, 100):
+            bar(step, {})
+            clock.now += 0.5
+        assert bar._bar.n == 99 and bar.step == 99
+        assert bar._bar.left < 1.5
+
+
+#: long enough to have several reports
+LONG = {"num_steps": 300}
+
+
+@pytest.mark.parametrize("name", one_of_each_kind())
+def test_a_slow_compile_is_not_in_the_time_left(name, clock, monkeypatch):
+    if name == "NUTS-pyro":
+        pytest.skip("Pyro's own bar, of what is not compiled")
+
+    def slow(fn, *rest):
+        clock.now += 1300.0
+        return fn, "inductor"
+
+    monkeypatch.setattr("pyrobnn.model.compile._checked", slow)
+    ratios, seen = [], [0]
+
+    def pass_time(step, metrics):
+        bar = Timed.made[-1]
+        if bar.n > bar.initial and bar.n < bar.total:
+            ratios.append(bar.left / (bar.total - bar.n))
+        clock.now += max(0, bar.n - seen[-1])  # a second for every step
+        seen.append(bar.n)
+
+    options = {key: value for key, value in LONG.items() if hasattr(METHODS[name], key)}
+    if name.startswith("Laplace"):
+        options["map"] = replace(METHODS[name].map, compile=True, **LONG)
+    method = replace(METHODS[name], compile=True, **options)
+    method.fit(toy_model(), X, Y, progress=True, callbacks=[pass_time], **num_draws(name))
+    later = ratios[1:]  # after two intervals that were timed
+    assert later and max(later) < 4.0 and min(later) > 0.25

@@ -93,9 +93,15 @@ class Watch:
             self._bar(step, metrics)
 
     def say(self, words: str) -> None:
-        """Write before the bar what is done until the next report."""
+        """Write before the bar what is done until the next report and is no step: its clock stands still."""
         if self._bar is not None and words:
             self._bar.say(words)
+
+    def restart(self, why: str) -> None:
+        """The run begins anew: the bar counts from zero."""
+        if self._bar is not None:
+            self._bar.restart(why)
+            self._bar.say(self._starting)
 
     def extend(self, total: int, why: str) -> None:
         """Another number of steps than was planned."""

@@ -147,6 +147,7 @@ def minimize(
         metrics=("loss",),
         worth_keeping=worth_keeping,
     )
+    stepper.announce = watch.say
     steps = itertools.repeat(()) if batches is None else iter(batches)
     started, step, looked = time.perf_counter(), 0, 0
     with watch, flushed():
@@ -233,6 +234,7 @@ class _Step:
         table = torch.stack([training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1)
         self.table = pad(table, (0, 0, 0, rest), value=1.0).to(start.device)
         self.compile_seconds = 0.0
+        self.announce: Callable[[str], None] = lambda words: None  # what is done now and is no step
         self._kernels: dict[tuple, Compiled] = {}
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
@@ -242,6 +244,8 @@ class _Step:
     def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
+            if self.training.compile:
+                self.announce(COMPILING)
             self._kernels[key] = compiled(fn, *args, *batch, enabled=self.training.compile, name=self.name)
             self.compile_seconds += self._kernels[key].seconds
         return self._kernels[key]
