@@ -19,6 +19,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
 from pyrobnn.model import Density
+from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.handlers import Supply, own_store
 from pyrobnn.posterior import Posterior
 
@@ -138,6 +139,10 @@ class MCMC:
         """Draw from the posterior of the model given ``args`` and ``kwargs``; warns of divergences and the like."""
         seed = torch.initial_seed() % 2**32
         program = self._program(args, kwargs)
+        data = {} if self.kernel.model is None else _named(self.kernel.model, args, kwargs)
+        with types_explained(functools.partial(_positional, self.kernel.model, len(args), [*kwargs]), data):
+            self._density = Density(program, points="held")
+            self._density.log_joint(self._density.sample_prior(1, seed=0)[0])
         # without adaptation Pyro's warm-up is draws that are thrown away
         spare = 0 if self.kernel.options["adapt_step_size"] else self.warmup_steps
         posterior = self.method.fit(
@@ -149,7 +154,6 @@ class MCMC:
         )
         draws, stats = ({k: v[:, spare:] for k, v in d.items()} for d in (posterior.draws, posterior.sample_stats))
         self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
-        self._density = Density(program, points="held")
         latent = [site.name for site in self._density.sites]
         found = {name: draws[name] for name in (latent if self.save_params is None else self.save_params)}
         self._samples = {k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()}
@@ -163,7 +167,9 @@ class MCMC:
             num_samples: so many, picked at random with replacement.
             group_by_chain: (chain, draw, …) instead.
         """
-        return util.select_samples(self._samples, num_samples, group_by_chain)
+        own = self.posterior.meta.get("program_dtypes", {})
+        samples = {n: v.to(getattr(torch, own[n])) if n in own else v for n, v in self._samples.items()}
+        return util.select_samples(samples, num_samples, group_by_chain)
 
     def diagnostics(self) -> dict[str, Any]:
         """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""
@@ -219,6 +225,18 @@ class MCMC:
 
 def _call(model: Any, args: Any, kwargs: Any, x: Any = None, y: Any = None) -> Any:
     return model(*args, **kwargs)
+
+
+def _named(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a model by the names that it gives them."""
+    names = [*inspect.signature(model).parameters][: len(args)]
+    names += [f"args[{index}]" for index in range(len(names), len(args))]
+    return dict(zip(names, args, strict=True)) | kwargs
+
+
+def _positional(model: Any, count: int, names: list[str], *values: Any) -> Any:
+    """The model called with ``count`` values by position and the others by name."""
+    return model(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
 
 def _negative(potential: Callable[[dict[str, Tensor]], Tensor], values: dict[str, Tensor]) -> Tensor:

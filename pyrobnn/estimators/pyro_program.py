@@ -22,6 +22,7 @@ from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
 from pyrobnn.inference.method import check_method
 from pyrobnn.model import Density
+from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points, own_store
 from pyrobnn.model.nodes import elementwise, without_validation
@@ -52,7 +53,8 @@ class _ProgramEstimator(BaseEstimator):
         check_method(self.method_)
         self._x, self._y, given = self._tensor(x), self._tensor(y), self.random_state
         seed = int(given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1))
-        data = [*Density(self.program, (self._x, self._y)).derived.replicated]
+        with types_explained(self.program, {"x": self._x, "y": self._y}):
+            data = [*Density(self.program, (self._x, self._y)).derived.replicated]
         self._site = self.site or (data[0] if len(data) == 1 else "")
         if self._site not in data:
             raise ValueError(f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}")

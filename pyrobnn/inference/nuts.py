@@ -14,7 +14,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_optional, require
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.floats import PrecisionLoss, constrained, full_float32, inspector, log_joint_float64
+from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
@@ -159,7 +159,9 @@ class NUTS(Method):
         remedies = "lower num_draws or num_chains" + ", or use mass_matrix='diag'" * (form == "dense")
         what = f"a run of {self.num_chains} chains × {run.num_draws} draws × {density.dim} parameters"
         require(self._needed_bytes(density.dim, density.dtype, run.num_draws, form), problem.device, what, remedies)
-        started = time.perf_counter()
+        started, reason = time.perf_counter(), ""
+        if not problem.is_bnn and isinstance(run.init, Posterior) and run.init.meta.get("float64"):
+            problem, reason = problem.in_double(), "the posterior that it starts from is one of float64"
         with full_float32(problem.device):
             z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
@@ -167,15 +169,19 @@ class NUTS(Method):
                 stopped = "interrupt" if result.interrupted else "num_draws"
             else:
                 result, stopped = self._by_machine(problem, z, scale, form, run)
+        reason = result.float64_reason or reason
         seconds = time.perf_counter() - started - result.compile_seconds
-        draws = constrained(density, result.z)
         notes: list[Finding] = []
+        if reason:
+            problem = problem.in_double()
+            notes.append(Finding("float64_run", {"reason": reason}))
+        draws = problem.density.constrain(result.z)
         if result.interrupted:
             notes.append(self._interruption(result.stats, run))
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
             done = "compiled" if result.mode in ("graph", "eager") else result.mode
             notes += launches(problem.device, f"the step could not be {done}")
-        meta: dict[str, Any] = {"float64": result.float64_reason} if result.float64_reason else {}
+        meta: dict[str, Any] = {"float64": reason} if reason else {}
         if self.until is not None:
             far = check_convergence(problem, draws, result.stats)
             meta["convergence"] = far._asdict()
@@ -213,7 +219,7 @@ class NUTS(Method):
             earlier = checkpoints.read(run.checkpoint, name)
             save = run.checkpoint, name, self.checkpoint_every
         if earlier is not None and earlier["vectors"].dtype != z.dtype:
-            z, reason = z.double(), "the run that it goes on from was in float64"
+            problem, z, reason = problem.in_double(), z.double(), "the run that it goes on from was in float64"
         hooks = Hooks(problem, run, self._first_warmup, self)
         with torch.no_grad(), hooks.watch:
             chains = self._chains(problem, z, form, run)
@@ -224,8 +230,9 @@ class NUTS(Method):
             try:
                 result = chains.sample(run.num_draws, look=hooks.look, enough=hooks.enough, save=save)
             except PrecisionLoss as loss:
-                first, z = chains, loss.z.double()
+                first, z, problem = chains, loss.z.double(), problem.in_double()
                 reason = f"float32 was too coarse for the positions: {loss}"
+                hooks.begin_again(problem, reason)
                 chains = self._chains(problem, z, form, run)
                 chains.begin(z)
                 result = chains.sample(run.num_draws, look=hooks.look, enough=hooks.enough, save=save)
@@ -238,8 +245,8 @@ class NUTS(Method):
 
     def _chains(self, problem: Problem, z: Tensor, form: str, run: FitRun) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
-        density, in_float64 = problem.density, z.dtype != problem.density.dtype
-        gradient, why = batched_gradient(log_joint_float64(density) if in_float64 else density.log_joint, z)
+        density = problem.density
+        gradient, why = batched_gradient(density.log_joint, z)
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
         return Run(
@@ -248,7 +255,7 @@ class NUTS(Method):
             num_warmup=self._first_warmup,
             most=MOST_WARMUP if self.num_warmup is None else None,
             names=None if problem.is_bnn else density.site_of,
-            inspect=None if problem.is_bnn or in_float64 else inspector(density),
+            inspect=None if problem.is_bnn else inspector(density),
             mass_matrix=form,
             step_size=self.step_size,
             compile=self.compile and not why,
@@ -295,7 +302,7 @@ def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Ten
             z = start_chains(problem.model, density, init, num_chains)
         exact = isinstance(init, Posterior) and init.num_draws == 1 and init.meta.get("kind") == "chains"
         if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1 and not exact:
-            flat = density.unconstrain({site.name: init.stacked()[site.name] for site in density.sites})
+            flat = density.unconstrain({site.name: init.draws[site.name].flatten(0, 1) for site in density.sites})
             scale = flat.std(0).clamp(min=1e-6)
         elif init is not None and not exact:  # around one point: apart, so that R-hat has something to judge
             z = z + 0.1 * torch.randn_like(z)

@@ -23,7 +23,6 @@ from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import MOMENTUM, TOLERATED_RISE, Optimizer, Training, constant_rate
-from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 
@@ -332,7 +331,7 @@ class _SGD:
         told: dict[str, Any] = {"seed": self.run.seed, "point_values": points}
         if self.method.kind == "independent" and self.moments.count > 1:
             # over the latent sites, point parameters held at their means
-            layout = Density(density.program, density.args, points="held", values=points)
+            layout = density.holding(points)
             told["approximation"] = approximation = FlatApproximation(layout, *self.moments.family())
             draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
         return draws, told

@@ -35,7 +35,7 @@ from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import why_not_batched
 from pyrobnn.model.nodes import is_datum, is_subsample, log_prob_sum, row_terms
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.approximation import CHANGES
+from pyrobnn.posterior.approximation import CHANGES, density_of
 from pyrobnn.posterior.rows import Rows
 
 _PARTICLES, _FEWEST = 1000, 40
@@ -269,7 +269,7 @@ def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
 def _density(posterior: Posterior, rows: Rows, fixed: dict[str, Tensor]) -> Density:
     """The density of these rows, their likelihood unscaled."""
     program = posterior.model.pyro_model if isinstance(posterior.model, BNN) else posterior.model
-    return Density(program, _in_units(posterior, rows), points="held", values=fixed)
+    return density_of(posterior, program, _in_units(posterior, rows), fixed)
 
 
 def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
@@ -277,13 +277,12 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
     islands = posterior.num_chains if 4 <= posterior.num_chains <= 16 else 4
     total = posterior.num_chains * posterior.num_draws // islands
     picked = torch.linspace(0, total - 1, min(total, _PARTICLES // islands)).round().long()
-    stacked = posterior.stacked()
 
     def chosen(value: Tensor) -> Tensor:
-        rows = value[: islands * total].unflatten(0, (islands, total))
+        rows = value.flatten(0, 1)[: islands * total].unflatten(0, (islands, total))
         return rows[:, picked.to(value.device)].flatten(0, 1).to(density.device)
 
-    return islands, density.unconstrain({s.name: chosen(stacked[s.name]) for s in density.sites}).contiguous()
+    return islands, density.unconstrain({s.name: chosen(posterior.draws[s.name]) for s in density.sites}).contiguous()
 
 
 def _first_step(posterior: Posterior) -> float | None:
@@ -294,6 +293,11 @@ def _first_step(posterior: Posterior) -> float | None:
 
 def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:
     """Log joint at ``z`` (dim,) without the data, and the term of each row (num,), float64."""
+    with density.floats():
+        return _split_in_its_floats(density, z, args, num)
+
+
+def _split_in_its_floats(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:
     base = density.log_jacobian(z).double()
     terms = torch.zeros(num, dtype=torch.float64, device=z.device)
     for name, node in density.trace(density.constrain(z), args).items():

@@ -13,7 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import pyro
 import torch
@@ -23,14 +23,15 @@ from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
-from pyrobnn.model.compile.trees import leaves_of
+from pyrobnn.model.compile.trees import leaves_of, mapped
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points, own_store
+from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points, in_float64, own_store, wide
 from pyrobnn.model.nodes import (
     Derived,
     Node,
     datum_terms,
     device_of,
+    elementwise,
     is_datum,
     is_deterministic,
     is_latent,
@@ -43,6 +44,19 @@ from pyrobnn.model.nodes import (
 )
 
 Program = Callable[..., Any]
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _in_its_floats(method: Callable[Concatenate[Density, P], T]) -> Callable[Concatenate[Density, P], T]:
+    """A method of :class:`Density` that computes in the floating type of that density."""
+
+    @functools.wraps(method)
+    def computed(self: Density, *args: P.args, **options: P.kwargs) -> T:
+        with self.floats():
+            return method(self, *args, **options)
+
+    return computed
 
 
 @dataclass(frozen=True)
@@ -79,8 +93,11 @@ class Density:
             ``"held"`` keeps them at their values.
         values: values of held or initial point parameters, by name; missing ones come from the program, and those for
             which the program states no value, ``pyro.param("scale")``, from Pyro's parameter store.
+        double: compute in float64, whatever type the program's own tensors have. A plain program whose sites are of
+            several types is computed so in any case: one vector holds them all.
 
-    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``device``, ``observed`` (names; ``observes``:
+    Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``own_dtypes`` (of the sites and point
+    parameters as the program has them, by name), ``device``, ``observed`` (names; ``observes``:
     whether there is one, or a factor), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
     of those whose support depends on other sites, as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates
     that draw a subsample, by name), ``derived`` (what it says beside its density), ``initial_points`` and
@@ -114,6 +131,7 @@ class Density:
         *,
         points: Literal["free", "held"] = "free",
         values: Mapping[str, Tensor] | None = None,
+        double: bool = False,
     ):
         self.program = check_type("program", program, Callable, "a Pyro program")
         self.args, self.points = check_type("args", args, tuple, "the tuple of its arguments, (x, y)"), points
@@ -122,12 +140,21 @@ class Density:
         self._all_rows = True
         self.device = device_of({}, leaves_of(args))
         self.sites: tuple[Site, ...] = ()
-        with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
-            nodes = self.trace({})
+        self.in_double = False
+        if double:
+            self._compute_in_float64()
+        nodes = self._first_run()
+        self.own_dtypes = {n: node["value"].dtype for n, node in nodes.items() if _is_value(node)}
+        if self.owner is None and len(set(self.own_dtypes.values())) > 1:
+            self._compute_in_float64()
+            nodes = self._first_run()
         self.device = device_of(nodes, leaves_of(args))
-        for node in nodes.values():
-            _check_node(node, nodes, self.plate_sizes)
-        self.sites = self._layout(nodes)
+        with self.floats():
+            for node in nodes.values():
+                _check_node(node, nodes, self.plate_sizes)
+                if self.owner is None:
+                    _check_precision(node)
+            self.sites = self._layout(nodes)
         if self.owner is None:  # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
             self._held = self.initial_points | self._held
         self.dim = sum(site.size for site in self.sites)
@@ -141,6 +168,40 @@ class Density:
         self._by_name = {site.name: site for site in self.sites}
         self.dependent: tuple[str, ...] = ()
         self.dependent = self._find_dependent(nodes)
+
+    def _compute_in_float64(self) -> None:
+        self.in_double = True
+        self.args = mapped(wide, self.args)
+        self._held = mapped(wide, self._held)
+
+    def _first_run(self) -> Mapping[str, Node]:
+        """The nodes of a run at values that the program draws itself; sizes of plates that subsample are noted."""
+        with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
+            return self.trace({})
+
+    def floats(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which this density computes: everything in float64, or the program's own types."""
+        return in_float64() if self.in_double else contextlib.nullcontext()
+
+    def double(self) -> Density:
+        """This density computed in float64, its vectors float64: for draws that float32 cannot hold."""
+        if self.in_double:
+            return self
+        found = Density(self.program, self.args, points=self.points, values=self._held, double=True)
+        found.own_dtypes, found._all_rows = self.own_dtypes, self._all_rows
+        return found
+
+    def holding(self, values: Mapping[str, Tensor]) -> Density:
+        """This density with its point parameters held at ``values``."""
+        found = Density(self.program, self.args, points="held", values=values, double=self.in_double)
+        found.own_dtypes = self.own_dtypes
+        return found
+
+    def as_fine_as(self, draws: Mapping[str, Tensor]) -> Density:
+        """This density, or in float64 where ``draws`` of its sites are finer than the program has them."""
+        known = [(draws[site.name].dtype, self.own_dtypes[site.name]) for site in self.sites if site.name in draws]
+        finer = any(dtype != own and torch.promote_types(dtype, own) == dtype for dtype, own in known)
+        return self.double() if finer else self
 
     @functools.cached_property
     def owner(self) -> Any:
@@ -167,12 +228,14 @@ class Density:
 
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
 
+    @_in_its_floats
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
             return at_each(lambda one: self._at(one)[0], z, batch=z.shape[:-1])
         return {site.name: site.transform(u) for site, u in self.parts(z)}
 
+    @_in_its_floats
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape); ValueError of a missing or wrong one."""
         given, batch = {}, torch.Size()
@@ -188,6 +251,7 @@ class Density:
         inverse |= {s.name: s.transform.inv(given[s.name]) for s in self.sites if s.name not in inverse}
         return torch.cat([inverse[s.name].reshape(*batch, s.size) for s in self.sites], -1)
 
+    @_in_its_floats
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
         """log ``|det dT/dz|`` of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
         if self.dependent and z.dim() > 1:
@@ -217,6 +281,7 @@ class Density:
 
     # -- supports that depend on other sites: known, and the bijection with them, only while the program runs --------
 
+    @_in_its_floats
     def _find_dependent(self, nodes: Mapping[str, Node]) -> tuple[str, ...]:
         """The latent sites whose support differs between the run of ``nodes`` and one with other values."""
         latent = [site.name for site in self.sites if site.kind == "latent"]
@@ -228,6 +293,7 @@ class Density:
         now = {name: _bounds(again[name]["fn"].support) for name in bounded}
         return tuple(name for name, known in bounded.items() if not all(map(torch.equal, known, now[name])))
 
+    @_in_its_floats
     def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
         parts, found = {site.name: (site, u) for site, u in self.parts(z)}, {}
@@ -240,12 +306,14 @@ class Density:
         nodes = self.trace(values | {name: functools.partial(follow, name) for name in self.dependent})
         return values | {name: nodes[name]["value"] for name in self.dependent}, found
 
+    @_in_its_floats
     def _inverse_of_dependent(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         nodes = self.trace(values)
         return {name: bijection(name, nodes[name]["fn"].support).inv(values[name]) for name in self.dependent}
 
     # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
 
+    @_in_its_floats
     def log_joint(self, z: Tensor, *args: Any, jacobian: bool = True) -> Tensor:
         """Log joint density at ``z`` (dim,), accumulated in float64, in nats; a scalar.
 
@@ -258,18 +326,21 @@ class Density:
         total = log_prior + log_likelihood
         return total + self.log_jacobian(z).double() if jacobian else total
 
+    @_in_its_floats
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         nodes = self.trace(self.constrain(z), args).values()
         prior, likelihood = ([n for n in nodes if belongs(n)] for belongs in (is_latent, is_observed))
         return _total(z, prior), _total(z, likelihood)
 
+    @_in_its_floats
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
         nodes = self.trace(self.constrain(z))
         jacobians = (self.log_jacobian(z, self.site(name)).double() for name in names)
         return sum(jacobians, _total(z, [nodes[name] for name in names]))
 
+    @_in_its_floats
     def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
         """What each datum contributes to the log joint at ``z`` (dim,), site → (\\*axes), or (data,) under a mask.
 
@@ -284,6 +355,7 @@ class Density:
         parts = [terms.reshape(-1) for terms in self.data_terms(z, *args).values()]
         return torch.cat(parts) if parts else z.new_zeros(0)
 
+    @_in_its_floats
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         nodes = self.trace(self.constrain(z)).values()
@@ -291,6 +363,7 @@ class Density:
 
     # -- starting points -------------------------------------------------------------------------------------------
 
+    @_in_its_floats
     def sample_prior(self, num: int, seed: int) -> Tensor:
         """Draws from the prior as flat vectors (num, dim); point parameters at their initial values.
 
@@ -303,12 +376,14 @@ class Density:
                 draws.append(self.unconstrain({s.name: nodes[s.name]["value"].detach() for s in self.sites}))
         return torch.stack(draws)
 
+    @_in_its_floats
     def sample_box(self, num: int, seed: int, radius: float = RADIUS) -> Tensor:
         """Flat vectors (num, dim) uniform on (-radius, radius): starts where draws from a vague prior are far off."""
         with seeded(seed, self.device):
             z = torch.rand(num, self.dim, dtype=self.dtype, device=self.device)
         return (2.0 * z - 1.0) * radius
 
+    @_in_its_floats
     def initial(self, values: Mapping[str, Tensor] | None = None, seed: int = 0) -> Tensor:
         """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians."""
         given = {name: value for name, value in (values or {}).items() if name in self._by_name}
@@ -324,6 +399,7 @@ class Density:
 
     # -- running the program ---------------------------------------------------------------------------------------
 
+    @_in_its_floats
     def trace(
         self, values: Mapping[str, Tensor | Callable[[Any], Tensor]], args: tuple[Any, ...] = ()
     ) -> Mapping[str, Node]:
@@ -366,6 +442,13 @@ class Density:
         return tuple(sites)
 
 
+def _is_value(node: Node) -> bool:
+    """Whether the node is a latent site or a point parameter, of real numbers."""
+    if not is_latent(node) and node["type"] != "param":
+        return False
+    return isinstance(node["value"], Tensor) and node["value"].is_floating_point()
+
+
 def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, int]) -> None:
     """Refuse rows that would never be seen, data that do not count once, and latent sites without a place."""
     plates = node.get("cond_indep_stack", ())
@@ -385,6 +468,21 @@ def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, 
             f"the latent site {node['name']!r} has a value for every row of the plate {drawn[0]!r}, which draws a "
             "subsample: take out subsample_size, and fit all rows at once"
         )
+
+
+def _check_precision(node: Node) -> None:
+    """Refuse a site whose value or distribution is of half precision, which resolves a log density to whole nats."""
+    if not is_latent(node) and not is_replicated(node):
+        return
+    law = elementwise(node["fn"])
+    parts = [node["value"], *(getattr(law, name, None) for name in getattr(law, "arg_constraints", ()))]
+    for part in parts:
+        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype.itemsize < 4:
+            kind = str(part.dtype).removeprefix("torch.")
+            raise TypeError(
+                f"the site {node['name']!r} is computed in {kind}, too coarse for a log density: pass data of float32, "
+                "x.float() and y.float(), and give priors parameters of float32"
+            )
 
 
 def _check_observed(node: Node) -> None:

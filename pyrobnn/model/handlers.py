@@ -1,4 +1,4 @@
-"""Handlers under which a program runs: where values and point parameters come from, which rows it sees, many points.
+"""Handlers under which a program runs: where values and point parameters come from, which rows, many points, float64.
 
 A program is written for one point. Run or traced for many, it needs Cholesky factors that do not raise and layers
 that are not fused (:mod:`pyrobnn.model.fused`).
@@ -7,7 +7,7 @@ that are not fused (:mod:`pyrobnn.model.fused`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -19,6 +19,7 @@ from torch.distributions import biject_to, transform_to
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.private import replaced
+from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.nodes import is_improper
 
@@ -149,3 +150,31 @@ class _Factors(TorchFunctionMode):
             return func(*args, **kwargs)
         factor, info = torch.linalg.cholesky_ex(*args, **kwargs)
         return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+class _Widen(TorchFunctionMode):
+    """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return func(*args) if func is Tensor.double else func(*mapped(wide, args), **mapped(wide, kwargs or {}))
+
+
+def wide(value: Any) -> Any:
+    """A float32 tensor, or the type float32 itself, as float64; anything else as it is."""
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype == torch.float32 else value
+    return torch.float64 if value is torch.float32 else value
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Tensors that are made, and operations on those there are, have float64 inside."""
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with _Widen():
+            yield
+    finally:
+        torch.set_default_dtype(default)

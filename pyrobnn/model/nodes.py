@@ -229,7 +229,12 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
 
 
 def _unmasked(fn: Any, value: Tensor) -> Tensor:
-    """``fn.log_prob(value)``, a multinomial's written out: torch overwrites some of its logits, which vmap refuses."""
+    """``fn.log_prob(value)``, a multinomial's written out: torch overwrites some of its logits, which vmap refuses.
+
+    So it does with truth values that are whole numbers.
+    """
+    if isinstance(fn, torch.distributions.Bernoulli) and not value.is_floating_point():
+        value = value.to(fn.logits.dtype)
     if not isinstance(fn, torch.distributions.Multinomial):
         return fn.log_prob(value)
     logits, counts = torch.broadcast_tensors(fn.logits, value)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.model import Density
+from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Site
+from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
@@ -113,7 +114,8 @@ def state_sites(layout: Density, z: Tensor, drawn: Sequence[Site]) -> dict[str, 
     values = layout.constrain(z)
     for site in layout.sites:
         density = -layout.log_jacobian(z, site) if site in drawn else z.new_zeros(())
-        pyro.sample(site.name, dist.Delta(values[site.name], log_density=density, event_dim=len(site.shape)))
+        value = values[site.name].to(layout.own_dtypes[site.name])  # as the program has it, which Pyro runs
+        pyro.sample(site.name, dist.Delta(value, log_density=density, event_dim=len(site.shape)))
     return values
 
 
@@ -130,7 +132,8 @@ def state_points(layout: Density) -> None:
     points = layout.initial_points.items()
     if layout.owner is None:
         for name, value in points:
-            stored = pyro.param(name, value.clone(), constraint=layout.constraints[name]).detach()
+            own = value.to(layout.own_dtypes.get(name, value.dtype), copy=True)
+            stored = pyro.param(name, own, constraint=layout.constraints[name]).detach()
             if stored.shape != value.shape or not torch.allclose(stored, value.to(stored), rtol=1e-4, atol=1e-6):
                 raise ValueError(
                     f"Pyro's param store holds {stored} as {name!r} where this fit has {value}, and the program would "
@@ -167,3 +170,18 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
     parts = [(len(px), *log_parts(z, px, py)) for px, py in zip(x.split(size), y.split(size))]
     # the program scales the likelihood of its rows to all of them
     return parts[-1][1] + sum(likelihood * (rows / len(x)) for rows, _, likelihood in parts)
+
+
+def density_of(posterior: Any, program: Any, args: tuple[Any, Any], fixed: Mapping[str, Tensor]) -> Density:
+    """The density of a program and its data, in float64 where the draws are finer than the program's own tensors.
+
+    Raises:
+        TypeError: data of another type than the program takes.
+    """
+    double = bool(posterior.meta.get("program_dtypes") or posterior.meta.get("float64"))
+    if isinstance(posterior.model, BNN):
+        return Density(program, args, points="held", values=fixed)
+    with types_explained(program, dict(zip("xy", args, strict=True))):
+        density = Density(program, args, points="held", values=fixed, double=double).as_fine_as(posterior.draws)
+        density.log_joint(density.unconstrain({name: value[0, 0] for name, value in posterior.draws.items()}))
+    return density

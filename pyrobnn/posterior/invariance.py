@@ -13,6 +13,7 @@ from torch import Tensor
 from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.gradient import Gradient, batched_gradient
+from pyrobnn.posterior.approximation import density_of
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS, NUM_SINGLE = 4, 4
@@ -81,7 +82,7 @@ def posterior_density(posterior: Any, x: Tensor | None, y: Tensor | None) -> Den
             return None
         x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
     fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    return Density(model, (x, y), points="held", values=fixed)
+    return density_of(posterior, model, (x, y), fixed)
 
 
 def _single(g: Tensor) -> Tensor:

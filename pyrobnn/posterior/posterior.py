@@ -115,10 +115,13 @@ class Posterior:
 
         A BNN takes its point parameters and batch statistics from them too. A plain program reads ``pyro.param`` from
         Pyro's store: hand it those with ``pyro.poutine.substitute(program, data=...)``. Its ``pyro.deterministic``
-        sites are not among them: Pyro computes them again, also for other data.
+        sites are not among them: Pyro computes them again, also for other data. Draws that are finer than the program's
+        own tensors (``meta["float64"]``) are rounded to the type of those, beside which Pyro runs it; ``draws`` has
+        every digit.
         """
-        computed = self.meta.get("deterministic_sites", ())
-        return {name: value.flatten(0, 1) for name, value in self.draws.items() if name not in computed}
+        computed, own = self.meta.get("deterministic_sites", ()), self.meta.get("program_dtypes", {})
+        found = {name: value.flatten(0, 1) for name, value in self.draws.items() if name not in computed}
+        return {name: value.to(getattr(torch, own[name])) if name in own else value for name, value in found.items()}
 
     def thin(self, num_draws: int) -> Posterior:
         """This posterior with at most ``num_draws`` evenly spaced draws of each chain."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pyro
+import pyro.distributions as dist
 import pytest
 import torch
 import tqdm
@@ -252,3 +254,19 @@ def test_a_slow_compile_is_not_in_the_time_left(name, clock, monkeypatch):
     method.fit(toy_model(), X, Y, progress=True, callbacks=[pass_time], **num_draws(name))
     later = ratios[1:]  # after two intervals that were timed
     assert later and max(later) < 4.0 and min(later) > 0.25
+
+
+def test_a_run_that_goes_on_in_float64_says_so(bars, monkeypatch):
+    def program(x, y):
+        mean = pyro.sample("mean", dist.Normal(torch.zeros(2), 1.0).to_event(1))
+        pyro.sample("y", dist.Normal(mean @ torch.eye(2), 0.1).to_event(1), obs=y)
+
+    def coarse(density):
+        return (lambda z, steps: "a reason") if density.dtype == torch.float32 else None
+
+    monkeypatch.setattr("pyrobnn.inference.nuts.inspector", coarse)
+    with pytest.warns(UserWarning, match="the run went on in float64"):
+        replace(METHODS["NUTS"], num_warmup=60).fit(program, None, torch.ones(2), num_draws=5, progress=True)
+    [bar] = bars
+    assert bar.lines == ["NUTS: the run goes on in float64: float32 was too coarse for the positions: a reason"]
+    assert (bar.n, bar.total, bar.closed) == (65, 65, 1)

@@ -170,7 +170,7 @@ def find_centre(
         params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
         parts = split(problem.bnn, names, params, problem.x)
         problem = problem.at_head(parts)
-    held = Density(problem.density.program, problem.density.args, points="held", values=points)
+    held = problem.density.holding(points)
     mode = theta[: held.dim].detach()  # latent sites come first
     slope = -in_parts(held, problem.x, problem.y)(mode)[0] if bnn else torch.func.grad(held.log_joint)(mode)
     if not bool(slope.isfinite().all()):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.floats import log_joint_float64
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import leaves_of
@@ -198,12 +197,12 @@ class _Probe:
     def __init__(self, density: Density, accuracy: Accuracy) -> None:
         self.density = density
         self.accuracy = accuracy
-        self._log_joint = log_joint_float64(density) if accuracy.dtype == torch.float64 else density.log_joint
+        self._density = density.double() if accuracy.dtype == torch.float64 else density
 
     def log_joint(self, z: Tensor) -> Tensor:
         """The log joint density at ``z`` (dim,), with the same random numbers at every call; a float64 scalar."""
         with seeded(0, self.density.device):
-            return self._log_joint(z)
+            return self._density.log_joint(z)
 
     def at(self, z: Tensor) -> _Point | None:
         """The point ``z`` (dim,) with its gradient; None where either the density or the gradient is not finite."""

@@ -1,4 +1,4 @@
-"""What float32 holds: full float32 on a GPU, a program run in float64, and runs whose steps need it.
+"""What float32 holds: full float32 on a GPU, and runs whose steps need float64.
 
 Positions in float64 from the start would make the last needless: a leapfrog then takes 1.3 to 2.4 times as long.
 """
@@ -6,15 +6,13 @@ Positions in float64 from the start would make the last needless: a leapfrog the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pyrobnn.model import Density
-from pyrobnn.model.compile.trees import mapped
 
 _MAX_ROUNDING = 0.1  # nats, sd of the difference of densities of float32 and float64
 _MIN_STEP = 8.0  # units of the last place in a step
@@ -61,44 +59,6 @@ def flushed() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-class _Widen(TorchFunctionMode):
-    """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return func(*args) if func is Tensor.double else func(*mapped(_wide, args), **mapped(_wide, kwargs or {}))
-
-
-def _wide(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.dtype == torch.float32 else value
-    return torch.float64 if value is torch.float32 else value
-
-
-@contextlib.contextmanager
-def float64() -> Iterator[None]:
-    """Tensors that are made, and operations on those there are, have float64 inside."""
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        with _Widen():
-            yield
-    finally:
-        torch.set_default_dtype(default)
-
-
-def log_joint_float64(density: Density) -> Callable[[Tensor], Tensor]:
-    """The log joint of flat float64 vectors (dim,), every operation in float64; the data keep the values they have."""
-    args = mapped(_wide, density.args)
-
-    def log_joint(z: Tensor) -> Tensor:
-        with float64():
-            return density.log_joint(z, *args)
-
-    return log_joint
-
-
 class PrecisionLoss(Exception):
     """Ends a run whose chains float32 cannot hold; ``z`` (chain, dim), where another run begins."""
 
@@ -111,7 +71,7 @@ def inspector(density: Density) -> Callable[[Tensor, Tensor], str] | None:
     """What says why float32 cannot hold draws and steps of a program; None where it cannot be told."""
     if density.dtype != torch.float32:
         return None
-    exact = log_joint_float64(density)
+    exact = density.double().log_joint
     try:
         exact(density.sample_box(1, seed=0)[0].double())
     except (RuntimeError, TypeError, ValueError):  # a program that cannot be run in float64
@@ -133,9 +93,3 @@ def float64_reason(
     if len(noise) > 2 and float(noise.std()) > _MAX_ROUNDING:
         return f"the log density was rounded by {float(noise.std()):.2g} nats"
     return ""
-
-
-def constrained(density: Density, z: Tensor) -> dict[str, Tensor]:
-    """Constrained draws, site → (chain, draw, …), of unconstrained ones (chain, draw, dim), in their dtype."""
-    with contextlib.nullcontext() if z.dtype == density.dtype else float64():
-        return density.constrain(z)

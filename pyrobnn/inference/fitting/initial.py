@@ -50,7 +50,7 @@ def start_chains(model: Any, density: Density, init: Posterior | nn.Module | Non
     if init is None:
         return points
     if isinstance(init, Posterior):
-        stacked = init.stacked()
+        stacked = {name: value.flatten(0, 1) for name, value in init.draws.items()}
         # from every chain of an earlier run in turn: its chains, or islands of particles, were found apart
         chains = init.num_chains if init.meta.get("kind") == "chains" else 1
         size = len(next(iter(stacked.values()))) // chains

@@ -33,6 +33,7 @@ from pyrobnn.inference.fitting.program import (
 )
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
@@ -110,6 +111,10 @@ class Problem:
         whole = copy.copy(parts.whole)
         whole.priors = self.bnn.priors
         return dataclasses.replace(self, model=whole, x=x) if parts.path else self
+
+    def in_double(self) -> Problem:
+        """The problem computed in float64, whatever type the program's own tensors have."""
+        return dataclasses.replace(self, density=self.density.double())
 
     def note(self, found: str | Finding) -> None:
         """Warn of what was found and keep it for the posterior, once."""
@@ -233,7 +238,7 @@ def make_posterior(
     notes = [*notes, *([] if interrupted else stopped_short(meta))]
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
     if approximation is not None and importance:
-        held = Density(problem.density.program, problem.density.args, points="held", values=fixed)
+        held = problem.density.holding(fixed)
         weigh = partial(log_importance, held, approximation, draws) if importance is True else importance
         stats = SampleStats(stats, full_float32(problem.device)(weigh))
     told: dict[str, Any] = {}
@@ -242,6 +247,7 @@ def make_posterior(
             values, told, remarks = what_program_says(problem.density, draws, fixed)
         draws |= values
         notes += remarks
+        told |= _rounded_by_program(problem.density, draws)
     notes = [note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
@@ -254,6 +260,12 @@ def make_posterior(
     }
     warn(notes)
     return Posterior(problem.model, draws, stats, approximation=approximation, meta=record, **parts)
+
+
+def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Any]:
+    """The entry of ``meta`` that has the types of those sites whose draws are finer than the program has them."""
+    own = {name: dtype for name, dtype in density.own_dtypes.items() if name in draws and draws[name].dtype != dtype}
+    return {"program_dtypes": {n: str(dtype).removeprefix("torch.") for n, dtype in own.items()}} if own else {}
 
 
 def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, float]) -> dict[str, Any]:
@@ -340,14 +352,15 @@ def _program_problem(
     asked = device or (check_device(tensors[0].device) if tensors else None)
     x, y = (value.to(asked) if asked and isinstance(value, Tensor) else value for value in (x, y))
     values = {name: value.to(asked or value.device) for name, value in (values or {}).items()}
-    density = Density(program, (x, y), points=points, values=values)
-    device = density.device
-    if asked and asked.type != device.type:
-        raise Refused(
-            f"'device' is {str(asked)!r} but the tensors of the program are on {device}: 'device' moves x and y, not "
-            "what a program closes over; pass the data, fit(program, x, y), or make them there"
-        )
-    seconds = check_gradient(density, {"x": x, "y": y})
+    with types_explained(program, {"x": x, "y": y}):
+        density = Density(program, (x, y), points=points, values=values)
+        device = density.device
+        if asked and asked.type != device.type:
+            raise Refused(
+                f"'device' is {str(asked)!r} but the tensors of the program are on {device}: 'device' moves x and y, "
+                "not what a program closes over; pass the data, fit(program, x, y), or make them there"
+            )
+        seconds = check_gradient(density, {"x": x, "y": y})
     if y is not None and not density.observes:
         raise ValueError("'y' is given, and the program observes nothing: pass it to the site of the data, obs=y")
     # data that the program closes over are counted by the plate that subsamples them

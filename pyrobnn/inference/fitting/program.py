@@ -131,7 +131,7 @@ def what_program_says(
     density: Density, draws: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[Finding]]:
     """Draws of the ``pyro.deterministic`` sites (chain, draw, …); entries of ``meta``; what must be said of them."""
-    held = Density(density.program, density.args, points="held", values=fixed)
+    held = density.holding(fixed)
     chains, num = next(iter(draws.values())).shape[:2]
     sizes, values, notes = held.derived.deterministic, {}, []
     names = ", ".join(map(repr, sizes))

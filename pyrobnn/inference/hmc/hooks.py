@@ -19,7 +19,6 @@ from pyrobnn.core import chains
 from pyrobnn.core.chains import RHAT_LIMIT, RHAT_NOTED
 from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.fitting.floats import constrained
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.adaptation import MIN_TRANSITIONS, STATS, stuck_chains
@@ -191,6 +190,11 @@ class Hooks:
         self.enough = None if config.until is None else self._enough
         self.look = self._look if self.watch.active or config.max_seconds else None
 
+    def begin_again(self, problem: Problem, why: str) -> None:
+        """The run begins anew, in float64: the bar says so, and counts from zero."""
+        self._problem, self._reported = problem, -1
+        self.watch.restart(f"the run goes on in float64: {why}")
+
     def end(self, result: Draws) -> str:
         """Why the run ended, as ``meta["stopped"]`` has it; a bar that is not full says it too."""
         stopped = self._stopped if result.stats.shape[1] < self._run.num_draws else "num_draws"
@@ -231,11 +235,11 @@ class Hooks:
         return stop
 
     def _snapshot(self, look: Progress) -> Posterior:
-        draws = constrained(self._problem.density, look.positions())
+        draws = self._problem.density.constrain(look.positions())
         return snapshot(self._problem, self._config, draws, seed=self._run.seed)
 
     def _enough(self, result: Draws) -> bool:
-        far = check_convergence(self._problem, constrained(self._problem.density, result.z), result.stats)
+        far = check_convergence(self._problem, self._problem.density.constrain(result.z), result.stats)
         self._found = f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
         self._stopped = "converged" if far.enough else self._stopped
         return far.enough

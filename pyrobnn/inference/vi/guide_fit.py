@@ -239,7 +239,7 @@ class GuideFit:
         free = theta[size:]
         values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
         points = density.initial_points | {s.name: values[s.name] for s in density.sites if s.kind == "point"}
-        layout = Density(density.program, density.args, points="held", values=points)
+        layout = density.holding(points)
         return layout, points, self.elbo.family.approximation(theta[:size], layout)
 
     def _temperature(self, num_steps: int | None) -> float:
