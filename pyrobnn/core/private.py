@@ -92,8 +92,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def callable_in_a_trace() -> Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
+    untraced = find("torch.fx._symbolic_trace._is_fx_tracing_context")  # from torch 2.14 on, of a thread
+    if untraced is not None:
+        return untraced(False)
     tracing = find("torch.fx._symbolic_trace")
-    return replaced(tracing, "_is_fx_tracing_flag", False) if tracing else contextlib.nullcontext()
+    if hasattr(tracing, "_is_fx_tracing_flag"):
+        return replaced(tracing, "_is_fx_tracing_flag", False)
+    return contextlib.nullcontext()
 
 
 class Tracer:
