@@ -145,8 +145,9 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
     pulled back: three passes in place of one.
     """
     with warnings.catch_warnings():
-        # the first call in a process compiles torch's decompositions with the deprecated torch.jit.script
-        warnings.filterwarnings("ignore", message=".*torch.jit.script", category=DeprecationWarning)
+        # the first call in a process compiles torch's decompositions with the deprecated torch.jit.script: a
+        # DeprecationWarning, from torch 2.14 on a FutureWarning, which Python shows to every user
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
         try:
             value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
         except NotImplementedError:
