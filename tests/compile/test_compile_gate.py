@@ -24,6 +24,7 @@ import pyro.distributions as dist
 import pytest
 import torch
 from torch.func import grad_and_value, vmap
+from torch.torch_version import TorchVersion
 
 import pyrobnn as pb
 from pyrobnn.core import private
@@ -179,9 +180,17 @@ KEYS = [*inductor._INDUCTOR, "cpp_wrapper", "cpp.threads", "aot_inductor.allow_s
 
 
 def remove(monkeypatch, names) -> list[str]:
-    """Take names away; returns those that were asked for, as the list grows."""
-    asked, find = [], private.find
-    monkeypatch.setattr(private, "find", lambda name: asked.append(name) if name in names else find(name))
+    """Take names away, with all that a module of that name holds; returns those that were asked for, as it grows."""
+    asked = []
+    find = private.find
+
+    def lacking(name):
+        if any(name == missing or name.startswith(f"{missing}.") for missing in names):
+            asked.append(name)
+            return None
+        return find(name)
+
+    monkeypatch.setattr(private, "find", lacking)
     return asked
 
 
@@ -312,19 +321,77 @@ def test_a_missing_setting(key, monkeypatch):
 
     missed, find = [], private.find
     monkeypatch.setattr(private, "find", lambda name: Without() if name == config.__name__ else find(name))
-    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
     monkeypatch.setattr(inductor, "_publicly", lambda *_: pytest.fail("not ours"))
     assert_right()
     assert missed == [key], "asked for once"
 
 
 @pytest.mark.slow
-def test_what_is_private_only_where_it_was_tested(monkeypatch, caplog):
+def test_an_older_torch_than_the_declared_one_has_the_public_way_alone(monkeypatch, caplog):
     monkeypatch.setattr(inductor, "_fused", lambda *_: pytest.fail("used"))
-    monkeypatch.setattr(inductor, "TESTED", ("1.0",))
+    monkeypatch.setattr(inductor, "OLDEST", "99.0")
     with caplog.at_level(logging.WARNING, "pyrobnn"):
         assert_right()
-    assert "was tested on torch 1.0" in caplog.text
+    assert f"torch {torch.__version__} is older than 99.0" in caplog.text
+
+
+def test_the_oldest_torch_is_the_declared_one():
+    declared = re.search(r"^ *torch>=([\d.]+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert declared is not None and declared[1] == inductor.OLDEST
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.12.1+cpu", "2.14.1+cu130", "2.100.0", "3.0.0"])
+def test_a_torch_that_no_list_knows_is_judged_by_the_check_alone(version, monkeypatch, caplog):
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+    monkeypatch.setattr(inductor, "_publicly", lambda *_: pytest.fail("not ours"))
+    # instead of the compiler
+    monkeypatch.setattr(private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward)
+    assert_right()
+    assert not caplog.text
+
+
+@pytest.mark.slow
+def test_the_public_way_runs_small_steps_on_one_thread(monkeypatch):
+    """Every thread waits at each barrier: on a busy machine that takes longer than the step."""
+    monkeypatch.setattr(inductor, "OLDEST", "99.0")
+    settings = []
+    genuine = torch.compile
+
+    def recorded(function, options):
+        settings.append(options)
+        return genuine(function, options=options)
+
+    monkeypatch.setattr(torch, "compile", recorded)
+    assert_right()
+    assert settings[-1]["cpp.threads"] == 1
+    x = torch.zeros(2**17)
+    assert compiled(torch.sin, x).mode == "inductor"
+    assert "cpp.threads" not in settings[-1]
+
+
+@pytest.mark.slow
+def test_the_public_way_does_without_an_option_that_a_release_lacks(monkeypatch):
+    monkeypatch.setattr(inductor, "OLDEST", "99.0")
+    monkeypatch.setattr(inductor, "_INDUCTOR", {**inductor._INDUCTOR, "of_no_release": 1})
+    monkeypatch.delattr(torch.compiler, "skip_all_guards_unsafe", raising=False)
+    assert_right()
+
+
+@pytest.mark.slow
+def test_publicly_compiled_functions_that_differ_in_a_constant_alone_are_two(monkeypatch):
+    """No guard tells one from the other."""
+    monkeypatch.setattr(inductor, "OLDEST", "99.0")
+    z = torch.linspace(-1.0, 1.0, 7)
+
+    def times(factor, data):
+        table = torch.full((7,), data)
+        return lambda z: factor * z.exp() * table
+
+    functions = [times(factor, data) for factor in (2.0, 3.0) for data in (1.0, 5.0)]
+    calls = [compiled(fn, z) for fn in functions]
+    for fn, call in zip([*functions, *functions], [*calls, *calls]):
+        assert call.mode == "inductor"
+        torch.testing.assert_close(call(2 * z), fn(2 * z))
 
 
 def test_a_library_that_a_killed_compile_left_half_written_is_removed(monkeypatch, tmp_path):
@@ -344,7 +411,6 @@ def test_a_decomposition_that_fails_costs_speed_alone(monkeypatch, caplog):
     def broken(graph):
         raise AttributeError("'OpOverload' object has no attribute '_schema'")
 
-    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
     monkeypatch.setattr(inductor, "library_calls", broken)
     assert_right()
     assert "_schema" in caplog.text
@@ -353,11 +419,19 @@ def test_a_decomposition_that_fails_costs_speed_alone(monkeypatch, caplog):
 # -- wrong numbers ---------------------------------------------------------------------------------------------------
 
 
-def test_a_wrong_decomposition_is_caught(monkeypatch):
-    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
+@pytest.mark.parametrize("public", ["right", "wrong"])
+def test_a_wrong_decomposition_is_caught(public, monkeypatch, caplog):
+    """The public way, checked as well, is the next; the graph the last."""
     wrong = {**inductor.DECOMPOSITIONS, torch.ops.aten.exp.default: lambda x: x.exp2()}
     monkeypatch.setattr(inductor, "DECOMPOSITIONS", wrong)
-    with pytest.warns(UserWarning, match="wrong numbers"):
+    if public == "right":
+        monkeypatch.setattr(inductor, "_publicly", lambda graph, _: graph)
+        assert_right("inductor")
+        assert "the function is slower than it might be" in caplog.text
+        assert "own compilation gave wrong numbers (a difference of" in caplog.text
+        return
+    monkeypatch.setattr(inductor, "_publicly", lambda graph, _: lambda z, out: graph(z, out.mul(2.0)))
+    with pytest.warns(UserWarning, match=r"gives wrong numbers when compiled.*; by torch.compile alone.*report this"):
         assert_right("graph")
 
 
@@ -434,8 +508,8 @@ def test_what_a_sum_rounds_grows_with_its_terms(num, order):
 
 
 @pytest.mark.parametrize("refused", ["fails", "is wrong"])
-def test_the_first_error_of_a_compiler_is_what_is_read(refused, monkeypatch):
-    """Also where the public way does no better."""
+def test_the_first_error_of_a_compiler_is_read_first(refused, monkeypatch):
+    """Then that of the public way."""
 
     def fail(*_):
         raise RuntimeError("the first")
@@ -445,13 +519,14 @@ def test_the_first_error_of_a_compiler_is_what_is_read(refused, monkeypatch):
             raise RuntimeError("the second")
         return lambda z: graph(z) + 1.0
 
-    monkeypatch.setattr(inductor, "TESTED", (".".join(torch.__version__.split(".")[:2]),))
     monkeypatch.setattr(inductor, "_fused", fail)
     monkeypatch.setattr(inductor, "_publicly", publicly)
-    with pytest.warns(UserWarning, match=r"could not be compiled \(RuntimeError: the first\)"):
+    second = "RuntimeError: the second" if refused == "fails" else "a difference of"
+    both = rf"could not be compiled \(RuntimeError: the first; by torch.compile alone: {second}"
+    with pytest.warns(UserWarning, match=both):
         assert compiled(torch.sin, torch.ones(3)).mode == "graph"
-    monkeypatch.setattr(inductor, "TESTED", ())
-    with pytest.warns(UserWarning, match="the second" if refused == "fails" else "wrong numbers"):
+    monkeypatch.setattr(inductor, "OLDEST", "99.0")
+    with pytest.warns(UserWarning, match=rf"is older than 99.0; by torch.compile alone: {second}"):
         assert compiled(torch.sin, torch.ones(3)).mode == "graph"
 
 

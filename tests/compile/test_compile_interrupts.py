@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 import pytest
 import torch
@@ -66,6 +67,20 @@ def test_an_alarm_ends_a_fit_that_compiles(method, alarm, monkeypatch):
     model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
     with pytest.raises(Alarm):
         method.fit(model, torch.ones(4, 1), torch.ones(4, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("oldest", [inductor.OLDEST, "99.0"], ids=["ours", "torch's"])
+@pytest.mark.parametrize("seconds", [0.02, 0.3, 1.0])
+def test_an_alarm_at_any_time_ends_a_compile(oldest, seconds, alarm, monkeypatch):
+    """On the torch that is installed: its compiler swallows nothing."""
+    monkeypatch.setattr(inductor, "OLDEST", oldest)
+    inductor.RIGHT.clear()
+    factor = time.time() % 1  # of no function that was compiled before
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    with pytest.raises(Alarm):
+        compiled(lambda z: (factor * z.sin() + z.exp().cumsum(0)).tanh().sum(), torch.ones(30))
+        time.sleep(2.0)  # where the compile took less
 
 
 @pytest.mark.parametrize("error", [MemoryError, TimeoutError])

@@ -75,10 +75,12 @@ def test_the_graph_does_not_grow_with_the_length():
     assert nodes(80) == nodes(800)
 
 
-@pytest.mark.parametrize("tested", [inductor.TESTED, pytest.param((), marks=pytest.mark.slow)], ids=["ours", "torch's"])
-def test_machine_code_gives_what_the_loop_gives(tested, monkeypatch):
+@pytest.mark.parametrize(
+    "oldest", [inductor.OLDEST, pytest.param("99.0", marks=pytest.mark.slow)], ids=["ours", "torch's"]
+)
+def test_machine_code_gives_what_the_loop_gives(oldest, monkeypatch):
     """Also where only ``torch.compile`` is left, which runs nothing inside of a trace."""
-    monkeypatch.setattr(inductor, "TESTED", tested)
+    monkeypatch.setattr(inductor, "OLDEST", oldest)
 
     def f(z):
         last, ys = pb.scan(lambda c, x: ((c * z[1] + x).tanh(), c * x), z[0], torch.linspace(-1, 1, 37))

@@ -8,10 +8,11 @@ inductor *directly*: Dynamo would check its guards at every call, and cannot tra
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from pyrobnn.model.compile.agreement import disagreement, snapshot
 from pyrobnn.model.compile.inductor import (
     DECOMPOSITIONS,
     RIGHT,
+    Code,
     Untraceable,
     first_line,
     keep,
@@ -29,6 +31,7 @@ from pyrobnn.model.compile.inductor import (
     machine_code,
     materialize,
     provide_folder,
+    public_code,
     size,
     tolerable,
     traced,
@@ -37,6 +40,7 @@ from pyrobnn.model.compile.interrupts import raised_by_handlers
 from pyrobnn.model.compile.trees import leaves_of, mapped
 
 __all__ = ["Compiled", "CudaGraph", "compiled", "first_line", "library_elements", "materialize"]
+_log = logging.getLogger(__name__)
 provide_folder()  # before anything imports torch's compiler
 
 
@@ -133,24 +137,51 @@ def compiled(
     return Compiled(call, mode, time.perf_counter() - started, example)
 
 
+class _Failure(NamedTuple):
+    """Why a way to compile a function gives no code: it ``"failed"`` or gave ``"wrong numbers"``, and the details."""
+
+    kind: Literal["failed", "wrong numbers"]
+    details: str
+
+
 def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[Callable[..., Any], str]:
     """Machine code whose results on the inputs are those of ``fn``, or else the traced graph; and which of the two."""
-    slower = "its traced graph is interpreted, several times slower"
     before = snapshot(inputs)
-    try:
-        code = machine_code(fn, inputs)
-    except (Untraceable, Gone):
-        raise
-    except Exception as error:  # inductor wraps compiler failures in many types
-        _warn(name, f"could not be compiled ({first_line(tolerable(error))})", slower)
-        return traced(fn, inputs), "graph"
-    found = None if code.identity in RIGHT else disagreement(code.origin, code.call, before, code.graph)
-    if found is None:
+    code = _attempt(machine_code, fn, inputs, before)
+    if isinstance(code, Code):
         keep(code)
         return code.call, "inductor"
-    what = f"could not be compiled ({code.failed})" if code.failed else f"gives wrong numbers when compiled ({found})"
-    _warn(name, what, f"{slower}. Please report this with the model")
+    slower = _attempt(public_code, fn, inputs, before)
+    if isinstance(slower, Code):
+        verb = "gave wrong numbers" if code.kind == "wrong numbers" else "failed"
+        message = (
+            "%s is slower than it might be: torch.compile has compiled it, since pyrobnn's own compilation %s (%s)"
+        )
+        _log.warning(message, name, verb, code.details)
+        return slower.call, "inductor"
+    verb = "gives wrong numbers when compiled" if code.kind == "wrong numbers" else "could not be compiled"
+    details = code.details if slower == code else f"{code.details}; by torch.compile alone: {slower.details}"
+    consequence = "its traced graph is interpreted, several times slower"
+    if "wrong numbers" in (code.kind, slower.kind):
+        consequence += ". Please report this with the model"
+    _warn(name, f"{verb} ({details})", consequence)
     return traced(fn, inputs), "graph"
+
+
+def _attempt(
+    way: Callable[..., Code], fn: Callable[..., Any], inputs: list[Tensor], before: list[Tensor]
+) -> Code | _Failure:
+    """Code whose results on the inputs, as they were before, are those of ``fn``; or what is wrong with it."""
+    try:
+        code = way(fn, inputs)
+    except Untraceable:
+        raise
+    except Exception as error:  # inductor wraps compiler failures in many types
+        return _Failure("failed", first_line(tolerable(error)))
+    if code.identity in RIGHT:
+        return code
+    difference = disagreement(code.origin, code.call, before, code.graph)
+    return code if difference is None else _Failure("wrong numbers", difference)
 
 
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:

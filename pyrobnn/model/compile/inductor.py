@@ -1,7 +1,8 @@
 """The hand-over of a function to inductor, and the folder for compiled code.
 
-Small products as arithmetic and the allocation on the stack rest on unwritten laws of inductor, and are used only on
-the versions of torch that they were tested on.
+Small products as arithmetic and the allocation on the stack rest on unwritten laws of inductor. They are tried on every
+torch from :data:`OLDEST` on, and the check of the compiled function decides whether they are used: where it fails,
+``torch.compile`` compiles the function.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import copy
 import functools
 import getpass
 import hashlib
-import logging
 import os
 import re
 import sys
@@ -109,9 +109,8 @@ def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, 
 
 DECOMPOSITIONS = {_ATEN.bmm.default: _small_bmm, _ATEN.mm.default: _small_mm, _ATEN.addmm.default: _small_addmm}
 
-#: versions of torch on which the tests of small products and of the allocation on the stack have passed
-TESTED = ("2.11", "2.13")
-_log = logging.getLogger(__name__)
+#: the lower bound of setup.cfg: no older torch has run the small products and the allocation on the stack
+OLDEST = "2.11"
 #: what keeps a function from being traced, in a user's words
 _LOOKS = (
     "its Python looks at the values of a tensor, of a site or of the data: if, while, assert, float() or .item(). "
@@ -198,39 +197,39 @@ class NoCompiler(RuntimeError):
     """A machine without a C++ compiler."""
 
 
+class OldTorch(RuntimeError):
+    """A torch below the lower bound of the package."""
+
+
 class Code(NamedTuple):
-    """A compiled flat function; what gives its graph; what to compare it with; what identifies it; what failed."""
+    """A compiled flat function; what gives its graph; what to compare it with; what identifies it."""
 
     call: Callable[..., Any]
     graph: Callable[[], GraphModule]
     origin: Callable[..., Any]
     identity: str | None = None
-    failed: str | None = None
 
 
 def machine_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
-    """A flat function, compiled by inductor and called once, so that nothing is left to be set up lazily.
+    """A flat function, compiled by inductor with small products as arithmetic and intermediates on the stack.
 
-    First with small products and the stack, if they were tested on this torch; then by ``torch.compile``, the public
-    way, whose guards cost time at every call. Raises Untraceable, NoCompiler, and what inductor raised first.
+    It is called once, so that nothing is left to be set up lazily. Raises OldTorch, NoCompiler, and what torch raises
+    where a private name or an unwritten law of it has changed.
     """
     remove_torn()
-    first, reason = None, f"pyrobnn's way was tested on torch {', '.join(TESTED)}, not on {torch.__version__}"
-    if ".".join(torch.__version__.split(".")[:2]) in TESTED:
-        try:
-            return _fused(fn, inputs)
-        except NoCompiler:
-            raise
-        except Exception as error:  # inductor wraps compiler failures in many types
-            first, reason = tolerable(error), first_line(error)
-    graph = traced(fn, inputs)
+    if torch.__version__ < OLDEST:
+        raise OldTorch(f"torch {torch.__version__} is older than {OLDEST}")
+    return _fused(fn, inputs)
+
+
+def public_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
+    """A flat function, compiled by ``torch.compile`` and called once; each call costs several times as much.
+
+    Raises Untraceable, NoCompiler, and what torch raises.
+    """
     _need_compiler(inputs)
-    try:
-        call = _publicly(graph, inputs)
-    except Exception as error:
-        raise first or error from tolerable(error)
-    _log.warning("the compiled function is slower than it might be: %s", reason)
-    return Code(call, functools.partial(private.trace, fn, inputs), fn, failed=reason if first else None)
+    graph = traced(fn, inputs)
+    return Code(_publicly(graph, inputs), functools.partial(private.trace, fn, inputs), fn)
 
 
 def _need_compiler(inputs: list[Tensor]) -> None:
@@ -281,15 +280,20 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
             return Code(library, lambda: untouched, fn, identity)
     _need_compiler(inputs)
     settings: dict[str, Any] = _INDUCTOR | {"cpp_wrapper": on_cpu, "aot_inductor.allow_stack_allocation": on_stack}
-    schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
-    # what is only written into does not count
-    largest = max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)
-    settings |= {"cpp.threads": 1} if on_cpu and largest < _PARALLEL_FROM else {}
+    largest = _largest(graph)
+    if on_cpu and largest < _PARALLEL_FROM:
+        settings["cpp.threads"] = 1
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
         # in so small a function vector code saves a fifth of a step at most, and takes a second longer to make
         call = private.compile_graph(graph, inputs, settings, on_stack, largest <= 512)
     # a loop in Python takes its time at every step; its body was compared by itself
     return Code(call, lambda: untouched, untouched if looped else fn, identity)
+
+
+def _largest(graph: GraphModule) -> int:
+    """Elements of the largest tensor that a graph computes; what is only written into does not count."""
+    schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
+    return max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)
 
 
 def _memory(held: Any) -> int | None:
@@ -362,12 +366,29 @@ def keep(code: Code) -> None:
 
 
 def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
-    """Compiled by ``torch.compile``."""
+    """The graph, compiled by ``torch.compile``."""
+    settings: dict[str, Any] = dict(_INDUCTOR)
+    on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
+    if on_cpu and _largest(graph) < _PARALLEL_FROM:
+        settings["cpp.threads"] = 1
+    # Compiled checks its arguments itself, and every graph is a function of its own
+    settings["guard_filter_fn"] = getattr(torch.compiler, "skip_all_guards_unsafe", None)
     before = pyro.settings.get()
     try:
         with warnings.catch_warnings(action="ignore"):
-            call = torch.compile(graph, options={"fallback_random": True})
+            settings = {name: value for name, value in settings.items() if _is_option(name, value)}
+            # not the module: the hooks of modules would be looked for at every call
+            call: Callable[..., Any] = torch.compile(graph.forward, options=settings)
             call(*inputs)
     finally:
         pyro.settings.set(**before)  # Dynamo turns the validation of distributions off for good
     return call
+
+
+def _is_option(name: str, value: Any) -> bool:
+    """Whether this release of ``torch.compile`` takes an option; nothing is compiled."""
+    try:
+        torch.compile(torch.sin, options={name: value})
+    except (RuntimeError, AttributeError, TypeError):
+        return False
+    return value is not None
