@@ -7,13 +7,14 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+NEWEST := .venv-newest
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare study test coverage lint notebooks benchmark docs gallery gpu clean
+.PHONY: help compare study test coverage lint notebooks benchmark newest docs gallery gpu clean
 
 help:
-	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | docs | gallery | gpu | clean     (options: ARGS="...")'
+	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | newest | docs | gallery | gpu | clean     (options: ARGS="...")'
 	@echo 'make gpu needs a CUDA device: without one it says so (the script ends with 3, make with 2)'
 
 compare: $(VENV)/.installed
@@ -42,6 +43,13 @@ notebooks: $(VENV)/.installed-notebooks
 benchmark: $(VENV)/.installed-bench
 	$(BIN)/python scripts/speed/run.py $(ARGS)
 
+# what a user gets today: the newest versions, without constraints.txt, renewed at every call; their tests and speed beside
+# the pinned ones, appended to scripts/newest/records.jsonl. Once for every release; ARGS="tests/compile" runs these tests alone
+newest: $(VENV)/.installed-dev,tracking
+	test -d $(NEWEST) || $(PYTHON) -m venv $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --editable '.[dev,bench,tracking]'
+	$(NEWEST)/bin/python scripts/newest/run.py --pinned $(BIN)/python $(ARGS)
+
 # docs/_build/html/index.html, offline; with a network ARGS="-b linkcheck" tries the addresses of other sites
 docs: $(VENV)/.installed-docs
 	$(BIN)/python -m sphinx -W --keep-going -n -b html docs docs/_build/html $(ARGS)
@@ -60,7 +68,7 @@ gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 
 clean:
 	rm -rf build dist docs/_build docs/api docs/checks docs/claims docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*
-	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -not -path './$(VENV)*/*' -prune -exec rm -rf {} +
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
