@@ -158,9 +158,14 @@ def verdicts() -> dict[str, Records]:
     }
 
 
+def newest() -> str:
+    """Versions, tests and times of the newest environment beside the pinned one."""
+    return script("newest").table(records_of("newest"))
+
+
 CLAIMS: dict[str, Callable[[], str]] = {
     each.__name__: each
-    for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, learning, uci, verdict, judge)
+    for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, learning, uci, verdict, judge, newest)
 }
 
 
@@ -266,6 +271,8 @@ def main() -> None:
         written(HERE / claim / "claim.md", table())
     written(HERE / "results" / "README.md", headline())
     written(HERE.parent / "README.md", readme())
+    sentence = script("newest").sentence(records_of("newest"))
+    written(HERE.parent / "README.md", sentence, "<!-- versions -->")
     for name, table in PAPER.items():
         written(HERE.parent / "docs" / "paper.md", table(), f"<!-- table: {name} -->")
 
