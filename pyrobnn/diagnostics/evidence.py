@@ -20,6 +20,9 @@ from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, POSTERIOR, PREDICTIONS
 
 #: rates at which a check of a right model may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
+#: sds of the function by which a linearised net may differ from the net and still be it: of the shifts that pass less
+#: than half
+LINEAR = 0.1
 #: how the names of a net's weights begin
 WEIGHTS = "net."
 
@@ -191,6 +194,23 @@ class Evidence:
     def is_iid(self) -> bool:
         """Whether the draws are independent by construction, so that R-hat says nothing about them."""
         return self.number("iid", float(self.variable(SAMPLE_STATS, "log_q") is not None)) != 0.0
+
+    @property
+    def is_linearized(self) -> bool:
+        """Whether the predictions are those of a linearised net that is not known to be the net itself."""
+        of_net = any(name.startswith(WEIGHTS) for name in self.names(POSTERIOR))  # a program is never linearised
+        if not of_net or self.settings.get("predictive") != "linearized":
+            return False
+        error = self.values(FUNCTION, "linearization_error")
+        return error is None or not float(error) <= LINEAR
+
+    @property
+    def held_sites(self) -> list[str]:
+        """Sites with a prior that were held at one value; an older tree says only that a subset varied."""
+        names = self.json("held_sites")
+        if isinstance(names, list):
+            return [str(name) for name in names]
+        return [] if self.settings.get("subset", "all") == "all" else ["the others"]
 
     @property
     def remedy(self) -> str:

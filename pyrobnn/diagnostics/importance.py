@@ -51,9 +51,13 @@ class Importance:
 
 @statistic
 def log_target(evidence: Evidence) -> np.ndarray | None:
-    """Log density (chain, draw) of the model that the draws predict with (a linearised net, or the net); or None."""
+    """Log density (chain, draw) of the model that the draws predict with, or None.
+
+    Of a linearised net this is not the model's own: a Gauss-Newton Gaussian is the posterior of that net, whatever the
+    posterior of the net itself is. A pass then says nothing of the draws (:func:`~pyrobnn.diagnostics.judge.diagnose`).
+    """
     stored = evidence.draws(SAMPLE_STATS, "log_p")
-    if stored is None or evidence.settings.get("predictive") != "linearized":
+    if stored is None or not evidence.is_linearized:
         return stored
     prior, likelihood = (evidence.draws(FUNCTION, name) for name in ("log_prior", "log_likelihood"))
     if prior is None or likelihood is None or not prior.shape == likelihood.shape == stored.shape:

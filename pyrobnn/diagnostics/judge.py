@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import xarray as xr
@@ -12,7 +13,7 @@ from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
-from pyrobnn.diagnostics.verdict import Audit, Check, Found, Verdict, said
+from pyrobnn.diagnostics.verdict import Audit, Check, Found, Question, Verdict, said
 
 
 def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None) -> Verdict:
@@ -31,7 +32,9 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
 
     Returns:
         The verdict. A question that nothing could be checked of is answered "warn", by a check of code
-        ``"not_checked"``. Point estimates (one draw) never get better than "warn" for their draws.
+        ``"not_checked"``, or of ``"linearized_only"`` and ``"conditional_only"`` where the draws could be compared with
+        the posterior of a linearised net, or of some weights given the others, and not with the model's. Point
+        estimates (one draw) never get better than "warn" for their draws.
 
     Raises:
         TypeError: If `tree` or `reference` is not a DataTree.
@@ -65,8 +68,27 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
     if broken is not None:
         return Verdict.from_checks(evidence.method, evidence.label, [_check(broken, TABLE[0])])
     rows = [row for row in TABLE if row.applies(evidence) and not (row.against and reference is None)]
-    found = [made(row, evidence, *([reference] if row.against and reference else [])) for row in rows]
-    return Verdict.from_checks(evidence.method, evidence.label, [check for check in found if check is not None])
+    stand_in = other_target(evidence)
+    checks = []
+    for row in rows:
+        check = made(row, evidence, *([reference] if row.against and reference else []))
+        if check is not None and check.status == "pass" and row.of_density and stand_in is not None:
+            check = replace(check, status="info")
+        if check is not None:
+            checks.append(check)
+    reasons: dict[Question, str] = {} if stand_in is None else {"draws": stand_in}
+    return Verdict.from_checks(evidence.method, evidence.label, checks, reasons)
+
+
+def other_target(evidence: Evidence) -> str | None:
+    """The code of what the draws are compared with where that is not the model's posterior; None where it is.
+
+    A Gauss-Newton Gaussian *is* the posterior of the linearised net, and that of the last layer is the posterior given
+    the others, whatever the posterior of the model is: a check of the density may fail there, but a pass shows nothing.
+    """
+    if evidence.is_linearized:
+        return "linearized_only"
+    return "conditional_only" if evidence.held_sites else None
 
 
 def audit(tree: xr.DataTree | Evidence) -> Audit:

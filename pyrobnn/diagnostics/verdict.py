@@ -24,7 +24,9 @@ STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
 QUESTIONS: tuple[Question, ...] = ("draws", "model")
 #: by how much standard deviations may be off, as a share, in draws that pass: a ratio within [0.8, 1.25]
 TOLERANCE = 0.25
-_NOTHING_SEEN = ("not_checked", "nothing_identified")
+#: codes of checks that say that nothing was checked, for want of anything to check it by, or at all
+_NOTHING_THERE = ("not_checked", "nothing_identified")
+_NOTHING_SEEN = (*_NOTHING_THERE, "linearized_only", "conditional_only")
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,18 @@ class Verdict:
     checks: tuple[Check, ...]
 
     @classmethod
-    def from_checks(cls, method: str, label: str, checks: Iterable[Check]) -> Verdict:
-        """The verdict of `checks`; a question that none of them decides gets one that says so, and warns."""
+    def from_checks(
+        cls, method: str, label: str, checks: Iterable[Check], reasons: Mapping[Question, str] | None = None
+    ) -> Verdict:
+        """The verdict of `checks`; a question that none of them decides gets one that says so, and warns.
+
+        Its code is the reason that is known for the question, else ``"not_checked"``.
+        """
         checks = tuple(checks)
         decided = {check.question for check in checks if check.decides}
         missing = [question for question in QUESTIONS if question not in decided]
-        unchecked = (Check(f"not_checked_{each}", "warn", each, code="not_checked") for each in missing)
+        codes = dict.fromkeys(QUESTIONS, "not_checked") | dict(reasons or {})
+        unchecked = (Check(f"not_checked_{each}", "warn", each, code=codes[each]) for each in missing)
         return cls(method, label, (*checks, *unchecked))
 
     def answer(self, question: Question) -> Answer:
@@ -203,8 +211,14 @@ class Verdict:
         """Both answers, and what decided them, for a reader who knows none of the checks."""
         asked = {check.question for check in self.checks}  # predictions alone have no draws
         return "; ".join(
-            words.opening(each, self.shown_answer(each), self.fault(each)) for each in QUESTIONS if each in asked
+            words.opening(each, self.shown_answer(each), self._explanation(each)) for each in QUESTIONS if each in asked
         )
+
+    def _explanation(self, question: Question) -> str:
+        """The fault behind an answer; empty where nothing was checked because there was nothing to check it by."""
+        worst = self.worst(question)
+        nothing_there = worst is not None and worst.code in _NOTHING_THERE
+        return "" if nothing_there and not self.checked(question) else self.fault(question)
 
     @property
     def summary(self) -> str:

@@ -14,6 +14,8 @@ Template = str | Callable[..., str]
 #: code → what is wrong, in a few words
 FAULTS = {
     "not_checked": "part of it could not be checked",
+    "linearized_only": "the draws were compared with a linearised net only",
+    "conditional_only": "the draws were compared with the posterior of some weights only, given the others",
     "failed_to_run": "a check could not be made",
     "unreadable": "it cannot be judged",
     # the draws as they are
@@ -88,6 +90,10 @@ _RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have 
 #: code, or name of a check → what was seen
 SEEN: dict[str, Template] = {
     "not_checked": "There is too little here to check the {part}.",
+    "linearized_only": "Predictions are those of the net linearised at the mode. The Gaussian is the posterior of that "
+    "linear model by construction, and nothing here compares it with the posterior of the net itself.",
+    "conditional_only": "Some weights (or sites) were held at one value. The draws are of the others given these, and "
+    "nothing here compares them with the posterior of all of them.",
     "failed_to_run": "This check could not be made: {error}.",
     "unreadable": "The tree cannot be judged: {error}.",
     # the draws as they are
@@ -163,6 +169,10 @@ SEEN: dict[str, Template] = {
 
 #: code, or name of a check → what to do
 ACTIONS: dict[str, str] = {
+    **dict.fromkeys(
+        ["linearized_only", "conditional_only"],
+        "Fit NUTS to the same data, and give its tree as the reference: diagnose(tree, reference=nuts_tree).",
+    ),
     "failed_to_run": "Look at the draws and data that it rests on.",
     "no_draws": "Fit again, for longer.",
     "draws_not_finite": "Standardise x and y, lower the learning rate or step size, and fit again.",
@@ -230,6 +240,6 @@ _OPENINGS = {
 
 
 def opening(question: str, answer: str, fault: str) -> str:
-    """The answer to a question of a verdict, and the worst fault that was found."""
+    """The answer to a question of a verdict, and the worst fault that was found, or why nothing was checked."""
     text = _OPENINGS[question][answer]
-    return f"{text}: {fault}" if answer in ("warn", "fail") else text
+    return f"{text}: {fault}" if fault else text

@@ -153,6 +153,8 @@ class Laplace(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         given, seed = run.init is not None, run.seed
         names = self._checked_sites(problem)
+        latent = {site.name for site in problem.density.sites if site.kind == "latent"}
+        held_sites = sorted(latent - set(names))
         search, source = self._search(problem, *run.given)
         in_batches = search.batch_size is not None and problem.num_rows > MANY
         # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
@@ -197,7 +199,7 @@ class Laplace(Method):
             approximation=approximation,
             point_values=precision.centre.points,
             log_evidence=log_evidence,
-            meta=record(precision, remarks, given=given, exact=exact),
+            meta=record(precision, remarks, given=given, exact=exact) | {"held_sites": held_sites},
             notes=remarks,
             importance=not in_batches,  # a pass over all data per draw
             network=network,

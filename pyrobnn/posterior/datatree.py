@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -28,6 +29,8 @@ from pyrobnn.posterior.prediction import Prediction
 
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
+#: draws by which the linearised net is compared with the net itself, and roundings of a value that are no difference
+_LINEARIZED_DRAWS, _ROUNDINGS = 100, 8.0
 MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
 Dims = Mapping[str, Sequence[str | None]]
 
@@ -54,6 +57,9 @@ def network_groups(
         if (moved := moved_functions(posterior, x, y, probe_x)) is not None:
             groups[group.MOVED] = moved
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
+    if posterior.meta.get("settings", {}).get("predictive") == "linearized":
+        errors = (linearization_error(posterior, at) for at in (probe_x, probes(x)[0]))
+        groups[group.FUNCTION]["linearization_error"] = max(errors)
     return groups | _grid_group(posterior, x, grid, true_function)
 
 
@@ -130,6 +136,21 @@ def _function_groups(
         groups[group.PRIOR] = _draws(prior.draws, {})
         groups[group.PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
     return groups
+
+
+def linearization_error(posterior: Posterior, x: Tensor) -> float:
+    """How far the function that a linearised net predicts lies from the net's own at the same weights.
+
+    Root mean square over at most 100 draws, in standard deviations of the prediction, at the input and the output where
+    it is largest; infinite where a prediction that does not vary is not the net's.
+    """
+    few = posterior.thin(_LINEARIZED_DRAWS)
+    predicted = few.function(x).double().flatten(0, 1)
+    by_net = replace(few, network=None, moments=None).function(x).double().flatten(0, 1)
+    rounding = _ROUNDINGS * torch.finfo(few.bnn.dtype).eps * predicted.abs().amax(0)
+    error = ((predicted - by_net).square().mean(0).sqrt() - rounding).clamp_min(0.0)
+    ratio = error / predicted.std(0, correction=0)
+    return float(torch.where(error > 0.0, ratio, 0.0).amax())
 
 
 def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:

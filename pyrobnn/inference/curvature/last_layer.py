@@ -129,5 +129,5 @@ class LastLayer:
             timings={},
             approximation=approximation,
             network=SubsetNetwork(jacobian, parts.features),
-            meta={"head": parts.path, "layer_products": True},
+            meta={"head": parts.path, "layer_products": True, "held_sites": []},
         )
