@@ -27,6 +27,9 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
 from pyrobnn.priors import IIDPrior
 
+#: log of how much likelier than under the simpler candidate targets must be, for one row alone to refute it
+_REFUTED = math.log(20.0)
+
 
 def posthoc(
     net: nn.Module,
@@ -42,7 +45,10 @@ def posthoc(
     Candidates, the simplest first: ``"net"`` as it is; ``"temperature"``, outputs over T, or ``"noise"``, another noise
     of numbers; ``"last_layer"``, Laplace's approximation of the last linear layer, Kronecker-factored, its prior
     precision tuned (and the noise with it). Each is tuned and judged by the mean log density of the left-out targets,
-    and the simplest is taken which the best does not beat by more than a standard error of their difference.
+    and the simplest is taken which the best does not beat by more than a standard error of their difference. A row that
+    a candidate finds impossible cannot hide behind its own size: in that error the gain of a row counts for at most
+    log 20 nats. Where the simpler one is right, the targets are 20 times likelier under another in at most one case in
+    twenty (Markov's inequality).
 
     .. math:: p(y \mid x) = E_{W \sim q_\tau}\left[p(y \mid W \phi(x) / T)\right]
 
@@ -64,9 +70,11 @@ def posthoc(
     Raises:
         TypeError, ValueError, Refused: naming the argument.
 
-    Caveat: with less than a hundred left-out rows expect the net itself.
+    Caveat: with less than a hundred left-out rows expect the net itself, unless it finds one of them impossible. A
+    candidate whose log density is not finite is left out.
 
-    Reference: On Calibration of Modern Neural Networks (Guo et al., 2017); Laplace Redux (Daxberger et al., 2021).
+    Reference: On Calibration of Modern Neural Networks (Guo et al., 2017); Laplace Redux (Daxberger et al., 2021);
+    E-values: Calibration, combination and applications (Vovk & Wang, 2021) https://doi.org/10.1214/20-AOS2020
 
     Example:
         >>> import pyrobnn as pb, torch
@@ -135,7 +143,12 @@ class _Posthoc:
         return Rows(f, y, torch.cat(given) if given else None, seen)
 
     def _log_density(self, f: Tensor) -> Tensor:
-        """Of every judging row, (N,), under the mixture of outputs (S, N, K) or at outputs (N, K)."""
+        """Of every judging row, (N,), under the mixture of outputs (S, N, K) or at outputs (N, K).
+
+        NaN for all rows where an output is not finite.
+        """
+        if not bool(f.isfinite().all()):
+            return f.new_full(self.judges.f.shape[:1], math.nan)
         value = self.likelihood.log_prob(f, self.judges.y, {})
         return value if f.dim() == 2 else value.logsumexp(0) - math.log(len(f))
 
@@ -168,8 +181,11 @@ class _Posthoc:
                 spread = (noise * var.sqrt().to(noise)) @ last.u.T.to(noise)
                 return self._log_density(rows.f + spread), (tau, None)
 
-            found["last_layer"] = max(map(judged, last.grid()), key=lambda each: float(each[0].mean()))
-        return found
+            widths = [width for width in map(judged, last.grid()) if _is_finite(width[0])]
+            if widths:
+                found["last_layer"] = max(widths, key=lambda each: float(each[0].mean()))
+        finite = {name: candidate for name, candidate in found.items() if _is_finite(candidate[0])}
+        return finite or {"net": found["net"]}
 
     def _temperature(self) -> float:
         """The best for the judging rows and ten more as the net expects them: no mistakes in thirty prove little."""
@@ -183,15 +199,17 @@ class _Posthoc:
                 expected = p * nn.functional.logsigmoid(f) + (1 - p) * nn.functional.logsigmoid(-f)
             return -float(self._log_density(f).double().sum() + 10 * expected.double().sum(-1).mean())
 
-        return math.exp(minimize_scalar(loss, bounds=(0.0 if self.judges.seen else -2.0, 4.0), method="bounded").x)
+        # the largest makes all classes alike
+        largest = max(4.0, math.log(max(float(self.judges.f.double().abs().max()), 1.0)) + 2.0)
+        return math.exp(minimize_scalar(loss, bounds=(0.0 if self.judges.seen else -2.0, largest), method="bounded").x)
 
     def posterior(self) -> Posterior:
         """Of the candidate that is chosen."""
         found = self.candidates()
         scores = {name: score.double() for name, (score, _) in found.items()}
         best = max(scores.values(), key=lambda score: float(score.mean()))
-        # the simplest that the best does not beat by more than a standard error of their difference
-        chosen = next(n for n, s in scores.items() if s is best or float((best - s).mean()) <= _error(best - s))
+        # the simplest that the best does not beat by more than an error of their difference
+        chosen = next(n for n, s in scores.items() if s is best or float((best - s).mean()) <= _bounded_error(best - s))
         tuned, model = found[chosen][1], self.model
         if chosen == "last_layer" and self.last is not None:
             (tau, scale), likelihood, ratio = tuned, self.likelihood, torch.ones_like(self.train.f[0])
@@ -225,6 +243,19 @@ def _model(net: nn.Module, likelihood: Likelihood) -> BNN:
 
 def _error(scores: Tensor) -> float:
     return float(scores.std()) / math.sqrt(len(scores)) if len(scores) > 1 else math.inf
+
+
+def _bounded_error(gains: Tensor) -> float:
+    """Standard error of the mean of gains (N,) in log density, which no single row sets.
+
+    One row of a large gain makes the mean M / N and the error M / N too, and would never be believed. With its gain
+    bounded, it is believed where all rows together have gained more than the bound.
+    """
+    return _error(gains.clamp_max(_REFUTED))
+
+
+def _is_finite(score: Tensor) -> bool:
+    return bool(score.isfinite().all())
 
 
 def _default(model: BNN, x: Any, y: Any) -> Likelihood:

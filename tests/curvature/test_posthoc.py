@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pyro.distributions as dist
 import pytest
@@ -12,6 +13,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
+
+module = importlib.import_module("pyrobnn.inference.posthoc")
 
 
 def blobs(num: int, seed: int, width: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -171,3 +174,67 @@ def test_what_cannot_be_is_said():
         pb.MAP().fit(net, x, y)
     with pytest.raises(TypeError, match=r"pb.MAP\(\).fit\(model, x, y\)"):
         pb.MAP.fit(net, x, y)
+
+
+def sure(num: int, wrong: int, scale: float = 60.0, depth: float = 0.0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+    """Three clusters far apart, a net that is right and very sure of all of them, and some labels that are wrong."""
+    make = torch.Generator().manual_seed(0)
+    truth = torch.arange(num) % 3
+    x = 4 * torch.eye(3)[truth] + 0.3 * torch.randn(num, 3, generator=make)
+    with torch.random.fork_rng():
+        layers = [nn.Linear(3, 3, bias=False) for _ in range(1 + (depth > 0))]
+    with torch.no_grad():
+        for layer, size in zip(layers, (scale, depth)):
+            layer.weight.copy_(size * torch.eye(3))
+    net = layers[0] if len(layers) == 1 else nn.Sequential(layers[0], nn.ReLU(), layers[1])
+    y = truth.clone()
+    y[:wrong] = (y[:wrong] + 1) % 3
+    return net, x, y
+
+
+@pytest.mark.parametrize("depth", [0.0, 1e2, 1e10])
+@pytest.mark.parametrize(("num", "wrong"), [(20, 1), (200, 1), (200, 2), (2000, 1)])
+def test_a_wrong_label_among_sure_ones_takes_the_temperature(num, wrong, depth):
+    """One row makes both the mean and the error of the difference, so that a plain error keeps the net."""
+    net, x, y = sure(num, wrong, depth=depth)
+    posterior = pb.posthoc(net, x, y)
+    scores = posterior.meta["held_out_log_density"]
+    assert posterior.meta["chosen"] == "temperature"
+    assert all(torch.tensor(score).isfinite().all() for score in scores.values())
+    wide = posterior.predict(x).probs
+    assert (wide.argmax(-1) == x.argmax(-1)).all() and wide.max(-1).values.mean() > 0.6
+    assert pb.posthoc(net, x, x.argmax(-1)).meta["chosen"] == "net"
+
+
+def test_one_outlier_widens_a_noise_that_finds_it_impossible_and_no_other():
+    make = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 1, generator=make)
+    y = x + 0.1 * torch.randn(200, 1, generator=make)
+    with torch.random.fork_rng():
+        net = nn.Linear(1, 1)
+    with torch.no_grad():
+        net.weight.fill_(1.0)
+        net.bias.zero_()
+    noise = pb.likelihoods.HomoskedasticGaussian(0.1)
+    far = y.index_fill(0, torch.tensor([0]), 10.0)
+    assert pb.posthoc(net, x, y, likelihood=noise).meta["chosen"] == "net"
+    assert pb.posthoc(net, x, far, likelihood=noise).meta["chosen"] != "net"
+
+
+def test_a_net_that_is_right_is_changed_no_more_often_than_by_a_plain_error(monkeypatch):
+    """Labels drawn from the net's own probabilities: what is unlikely is seen as often as it says."""
+    changed = {"bounded": 0, "plain": 0}
+    for seed in range(20):
+        make = torch.Generator().manual_seed(seed)
+        x = torch.randn(100, 3, generator=make)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            net = nn.Linear(3, 3)
+            with torch.no_grad():
+                net.weight.mul_(6.0)
+            y = torch.distributions.Categorical(logits=net(x).detach()).sample()
+        for name, error in (("bounded", module._bounded_error), ("plain", module._error)):
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "_bounded_error", error)
+                changed[name] += pb.posthoc(net, x[:20], y[:20], held_out=(x[20:], y[20:])).meta["chosen"] != "net"
+    assert changed["bounded"] <= changed["plain"] + 1 and changed["plain"] < 10, changed

@@ -79,12 +79,19 @@ class LastLayer:
         return (self.likelihood.fisher_root(f, {}).mT @ self.u).square().sum(1)
 
     def without_itself(self) -> Rows:
-        """The rows with outputs of a layer that has not seen them, by a step of Newton's."""
+        """The rows with outputs of a layer that has not seen them, by a step of Newton's.
+
+        Where all rows are fitted surely there is no curvature left, and the step, which takes it for constant, has no
+        bound: it may turn what a row was sure of into its opposite, and no more.
+        """
         tau = 1 / float(self.layer.weight.detach().double().square().mean() * self.unit.mean())
         with torch.enable_grad():
             f = self.rows.f.double().requires_grad_()
             (slope,) = torch.autograd.grad(self.likelihood.log_prob(f, self.rows.y, {}).sum(), f)
         step = (self.variance(self.rows, tau) * (slope @ self.u)) @ self.u.T
+        if not self.likelihood.targets.normal:
+            longest = 1.0 + 2.0 * self.rows.f.double().abs().amax(1, keepdim=True)
+            step = torch.where(step.isfinite(), step, 0.0).clamp(-longest, longest)
         return replace(self.rows, f=(f.detach() - step).to(self.rows.f))
 
     def grid(self) -> list[float]:
