@@ -44,9 +44,10 @@ def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_tra
     :math:`p^\beta`: below 1 where they are too sharp.
 
     Args:
-        predictions: draws of y (S, N) or (S, N, out), noise included; or a mapping from level to quantiles (N,); or
-            class probabilities (N, K), or (N,) of class 1; or what has ``cdf`` or ``sample``: a distribution of torch
-            or SciPy, a `Prediction`.
+        predictions: draws of y (S, N), (S, N, out), (chain, draw, N) or (chain, draw, N, out), noise included; or a
+            mapping from level to quantiles (N,); or class probabilities (N, K), or (N,) of class 1; or what has ``cdf``
+            or ``sample``: a distribution of torch or SciPy, a `Prediction`. Draws of labels are judged as whole
+            numbers are, by their order: the checks of classes need probabilities.
         y: outcomes (N,) or (N, out); of classes 0 … K − 1, or K labels in their sorted order; or labels that columns of
             a DataFrame are named by (cat, or p_cat).
         x: inputs (N, feature); names are taken from a DataFrame. None leaves out what depends on them.
@@ -97,7 +98,12 @@ def judged(
     if inputs is not None and known is not None and known.shape[1] != inputs.shape[1]:
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {known.shape[1]}")
     names = [str(each) for each in getattr(x, "columns", ())]
+    if not hasattr(predictions, "pit"):
+        outcomes = _seen(predictions, outcomes)
     predicted = _read(predictions, outcomes, num_words)
+    if "pit" in predicted:  # of censored outcomes the value, without what says whether it was seen
+        width = predicted.sizes["output"]
+        outcomes, past = outcomes[:, :width], None if past is None else past[:, :width]
     if num_words is not None and "probs" not in predicted:
         raise ValueError("'y' holds words or truth values, and these are predictions of numbers: give probabilities")
     evidence = Evidence(_tree(predicted, outcomes, inputs, known, past, names, label))
@@ -156,7 +162,7 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
         return _of_law(predictions, y)
     if isinstance(predictions, list | tuple) and len(predictions) == 2:
         raise TypeError("'predictions' is a pair: for mean and sd give scipy.stats.norm(mean, sd), for draws an array")
-    values = _array("predictions", predictions)
+    values = _without_chains(_array("predictions", predictions), y)
     num, width = y.shape
     shares = values.ndim <= 2 and len(values) == num and ((values >= 0.0) & (values <= 1.0 + 1e-6)).all()
     labels = width == 1 and (y == np.round(y)).all() and y.min() >= 0
@@ -166,8 +172,9 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
         return _of_probabilities(values, y, num_words)
     if values.ndim not in (2, 3) or values.shape[1] != num or len(values) < 2:
         raise ValueError(
-            f"'predictions' has shape {values.shape} for {num} outcomes: expected draws (S, {num}), probabilities "
-            f"({num}, K) that sum to 1 (not to 100) of labels from 0, or a mapping from level to quantiles ({num},)"
+            f"'predictions' has shape {values.shape} for {num} outcomes: expected draws (S, {num}), (S, {num}, out) or "
+            f"(chain, draw, {num}, out), probabilities ({num}, K) that sum to 1 (not to 100) of labels from 0, or a "
+            f"mapping from level to quantiles ({num},)"
         )
     draws = values.reshape(*values.shape[:2], -1)
     if draws.shape[1:] != y.shape:
@@ -175,6 +182,32 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
     # draws in their order are quantiles: of errors in common they say nothing
     joint = len(draws) >= _JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
     return _of_draws(draws, pit_of(draws, y), joint=joint)
+
+
+def _seen(predictions: Any, y: np.ndarray) -> np.ndarray:
+    """Outcomes of draws of one number, also where a second column says that all of them were seen.
+
+    Raises:
+        ValueError: If some are censored: draws alone do not say at which side.
+    """
+    shape = tuple(getattr(predictions, "shape", ()))
+    flat = len(shape) == 2 and shape[0] != len(y)
+    of_one = flat or (len(shape) > 2 and (shape[-1] == 1 or shape[2:] == (len(y),)))
+    if not of_one or y.shape[1] != 2 or not np.isin(y[:, 1], (0.0, 1.0)).all():
+        return y
+    if not y[:, 1].all():
+        raise ValueError(
+            "'y' holds censored outcomes, and draws alone do not say at which side: give the prediction itself, "
+            "judge(posterior.predict(x), y)"
+        )
+    return y[:, :1]
+
+
+def _without_chains(values: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Draws (chain, draw, N, out) or (chain, draw, N) as draws (S, N, out); other arrays as they are."""
+    columns = values.ndim == 4 and values.shape[2] == len(y)
+    labels = values.ndim == 3 and values.shape[2] == len(y) and y.shape[1] == 1 and values.shape[1:] != y.shape
+    return values.reshape(-1, len(y), *values.shape[3:], *[1] * labels) if columns or labels else values
 
 
 def _of_draws(draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()) -> xr.Dataset:
@@ -231,6 +264,8 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -
 
 def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
     """Of a distribution of torch or SciPy, or a `Prediction`."""
+    if hasattr(law, "pit"):
+        return _of_prediction(law, y)
     own = (*getattr(law, "batch_shape", ()), *getattr(law, "event_shape", ()))
     shape = own or (y.shape if y.shape[1] > 1 else y.shape[:1])
     if hasattr(law, "rvs"):
@@ -245,9 +280,6 @@ def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
         draws, u = np.asarray(law.ppf(grid)), np.asarray(law.cdf(target))
         if hasattr(law.dist, "pmf"):
             u = law.cdf(target - 1) + own_stream().random(shape) * law.pmf(target)
-    elif hasattr(law, "pit"):  # a Prediction
-        u = _numpy(law.pit(torch.as_tensor(y)))
-        draws = _numpy(law.sample(seed=0).flatten(0, 1)).reshape(-1, *shape)
     else:
         try:
             draws, u = _numpy(law.icdf(torch.as_tensor(grid))), _numpy(law.cdf(torch.as_tensor(target)))
@@ -256,8 +288,15 @@ def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
                 draws = _numpy(law.sample((_NUM_SAMPLES, *shape[len(own) :])))
             u = pit_of(draws, target)
     draws = np.broadcast_to(draws, (len(draws), *shape)).copy()
-    joint = hasattr(law, "pit") and len(draws) >= _JOINT
-    return _of_draws(draws.reshape(len(draws), *y.shape), u.reshape(y.shape), joint=joint)
+    return _of_draws(draws.reshape(len(draws), *y.shape), u.reshape(y.shape))
+
+
+def _of_prediction(prediction: Any, y: np.ndarray) -> xr.Dataset:
+    """Of a `Prediction`, which knows what a censored outcome leaves open."""
+    u = _numpy(prediction.pit(torch.as_tensor(y)))
+    draws = _numpy(prediction.sample(seed=0).flatten(0, 1))
+    found = _of_draws(draws, u, joint=len(draws) >= _JOINT)
+    return found.assign_attrs(censored=prediction.likelihood.targets.censoring is not None)
 
 
 def _numpy(values: torch.Tensor) -> np.ndarray:
@@ -299,6 +338,8 @@ def _tree(
 def _floor(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the score is as good as a linear model's (of no inputs: the mean's), in pairs and by a share."""
     predicted, x = evidence.tree[PREDICTIONS].to_dataset(), evidence.values(HELD_OUT, "x")
+    if predicted.attrs.get("censored", False):  # the score of a value that was not seen is not that of its limit
+        return None
     classes, known = is_classification(evidence), evidence.values(OBSERVED_DATA, "y")
     name = "log_prob" if classes else "crps" if num_outputs(evidence) == 1 else "crps_standardized"
     y = np.asarray(evidence.values(HELD_OUT, "y"))

@@ -295,6 +295,43 @@ def test_the_transform_of_its_own_draws_is_uniform(name):
     assert torch.equal(p.pit(y, seed=1), pit)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_the_judge_takes_its_draws_as_they_come_and_its_prediction(name):
+    """Right outcomes never fail, and others never pass."""
+    p = prediction(name, 400, num_functions=100)
+    targets = p.likelihood.targets
+    y = prediction(name, 400).sample(seed=9)[0, 0]
+    draws = p.sample(seed=0)
+    assert draws.dim() == 4 - (targets.kind == "label")
+    two_chains = draws.reshape(2, -1, *draws.shape[2:])
+    seen = targets.observed(y)
+    for predictions in (draws, two_chains, two_chains.numpy(), p):
+        assert pb.judge(predictions, seen).model in ("pass", "warn")
+        off = seen.clone()
+        if targets.classes:
+            off = 1 - seen if targets.kind == "binary" else (seen + 1) % int(seen.max() + 1)
+        elif targets.kind == "number":
+            off[..., 0] = targets.values(seen)[..., 0] * 0.2 + 0.8 * targets.values(seen).mean()
+        if targets.kind != "count":
+            assert pb.judge(predictions, off).model != "pass"
+
+
+@pytest.mark.parametrize("name", CENSORED)
+def test_the_judge_is_told_at_which_side_an_outcome_was_censored(name):
+    p = prediction(name, 600, num_functions=100)
+    side = p.likelihood.targets.censoring
+    y, limit = (prediction(name, 600).sample(seed=seed)[0, 0] for seed in (9, 10))
+    cut = torch.minimum(y, limit) if side == "right" else torch.maximum(y, limit)
+    seen = torch.cat([cut, (cut == y).to(cut)], -1)
+    assert 100 < float(seen[:, 1].sum()) < 500
+    with pytest.raises(ValueError, match=r"judge\(posterior.predict\(x\), y\)"):
+        pb.judge(p.sample(seed=0), seen)
+    assert pb.judge(p, seen).model in ("pass", "warn")  # the advice, followed
+    far = seen.clone()
+    far[:, 0] += 3.0
+    assert pb.judge(p, far).model == "fail"
+
+
 @pytest.mark.parametrize("name", NUMBERS)
 def test_quantiles_are_where_the_mixture_has_its_levels(name):
     p = prediction(name, N, num_functions=5)
