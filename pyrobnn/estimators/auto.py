@@ -52,7 +52,7 @@ def choose(
         if num_data <= MAX_NUTS_ROWS:
             return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
         svi = SVI(estimator="local_reparameterization", batch_size=batch, num_steps=10_000, compile=compile)
-        return svi, f"{size}: mean-field SVI, whose variances are too small where weights correlate"
+        return svi, f"{size}: mean-field SVI, whose uncertainty is too large at the data and too small elsewhere"
     if varying:
         why = "chains from several modes (SGHMC), since at a single mode such a noise fits the residuals"
         return SGHMC(batch_size=batch, compile=compile), f"{size}: {why}"

@@ -94,8 +94,9 @@ class SVI(Method):
     ``meta["elbo_error"]``: its standard error together with what it still gained over the last fifth of the steps),
     ``log_q``, ``guide`` and ``history``. Callbacks get loss, elbo, kl, log_likelihood, kl_weight, lr and grad_norm.
 
-    Caveat: KL(q‖p) makes q sit inside one mode and, for mean-field, underestimates every variance where weights
-    correlate: between clusters of data the uncertainty is too small. k-hat of ``log_q`` says how bad it is.
+    Caveat: KL(q‖p) makes q sit inside one mode. Where weights correlate mean-field gives each too small a variance of
+    its own; of the function the uncertainty is too large at the data, and too small between clusters and outside.
+    k-hat of ``log_q`` is over all weights, and does not say how far the function is off: ``diagnose`` does.
     A richer guide has more to learn: where it ends below the mean-field fit at which it began, that is returned.
 
     Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_;

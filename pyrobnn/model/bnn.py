@@ -297,6 +297,23 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
     return cast, model.likelihood.target(y, output_width(model, cast), model.dtype)
 
 
+def _as_columns(model: BNN, f: Any) -> str:
+    """What makes columns of an output of another shape, in words."""
+    if not isinstance(f, Tensor):
+        return "return one tensor, with a column for each output"
+    if f.dim() < 2:
+        return "return f.reshape(len(x), -1)"
+    if model.likelihood.targets.kind == "label":
+        return (
+            "a row has one label here, so end the net with nn.Flatten() and a linear layer with a column for each "
+            "class; where every pixel or token has a label, write the model as a Pyro program, fn(x, y)"
+        )
+    return (
+        "end the net with nn.Flatten(), and pass y with the same columns, y.flatten(1); or end it with a linear layer "
+        "with a column for each output"
+    )
+
+
 @torch.no_grad()
 def output_width(model: BNN, x: Tensor) -> int:
     """Columns of the net's output for inputs ``x``; says what does not fit."""
@@ -312,7 +329,7 @@ def output_width(model: BNN, x: Tensor) -> int:
         found = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
         raise ValueError(
             f"the net returns {found} for {len(x[:2])} points but (points, outputs) is expected: "
-            "end it with nn.Flatten() or a linear layer with one column per output"
+            f"{_as_columns(model, f)}"
         )
     if model.likelihood.targets.kind == "label" and f.shape[1] > 1 and bool((f >= 0).all()):
         if torch.allclose(f.sum(1), torch.ones_like(f[:, 0]), atol=1e-4):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyro
 import pyro.distributions as dist
 import pytest
 import torch
@@ -125,3 +126,123 @@ def test_chains_that_time_has_stopped_are_not_advised_more_draws_than_they_were_
         tree.attrs["stopped"] = "max_seconds"
         said = "".join(each.action for each in diagnose(tree).checks)
         assert "max_seconds" in said and "num_draws" not in said
+
+
+# an advice that is followed is not refused
+
+
+def numbered(line: torch.Tensor, y: torch.Tensor) -> None:
+    pyro.sample("y", dist.Normal(line, 0.3), obs=y)
+
+
+def whole(x, y=None):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x)):
+        numbered(slope * x, y)
+
+
+def drawn(x, y=None):
+    slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+    with pyro.plate("rows", len(x), subsample_size=10) as rows:
+        numbered(slope * x[rows], y[rows])
+
+
+STEPS = {"num_steps": 20, "compile": False}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("method", [pb.MLE, pb.MAP, pb.DeepEnsemble, pb.SVI, pb.SGLD, pb.SGHMC])
+def test_a_program_takes_its_batches_as_the_refusal_says(method):
+    x = torch.linspace(-1, 1, 40)
+    steps = {"compile": False} if method in (pb.SGLD, pb.SGHMC) else STEPS
+    with pytest.raises(pb.Refused, match="subsample_size=100"):
+        method(batch_size=10, **steps).fit(whole, x, x)
+    method(**steps).fit(drawn, x, x)
+
+
+def test_a_program_with_a_value_for_each_row_is_told_when_it_cannot_draw_batches():
+    def local(x, y=None):
+        with pyro.plate("rows", len(x), subsample_size=10) as rows:
+            numbered(pyro.sample("level", dist.Normal(0.0, 1.0)), y[rows])
+
+    x = torch.linspace(-1, 1, 40)
+    with pytest.raises(pb.Refused, match="no latent site has a value for each row"):
+        pb.SVI(batch_size=10, **STEPS).fit(whole, x, x)
+    with pytest.raises(pb.Refused, match="take out subsample_size"):
+        pb.SVI(**STEPS).fit(local, x, x)
+
+
+class Shaped(torch.nn.Module):
+    """A linear net whose output has another shape than rows and columns."""
+
+    def __init__(self, shape: tuple[int, ...] | None, width: int = 6):
+        super().__init__()
+        self.linear, self.shape = torch.nn.Linear(2, width), shape
+
+    def forward(self, x: torch.Tensor):
+        f = self.linear(x)
+        return {"out": f} if self.shape is None else f.reshape(len(x), *self.shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "likelihood", "said"),
+    [
+        (None, lk.HomoskedasticGaussian(1.0), "return one tensor"),
+        ((), lk.HomoskedasticGaussian(1.0), r"return f.reshape\(len\(x\), -1\)"),
+        ((), lk.Poisson(), r"return f.reshape\(len\(x\), -1\)"),
+        ((2, 3), lk.HomoskedasticGaussian(1.0), r"y.flatten\(1\)"),
+        ((2, 3), lk.Bernoulli(), r"y.flatten\(1\)"),
+        ((2, 3), lk.Categorical(), "a linear layer with a column for each class"),
+        ((3, 1, 2), lk.Categorical(), "write the model as a Pyro program"),
+    ],
+)
+def test_an_output_of_another_shape_becomes_columns_as_the_error_says(shape, likelihood, said):
+    with seeded(0):
+        net = Shaped(shape, 1 if shape == () else 6)
+        flat = torch.nn.Sequential(net, torch.nn.Flatten(), torch.nn.Linear(6, 3))
+    x = torch.linspace(-1, 1, 20).reshape(10, 2)
+    y = (x.sum(1, keepdim=True) > 0).float()
+    classes = isinstance(likelihood, lk.Categorical)
+    y = (y[:, 0].long() + 1) if classes else y if shape in ((), None) else y.reshape(10, 1, 1).expand(10, *shape)
+    map_ = pb.MAP(polish_steps=0, **STEPS)
+    with pytest.raises((ValueError, TypeError), match=said):
+        map_.fit(pb.BNN(net, normal_prior(), likelihood), x, y)
+    if classes:
+        map_.fit(pb.BNN(flat, normal_prior(), likelihood), x, y)
+        return
+    net.shape = (-1,)
+    map_.fit(
+        pb.BNN(net, normal_prior(), likelihood), x, y.flatten(1) if shape else y.expand(10, net.linear.out_features)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_labels_of_every_position_are_a_program_as_the_error_says():
+    x = torch.linspace(-1, 1, 60).reshape(10, 6)
+
+    def program(x, y=None):
+        weight = pyro.sample("weight", dist.Normal(torch.zeros(3), 1.0).to_event(1))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", dist.Categorical(logits=x[..., None] * weight).to_event(1), obs=y)
+
+    found = pb.SVI(**STEPS).fit(program, x, (x > 0).long())
+    assert found.draws["weight"].shape[-1] == 3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_discrete_site_is_summed_out_as_the_page_says():
+    x = torch.tensor([-1.0, -1.1, 0.9, 1.0])
+
+    def summed(x, y=None):
+        at = pyro.sample("at", dist.Normal(0.0, 2.0))
+        terms = torch.stack([dist.Normal(sign * at, 0.3).log_prob(x) for sign in (-1.0, 1.0)])
+        pyro.factor("sum", (terms.logsumexp(0) - 0.693).sum())
+
+    def mixture(x, y=None):
+        at = pyro.sample("at", dist.Normal(0.0, 2.0))
+        parts = dist.Normal(torch.stack([-at, at]), 0.3)
+        with pyro.plate("rows", len(x)):
+            pyro.sample("x", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), parts), obs=x)
+
+    for program in (summed, mixture):
+        pb.SVI(**STEPS).fit(program, x)

@@ -196,7 +196,8 @@ def check_batch_size(problem: Problem, batch_size: int | None) -> None:
     if batch_size is not None and not problem.is_bnn:
         raise Refused(
             "'batch_size' needs a BNN: only a plain Pyro program itself knows which of its sites are one per datum; "
-            "leave out 'batch_size' and let it subsample in a pyro.plate"
+            "leave 'batch_size' out. Where no latent site has a value for each row, the program may draw its batches "
+            "itself: with pyro.plate('rows', len(x), subsample_size=100) as rows, and y[rows] as obs"
         )
     if batch_size is not None and problem.loader is not None:
         raise ValueError(f"the DataLoader sets the size of batches, got batch_size={batch_size} too: leave it out")
