@@ -69,8 +69,6 @@ class Row:
         source: paper or URL; a limit without one is this library's convention.
         applies: of which trees.
         against: whether it needs a reference.
-        of_density: whether it compares the draws with the density that they were made for, which need not be that of
-            the model.
     """
 
     code: str
@@ -80,7 +78,6 @@ class Row:
     source: str
     applies: Callable[[Evidence], bool] = lambda evidence: True
     against: bool = False
-    of_density: bool = False
 
 
 #: every check, in the order in which a reader sees them; each limit's unit stands at its row
@@ -94,13 +91,12 @@ TABLE = (
     Row("ess_function", "draws", smallest_ess, (400.0, 100.0), RHAT, of_chains),  # effective draws
     Row("divergences", "draws", divergences, (0.0, 0.01), HMC, of_chains),  # share beyond chance
     Row("bfmi", "draws", energy, (0.3, 0.2), BFMI, of_chains),  # share
-    # importance: probabilities, of which a mean 0.25 and 1 sd away changes 0.1 and 0.38, and ratios of sds; function
-    # moves: sd, ratios of sds; density moves: sd, log ratios
-    Row("importance", "draws", weighted, (0.1, 0.38, 0.8, 0.5), VARIATIONAL, of_independent, of_density=True),
-    Row("function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws, of_density=True),
-    Row("density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains, of_density=True),
-    Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws, of_density=True),  # log ratio of variances
-    Row("score", "draws", score, (0.3, 0.6), STEIN, of_draws, of_density=True),  # sd of the gradient
+    # probabilities, of which a mean 0.25 and 1 sd away changes 0.1 and 0.38; ratios of sds
+    Row("importance", "draws", weighted, (0.1, 0.38, 0.8, 0.5), VARIATIONAL, of_independent),
+    Row("function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws),  # sd, ratios of sds
+    Row("density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains),  # sd, log ratios
+    Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws),  # log ratio of variances
+    Row("score", "draws", score, (0.3, 0.6), STEIN, of_draws),  # sd of the gradient
     # reference sds, ratios of sds
     Row("reference", "draws", against, (0.25, 1.0, 0.8, 0.5), CLAIM, of_draws, against=True),
     Row("held_out_rows", "model", rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
@@ -113,6 +109,9 @@ TABLE = (
     Row("ece", "model", class_calibration, (0.1, 0.05, 0.15), ECE),  # error beyond chance, shares
     Row("loo_khat", "model", tails, (2e-3,), LOO, of_draws),  # rate of false alarms
 )
+
+#: checks that compare draws with the density that they were made for, which need not be that of the model
+OF_DENSITY = ("importance", "function_moves", "density_moves", "virial", "score")
 
 #: what `audit` looks for on request
 AUDIT = (

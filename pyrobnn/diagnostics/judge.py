@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
+from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE, Row
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
@@ -72,7 +72,7 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
     checks = []
     for row in rows:
         check = made(row, evidence, *([reference] if row.against and reference else []))
-        if check is not None and check.status == "pass" and row.of_density and stand_in is not None:
+        if check is not None and check.status == "pass" and row.code in OF_DENSITY and stand_in is not None:
             check = replace(check, status="info")
         if check is not None:
             checks.append(check)
