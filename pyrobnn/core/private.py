@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
@@ -322,24 +323,27 @@ def _check_supplied(name: str) -> None:
 
 @contextlib.contextmanager
 def values_unchecked() -> Iterator[None]:
-    """Distributions take any value: those expanded while validation was on carry a flag of their own.
+    """Distributions take any value in this thread: those expanded while validation was on carry a flag of their own.
 
     A torch without the method has it inside; whatever checks values there instead still checks those of such a flag.
     """
-    distributions = torch.distributions.Distribution
+    distributions: Any = torch.distributions.Distribution
     method = "_validate_sample"
-    if hasattr(distributions, method):
-        with replaced(distributions, method, _unchecked):
+    check = getattr(distributions, method, None)
+    here = threading.get_ident()
+
+    def unchecked(distribution: Any, value: Any) -> None:
+        if check is not None and threading.get_ident() != here:
+            check(distribution, value)
+
+    if check is not None:
+        with replaced(distributions, method, unchecked):
             yield
         return
-    setattr(distributions, method, _unchecked)
+    setattr(distributions, method, unchecked)
     try:
         yield
     finally:
-        # an outer context, or another thread, may have taken it away already
+        # an outer context may have taken it away already
         with contextlib.suppress(AttributeError):
             delattr(distributions, method)
-
-
-def _unchecked(distribution: Any, value: Any) -> None:
-    """Takes any value."""

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from pyrobnn.core.checks import check_type
-
+from pyrobnn.core.threads import process_state
 
 @contextlib.contextmanager
 def kept(*devices: torch.device | None) -> Iterator[None]:
-    """Torch's random state restored afterwards, on the CPU and on ``devices`` (of one kind)."""
+    """Torch's random state restored afterwards, on the CPU and on ``devices`` (of one kind); one thread at a time."""
     away = list({device: None for device in devices if device is not None and device.type != "cpu"})
-    with torch.random.fork_rng(away, device_type=away[0].type if away else "cuda"):
+    with process_state(), torch.random.fork_rng(away, device_type=away[0].type if away else "cuda"):
         yield
 
 

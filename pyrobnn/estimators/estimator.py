@@ -21,6 +21,7 @@ from pyrobnn import networks, priors
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.seeding import seeded
+from pyrobnn.core.threads import process_state
 from pyrobnn.data import Dataset, Standardizer
 from pyrobnn.data.columns import Columns, check_names
 from pyrobnn.data.dataset import Task
@@ -81,6 +82,7 @@ class Estimator(BaseEstimator):
 
     # -- fit --------------------------------------------------------------------------------------------------------
 
+    @process_state()
     def _fit(self, x: np.ndarray, y: np.ndarray, copies: np.ndarray | None, width: int) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)

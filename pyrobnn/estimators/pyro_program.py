@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
+from pyrobnn.core.threads import process_state
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
 from pyrobnn.inference.method import check_method
@@ -46,6 +47,7 @@ class _ProgramEstimator(BaseEstimator):
         self.num_draws = num_draws
         self.random_state = random_state
 
+    @process_state()
     def _fit(self, x: np.ndarray, y: np.ndarray) -> None:
         self.__dict__.pop("verdict_", None)
         self.method_ = NUTS() if self.method is None else self.method

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
@@ -168,10 +167,6 @@ def fit_on_workers(
     return _joined(method, parts[0], [*map(_shown, parts)], seed) if num_jobs > 1 else parts[0]
 
 
-#: a fit owns the random numbers of its process: threads of a worker take turns
-_TURN = threading.Lock()
-
-
 def _job(
     method: Any, problem: Sequence[Any], num_draws: int, seed: int, init: Any, checkpoint: str | Path | None
 ) -> Callable[..., Posterior]:
@@ -188,8 +183,7 @@ def _fit_rank(
     method: Any, problem: Any, options: Any, seed: int, checkpoint: Any, ranks: int, rank: int, **where: Any
 ) -> Posterior:
     own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
-    with _TURN:
-        return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)
+    return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)
 
 
 def _along(method: Any) -> int:

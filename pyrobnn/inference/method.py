@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final
 
 from pyrobnn.core.checks import Refused, check_count, check_type
+from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
@@ -98,6 +99,8 @@ class Method(abc.ABC):
     ) -> Posterior:
         """The posterior of ``model`` given data. What is special about a method stands with its class.
 
+        Fits in several threads of a process run one after another, predictions beside them.
+
         Args:
             model: a :class:`pyrobnn.BNN`, or a plain Pyro program ``fn(x, y)`` where the method can take one. Its
                 ``pyro.param`` begin at the values it states; those without one are read from Pyro's parameter store,
@@ -128,7 +131,7 @@ class Method(abc.ABC):
         for callback in check_type("callbacks", callbacks, Sequence, "a list of functions (step, metrics)"):
             check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
-        with raised_by_handlers():
+        with process_state(), raised_by_handlers():
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)

@@ -19,6 +19,7 @@ from torch.distributions import biject_to, transform_to
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.private import replaced
+from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.nodes import is_improper
@@ -99,18 +100,22 @@ class Supply(Messenger):
 
 @contextlib.contextmanager
 def own_store() -> Iterator[Mapping[str, Any]]:
-    """Inside, Pyro's parameter store is empty, and afterwards as it was; yields what it holds otherwise."""
-    store = pyro.get_param_store()
-    # reading its state, Pyro takes these links from the user's parameters
-    links = [(value, vars(value).get("unconstrained")) for _, value in store.named_parameters()]
-    stored = store.get_state()
-    try:
-        with store.scope():
-            yield stored
-    finally:
-        for value, link in links:
-            if link is not None:
-                vars(value)["unconstrained"] = link
+    """Inside, Pyro's parameter store is empty, and afterwards as it was; yields what it holds otherwise.
+
+    The store belongs to the process: one thread at a time.
+    """
+    with process_state():
+        store = pyro.get_param_store()
+        # reading its state, Pyro takes these links from the user's parameters
+        links = [(value, vars(value).get("unconstrained")) for _, value in store.named_parameters()]
+        stored = store.get_state()
+        try:
+            with store.scope():
+                yield stored
+        finally:
+            for value, link in links:
+                if link is not None:
+                    vars(value)["unconstrained"] = link
 
 
 @contextlib.contextmanager
@@ -126,7 +131,7 @@ def all_rows(found: dict[str, int]) -> Iterator[None]:
             subsample_size = None
         plate(self, name, size, subsample_size, *rest, **named)
 
-    with replaced(kind, "__init__", whole):
+    with process_state(), replaced(kind, "__init__", whole):
         yield
 
 

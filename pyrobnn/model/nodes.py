@@ -16,6 +16,7 @@ from torch.distributions import biject_to
 
 from pyrobnn.core.groups import SAMPLE_DIMS, variable
 from pyrobnn.core.private import values_unchecked
+from pyrobnn.core.threads import process_state
 
 Node = Mapping[str, Any]
 Mask = Tensor | bool | None
@@ -145,7 +146,7 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
     """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
-    with pyro.validation_enabled(False), values_unchecked():
+    with process_state(), pyro.validation_enabled(False), values_unchecked():
         yield
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Site
 from pyrobnn.model.dtypes import types_explained
@@ -65,9 +66,14 @@ class SampleStats(UserDict[str, Tensor]):
     def data(self) -> dict[str, Tensor]:  # type: ignore[override]
         """All of them."""
         if self._pending is not None:
+            with process_state():
+                self._compute()
+        return self._known
+
+    def _compute(self) -> None:
+        if self._pending is not None:  # another thread may have been first
             self._known |= self._pending()
             self._pending = None
-        return self._known
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_known": self.data, "_pending": None}

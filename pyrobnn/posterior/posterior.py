@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_type
 from pyrobnn.core.groups import STEIN
+from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats
@@ -305,7 +306,8 @@ class Posterior:
             >>> more.remove([3, 4]).meta["num_data"]
             3
         """
-        return cast(Posterior, CHANGES["update"](self, x, y, seed))
+        with process_state():
+            return cast(Posterior, CHANGES["update"](self, x, y, seed))
 
     def remove(self, rows: int | Sequence[int] | Tensor, *, seed: int = 0) -> Posterior:
         """The posterior without some of its rows, as if it had never seen them; otherwise as :meth:`update`.
@@ -321,7 +323,8 @@ class Posterior:
         Raises:
             TypeError, ValueError: no such rows. Refused: as :meth:`update`, and to remove all.
         """
-        return cast(Posterior, CHANGES["remove"](self, rows, seed))
+        with process_state():
+            return cast(Posterior, CHANGES["remove"](self, rows, seed))
 
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""

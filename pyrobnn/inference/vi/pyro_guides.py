@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded
+from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
 from pyrobnn.model import Density
@@ -207,7 +208,8 @@ def _run_guide(
     """Run the guide with these parameters, at given draws or at fresh ones: its sites and log density."""
     # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
     named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
-    return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
+    with process_state():  # the guide's module holds them meanwhile
+        return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
 
 
 def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:
@@ -242,5 +244,5 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
 @contextlib.contextmanager
 def _own_params() -> Iterator[None]:
     """Parameters of a guide stay in its module: Pyro's global store is as it was afterwards."""
-    with pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
+    with process_state(), pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
         yield

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pyrobnn.core.private import Gone, trace
 from pyrobnn.core.seeding import kept
+from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.agreement import disagreement, snapshot
 from pyrobnn.model.compile.inductor import (
     DECOMPOSITIONS,
@@ -122,7 +123,7 @@ def compiled(
         return fn(*mapped(lambda _: next(given), example))
 
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
-    with raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
+    with process_state(), raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
         try:
             call, mode = (traced(flat_fn, inputs), "graph") if enabled == "trace" else _checked(flat_fn, inputs, name)
         except (Untraceable, Gone) as error:
@@ -187,7 +188,7 @@ def _attempt(
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
-        with raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in example)):
+        with process_state(), raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in example)):
             graph = trace(fn, list(example), DECOMPOSITIONS)
     except Exception as error:  # whatever a user's program may raise under tracing
         tolerable(error)
