@@ -278,6 +278,64 @@ def _quick_lookups() -> Iterator[None]:
         yield
 
 
+# -- vmap --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Inside, torch does not warn of an operation without a batching rule, in any thread: it is only slower."""
+    switch = find("torch._C._functorch._set_vmap_fallback_warning_enabled") or bool
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+class Inseparable(RuntimeError):
+    """An operation draws from the generator of the process and takes no other."""
+
+
+def drawing_from(generator_on: Callable[[torch.device], torch.Generator]) -> Context | None:
+    """Inside, operations of this thread draw from other generators than the process's; None where torch cannot.
+
+    Raises Inseparable inside, before anything is drawn by an operation that takes no generator.
+    """
+    mode = _generator_mode()
+    return None if mode is None else mode(generator_on)
+
+
+@functools.cache
+def _generator_mode() -> Any:
+    dispatch_mode = find("torch.utils._python_dispatch.TorchDispatchMode")
+    if dispatch_mode is None:
+        return None
+
+    class GeneratorMode(dispatch_mode):  # type: ignore[misc, valid-type]
+        def __init__(self, generator_on: Callable[[torch.device], torch.Generator]) -> None:
+            super().__init__()
+            self.generator_on = generator_on
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            given = [*args, *kwargs.values()]
+            seeded_by_user = any(isinstance(value, torch.Generator) for value in given)
+            if torch.Tag.nondeterministic_seeded not in func.tags or seeded_by_user:
+                return func(*args, **kwargs)
+            takes_generator = any(argument.name == "generator" for argument in func._schema.arguments)
+            draws = func if takes_generator else getattr(func.overloadpacket, "generator", None)
+            if draws is None:
+                raise Inseparable(f"{func} takes no generator")
+            devices = [value.device for value in given if isinstance(value, Tensor)]
+            device = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
+            return draws(*args, **kwargs, generator=self.generator_on(device))
+
+    return GeneratorMode
+
+
 # -- Pyro --------------------------------------------------------------------------------------------------------------
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from numbers import Integral
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from pyrobnn.core.checks import check_type
+from pyrobnn.core.private import Inseparable, drawing_from
 from pyrobnn.core.threads import process_state
+
+Result = TypeVar("Result")
+
 
 @contextlib.contextmanager
 def kept(*devices: torch.device | None) -> Iterator[None]:
@@ -33,6 +38,26 @@ def seeded(seed: int, *devices: torch.device | None) -> Iterator[None]:
                 with module.device(device):
                     module.manual_seed(seed)
         yield
+
+
+def drawn(draw: Callable[[], Result], seed: int, device: torch.device) -> Result:
+    """``draw()`` with the random numbers that it has inside :func:`seeded`; other threads wait only where they must.
+
+    ``draw`` depends on nothing else that it changes: it may be called twice.
+    """
+    generators: dict[torch.device, torch.Generator] = {}
+
+    def generator_on(place: torch.device) -> torch.Generator:
+        if place not in generators:
+            generators[place] = generator(seed, place)
+        return generators[place]
+
+    separate = drawing_from(generator_on)
+    if separate is not None:
+        with contextlib.suppress(Inseparable), separate:
+            return draw()
+    with seeded(seed, device):
+        return draw()
 
 
 def used_devices() -> list[torch.device]:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -79,46 +77,3 @@ class Shared:
                 change = self._change
                 self._change = None
                 change.__exit__(None, None, None)
-
-
-class Unwarned:
-    """Inside, warnings of a category, those whose text matches ``message``, are ignored in this thread alone.
-
-    ``warnings.catch_warnings`` puts another list of filters in the place of the process's. Of two threads that overlap
-    the second puts back the first one's, for good.
-    """
-
-    def __init__(self, category: type[Warning], message: str = "") -> None:
-        self._text = _TextHere(message)
-        self._filter: Any = ("ignore", self._text, category, None, 0)
-        self._lock = threading.Lock()
-        self._inside = 0
-
-    def __enter__(self) -> None:
-        self._text.depth += 1
-        with self._lock:
-            if not any(known is self._filter for known in warnings.filters):
-                warnings.filters.insert(0, self._filter)  # type: ignore[attr-defined]
-            self._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        self._text.depth -= 1
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                # another list may stand there by now: in one that is put back, what is left of it ignores nothing
-                with contextlib.suppress(ValueError):
-                    warnings.filters.remove(self._filter)  # type: ignore[attr-defined]
-
-
-class _TextHere(threading.local):
-    """What stands in a filter for the pattern of a warning's text: it matches where this thread ignores warnings."""
-
-    depth = 0
-
-    def __init__(self, message: str) -> None:
-        self._pattern = re.compile(message, re.IGNORECASE)
-
-    def match(self, text: str) -> bool:
-        """Whether a warning of this text is to be ignored."""
-        return self.depth > 0 and self._pattern.match(text) is not None

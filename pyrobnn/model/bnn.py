@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pyro
 import torch
@@ -44,7 +46,7 @@ class BNN:
             and return original units; the program itself, its prior and its noise live in standard units.
 
     Attributes: the arguments, ``net`` a copy; ``priors`` (site → prior); ``eval_net``, a copy of the net in evaluation
-    mode, the module that ``forward`` runs.
+    mode, the module that ``forward`` runs: every thread has one of its own, of the same tensors.
 
     Raises:
         TypeError: an argument of another kind.
@@ -75,24 +77,39 @@ class BNN:
         self.net = _separated(copy.deepcopy(net))
         if likelihood.targets.exposure is not None and not isinstance(net, Exposed):
             self.net = Exposed(self.net, likelihood.targets.exposure)
+        self._pattern_net = copy.deepcopy(self.net).eval()
         if isinstance(self.net, Exposed):
             priors = {f"net.{name}": site for name, site in priors.items()}
         self.prior = prior
         self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
         self.priors = {NET + name: site for name, site in priors.items()} | self.likelihood.own.priors
-        self.eval_net = copy.deepcopy(self.net).eval()
+
+    @property
+    def eval_net(self) -> nn.Module:
+        """The net in evaluation mode, of this thread alone.
+
+        A call with other parameters puts them into the module for as long as it takes, where another thread would find
+        them. So each thread runs a copy of a net that nobody runs; the tensors are the same.
+        """
+        nets = _EVAL_NETS.by_pattern
+        net = nets.get(self._pattern_net)
+        if net is None:
+            net = _of_same_tensors(self._pattern_net)
+            nets[self._pattern_net] = net
+        return net
 
     @property
     def dtype(self) -> torch.dtype:
         """Floating-point type of the weights."""
-        types = (p.dtype for p in self.net.parameters() if p.is_floating_point())
+        # of the net that no thread runs: in another the present parameters may be a program's, of another type
+        types = (p.dtype for p in self._pattern_net.parameters() if p.is_floating_point())
         return next(types, torch.get_default_dtype())
 
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return next((p.device for p in self.net.parameters()), torch.device("cpu"))
+        return next((p.device for p in self._pattern_net.parameters()), torch.device("cpu"))
 
     @property
     def num_weights(self) -> int:
@@ -110,13 +127,20 @@ class BNN:
             return self
         moved = copy.copy(self)
         moved.net = copy.deepcopy(self.net).to(device)
-        moved.eval_net = copy.deepcopy(self.eval_net).to(device)
+        moved._pattern_net = copy.deepcopy(self._pattern_net).to(device)
         moved.standardizer = None if self.standardizer is None else self.standardizer.to(device)
         weight = torch.zeros((), dtype=self.dtype, device=device)
         moved.likelihood = self.likelihood.like(weight)
         moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
         moved.priors |= moved.likelihood.own.priors
         return moved
+
+    def with_nets(self, change: Callable[[nn.Module], nn.Module]) -> BNN:
+        """This model with what ``change`` makes of its net, in both of its modes."""
+        changed = copy.copy(self)
+        changed.net = change(self.net)
+        changed._pattern_net = change(self._pattern_net)
+        return changed
 
     def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: float | None = None) -> Tensor:
         """The generative program: weights, then the network, then the data.
@@ -164,11 +188,12 @@ class BNN:
         Returns:
             Output (N, width), in evaluation mode (no dropout, stored batch-norm statistics).
         """
-        known = self.eval_net.state_dict(keep_vars=True)
+        net = self.eval_net
+        known = net.state_dict(keep_vars=True)
         values = {name.removeprefix(NET): value for name, value in params.items()}
         values = {name: value for name, value in values.items() if name in known}
         with WrittenOut():
-            return torch.func.functional_call(self.eval_net, values, (x,))
+            return torch.func.functional_call(net, values, (x,))
 
     def standard_inputs(self, x: Tensor) -> Tensor:
         """Inputs (N, …) of the data in the units of the program, in the floating type of the data.
@@ -261,6 +286,24 @@ class BNN:
     def __repr__(self) -> str:
         net, prior = type(self.net).__name__, type(self.prior).__name__
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
+
+
+class _EvalNets(threading.local):
+    """The evaluation nets of a thread, by the nets that they are copies of."""
+
+    def __init__(self) -> None:
+        self.by_pattern: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
+
+
+_EVAL_NETS = _EvalNets()
+
+
+def _of_same_tensors(net: nn.Module) -> nn.Module:
+    """A copy of the modules of ``net`` that holds the same parameters, buffers and other tensors."""
+    tensors = [*net.parameters(), *net.buffers()]
+    for module in net.modules():
+        tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors})
 
 
 def _separated(net: nn.Module) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.scan import scan
 
 State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
@@ -29,14 +31,22 @@ class WrittenOut(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _ATTENTION:
-            from torch.nn.attention import SDPBackend, sdpa_kernel
-
-            with sdpa_kernel(SDPBackend.MATH):
+            with _PLAIN_ATTENTION:
                 return func(*args, **kwargs)
         # a packed sequence has its weights here
         if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
             return _sequence(_SEQUENCES[func], *args)
         return _of_length(*args) if func.__name__ == "_weight_norm" and not kwargs else func(*args, **kwargs)
+
+
+def _plain_attention() -> AbstractContextManager[Any]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
+
+
+#: which kernels of attention torch may take is a setting of the process
+_PLAIN_ATTENTION = Shared(_plain_attention)
 
 
 def _lstm(gates: Tensor, state: State, weights: Weights) -> State:

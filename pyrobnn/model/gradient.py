@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from pyrobnn.core.private import without_fallback_warnings
+from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.trees import leaves_of, mapped
+
+#: `warnings.catch_warnings` would change the filters of all threads, and of two that overlap leave one's for good
+_UNWARNED = Shared(without_fallback_warnings)
 
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
@@ -74,8 +78,7 @@ def at_each(
             return function(*point)
 
     try:
-        # an operation without a batching rule is only slower
-        with warnings.catch_warnings(action="ignore", category=UserWarning):
+        with _UNWARNED:
             return torch.func.vmap(one, randomness="different")(*points)
     except RuntimeError:
         count = len(leaves_of(points)[0])

@@ -31,9 +31,7 @@ class Split:
         """The model as a function of the features, of the same sites: those of the trunk change nothing."""
         if not self.path:
             return self.whole
-        head, path = copy.copy(self.whole), self.path.split(".")
-        head.net, head.eval_net = (_from(net, path) for net in (self.whole.net, self.whole.eval_net))
-        return head
+        return self.whole.with_nets(lambda net: _from(net, self.path.split(".")))
 
     @torch.no_grad()
     def features(self, x: Tensor) -> Tensor:

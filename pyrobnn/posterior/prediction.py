@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count
-from pyrobnn.core.seeding import generator, seeded
+from pyrobnn.core.seeding import drawn, generator
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 
@@ -275,10 +275,14 @@ class Prediction:
             per_draw: observations of each posterior draw, one after another; more than one where draws are few.
         """
         check_count("per_draw", per_draw)
-        with seeded(seed, self.f.device):
+        targets = self.likelihood.targets
+
+        def draw() -> Tensor:
             law = self.likelihood.distribution(self.standard_f, self.params)
-            drawn = self.likelihood.targets.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
-        return drawn if self.likelihood.targets.measured is None else self._in_y(drawn)
+            return targets.values(law.sample((per_draw,))).movedim(0, 2).flatten(1, 2)
+
+        values = drawn(draw, seed, self.f.device)
+        return values if targets.measured is None else self._in_y(values)
 
     def _need(self, classes: bool) -> None:
         if self.likelihood.targets.classes != classes:

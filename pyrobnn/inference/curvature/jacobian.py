@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.threads import Turn
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.gradient import at_each
@@ -17,6 +19,9 @@ from pyrobnn.posterior.prediction import hooked
 
 #: network output (N, width) → columns (N, width, k) to pull back
 Root = Callable[[Tensor], Tensor]
+
+#: torch counts the levels of forward derivatives for the whole process
+_FORWARD_DERIVATIVE = Turn()
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +149,8 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
     Where an operation has no forward derivative, it is the derivative of the reverse one, which is linear in what is
     pulled back: three passes in place of one.
     """
-    with warnings.catch_warnings():
-        # the first call in a process compiles torch's decompositions with the deprecated torch.jit.script: a
-        # DeprecationWarning, from torch 2.14 on a FutureWarning, which Python shows to every user
-        warnings.filterwarnings("ignore", message=".*torch.jit.script")
+    with _FORWARD_DERIVATIVE:
+        _load_decompositions()
         try:
             value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
         except NotImplementedError:
@@ -155,6 +158,18 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
             push = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1]
             (slope,) = push(direction)
         return value, slope
+
+
+@functools.cache
+def _load_decompositions() -> None:
+    """The first forward derivative in a process compiles torch's decompositions with the deprecated torch.jit.script.
+
+    It says so by a DeprecationWarning, from torch 2.14 on by a FutureWarning, which Python shows to every user.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*torch.jit.script")
+        point = torch.ones(())
+        torch.func.jvp(torch.sin, (point,), (point,))
 
 
 #: scalars of the largest intermediate kept at once, 64 MiB of float32
