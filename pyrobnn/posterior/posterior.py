@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 class Posterior:
     """Posterior draws of a model, whatever method made them.
 
+    Threads may predict by one posterior at once. Pyro has one stack of handlers for all threads: what runs a program of
+    yours, ``pyro.infer.Predictive`` with the ``guide`` too, belongs in one thread at a time.
+
     Attributes:
         model: the :class:`pyrobnn.BNN` or the plain Pyro program.
         draws: site → (chain, draw, \\*shape), constrained; point parameters are included, constant over draws, and the
