@@ -283,6 +283,13 @@ class BNN:
         sites = {name.removeprefix(NET): prior for name, prior in self.priors.items() if name.startswith(NET)}
         return self.__dict__ | {"prior": SitePriors(sites)}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        values = dict(state)
+        # up to 0.3.0 the evaluation net itself is in a pickle
+        if "eval_net" in values:
+            values["_pattern_net"] = values.pop("eval_net")
+        self.__dict__.update(values)
+
     def __repr__(self) -> str:
         net, prior = type(self.net).__name__, type(self.prior).__name__
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"

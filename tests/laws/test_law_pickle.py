@@ -134,6 +134,15 @@ def test_the_prior_of_a_copy_builds_the_same_model():
 
 
 @pytest.mark.slow
+def test_a_model_of_an_earlier_release_goes_through():
+    model = pb.BNN(toy_net(), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.1))
+    state = model.__getstate__()
+    state["eval_net"] = state.pop("_pattern_net")  # as 0.3.0 has it
+    earlier = object.__new__(pb.BNN)
+    earlier.__setstate__(pickle.loads(pickle.dumps(state)))
+    assert torch.equal(earlier.forward({}, X), model.forward({}, X))
+
+
 def test_another_process_predicts_the_same(tmp_path):
     names = [*METHODS]
     file = tmp_path / "posteriors.pkl"
