@@ -405,3 +405,50 @@ def values_unchecked() -> Iterator[None]:
         # an outer context may have taken it away already
         with contextlib.suppress(AttributeError):
             delattr(distributions, method)
+
+
+class _Births(threading.local):
+    """What this thread does with every distribution that it makes; the innermost counts."""
+
+    hooks: tuple[Callable[[Any], None], ...] = ()
+
+
+_BIRTHS = _Births()
+_births_lock = threading.Lock()
+_births_watched = 0  # by how many runs, of all threads
+_born = torch.distributions.Distribution.__init__
+
+
+def _watched_birth(self: Any, *args: Any, **options: Any) -> None:
+    _born(self, *args, **options)
+    if _BIRTHS.hooks:
+        _BIRTHS.hooks[-1](self)
+
+
+@contextlib.contextmanager
+def distributions_born(hook: Callable[[Any], None]) -> Iterator[None]:
+    """Inside, ``hook`` is called with every distribution that this thread makes, as soon as it has its parameters.
+
+    That is where torch validates them. No handler and no mode sees a distribution being made, so the constructor of
+    the base class is replaced, while any thread is inside; those of other threads pass through it unchanged.
+    """
+    global _births_watched
+    kind: Any = torch.distributions.Distribution
+    with _births_lock:
+        _births_watched += 1
+        kind.__init__ = _watched_birth
+    before = _BIRTHS.hooks
+    _BIRTHS.hooks = (*before, hook)
+    try:
+        yield
+    finally:
+        _BIRTHS.hooks = before
+        with _births_lock:
+            _births_watched -= 1
+            if not _births_watched:
+                kind.__init__ = _born
+
+
+def factor_of(fn: Any) -> Tensor | None:
+    """The Cholesky factor that a multivariate distribution computed when it was made; None where it has none."""
+    return getattr(fn, "_unbroadcasted_scale_tril", None)

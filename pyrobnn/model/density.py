@@ -23,6 +23,7 @@ from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
+from pyrobnn.model import guards
 from pyrobnn.model.compile.trees import leaves_of, mapped
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points, in_float64, own_store, wide
@@ -44,6 +45,8 @@ from pyrobnn.model.nodes import (
 )
 
 Program = Callable[..., Any]
+#: draws from the prior that may be impossible one after the other
+MOST_TRIES = 100
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -177,7 +180,7 @@ class Density:
     def _first_run(self) -> Mapping[str, Node]:
         """The nodes of a run at values that the program draws itself; sizes of plates that subsample are noted."""
         with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
-            return self.trace({})
+            return self._drawn()
 
     def floats(self) -> contextlib.AbstractContextManager[None]:
         """The context in which this density computes: everything in float64, or the program's own types."""
@@ -367,12 +370,13 @@ class Density:
     def sample_prior(self, num: int, seed: int) -> Tensor:
         """Draws from the prior as flat vectors (num, dim); point parameters at their initial values.
 
-        Values whose prior is improper are uniform on (-2, 2) in unconstrained space.
+        Values whose prior is improper are uniform on (-2, 2) in unconstrained space. Draws at which a parameter of
+        another site is impossible are drawn again.
         """
         draws = []
         with seeded(seed, self.device):
             for _ in range(num):
-                nodes = self.trace({})
+                nodes = self._drawn()
                 draws.append(self.unconstrain({s.name: nodes[s.name]["value"].detach() for s in self.sites}))
         return torch.stack(draws)
 
@@ -385,17 +389,24 @@ class Density:
 
     @_in_its_floats
     def initial(self, values: Mapping[str, Tensor] | None = None, seed: int = 0) -> Tensor:
-        """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians."""
+        """A start for optimisation (dim,): ``values`` where given, points at their own, the rest at prior medians.
+
+        Where the medians of a program together make a parameter impossible, a draw from the prior takes their place.
+        """
         given = {name: value for name, value in (values or {}).items() if name in self._by_name}
         missing = [site for site in self.sites if site.name not in given]
         draws: dict[str, list[Tensor]] = {site.name: [] for site in missing}
         with seeded(seed, self.device), torch.no_grad():
             for _ in range(25 if missing else 0):
-                nodes = self.trace({})
+                nodes = self._drawn()
                 for site in missing:  # of these alone: others may be large
                     draws[site.name].append(site.transform.inv(nodes[site.name]["value"].to(self.dtype)))
         medians = {s.name: s.transform(torch.stack(draws[s.name]).median(0).values) for s in missing}
-        return self.unconstrain(given | medians)
+        start = self.unconstrain(given | medians)
+        if missing and self.impossible(start):
+            drawn = self.constrain(self.sample_prior(1, seed)[0])
+            start = self.unconstrain(drawn | given)
+        return start
 
     # -- running the program ---------------------------------------------------------------------------------------
 
@@ -424,6 +435,32 @@ class Density:
             raise Refused(f"{what}, so that they have no common density: sample always, and choose by torch.where")
         return nodes
 
+    def impossible(self, z: Tensor) -> list[guards.Impossible]:
+        """The parameters of distributions that lie outside of their supports at ``z`` (dim,)."""
+        with torch.no_grad(), guards.evaluations() as evaluated:
+            nodes = self.trace(self.constrain(z))
+        with torch.no_grad():
+            return _impossible(nodes, evaluated)
+
+    @_in_its_floats
+    def _drawn(self) -> Mapping[str, Node]:
+        """The nodes of a run whose latent sites are drawn, again where that makes parameters impossible."""
+        last: guards.ImpossibleParameter | None = None
+        for _ in range(MOST_TRIES):
+            try:
+                with guards.evaluations() as evaluated:
+                    nodes = self.trace({})
+            except guards.ImpossibleParameter as error:
+                last = error
+                continue
+            with torch.no_grad():
+                if not _impossible(nodes, evaluated):
+                    return nodes
+            last = None
+        if last is not None:
+            raise last
+        return nodes
+
     def _layout(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
         """The latent sites in the order of the program, then the point parameters that are free."""
         params = {name: node for name, node in nodes.items() if node["type"] == "param"}
@@ -447,6 +484,17 @@ def _is_value(node: Node) -> bool:
     if not is_latent(node) and node["type"] != "param":
         return False
     return isinstance(node["value"], Tensor) and node["value"].is_floating_point()
+
+
+def _impossible(nodes: Mapping[str, Node], evaluated: Sequence[Any]) -> list[guards.Impossible]:
+    """Why the density of a run is zero: parameters of its sites, and of distributions that it evaluates itself."""
+    sampled = [node for node in nodes.values() if node["type"] == "sample" and not is_subsample(node)]
+    places = [place for node in sampled for place in guards.impossible(node["fn"], node["name"])]
+    places += [place for fn in evaluated for place in guards.impossible(fn)]
+    # a mask, or torch.where, may leave out what is impossible
+    if not places or all(bool(log_prob_sum(node).isfinite()) for node in sampled):
+        return []
+    return list(dict.fromkeys(places))
 
 
 def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, int]) -> None:

@@ -17,6 +17,7 @@ from torch.distributions import biject_to
 from pyrobnn.core.groups import SAMPLE_DIMS, variable
 from pyrobnn.core.private import values_unchecked
 from pyrobnn.core.threads import process_state
+from pyrobnn.model import guards
 
 Node = Mapping[str, Any]
 Mask = Tensor | bool | None
@@ -88,6 +89,11 @@ def is_improper(fn: object) -> bool:
     return isinstance(fn, dist.ImproperUniform)
 
 
+def is_normal(fn: object) -> bool:
+    """Whether it is ``dist.Normal``, and no distribution derived from it."""
+    return guards.kind_of(fn) is dist.Normal
+
+
 @dataclass(frozen=True)
 class Derived:
     """What one run of a program shows beside its density.
@@ -145,8 +151,11 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
 
 @contextlib.contextmanager
 def without_validation() -> Iterator[None]:
-    """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside."""
-    with process_state(), pyro.validation_enabled(False), values_unchecked():
+    """Argument validation calls .item(), which can't be traced: off inside, as the user left it outside.
+
+    In its place a density is zero where a parameter is impossible (:mod:`pyrobnn.model.guards`).
+    """
+    with process_state(), pyro.validation_enabled(False), values_unchecked(), guards.guarded():
         yield
 
 
@@ -236,8 +245,12 @@ def _unmasked(fn: Any, value: Tensor) -> Tensor:
     """
     if isinstance(fn, torch.distributions.Bernoulli) and not value.is_floating_point():
         value = value.to(fn.logits.dtype)
-    if not isinstance(fn, torch.distributions.Multinomial):
-        return fn.log_prob(value)
+    if isinstance(fn, torch.distributions.Multinomial):
+        return guards.log_prob(fn, value, _multinomial)
+    return fn.log_prob(value)
+
+
+def _multinomial(fn: Any, value: Tensor) -> Tensor:
     logits, counts = torch.broadcast_tensors(fn.logits, value)
     # what is impossible and did not happen costs nothing
     powers = torch.where((counts == 0) & (logits == -torch.inf), 0.0, logits) * counts
@@ -248,10 +261,9 @@ def _in_support(fn: Any, value: Tensor) -> Tensor:
     """A value of the distribution, of the shape of ``value``: the image of zero; zero itself for a discrete one."""
     zero = torch.zeros_like(value)
     try:
-        support = fn.support
-        if support.is_discrete:
+        if fn.support.is_discrete:
             return zero
-        transform = biject_to(support)
+        transform = biject_to(fn.support)
         return transform(zero.new_zeros(transform.inverse_shape(value.shape))).detach()
     except (NotImplementedError, AttributeError):  # a distribution that does not say its support
         return zero

@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import pyro.distributions as dist
 import torch
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.nodes import elementwise, is_observed, is_subsample, log_prob_sum
+from pyrobnn.model.nodes import elementwise, is_normal, is_observed, is_subsample, log_prob_sum
 from pyrobnn.posterior.approximation import Approximation
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
@@ -146,7 +145,7 @@ class Elbo:
         for site in self.latent:
             node = nodes[site.name]
             prior, unmasked = elementwise(node["fn"]), node["mask"] is None or node["mask"] is True
-            if type(prior) is dist.Normal and unmasked and is_identity(site.transform):
+            if is_normal(prior) and unmasked and is_identity(site.transform):
                 found[site.name] = prior.loc, prior.scale
         return found
 

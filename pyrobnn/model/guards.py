@@ -1,0 +1,423 @@
+"""Impossible parameters: where the support of a parameter is left, a density is zero, as in Stan.
+
+A program runs without argument validation, which stops at the first value and reads it; a program that is traced for
+many points at once has none. Instead, every distribution that is made while a program runs carries the mask of its
+own ``arg_constraints``: outside, its log density is −∞ and its gradient zero; inside, nothing changes by one bit.
+That holds for sites and for distributions that the program evaluates itself, as in ``pyro.factor``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.constraints import ordered_vector
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.constraints import Constraint
+from torch.distributions.transforms import Transform
+from torch.distributions.utils import lazy_property
+
+from pyrobnn.core.private import distributions_born, factor_of
+
+#: how far outside a value may lie by rounding, relative to its bound: what torch allows the sum of a simplex
+ROUNDING = 1e-6
+LogProb = Callable[[Any, Tensor], Tensor]
+Kind = Any  # type[Distribution], which mypy does not take to be hashable
+#: distributions that leave out what their mask says, and so may have impossible parameters there
+_SELECTING = (dist.MaskedDistribution, dist.MaskedMixture)
+
+
+class ImpossibleParameter(RuntimeError):
+    """A distribution was asked for draws, and has none."""
+
+
+class Impossible(NamedTuple):
+    """A parameter outside of its support: of which site (empty: of none) and distribution, and what it must be."""
+
+    site: str
+    distribution: str
+    parameter: str
+    required: str
+
+    def __str__(self) -> str:
+        where = f"the site {self.site!r}" if self.site else f"a {self.distribution} that the program evaluates"
+        return f"{self.parameter!r} of {where} must be {self.required}"
+
+
+# -- distributions that know when they are impossible ------------------------------------------------------------------
+
+
+class _Guarded:
+    """What the class of a distribution gets in front when it is made while a program runs."""
+
+    def log_prob(self: Any, value: Tensor) -> Tensor:
+        _evaluated(self)
+        return log_prob(self, value, _plain(type(self)).log_prob)
+
+    def sample(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        with _explained(self):
+            return _plain(type(self)).sample(self, *args, **kwargs)
+
+    def rsample(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        with _explained(self):
+            return _plain(type(self)).rsample(self, *args, **kwargs)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        return _new, (_plain(type(self)),), dict(self.__dict__)
+
+
+@functools.cache
+def _guarded(kind: Kind) -> Kind:
+    """The class ``kind`` with :class:`_Guarded` in front, under the same name."""
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    return type(kind)(kind.__name__, (_Guarded, kind), names)
+
+
+def _plain(kind: Kind) -> Kind:
+    """The class that a guarded one was made from."""
+    return kind.__bases__[1] if issubclass(kind, _Guarded) else kind
+
+
+def _new(kind: Kind) -> Any:
+    return object.__new__(_guarded(kind))
+
+
+def _guard(fn: Any) -> None:
+    """Guard a distribution that has just been made; remember which parameters it was made from."""
+    kind: Kind = type(fn)
+    if not issubclass(kind, _Guarded):
+        fn.__class__ = _guarded(kind)
+    fn.__dict__["_given"] = _present(fn)
+
+
+def kind_of(fn: Any) -> Kind:
+    """The class of a distribution as the program knows it."""
+    return _plain(type(fn))
+
+
+def guarded() -> contextlib.AbstractContextManager[None]:
+    """Inside, distributions that this thread makes have a density of zero where a parameter is impossible."""
+    return distributions_born(_guard)
+
+
+@contextlib.contextmanager
+def _explained(fn: Any) -> Iterator[None]:
+    try:
+        yield
+    except ImpossibleParameter:
+        raise
+    except (RuntimeError, ValueError) as error:
+        places = impossible(fn)
+        if not places:
+            raise
+        raise ImpossibleParameter(f"{places[0]}, and there is nothing to draw from") from error
+
+
+# -- the mask and the log density --------------------------------------------------------------------------------------
+
+
+def log_prob(fn: Any, value: Tensor, evaluate: LogProb) -> Tensor:
+    """``evaluate(fn, value)``, −∞ with a gradient of zero where a parameter of ``fn`` is impossible."""
+    inside = possible(fn)
+    if inside is None:
+        return evaluate(fn, value)
+    # where() alone keeps the value clean, but the gradient of what it drops is zero times infinity
+    value = _shield(value, inside, len(fn.event_shape))
+    return torch.where(inside, evaluate(_shielded(fn, inside), value), -torch.inf)
+
+
+def possible(fn: Any) -> Tensor | None:
+    """Where all parameters of ``fn`` lie in their supports, to broadcast with its batch shape; None: all must."""
+    masks = [mask for _, _, mask in _checks(fn)]
+    for inner in _inner(fn):
+        mask = possible(inner)
+        if mask is not None:
+            masks.append(mask.expand(inner.batch_shape))
+    if not masks:
+        return None
+    return functools.reduce(torch.logical_and, (_of_batch(mask, fn.batch_shape) for mask in masks))
+
+
+def impossible(fn: Any, site: str = "") -> list[Impossible]:
+    """The parameters of ``fn`` that lie outside of their supports; none for a tensor without values."""
+    places = []
+    for name, constraint, mask in _checks(fn):
+        if not bool(mask.all()):
+            places.append(Impossible(site, type(fn).__name__, name, words(constraint)))
+    for inner in () if places else _inner(fn):  # which may hold the same parameter by another name
+        places += impossible(inner, site)
+    return places
+
+
+def words(constraint: Constraint) -> str:
+    """What the constraint asks for, as it reads after "must be"."""
+    if isinstance(constraint, constraints.independent):
+        return words(constraint.base_constraint)
+    bounds = {
+        name: _number(bound) for name, bound in vars(constraint).items() if name in ("lower_bound", "upper_bound")
+    }
+    low, high = bounds.get("lower_bound"), bounds.get("upper_bound")
+    if isinstance(constraint, constraints.greater_than):
+        return "positive" if low == "0" else f"greater than {low}"
+    if isinstance(constraint, type(constraints.nonnegative_integer)):
+        return f"a whole number of {low} or more"
+    if low is not None and high is not None:
+        return f"between {low} and {high}"
+    if low is not None:
+        return f"{low} or more"
+    if high is not None:
+        return f"less than {high}"
+    name = type(constraint).__name__.strip("_")
+    return _WORDS.get(name.lower(), f"in {name}")
+
+
+_WORDS = {
+    "simplex": "probabilities with sum one",
+    "positivedefinite": "symmetric and positive definite",
+    "lowercholesky": "lower triangular with a positive diagonal",
+    "lowertriangular": "lower triangular",
+    "orderedvector": "increasing",
+}
+
+
+def _number(bound: Any) -> str:
+    if isinstance(bound, Tensor):
+        return f"{float(bound.detach()):g}" if bound.numel() == 1 else "the other bound"
+    return f"{bound:g}"
+
+
+def _checks(fn: Any) -> list[tuple[str, Constraint, Tensor]]:
+    """The given parameters of ``fn`` itself that may leave their supports: name, constraint, where they have not."""
+    if isinstance(fn, _SELECTING):
+        return []
+    try:
+        supports: Mapping[str, Constraint] = fn.arg_constraints
+    except NotImplementedError:
+        return []
+    checks = []
+    for name in _given(fn):
+        if _is_free(supports[name]):
+            continue
+        value = getattr(fn, name, None)
+        if isinstance(value, Tensor):
+            mask = _holds(fn, supports[name], value)
+            if mask is not None:
+                checks.append((name, supports[name], mask))
+    return checks
+
+
+def _given(fn: Any) -> tuple[str, ...]:
+    """The parameters that a distribution was made from, not those that it computes when they are asked for."""
+    remembered: tuple[str, ...] = fn.__dict__.get("_given", ())
+    return remembered or _present(fn)
+
+
+def _present(fn: Any) -> tuple[str, ...]:
+    try:
+        names: Sequence[str] = [*fn.arg_constraints]
+    except (NotImplementedError, AttributeError):  # of Wishart's before it knows its size
+        return ()
+    return tuple(n for n in names if n in fn.__dict__ or not isinstance(getattr(type(fn), n, None), lazy_property))
+
+
+def _inner(fn: Any) -> list[Any]:
+    """The distributions that ``fn`` is made of."""
+    if isinstance(fn, _SELECTING):
+        return []
+    return [part for part in fn.__dict__.values() if isinstance(part, Distribution)]
+
+
+def _of_batch(mask: Tensor, batch_shape: torch.Size) -> Tensor:
+    """A mask with further axes, of events or components, as one that broadcasts with the batch."""
+    extra = mask.dim() - len(batch_shape)
+    if extra > 0:
+        mask = mask.flatten(-extra).all(-1)
+    fits = all(size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(batch_shape), strict=False))
+    return mask if fits else mask.all()
+
+
+def _is_free(constraint: Constraint) -> bool:
+    """Whether every number meets it, or it says nothing that can be checked."""
+    while isinstance(constraint, constraints.independent):
+        constraint = constraint.base_constraint
+    return constraint is constraints.real or constraints.is_dependent(constraint)
+
+
+def _holds(fn: Any, constraint: Constraint, value: Tensor) -> Tensor | None:
+    """Where ``value`` meets the constraint, up to rounding; None where that cannot be said without reading values."""
+    if isinstance(constraint, constraints.independent):
+        mask = _holds(fn, constraint.base_constraint, value)
+        count = min(constraint.reinterpreted_batch_ndims, 0 if mask is None else mask.dim())
+        return mask if mask is None or not count else mask.flatten(-count).all(-1)
+    if constraint is constraints.positive_definite:
+        return _is_symmetric(value) & _has_factor(fn, value)
+    rule = _RULES.get(type(constraint))
+    if rule is not None:
+        return rule(constraint, value)
+    try:
+        return constraint.check(value)
+    except RuntimeError:  # a constraint of the user's own, whose Python depends on values
+        return None
+
+
+def _room(bound: Any) -> Any:
+    """What rounding may add to a bound."""
+    return ROUNDING * (abs(bound) + 1)
+
+
+def _above(constraint: Any, value: Tensor) -> Tensor:
+    return value >= constraint.lower_bound - _room(constraint.lower_bound)
+
+
+def _between(constraint: Any, value: Tensor) -> Tensor:
+    return _above(constraint, value) & (value <= constraint.upper_bound + _room(constraint.upper_bound))
+
+
+def _half_open(constraint: Any, value: Tensor) -> Tensor:
+    return _above(constraint, value) & (value < constraint.upper_bound)
+
+
+def _whole(constraint: Any, value: Tensor) -> Tensor:
+    return _above(constraint, value) & ((value - value.round()).abs() <= _room(value))
+
+
+def _probabilities(constraint: Any, value: Tensor) -> Tensor:
+    # each of the probabilities is rounded, and so is each sum of them
+    error = max(ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
+    return (value >= -ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
+
+
+def _increasing(constraint: Any, value: Tensor) -> Tensor:
+    return (value[..., 1:] >= value[..., :-1]).all(-1)  # two may be the same by rounding
+
+
+_RULES: dict[type, Callable[[Any, Tensor], Tensor]] = {
+    constraints.greater_than_eq: _above,
+    constraints.interval: _between,
+    constraints.half_open_interval: _half_open,
+    type(constraints.nonnegative_integer): _whole,
+    type(constraints.simplex): _probabilities,
+    type(ordered_vector): _increasing,
+}
+
+
+def _is_symmetric(matrix: Tensor) -> Tensor:
+    """Symmetric to half of the digits, measured by the largest element."""
+    allowed = torch.finfo(matrix.dtype).eps ** 0.5 * matrix.abs().amax((-2, -1))
+    return (matrix - matrix.mT).abs().amax((-2, -1)) <= allowed
+
+
+def _has_factor(fn: Any, matrix: Tensor) -> Tensor:
+    """Whether the matrix has a Cholesky factor: the one that ``fn`` has computed says it, where there is one."""
+    factor = factor_of(fn)
+    if factor is None:
+        return torch.linalg.cholesky_ex(matrix).info == 0
+    return (factor.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
+
+
+# -- gradients ---------------------------------------------------------------------------------------------------------
+
+
+def _shield(value: Any, inside: Tensor, events: int) -> Any:
+    """``value`` itself, of which nothing impossible gets a gradient; ``inside`` lacks its last ``events`` axes."""
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    inside = inside.reshape(inside.shape + (1,) * events)
+    return torch.where(inside, value, value.detach())
+
+
+def _leave(fn: Any) -> None:
+    """What is done with a distribution that is not to be guarded."""
+
+
+def _can_be_made_anew(fn: Any, kind: Kind, names: Sequence[str]) -> bool:
+    """Whether ``fn`` comes out the same, to the bit and at little cost: no factor, and no probabilities normalised."""
+    supports = fn.arg_constraints
+    if factor_of(fn) is not None or constraints.simplex in supports.values():
+        return False
+    return _says_all(kind, frozenset(names), frozenset(supports))
+
+
+@functools.cache
+def _says_all(kind: Kind, given: frozenset[str], known: frozenset[str]) -> bool:
+    """Whether the ``given`` parameters, of those ``known``, are all that the constructor of a class was told."""
+    options = dict(inspect.signature(kind).parameters)
+    options.pop("validate_args", None)
+    needed = {name for name, option in options.items() if option.default is option.empty}
+    return bool(given) and needed <= given <= options.keys() <= known
+
+
+def _shielded(fn: Any, inside: Tensor) -> Any:
+    """The distribution as its class is without a guard, with :func:`_shield` around all that it computes from."""
+    if isinstance(fn, _SELECTING):
+        return fn
+    kind = _plain(type(fn))
+    names = _given(fn)
+    # made anew, what it computes of its parameters at once is computed of shielded ones
+    if _can_be_made_anew(fn, kind, names):
+        parameters = {n: _shielded_part(getattr(fn, n), inside, fn.batch_shape, {}) for n in names}
+        with distributions_born(_leave):
+            return kind(**parameters)
+    twin: Any = object.__new__(kind)
+    transforms: dict[int, Transform] = {}
+    for name, part in fn.__dict__.items():
+        twin.__dict__[name] = _shielded_part(part, inside, fn.batch_shape, transforms)
+    return twin
+
+
+def _shielded_part(part: Any, inside: Tensor, batch_shape: torch.Size, transforms: dict[int, Transform]) -> Any:
+    """A tensor, distribution or transform that a distribution holds, or a list of them.
+
+    ``transforms`` are those that are done, by the ``id`` of the original: a transform and its inverse hold each other.
+    """
+    if isinstance(part, Tensor):
+        if part.shape[: len(batch_shape)] == batch_shape:
+            return _shield(part, inside, part.dim() - len(batch_shape))
+        return _shield(part, inside.all(), part.dim())  # all points of the batch share it
+    if isinstance(part, Distribution):
+        extra = len(part.batch_shape) - len(batch_shape)
+        return _shielded(part, inside.reshape(inside.shape + (1,) * extra) if extra >= 0 else inside.all())
+    if isinstance(part, Transform) and not isinstance(part, torch.nn.Module):
+        if id(part) not in transforms:
+            transforms[id(part)] = twin = copy.copy(part)
+            for name, inner in vars(part).items():
+                twin.__dict__[name] = _shielded_part(inner, inside, batch_shape, transforms)
+        return transforms[id(part)]
+    if type(part) in (list, tuple):
+        return type(part)(_shielded_part(inner, inside, batch_shape, transforms) for inner in part)
+    return part
+
+
+# -- what a program evaluates itself -----------------------------------------------------------------------------------
+
+
+class _Evaluations(threading.local):
+    """The distributions that this thread has asked for a log density, while somebody wants to know."""
+
+    kept: list[Any] | None = None
+
+
+_EVALUATIONS = _Evaluations()
+
+
+def _evaluated(fn: Any) -> None:
+    if _EVALUATIONS.kept is not None:
+        _EVALUATIONS.kept.append(fn)
+
+
+@contextlib.contextmanager
+def evaluations() -> Iterator[list[Any]]:
+    """Inside, the guarded distributions whose log density is asked for."""
+    before, _EVALUATIONS.kept = _EVALUATIONS.kept, []
+    try:
+        yield _EVALUATIONS.kept
+    finally:
+        _EVALUATIONS.kept = before
