@@ -87,6 +87,21 @@ def _interrupted(method: str, done: int, total: int, unit: str, checkpoint: str 
     return f"{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit{goes_on}"
 
 
+def _diverged(
+    count: int, total: int, target_accept: float, followed: int = 0, impossible: int = 0, places: Iterable[str] = ()
+) -> str:
+    text = (
+        f"{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
+        "the region beyond; where all did, the draws are worthless. "
+    )
+    if impossible:
+        text += f"Followed again, {impossible} of {followed} of them end at impossible values: {'; '.join(places)}. "
+        text += (
+            "There the density is zero: restrict the priors, or compute the parameter so that it is always possible. "
+        )
+    return text + (f"Raise target_accept (now {target_accept:g}), set a smaller step_size, or reparameterise the model")
+
+
 def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> str:
     if dip is None:
         way = "{steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} of the old ones."
@@ -177,11 +192,7 @@ DRAWS: Sentences = {
         "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior around "
         "them. Use a larger noise, or a float64 net (net.double())"
     ),
-    "diverged": (
-        "{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
-        "the region beyond; where all did, the draws are worthless. Raise target_accept (now {target_accept:g}), set a "
-        "smaller step_size, or reparameterise the model"
-    ),
+    "diverged": _diverged,
     "stuck_chains": (
         "of {num_chains} chains, {stuck} did not move: their draws are one point each. Start elsewhere (another seed, "
         "init), or reparameterise the model"

@@ -449,6 +449,20 @@ def distributions_born(hook: Callable[[Any], None]) -> Iterator[None]:
                 kind.__init__ = _born
 
 
+def depends(value: Tensor) -> bool:
+    """Whether a tensor has a gradient, or a value of its own at each of the points that ``vmap`` has put together."""
+    names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
+    is_wrapped, axis, unwrapped = (find(f"torch._C._functorch.{name}") for name in names)
+    if None in (is_wrapped, axis, unwrapped):
+        return True
+    while is_wrapped(value):
+        if value.requires_grad or axis(value) >= 0:
+            return True
+        value = unwrapped(value)
+    return value.requires_grad
+
+
 def factor_of(fn: Any) -> Tensor | None:
     """The Cholesky factor that a multivariate distribution computed when it was made; None where it has none."""
-    return getattr(fn, "_unbroadcasted_scale_tril", None)
+    names = ("_unbroadcasted_scale_tril", "_capacitance_tril")
+    return next((getattr(fn, name) for name in names if hasattr(fn, name)), None)

@@ -22,6 +22,7 @@ from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model.density import bijection
 from pyrobnn.model.handlers import RADIUS, Supply
+from pyrobnn.model.nodes import without_validation
 from pyrobnn.posterior import Posterior
 
 Function = Callable[[dict[str, Tensor]], Tensor]
@@ -59,7 +60,8 @@ class LogDensity:
         for name, value in self.init.items():
             if not bool(torch.as_tensor(self._sites[name].support.check(value)).all()):
                 raise ValueError(f"'init' has {name!r} outside of its support, {support.get(name, real)}")
-        found = log_density(dict(self.init))
+        with without_validation():
+            found = log_density(dict(self.init))
         if not isinstance(found, Tensor) or found.numel() != 1 or not bool(torch.isfinite(found)):
             raise ValueError(f"'log_density' must return one finite number, a tensor, at 'init', got {found!r}")
 
@@ -78,7 +80,7 @@ class LogDensity:
         maps = {name: bijection(name, fn.support) for name, fn in self._sites.items()}
         centre = {name: maps[name].inv(value) for name, value in self.init.items()}
         drawn: list[dict[str, Tensor]] = []
-        with seeded(seed, next(iter(centre.values())).device), torch.no_grad():
+        with seeded(seed, next(iter(centre.values())).device), torch.no_grad(), without_validation():
             for _ in range(num_chains):
                 for radius in (RADIUS, RADIUS / 2, RADIUS / 4, RADIUS / 20, 0.0):
                     moved = {n: u + radius * (2 * torch.rand_like(u) - 1) for n, u in centre.items()}

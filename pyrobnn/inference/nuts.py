@@ -21,7 +21,7 @@ from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.adaptation import STATS, form_of, kept_in_warmup
-from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, run_findings
+from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, run_findings, with_reasons
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, Machine
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
@@ -205,7 +205,7 @@ class NUTS(Method):
                 "common_start": common_start(run.init),
                 **meta,
             },
-            notes=[*notes, *run_findings(problem, draws, result, self)],
+            notes=[*notes, *with_reasons(run_findings(problem, draws, result, self), density, result)],
             interrupted=result.interrupted,
         )
 
@@ -348,6 +348,12 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
 def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
     """Which site is to blame that no start has a finite density."""
     density, bad = problem.density, (~torch.isfinite(gradient)).nonzero()
+    places = density.impossible(z)
+    if places:
+        return (
+            f"no start with a finite density in 100 draws: {places[0]}. Check how the program computes it, or pass "
+            "fit(init=...) with a posterior that has a finite density"
+        )
     names = [*density.observed]
     if bool(torch.isfinite(density.log_parts(z)[1])):
         names = [density.site_of(int(bad[0]))] if len(bad) else [site.name for site in density.sites]

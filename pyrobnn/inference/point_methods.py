@@ -14,7 +14,7 @@ from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
-from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
@@ -91,6 +91,7 @@ class Trained(Method):
             snapshot=snapshot or (lambda theta: self._posterior(problem, theta, run.seed)),
             progress=run.progress,
             name=type(self).__name__,
+            explain=lambda theta: why_impossible(problem.density, theta.reshape(-1, problem.density.dim)),
         )
 
     def _posterior(

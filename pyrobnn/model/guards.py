@@ -25,7 +25,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import lazy_property
 
-from pyrobnn.core.private import distributions_born, factor_of
+from pyrobnn.core.private import depends, distributions_born, factor_of
 
 #: how far outside a value may lie by rounding, relative to its bound: what torch allows the sum of a simplex
 ROUNDING = 1e-6
@@ -48,7 +48,7 @@ class Impossible(NamedTuple):
     required: str
 
     def __str__(self) -> str:
-        where = f"the site {self.site!r}" if self.site else f"a {self.distribution} that the program evaluates"
+        where = f"the site {self.site!r}" if self.site else f"the {self.distribution} that the program evaluates"
         return f"{self.parameter!r} of {where} must be {self.required}"
 
 
@@ -59,8 +59,8 @@ class _Guarded:
     """What the class of a distribution gets in front when it is made while a program runs."""
 
     def log_prob(self: Any, value: Tensor) -> Tensor:
-        _evaluated(self)
-        return log_prob(self, value, _plain(type(self)).log_prob)
+        with _evaluating(self):
+            return log_prob(self, value, _plain(type(self)).log_prob)
 
     def sample(self: Any, *args: Any, **kwargs: Any) -> Tensor:
         with _explained(self):
@@ -129,9 +129,11 @@ def log_prob(fn: Any, value: Tensor, evaluate: LogProb) -> Tensor:
     inside = possible(fn)
     if inside is None:
         return evaluate(fn, value)
-    # where() alone keeps the value clean, but the gradient of what it drops is zero times infinity
-    value = _shield(value, inside, len(fn.event_shape))
-    return torch.where(inside, evaluate(_shielded(fn, inside), value), -torch.inf)
+    if _varies(fn):
+        # where() alone keeps the value clean, but the gradient of what it drops is zero times infinity
+        value = _shield(value, inside, len(fn.event_shape))
+        fn = _shielded(fn, inside)
+    return torch.where(inside, evaluate(fn, value), -torch.inf)
 
 
 def possible(fn: Any) -> Tensor | None:
@@ -144,6 +146,11 @@ def possible(fn: Any) -> Tensor | None:
     if not masks:
         return None
     return functools.reduce(torch.logical_and, (_of_batch(mask, fn.batch_shape) for mask in masks))
+
+
+def _varies(fn: Any) -> bool:
+    """Whether the parameters that may be impossible are not the same at every point."""
+    return any(depends(getattr(fn, name)) for name, _, _ in _checks(fn)) or any(map(_varies, _inner(fn)))
 
 
 def impossible(fn: Any, site: str = "") -> list[Impossible]:
@@ -198,10 +205,7 @@ def _checks(fn: Any) -> list[tuple[str, Constraint, Tensor]]:
     """The given parameters of ``fn`` itself that may leave their supports: name, constraint, where they have not."""
     if isinstance(fn, _SELECTING):
         return []
-    try:
-        supports: Mapping[str, Constraint] = fn.arg_constraints
-    except NotImplementedError:
-        return []
+    supports = _supports(fn)
     checks = []
     for name in _given(fn):
         if _is_free(supports[name]):
@@ -221,16 +225,33 @@ def _given(fn: Any) -> tuple[str, ...]:
 
 
 def _present(fn: Any) -> tuple[str, ...]:
+    needed = _needed(_plain(type(fn)))
+    names = []
+    for name in _supports(fn):
+        is_lazy = isinstance(getattr(type(fn), name, None), lazy_property)
+        if name in fn.__dict__ or name in needed or not is_lazy:
+            names.append(name)
+    return tuple(names)
+
+
+def _supports(fn: Any) -> Mapping[str, Constraint]:
+    """The support of each parameter of a distribution, none of one that does not say it."""
     try:
-        names: Sequence[str] = [*fn.arg_constraints]
-    except (NotImplementedError, AttributeError):  # of Wishart's before it knows its size
-        return ()
-    return tuple(n for n in names if n in fn.__dict__ or not isinstance(getattr(type(fn), n, None), lazy_property))
+        supports: Mapping[str, Constraint] = fn.arg_constraints
+    except NotImplementedError:
+        return {}
+    return supports
+
+
+@functools.cache
+def _options(kind: Kind) -> frozenset[str]:
+    """What the constructor of a class takes."""
+    return frozenset(inspect.signature(kind).parameters) - {"validate_args"}
 
 
 def _inner(fn: Any) -> list[Any]:
-    """The distributions that ``fn`` is made of."""
-    if isinstance(fn, _SELECTING):
+    """The distributions that ``fn`` was given; those that it makes of its parameters hold the same ones again."""
+    if isinstance(fn, _SELECTING) or _options(_plain(type(fn))) <= _supports(fn).keys():
         return []
     return [part for part in fn.__dict__.values() if isinstance(part, Distribution)]
 
@@ -326,12 +347,41 @@ def _has_factor(fn: Any, matrix: Tensor) -> Tensor:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+class _Masked(torch.autograd.Function):
+    """The identity, with a gradient of zero where a mask is false, whatever comes back; ``torch.where`` costs more.
+
+    What is computed forwards stays as it is: an operation in the way of every parameter halves the speed of a program.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: Tensor, inside: Tensor) -> Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (inside,) = ctx.saved_tensors
+        return torch.where(inside, gradients[0], 0.0), None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+        (inside,) = ctx.saved_tensors
+        return torch.where(inside, tangents[0], 0.0)
+
+
 def _shield(value: Any, inside: Tensor, events: int) -> Any:
     """``value`` itself, of which nothing impossible gets a gradient; ``inside`` lacks its last ``events`` axes."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     inside = inside.reshape(inside.shape + (1,) * events)
-    return torch.where(inside, value, value.detach())
+    shape = torch.broadcast_shapes(value.shape, inside.shape)
+    return _Masked.apply(value.expand(shape), inside.expand(shape))
 
 
 def _leave(fn: Any) -> None:
@@ -340,19 +390,17 @@ def _leave(fn: Any) -> None:
 
 def _can_be_made_anew(fn: Any, kind: Kind, names: Sequence[str]) -> bool:
     """Whether ``fn`` comes out the same, to the bit and at little cost: no factor, and no probabilities normalised."""
-    supports = fn.arg_constraints
-    if factor_of(fn) is not None or constraints.simplex in supports.values():
+    supports = _supports(fn)
+    if factor_of(fn) is not None or constraints.simplex in supports.values() or not names:
         return False
-    return _says_all(kind, frozenset(names), frozenset(supports))
+    return _needed(kind) <= {*names} <= _options(kind) <= supports.keys()
 
 
 @functools.cache
-def _says_all(kind: Kind, given: frozenset[str], known: frozenset[str]) -> bool:
-    """Whether the ``given`` parameters, of those ``known``, are all that the constructor of a class was told."""
-    options = dict(inspect.signature(kind).parameters)
-    options.pop("validate_args", None)
-    needed = {name for name, option in options.items() if option.default is option.empty}
-    return bool(given) and needed <= given <= options.keys() <= known
+def _needed(kind: Kind) -> frozenset[str]:
+    """What the constructor of a class does not do without."""
+    options = inspect.signature(kind).parameters.items()
+    return frozenset(name for name, option in options if option.default is option.empty)
 
 
 def _shielded(fn: Any, inside: Tensor) -> Any:
@@ -364,7 +412,8 @@ def _shielded(fn: Any, inside: Tensor) -> Any:
     # made anew, what it computes of its parameters at once is computed of shielded ones
     if _can_be_made_anew(fn, kind, names):
         parameters = {n: _shielded_part(getattr(fn, n), inside, fn.batch_shape, {}) for n in names}
-        with distributions_born(_leave):
+        # not where the class computes one parametrisation of another, and takes only one of them
+        with distributions_born(_leave), contextlib.suppress(ValueError, TypeError):
             return kind(**parameters)
     twin: Any = object.__new__(kind)
     transforms: dict[int, Transform] = {}
@@ -408,16 +457,26 @@ class _Evaluations(threading.local):
 _EVALUATIONS = _Evaluations()
 
 
-def _evaluated(fn: Any) -> None:
-    if _EVALUATIONS.kept is not None:
-        _EVALUATIONS.kept.append(fn)
+@contextlib.contextmanager
+def _evaluating(fn: Any) -> Iterator[None]:
+    """Note ``fn``, and not the distributions that it asks in its turn."""
+    kept = _EVALUATIONS.kept
+    _EVALUATIONS.kept = None
+    if kept is not None:
+        kept.append(fn)
+    try:
+        yield
+    finally:
+        _EVALUATIONS.kept = kept
 
 
 @contextlib.contextmanager
 def evaluations() -> Iterator[list[Any]]:
     """Inside, the guarded distributions whose log density is asked for."""
-    before, _EVALUATIONS.kept = _EVALUATIONS.kept, []
+    before = _EVALUATIONS.kept
+    kept: list[Any] = []
+    _EVALUATIONS.kept = kept
     try:
-        yield _EVALUATIONS.kept
+        yield kept
     finally:
         _EVALUATIONS.kept = before

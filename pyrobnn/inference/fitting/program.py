@@ -108,6 +108,15 @@ def check_batched(density: Density, method: str) -> None:
         ) from error
 
 
+def why_impossible(density: Density, points: Tensor) -> str:
+    """What to do where a parameter is impossible at one of ``points`` (point, dim); empty where none is."""
+    for z in points:
+        places = density.impossible(z)
+        if places:
+            return f"{places[0]}, and is not there: compute it so that it always is, restrict the priors, or use NUTS"
+    return ""
+
+
 def refuse_dependent(density: Density, method: str) -> None:
     """Refuse a site whose support depends on another: the bijection to the reals is not the same everywhere."""
     if density.dependent:

@@ -22,9 +22,10 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.adaptation import MIN_TRANSITIONS, STATS, stuck_chains
+from pyrobnn.inference.hmc.retrace import impossible_ends
 from pyrobnn.inference.hmc.run import Draws, Progress
 from pyrobnn.likelihoods.base import identified
-from pyrobnn.model import NET
+from pyrobnn.model import NET, Density
 from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
@@ -126,6 +127,19 @@ def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, c
     if result.unfinished:
         found.append(Finding("warmup_unfinished", {"num_warmup": result.num_warmup, "reason": result.unfinished}))
     return found
+
+
+def with_reasons(findings: list[Finding], density: Density, result: Draws) -> list[Finding]:
+    """The findings, that of divergences with the parameters that were impossible where they ended."""
+    explained = []
+    for finding in findings:
+        if finding.code == "diverged":
+            # Pyro's own engine keeps its metric to itself
+            scale = result.scale if len(result.scale) else result.z.new_ones(density.dim)
+            ends = impossible_ends(density, result.z, result.stats, scale)
+            finding = Finding(finding.code, {**finding.values, **ends})
+        explained.append(finding)
+    return explained
 
 
 def _transitions(stats: Tensor, config: Any) -> list[Finding]:

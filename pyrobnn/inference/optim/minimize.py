@@ -10,6 +10,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,6 +87,7 @@ def minimize(
     snapshot: Callable[[Tensor], Any] | None = None,
     progress: bool = False,
     name: str = "the objective",
+    explain: Callable[[Tensor], str] | None = None,
 ) -> Result:
     r"""Minimise ``objective(theta, *batch)`` over a flat vector, or over several at once.
 
@@ -104,6 +106,7 @@ def minimize(
         snapshot: what ``metrics["snapshot"]()`` makes of the present parameters.
         progress: show a bar.
         name: what is minimised, for messages.
+        explain: says of parameters why the loss is not finite there; empty where it does not know.
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
@@ -158,7 +161,7 @@ def minimize(
                     step += 1
                     if step in stepper.averaging_checks:
                         stepper.restart_average_if_falling()
-            _check_finite(record(looked, step)[0], looked, training, name)
+            _check_finite(record(looked, step)[0], looked, training, name, partial(_reason, explain, stepper))
             looked = step
             if watch.active and watch.tell(step, metrics()):
                 watch.stopped = "callback"
@@ -188,7 +191,11 @@ def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gr
     return gradient
 
 
-def _check_finite(losses: Tensor, before: int, training: Training, name: str) -> None:
+def _reason(explain: Callable[[Tensor], str] | None, stepper: _Step) -> str:
+    return "" if explain is None else explain(stepper.final())
+
+
+def _check_finite(losses: Tensor, before: int, training: Training, name: str, reason: Callable[[], str]) -> None:
     """Stop a run of which the losses (step, \\*members) after ``before`` steps are not all finite."""
     if bool(torch.isfinite(losses).all()):
         return
@@ -201,6 +208,7 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str) ->
             "the start itself has no finite density: look for a wrong scale in the program, for data far outside of "
             "the model's units (standardize them), or, after init=, for weights that the prior's support leaves out"
         )
+    remedy = reason() or remedy
     value = float(losses[(row, *member)])
     raise FloatingPointError(f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}")
 

@@ -18,7 +18,7 @@ from pyrobnn.inference.fitting.batches import permuted_rows
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, make_posterior
-from pyrobnn.inference.fitting.program import rows_together
+from pyrobnn.inference.fitting.program import rows_together, why_impossible
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
@@ -151,7 +151,16 @@ class GuideFit:
             snapshot=self._snapshot,
             progress=progress,
             name=name,
+            explain=self._explain,
         )
+
+    def _explain(self, theta: Tensor) -> str:
+        """Which parameter is impossible at draws of the guide; empty where none is, as of any net."""
+        if self.problem.is_bnn or not bool(theta.isfinite().all()):
+            return ""
+        layout, _, q = self._guide_at(theta)
+        with seeded(self.seed, self.problem.device):
+            return why_impossible(layout, layout.unconstrain(q.sample(100)))
 
     def _objective(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
