@@ -112,6 +112,14 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
     return f"the update moved far: {way} Fit again on all rows where it matters"
 
 
+def _modes_unsettled(error: float, drift: float, worth: float, **_: float) -> str:
+    return (
+        "the particles parted into modes on their way from the prior, and exchanges between all temperatures did not "
+        f"settle the weights of these modes: the log evidence still changed by {drift:+.2g} nats (standard error "
+        f"{error:.2g}), and the draws are worth {worth:.0f} independent ones. Use more num_particles"
+    )
+
+
 def _held_points(names: list[str]) -> str:
     named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
     return (
@@ -232,6 +240,7 @@ DRAWS: Sentences = {
         "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Raise "
         "num_particles, max_moves and max_leapfrogs; after an update fit again on all rows"
     ),
+    "modes_unsettled": _modes_unsettled,
     "far_update": _far_update,
     "wrong_gradient": _wrong_gradient,
     "worse_mean": (

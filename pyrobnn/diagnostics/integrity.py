@@ -23,6 +23,8 @@ _READ = (
     *(OBSERVED_DATA, HELD_OUT),
 )
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
+#: findings of a fit that no other check is needed for: its draws are not the posterior's
+_UNUSABLE = ("modes_unsettled",)
 _FEWEST_STEPS = 20  # steps of a search below which losses show nothing
 
 
@@ -84,6 +86,9 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     notes = [str(each) for each in told] if isinstance(told, list) else []
     if isinstance(kept, list):  # of findings those that are of the draws
         notes = [str(each) for each in findings(kept) if each.code in DRAWS]
+        unusable = [note for note in findings(kept) if note.code in _UNUSABLE]
+        if unusable:
+            return Found("fail", float(len(notes)), "fit_warned", {"first": str(unusable[0]).rstrip(".")}, 0.0)
     numbers = {"first": notes[0].rstrip(".") if notes else ""}
     return Found("warn", float(len(notes)), "fit_warned", numbers, 0.0) if notes else None
 

@@ -6,13 +6,15 @@ import math
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from pyrobnn.core.chains import RHAT_LIMIT, ess_of_families, rhat
 from pyrobnn.core.checks import Refused, check_count, check_number, require
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.exchange import Estimate, Ladders, Level, Passage
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
@@ -24,6 +26,14 @@ from pyrobnn.posterior import Posterior
 
 _STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
 _MAX_TEMPERATURES = 500
+#: states of an island that are kept of a temperature, and steps of an adaptation of the ladders and of their runs: the
+#: next is twice as long as the one before, which is its warm-up
+_KEPT, _ADAPTATIONS, _FIRST, _RUNS = 64, 4, 32, 5
+#: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
+#: as families, and standard errors by which long moves raise the log likelihood
+_HEAT, _WORTH, _RISE = 1.6, 0.5, 4.0
+#: nats of error, and effective draws, that runs of the ladders end at
+_ERROR, _DRAWS = 0.1, 400
 
 
 @register("smc", quick={"num_particles": 400, "num_draws": 100})
@@ -126,7 +136,7 @@ class SMC(Method):
                 course.run()
             z, log_joint, ancestor = course.draws()
             draws = problem.density.constrain(z)
-        stopped, islands = course.watch.stopped, course.particles.log_evidence
+        stopped = course.watch.stopped
         notes = course.findings()
         if stopped == "interrupt":
             notes.append(interruption(self, course.done, run.num_draws, "draws of each island"))
@@ -139,18 +149,9 @@ class SMC(Method):
             seed=run.seed,
             timings={"compile": course.compile_seconds, "fit": time.perf_counter() - started - course.compile_seconds},
             sample_stats={"lp": log_joint, "ancestor": ancestor},
-            log_evidence=log_mean(islands),
+            log_evidence=course.total,
             history=rung_history(course.rungs),
-            meta={
-                "log_evidence_kind": "smc",
-                "log_evidence_error": standard_error(islands),
-                "log_evidence_interval": student_interval(islands),
-                "log_evidence_by_island": islands.tolist(),
-                "num_temperatures": len(course.rungs),
-                "num_gradients": course.particles.num_gradients,
-                "stopped": stopped,
-                "common_start": False,
-            },
+            meta={**course.facts(), "stopped": stopped, "common_start": False},
             notes=notes,
             interrupted=stopped == "interrupt",
         )
@@ -178,56 +179,154 @@ class _Course:
             worth_keeping=lambda: bool(self._rounds),
         )
         self.rungs: list[Rung] = []
+        self.weighing: Weighing | None = None
+        self.exchange_gradients = 0
+        self._levels: list[Level] = []
         self._rounds: list[list[Tensor]] = []
         self._steps = self._place = 0
 
     def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
-        config, density = self._config, self._problem.density
-        values = prior_runs(density, config.num_particles, self._run.seed, [site.name for site in density.sites])
-        z = at_each(density.unconstrain, values).detach().contiguous()
-        evaluate, self.mode, self.compile_seconds = batched(evaluator(partial(parts, density)), z, config.compile)
-        self.particles = particles = Population(
-            evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
+        self._begin()
+        self._climb()
+        signs = self._signs()
+        self.signs = signs
+        if signs.parted:
+            self._weigh()
+        else:
+            self._sample()
+
+    def _begin(self) -> None:
+        """Particles from the prior."""
+        config = self._config
+        z = self._prior(config.num_particles, self._run.seed)
+        step = evaluator(partial(parts, self._problem.density))
+        self._evaluate, self.mode, self.compile_seconds = batched(step, z, config.compile)
+        self.particles = Population(
+            self._evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
         )
-        if not particles.possible():
+        if not self.particles.possible():
             raise Refused(
-                f"in none of an island's {particles.num_each} draws from the prior do the data have a finite "
+                f"in none of an island's {self.particles.num_each} draws from the prior do the data have a finite "
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
+
+    def _prior(self, num: int, seed: int) -> Tensor:
+        """Draws from the prior in unconstrained space (draw, dim)."""
+        density = self._problem.density
+        values = prior_runs(density, num, seed, [site.name for site in density.sites])
+        return at_each(density.unconstrain, values).detach().contiguous()
+
+    def _climb(self) -> None:
+        """All temperatures, one after the other."""
+        particles = self.particles
         while particles.beta < 1.0:
             if len(self.rungs) == _MAX_TEMPERATURES:
                 raise Refused(
                     f"{len(self.rungs)} temperatures led to beta = {particles.beta:.3g} only, of 1: the prior is too "
                     "far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
-            self.rungs.append(particles.climb(config.ess))
-            if self._report("tempering", self.rungs[-1], 0.98 * particles.beta**0.25):
+            self.rungs.append(particles.climb(self._config.ess))
+            self._levels.append(particles.level(_KEPT))
+            if self._report("tempering", self.rungs[-1], 0.97 * particles.beta**0.25):
                 raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
-        rung = self.rungs[-1]
+
+    def _signs(self) -> Signs:
+        """What the particles show at the last temperature, and when they are moved once more."""
+        particles = self.particles
+        passed = particles.passed()
+        heat = float(passed[passed.isfinite()].var()) / (0.5 * particles.z.shape[1])
+        before = particles.log_likelihood
+        particles.moved()
+        change = particles.log_likelihood - before
+        rise = float(change.mean()) / max(float(change.std()) / math.sqrt(len(change)), 1e-300)
+        shape = self._config.num_islands, -1
+        likelihoods = particles.log_likelihood.reshape(1, *shape).cpu().numpy()
+        worth = float(ess_of_families(likelihoods, particles.ancestor.reshape(shape).cpu().numpy())[0])
+        self._levels.append(particles.level(_KEPT))
+        return Signs(heat, worth / len(change), rise)
+
+    def _sample(self) -> None:
+        """Draws at the last temperature: the particles, which move on where more are asked for."""
+        particles = self.particles
         while True:
             kept = particles.z, particles.log_joint(), particles.ancestor
-            self._rounds.append([each.reshape(config.num_islands, -1, *each.shape[1:]) for each in kept])
-            done = min(self._run.num_draws, self.done)
-            finished = done == self._run.num_draws
-            stop = self._report("sampling", rung, 1.0 if finished else 0.99, done)
-            if stop and not finished:
-                self.watch.stopped = "callback"
-            if stop or finished:
+            self._rounds.append([each.reshape(self._config.num_islands, -1, *each.shape[1:]) for each in kept])
+            if self._enough():
                 return
-            rung = particles.moved()
+            particles.moved()
+
+    def _enough(self) -> bool:
+        """Whether there are all draws, or a callback wants no more."""
+        done = min(self._run.num_draws, self.done)
+        finished = done == self._run.num_draws
+        stop = self._report("sampling", self.rungs[-1], 1.0 if finished else 0.99, done)
+        if stop and not finished:
+            self.watch.stopped = "callback"
+        return stop or finished
+
+    def _weigh(self) -> None:
+        """Draws and evidence of ladders between all temperatures, each run twice as long, until they are at rest."""
+        config = self._config
+        ladders = Ladders(
+            self._evaluate,
+            self._prior,
+            self._levels,
+            config.num_islands,
+            config.num_particles,
+            self._run.seed,
+            config.max_leapfrogs,
+        )
+        for _ in range(_ADAPTATIONS):
+            ladders.adapt(_FIRST)
+            if self._report("exchanging", self.rungs[-1], 0.98):
+                raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
+        for run in range(_RUNS):
+            passage = ladders.run(2**run * 2 * _FIRST)
+            self.weighing = Weighing.of(passage, config.num_islands, ladders.num_steps)
+            if self.weighing.at_rest or self._report("exchanging", self.rungs[-1], 0.98):
+                break
+        self.exchange_gradients = ladders.num_gradients
+        self._rounds.append(passage.draws(config.num_islands))
+        while not self._enough():
+            self._rounds.append(ladders.run(_FIRST).draws(config.num_islands))
+
+    @property
+    def log_evidence(self) -> Tensor:
+        """Log evidence of each island."""
+        return self.particles.log_evidence if self.weighing is None else self.weighing.estimate.islands
+
+    @property
+    def total(self) -> float:
+        """Log evidence of all islands."""
+        return log_mean(self.log_evidence) if self.weighing is None else self.weighing.estimate.log_evidence
+
+    @property
+    def interval(self) -> list[float] | None:
+        """Where the log evidence is, nats; None of one island."""
+        if self.weighing is None:
+            return student_interval(self.log_evidence)
+        half = 1.96 * self.weighing.estimate.whole_error
+        return [self.total - half, self.total + half]
+
+    @property
+    def error(self) -> float | None:
+        """Standard error of the log evidence."""
+        if self.weighing is not None:
+            return self.weighing.estimate.whole_error
+        return standard_error(self.log_evidence)
 
     @property
     def done(self) -> int:
         """Draws of each island that there are."""
-        return len(self._rounds) * self.particles.num_each
+        return sum(z.shape[1] for z, _, _ in self._rounds)
 
     def _report(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
         self._steps += 1
         metrics = {
             "phase": phase,
             "beta": rung.beta,
-            "log_evidence": log_mean(self.particles.log_evidence),
+            "log_evidence": self.total,
             "acceptance_rate": rung.acceptance_rate,
             "step_size": rung.step_size,
             "moves": rung.moves,
@@ -254,14 +353,95 @@ class _Course:
 
     def findings(self) -> list[Finding]:
         """What the user has to know."""
-        islands = self.particles.log_evidence
-        error, interval = standard_error(islands), student_interval(islands)
+        error, interval = self.error, self.interval
         found = [Finding("one_island")] if interval is None else []
         if interval is not None and error is not None and error > 0.5:  # nats
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
-        if (low := lag(self.rungs)) > 0.5 + 2.0 * (error or 0.0):
+        if self.weighing is not None and not self.weighing.known:
+            found.append(Finding("modes_unsettled", self.weighing.numbers))
+        low = lag(self.rungs)
+        if self.weighing is None and low > 0.5 + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": low}))
         return found
+
+    def facts(self) -> dict[str, Any]:
+        """What ``meta`` holds of the evidence and of its cost."""
+        facts: dict[str, Any] = {
+            "log_evidence_kind": "smc",
+            "log_evidence_error": self.error,
+            "log_evidence_interval": self.interval,
+            "log_evidence_by_island": self.log_evidence.tolist(),
+            "num_temperatures": len(self.rungs),
+            "num_gradients": self.particles.num_gradients + self.exchange_gradients,
+            "signs_of_modes": self.signs._asdict(),
+        }
+        if self.weighing is not None:
+            facts["exchange"] = self.weighing.numbers
+        return facts
+
+
+class Signs(NamedTuple):
+    """What shows that modes parted on the way up.
+
+    ``heat``, the heat capacity, is the variance of the log likelihood at the last temperature in units of a Gaussian
+    posterior's, half the number of parameters: modes of different likelihood have more. ``worth`` is the effective
+    share of the particles, counted by families: particles that pass between modes forget which of the prior's draws
+    they descend from. ``rise`` is what further moves add to the mean log likelihood, in standard errors.
+    """
+
+    heat: float
+    worth: float
+    rise: float
+
+    @property
+    def parted(self) -> bool:
+        """Whether modes are to be weighed by ladders."""
+        return self.heat > _HEAT or self.worth < _WORTH or self.rise > _RISE
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """What a run of ladders says: its evidence, and the number of independent draws of the log likelihood."""
+
+    estimate: Estimate
+    worth: float
+    rhat: float
+    num_temperatures: int
+    num_steps: int
+
+    @classmethod
+    def of(cls, passage: Passage, num_islands: int, num_steps: int) -> Weighing:
+        """That of one run; ``num_steps`` of all runs together."""
+        _, log_joint, ladder = passage.draws(num_islands)
+        likelihoods = passage.draws_of(passage.log_likelihood[:, -1], num_islands).cpu().numpy()
+        worth = float(ess_of_families(likelihoods[None], ladder.cpu().numpy())[0])
+        ratio = float(rhat(likelihoods)) if num_islands > 1 else 1.0
+        return cls(passage.estimate(num_islands), worth, ratio, len(passage.betas), num_steps)
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether a longer run would say the same."""
+        drifts = abs(self.estimate.drift) > 2.5 * self.estimate.drift_error
+        return not drifts and self.estimate.error <= _ERROR and self.worth >= _DRAWS and self.rhat <= RHAT_LIMIT
+
+    @property
+    def known(self) -> bool:
+        """Whether draws and evidence are the posterior's as far as the ladders show."""
+        drifts = abs(self.estimate.drift) > 3.0 * self.estimate.drift_error
+        return not drifts and self.estimate.error <= 0.5 and self.worth >= 0.25 * _DRAWS
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What is said of it."""
+        return {
+            "error": self.estimate.error,
+            "drift": self.estimate.drift,
+            "drift_error": self.estimate.drift_error,
+            "worth": self.worth,
+            "rhat": self.rhat,
+            "num_temperatures": self.num_temperatures,
+            "num_steps": self.num_steps,
+        }
 
 
 def rung_history(rungs: list[Rung]) -> dict[str, Tensor]:

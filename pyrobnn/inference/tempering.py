@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.exchange import Level
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
 from pyrobnn.inference.hmc.adaptation import pulled, unwhiten, whitening
@@ -82,7 +83,7 @@ def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
-    """The tempered density's gradient and the two parts of its value, for all particles at once.
+    """The tempered density's gradient and the two parts of its value, for all particles at once, each at its own β.
 
     ``parts`` gives base and rest at a point (dim,); what it takes beside it comes after β.
     """
@@ -94,7 +95,7 @@ def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
     slope = torch.func.grad(tempered, has_aux=True)
 
     def evaluate(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, *[None] * (1 + len(data))))(z, beta, *data)
+        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, 0, *[None] * len(data)))(z, beta, *data)
         return gradient, base, rest
 
     return evaluate
@@ -102,14 +103,17 @@ def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
 
 def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tuple[Evaluate, str, float]:
     """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
-    beta = torch.ones((), dtype=torch.float64, device=z.device)
-    size = at_once(lambda one: evaluate(one, beta, *data)[:2], z) if compile or data else len(z)
-    step = compiled(evaluate, z[:size].contiguous(), beta, *data, enabled=compile, name="the model")
+    beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
+    size = at_once(lambda one: evaluate(one, beta[: len(one)], *data)[:2], z) if compile or data else len(z)
+    step = compiled(evaluate, z[:size].contiguous(), beta[:size], *data, enabled=compile, name="the model")
 
-    def in_parts(z: Tensor, *rest: Tensor) -> Any:
+    def in_parts(z: Tensor, beta: Tensor, *rest: Tensor) -> Any:
         short = -len(z) % size if step.mode != "eager" else 0  # compiled code has one shape
         filled = torch.cat([z, z[-1:].expand(short, -1)])
-        return [torch.cat(each)[: len(z)] for each in zip(*(step(part, *rest) for part in filled.split(size)))]
+        betas = beta.expand(len(z))
+        betas = torch.cat([betas, betas[-1:].expand(short)])
+        pieces = zip(filled.split(size), betas.split(size), strict=True)
+        return [torch.cat(each)[: len(z)] for each in zip(*(step(*piece, *rest) for piece in pieces))]
 
     return in_parts, step.mode, step.seconds
 
@@ -217,15 +221,15 @@ class Population:
 
     def possible(self) -> bool:
         """Whether every island has a particle at which the data are possible."""
-        return bool(self._passed().isfinite().any(1).all())
+        return bool(self.passed().isfinite().any(1).all())
 
-    def _passed(self) -> Tensor:
+    def passed(self) -> Tensor:
         """Log likelihood of all positions at this temperature (island, particle · position), those of one together."""
         return torch.stack([each for _, each in self._states], -1).reshape(self.num_islands, -1)
 
     def climb(self, ess: float) -> Rung:
         """One temperature more: weights worth the share ``ess``, evidence, resampling, moves."""
-        passed = self._passed()
+        passed = self.passed()
         beta = next_beta(passed, self.beta, ess)
         step = beta - self.beta
         worth = float(share(passed, step).mean())
@@ -320,6 +324,11 @@ class Population:
         gradient, base, log_likelihood = self.evaluate(self.z, beta)
         self.num_gradients += len(self.z)
         return gradient, base, log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+
+    def level(self, num: int) -> Level:
+        """Positions of every island at this temperature, at most ``num``, with their scale and the step of a path."""
+        places = torch.linspace(0, self.num_each - 1, min(num, self.num_each), device=self.z.device).round().long()
+        return Level(self.beta, self.z.unflatten(0, (self.num_islands, -1))[:, places], self._spread(), self._step)
 
     def log_joint(self) -> Tensor:
         """Log joint density in unconstrained space (island × particle,)."""
