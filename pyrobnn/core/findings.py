@@ -112,11 +112,17 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
     return f"the update moved far: {way} Fit again on all rows where it matters"
 
 
-def _modes_unsettled(error: float, drift: float, worth: float, **_: float) -> str:
+def _modes_unsettled(error: float | None = None, drift: float | None = None, worth: float = 0.0, **_: float) -> str:
+    if drift is None:
+        seen = "were not finished"
+    else:
+        seen = (
+            "did not settle the weights of these modes: the log evidence still changed by "
+            f"{drift:+.2g} nats (standard error {error:.2g})"
+        )
     return (
-        "the particles parted into modes on their way from the prior, and exchanges between all temperatures did not "
-        f"settle the weights of these modes: the log evidence still changed by {drift:+.2g} nats (standard error "
-        f"{error:.2g}), and the draws are worth {worth:.0f} independent ones. Use more num_particles"
+        "the particles parted into modes on their way from the prior, and exchanges between all temperatures "
+        f"{seen}; the draws are worth {worth:.0f} independent ones. Use more num_particles"
     )
 
 

@@ -202,24 +202,26 @@ class Ladders:
         self.log_likelihood = self.log_likelihood[source, ladder]
         return 1.0 - chance.mean(1).cpu()
 
-    def run(self, num: int) -> Passage:
-        """``num`` steps, and what was passed."""
+    def run(self, num: int, keep: int) -> Passage:
+        """``num`` steps, and what was passed; of the states of the posterior about ``keep``."""
+        stride = max(1, num * self.num_ladders // keep)
         tops = []
         joints = []
         likelihoods = []
-        for _ in range(num):
+        for step in range(num):
             self.step()
-            tops.append(self.z[-1])
-            joints.append(self.base[-1] + self.log_likelihood[-1])
             likelihoods.append(self.log_likelihood)
+            if step % stride == 0:
+                tops.append(self.z[-1])
+                joints.append(self.base[-1] + self.log_likelihood[-1])
         return Passage(self.betas, torch.stack(tops), torch.stack(joints), torch.stack(likelihoods))
 
 
 class Passage(NamedTuple):
     """What ladders pass in a number of steps.
 
-    The temperatures (temperature,); the states of the posterior (step, ladder, dim) and their log joints (step,
-    ladder); the log likelihoods (step, temperature, ladder).
+    The temperatures (temperature,); of some of the steps the states of the posterior (step, ladder, dim) and their log
+    joints (step, ladder); the log likelihoods of all (step, temperature, ladder).
     """
 
     betas: Tensor

@@ -29,6 +29,8 @@ _MAX_TEMPERATURES = 500
 #: states of an island that are kept of a temperature, and steps of an adaptation of the ladders and of their runs: the
 #: next is twice as long as the one before, which is its warm-up
 _KEPT, _ADAPTATIONS, _FIRST, _RUNS = 64, 4, 32, 5
+#: runs that are made whatever they cost; a further one where all of them take at most this many times the climb
+_AT_LEAST, _AT_MOST = 3, 30
 #: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
 #: as families, and standard errors by which long moves raise the log likelihood
 _HEAT, _WORTH, _RISE = 1.6, 0.5, 4.0
@@ -48,10 +50,18 @@ class SMC(Method):
 
     .. math:: \log \hat Z = \sum_t \log \frac1K \sum_k p(y \mid \theta_k^{(t)})^{\beta_{t+1} - \beta_t}
 
+    Where the particles part into modes on the way, their weights rest on the few that were in each at the time, and a
+    mode that is found late has no weight at all. Three signs show it: a heat capacity at the last temperature beyond
+    that of one mode, few families among the particles, and further moves that raise the log likelihood. Then parallel
+    tempering between the temperatures of the climb makes the draws and the evidence anew: a late mode climbs down to
+    where modes communicate, and is weighed from there. It takes as long as draws and evidence still change, at most
+    about thirty times as long as the climb.
+
     Args:
         num_particles: in all islands together.
         num_islands: groups of particles that never mix. Each is a chain of the posterior and estimates the evidence for
-            itself: their spread is its error, and R-hat between them says whether there were particles enough.
+            itself: their spread is an estimate of its error, and R-hat between them says whether there were particles
+            enough.
         ess: effective sample size of the weights between two temperatures, as a share of the particles.
         max_leapfrogs: of a path.
         max_moves: paths of a particle at a temperature.
@@ -61,16 +71,19 @@ class SMC(Method):
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: draws (num_islands, num_draws, …), siblings beside each other: the particles, which move on
-    where more are asked for; ``sample_stats`` lp and ancestor (which of its island's draws from the prior a draw
-    descends from), and ``log_evidence``. In ``meta``: ``log_evidence_error``, the standard error of the mean over
-    islands (None of one island; of four it has three degrees of freedom), ``log_evidence_interval``, 95 % by Student's
-    t, ``log_evidence_by_island``, ``num_temperatures`` and ``num_gradients``.
+    where more are asked for, or states of the ladders of parallel tempering; ``sample_stats`` lp and ancestor (which of
+    its island's draws from the prior, or of its ladders, a draw descends from), and ``log_evidence``. In ``meta``:
+    ``log_evidence_error``, the standard error (None of one island): the larger one of what islands and families show,
+    or that of the ladders with what their evidence still changes by, ``log_evidence_interval``, 95 %,
+    ``log_evidence_by_island``, ``num_temperatures``, ``num_gradients``, ``signs_of_modes`` (heat, worth, rise), and
+    ``exchange`` where there was parallel tempering (its error, drift, effective draws, temperatures and steps).
 
     Refused: a program that subsamples or cannot be batched; point parameters other than a net's,
     which are held; an improper prior; data that are impossible at all draws from the prior; too many temperatures.
 
-    Caveat: where a mode is narrow and the particles are few, none may be in it when it parts from the rest, and nothing
-    shows it. An island's particles descend from few: its draws are worth less than their number.
+    Caveat: a mode that no particle has ever been in, of the draws from the prior or of any move, is not there for this
+    method, and nothing can show it: neither the stated error nor a verdict. The narrower the mode and the more
+    parameters, the more particles that takes.
 
     References:
         *Sequential Monte Carlo samplers* (Del Moral, Doucet & Jasra, 2006)
@@ -78,6 +91,7 @@ class SMC(Method):
         *Adaptive tuning of Hamiltonian Monte Carlo within sequential Monte Carlo* (Buchholz, Chopin & Jacob, 2021)
         https://doi.org/10.1214/20-BA1222
         *Waste-free sequential Monte Carlo* (Dau & Chopin, 2022) https://doi.org/10.1111/rssb.12475
+        *Non-reversible parallel tempering* (Syed et al., 2022) https://doi.org/10.1111/rssb.12464
 
     Example:
         >>> import pyro, pyro.distributions as dist, pyrobnn as pb, torch
@@ -165,6 +179,7 @@ class _Course:
     """The course of a fit: temperatures, then draws."""
 
     particles: Population
+    signs: Signs
 
     def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
         self._config, self._problem, self._run = config, problem, run
@@ -189,9 +204,8 @@ class _Course:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         self._begin()
         self._climb()
-        signs = self._signs()
-        self.signs = signs
-        if signs.parted:
+        self.signs = self._signs()
+        if self.signs.parted:
             self._weigh()
         else:
             self._sample()
@@ -248,13 +262,16 @@ class _Course:
 
     def _sample(self) -> None:
         """Draws at the last temperature: the particles, which move on where more are asked for."""
-        particles = self.particles
-        while True:
-            kept = particles.z, particles.log_joint(), particles.ancestor
-            self._rounds.append([each.reshape(self._config.num_islands, -1, *each.shape[1:]) for each in kept])
-            if self._enough():
-                return
-            particles.moved()
+        self._rounds.append(self._of_particles())
+        while not self._enough():
+            self.particles.moved()
+            self._rounds.append(self._of_particles())
+
+    def _of_particles(self) -> list[Tensor]:
+        """Positions (island, draw, dim), log joints and ancestors (island, draw) of the particles."""
+        islands = self._config.num_islands
+        values = self.particles.z, self.particles.log_joint(), self.particles.ancestor
+        return [value.unflatten(0, (islands, -1)) for value in values]
 
     def _enough(self) -> bool:
         """Whether there are all draws, or a callback wants no more."""
@@ -268,6 +285,8 @@ class _Course:
     def _weigh(self) -> None:
         """Draws and evidence of ladders between all temperatures, each run twice as long, until they are at rest."""
         config = self._config
+        self._rounds.append(self._of_particles())  # what there is if the user stops here
+        keep = max(2 * config.num_particles, config.num_islands * self._run.num_draws)
         ladders = Ladders(
             self._evaluate,
             self._prior,
@@ -280,16 +299,23 @@ class _Course:
         for _ in range(_ADAPTATIONS):
             ladders.adapt(_FIRST)
             if self._report("exchanging", self.rungs[-1], 0.98):
-                raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
+                self.watch.stopped = "callback"
+                return
         for run in range(_RUNS):
-            passage = ladders.run(2**run * 2 * _FIRST)
+            begun = ladders.num_gradients
+            passage = ladders.run(2**run * 2 * _FIRST, keep)
+            self._rounds = [passage.draws(config.num_islands)]
             self.weighing = Weighing.of(passage, config.num_islands, ladders.num_steps)
-            if self.weighing.at_rest or self._report("exchanging", self.rungs[-1], 0.98):
+            self.exchange_gradients = ladders.num_gradients
+            after_next = ladders.num_gradients + 2 * (ladders.num_gradients - begun)
+            dear = run + 1 >= _AT_LEAST and after_next > _AT_MOST * self.particles.num_gradients
+            if self.weighing.at_rest or dear:
                 break
-        self.exchange_gradients = ladders.num_gradients
-        self._rounds.append(passage.draws(config.num_islands))
+            if self._report("exchanging", self.rungs[-1], 0.98):
+                self.watch.stopped = "callback"
+                return
         while not self._enough():
-            self._rounds.append(ladders.run(_FIRST).draws(config.num_islands))
+            self._rounds.append(ladders.run(_FIRST, keep).draws(config.num_islands))
 
     @property
     def log_evidence(self) -> Tensor:
@@ -304,9 +330,13 @@ class _Course:
     @property
     def interval(self) -> list[float] | None:
         """Where the log evidence is, nats; None of one island."""
+        error = self.error
+        if error is None:
+            return None
         if self.weighing is None:
-            return student_interval(self.log_evidence)
-        half = 1.96 * self.weighing.estimate.whole_error
+            half = student_width(error, self._config.num_islands)
+        else:
+            half = 1.96 * error
         return [self.total - half, self.total + half]
 
     @property
@@ -314,7 +344,11 @@ class _Course:
         """Standard error of the log evidence."""
         if self.weighing is not None:
             return self.weighing.estimate.whole_error
-        return standard_error(self.log_evidence)
+        spread = standard_error(self.log_evidence)
+        if spread is None:
+            return None
+        ancestor = self.particles.ancestor.unflatten(0, (self._config.num_islands, -1))
+        return max(spread, error_of_families(ancestor))
 
     @property
     def done(self) -> int:
@@ -359,6 +393,9 @@ class _Course:
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
         if self.weighing is not None and not self.weighing.known:
             found.append(Finding("modes_unsettled", self.weighing.numbers))
+        if self.weighing is None and self.signs.parted:
+            worth = self.signs.worth * self._config.num_particles
+            found.append(Finding("modes_unsettled", {"error": error, "drift": None, "worth": worth}))
         low = lag(self.rungs)
         if self.weighing is None and low > 0.5 + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": low}))
@@ -412,9 +449,10 @@ class Weighing:
     @classmethod
     def of(cls, passage: Passage, num_islands: int, num_steps: int) -> Weighing:
         """That of one run; ``num_steps`` of all runs together."""
-        _, log_joint, ladder = passage.draws(num_islands)
-        likelihoods = passage.draws_of(passage.log_likelihood[:, -1], num_islands).cpu().numpy()
-        worth = float(ess_of_families(likelihoods[None], ladder.cpu().numpy())[0])
+        values = passage.log_likelihood[:, -1]
+        likelihoods = passage.draws_of(values, num_islands).cpu().numpy()
+        ladder = torch.arange(values.shape[1]).expand(len(values), -1)
+        worth = float(ess_of_families(likelihoods[None], passage.draws_of(ladder, num_islands).numpy())[0])
         ratio = float(rhat(likelihoods)) if num_islands > 1 else 1.0
         return cls(passage.estimate(num_islands), worth, ratio, len(passage.betas), num_steps)
 
@@ -457,6 +495,22 @@ def log_mean(islands: Tensor) -> float:
 def standard_error(islands: Tensor) -> float | None:
     """Standard error of the mean of the islands' log evidence, nats; None of one."""
     return None if len(islands) < 2 else float(islands.std()) / math.sqrt(len(islands))
+
+
+def error_of_families(ancestor: Tensor) -> float:
+    r"""Standard error of the log evidence, nats, by how unequal the families of particles (island, particle) are.
+
+    .. math:: \operatorname{var} \log \hat Z \approx \sum_a (n_a / N)^2 - 1 / N
+
+    for n of N particles of an island that descend from the ancestor a: what came of few ancestors is known as well as
+    few draws know it, also where islands agree by chance.
+
+    References:
+        Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
+    """
+    islands, count = ancestor.shape
+    variances = [float((family.bincount().double() / count).square().sum()) - 1.0 / count for family in ancestor]
+    return math.sqrt(max(sum(variances), 0.0)) / islands
 
 
 def student_width(error: float, islands: int, level: float = 0.95) -> float:

@@ -33,7 +33,8 @@ from pyrobnn.model.nodes import is_improper, is_observed, is_subsample, log_prob
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 _TARGET_ACCEPT = 0.8  # that the step size is tuned to
-_FEW, _CACHED = 8, 2**19  # particles that are never split; elements of one tensor that stay in the cache
+_FEW, _MANY = 8, 256  # particles that are never split, and of a call of compiled code at most, of one shape
+_CACHED = 2**19  # elements of one tensor that stay in the cache
 
 
 def refuse_without_prior(density: Density) -> None:
@@ -124,7 +125,7 @@ def at_once(gradient: Gradient, z: Tensor) -> int:
         return len(z)
     each = library_elements(gradient, z[:2]) / 2
     divisors = [size for size in range(_FEW, len(z) + 1) if len(z) % size == 0]
-    return max((size for size in divisors if size * each <= _CACHED), default=divisors[0])
+    return max((size for size in divisors if size <= _MANY and size * each <= _CACHED), default=divisors[0])
 
 
 def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
