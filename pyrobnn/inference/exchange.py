@@ -53,9 +53,8 @@ class Estimate(NamedTuple):
 
     @property
     def whole_error(self) -> float:
-        """The standard error, and beside it the drift where that is more than chance."""
-        drifts = abs(self.drift) > 3.0 * self.drift_error
-        return math.hypot(self.error, self.drift) if drifts else self.error
+        """The standard error, and beside it the drift, which a start far from rest leaves."""
+        return math.hypot(self.error, self.drift)
 
 
 @dataclass(eq=False)

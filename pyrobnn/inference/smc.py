@@ -32,8 +32,9 @@ _KEPT, _ADAPTATIONS, _FIRST, _RUNS = 64, 4, 32, 5
 #: runs that are made whatever they cost; a further one where all of them take at most this many times the climb
 _AT_LEAST, _AT_MOST = 3, 30
 #: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
-#: as families, and standard errors by which long moves raise the log likelihood
-_HEAT, _WORTH, _RISE = 1.6, 0.5, 4.0
+#: as families, standard errors by which further moves raise the log likelihood, and the error that families show in
+#: units of that of resampling. One mode has up to 1.3, from 0.8, up to 2 and up to 1.5
+_HEAT, _WORTH, _RISE, _FAMILIES = 1.6, 0.5, 4.0, 2.5
 #: nats of error, and effective draws, that runs of the ladders end at
 _ERROR, _DRAWS = 0.1, 400
 
@@ -51,8 +52,8 @@ class SMC(Method):
     .. math:: \log \hat Z = \sum_t \log \frac1K \sum_k p(y \mid \theta_k^{(t)})^{\beta_{t+1} - \beta_t}
 
     Where the particles part into modes on the way, their weights rest on the few that were in each at the time, and a
-    mode that is found late has no weight at all. Three signs show it: a heat capacity at the last temperature beyond
-    that of one mode, few families among the particles, and further moves that raise the log likelihood. Then parallel
+    mode that is found late has no weight at all. It shows in a heat capacity at the last temperature beyond that of one
+    mode, in few families among the particles, and in further moves that raise the log likelihood. Then parallel
     tempering between the temperatures of the climb makes the draws and the evidence anew: a late mode climbs down to
     where modes communicate, and is weighed from there. It takes as long as draws and evidence still change, at most
     about thirty times as long as the climb.
@@ -75,8 +76,9 @@ class SMC(Method):
     its island's draws from the prior, or of its ladders, a draw descends from), and ``log_evidence``. In ``meta``:
     ``log_evidence_error``, the standard error (None of one island): the larger one of what islands and families show,
     or that of the ladders with what their evidence still changes by, ``log_evidence_interval``, 95 %,
-    ``log_evidence_by_island``, ``num_temperatures``, ``num_gradients``, ``signs_of_modes`` (heat, worth, rise), and
-    ``exchange`` where there was parallel tempering (its error, drift, effective draws, temperatures and steps).
+    ``log_evidence_by_island``, ``num_temperatures``, ``num_gradients``, ``signs_of_modes`` (heat, worth, rise,
+    families), and ``exchange`` where there was parallel tempering (its error, drift, effective draws, temperatures and
+    steps).
 
     Refused: a program that subsamples or cannot be batched; point parameters other than a net's,
     which are held; an improper prior; data that are impossible at all draws from the prior; too many temperatures.
@@ -256,9 +258,12 @@ class _Course:
         rise = float(change.mean()) / max(float(change.std()) / math.sqrt(len(change)), 1e-300)
         shape = self._config.num_islands, -1
         likelihoods = particles.log_likelihood.reshape(1, *shape).cpu().numpy()
-        worth = float(ess_of_families(likelihoods, particles.ancestor.reshape(shape).cpu().numpy())[0])
+        ancestor = particles.ancestor.reshape(shape)
+        worth = float(ess_of_families(likelihoods, ancestor.cpu().numpy())[0])
+        explained = math.sqrt(sum(1.0 / rung.ess - 1.0 for rung in self.rungs) / len(change))
+        families = error_of_families(ancestor) / max(explained, math.sqrt(0.1 / len(change)))
         self._levels.append(particles.level(_KEPT))
-        return Signs(heat, worth / len(change), rise)
+        return Signs(heat, worth / len(change), rise, families)
 
     def _sample(self) -> None:
         """Draws at the last temperature: the particles, which move on where more are asked for."""
@@ -423,17 +428,21 @@ class Signs(NamedTuple):
     ``heat``, the heat capacity, is the variance of the log likelihood at the last temperature in units of a Gaussian
     posterior's, half the number of parameters: modes of different likelihood have more. ``worth`` is the effective
     share of the particles, counted by families: particles that pass between modes forget which of the prior's draws
-    they descend from. ``rise`` is what further moves add to the mean log likelihood, in standard errors.
+    they descend from. ``rise`` is what further moves add to the mean log likelihood, in standard errors. ``families``
+    is the error of the log evidence that families show, in units of what the weights of all temperatures explain: it is
+    larger where few particles passed a bottleneck and the others descend from them.
     """
 
     heat: float
     worth: float
     rise: float
+    families: float
 
     @property
     def parted(self) -> bool:
         """Whether modes are to be weighed by ladders."""
-        return self.heat > _HEAT or self.worth < _WORTH or self.rise > _RISE
+        late = self.heat > _HEAT or self.rise > _RISE
+        return late or self.worth < _WORTH or self.families > _FAMILIES
 
 
 @dataclass(frozen=True)

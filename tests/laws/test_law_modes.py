@@ -120,10 +120,10 @@ def test_one_mode_costs_no_exchange():
 
 
 def test_each_sign_of_modes_is_enough():
-    assert not Signs(heat=1.0, worth=0.9, rise=1.0).parted
-    assert Signs(heat=3.0, worth=0.9, rise=1.0).parted
-    assert Signs(heat=1.0, worth=0.1, rise=1.0).parted
-    assert Signs(heat=1.0, worth=0.9, rise=7.0).parted
+    one = Signs(heat=1.0, worth=0.9, rise=1.0, families=1.2)
+    assert not one.parted
+    for change in ({"heat": 3.0}, {"worth": 0.1}, {"rise": 7.0}, {"families": 5.0}):
+        assert one._replace(**change).parted
 
 
 def test_weights_that_did_not_settle_fail():
