@@ -248,10 +248,11 @@ class _Course:
                 raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
 
     def _signs(self) -> Signs:
-        """What the particles show at the last temperature, and when they are moved once more."""
+        """What the particles, which are the first draws, show at the last temperature, and when they are moved on."""
         particles = self.particles
         passed = particles.passed()
         heat = float(passed[passed.isfinite()].var()) / (0.5 * particles.z.shape[1])
+        first = self._of_particles()
         before = particles.log_likelihood
         particles.moved()
         change = particles.log_likelihood - before
@@ -263,14 +264,14 @@ class _Course:
         explained = math.sqrt(sum(1.0 / rung.ess - 1.0 for rung in self.rungs) / len(change))
         families = error_of_families(ancestor) / max(explained, math.sqrt(0.1 / len(change)))
         self._levels.append(particles.level(_KEPT))
+        self._rounds.append(first)
         return Signs(heat, worth / len(change), rise, families)
 
     def _sample(self) -> None:
-        """Draws at the last temperature: the particles, which move on where more are asked for."""
-        self._rounds.append(self._of_particles())
+        """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
         while not self._enough():
-            self.particles.moved()
             self._rounds.append(self._of_particles())
+            self.particles.moved()
 
     def _of_particles(self) -> list[Tensor]:
         """Positions (island, draw, dim), log joints and ancestors (island, draw) of the particles."""
@@ -290,7 +291,6 @@ class _Course:
     def _weigh(self) -> None:
         """Draws and evidence of ladders between all temperatures, each run twice as long, until they are at rest."""
         config = self._config
-        self._rounds.append(self._of_particles())  # what there is if the user stops here
         keep = max(2 * config.num_particles, config.num_islands * self._run.num_draws)
         ladders = Ladders(
             self._evaluate,

@@ -96,14 +96,14 @@ def sine(seed: int) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_mode_that_is_found_late_is_weighed_or_the_verdict_fails():
-    """Slow annealing (60 moves at each of 23 temperatures) gives -52.8 upwards, too low, and -49.6 downwards."""
+    """Ladders of 1,024 steps gave -47.2 with a drift of +.6 left; the climb alone gives -53 with an error of .1."""
     model, x, y = sine(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posterior = pb.SMC(num_particles=1000).fit(model, x, y)
         verdict = pb.diagnose(posterior.to_datatree(x, y))
     error = posterior.meta["log_evidence_error"]
-    right = -51.2 - 3.0 * error <= posterior.log_evidence <= -49.2 + 3.0 * error and error <= MOST
+    right = abs(posterior.log_evidence + 46.9) <= 3.0 * error + 0.5 and error <= MOST
     assert right or verdict.draws == "fail"
 
 
