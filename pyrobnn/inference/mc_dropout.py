@@ -19,6 +19,8 @@ from pyrobnn.inference.fitting.batches import scaled_program
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
 from pyrobnn.inference.method import FitRun, Kind, register
+from pyrobnn.inference.optim.minimize import Result
+from pyrobnn.inference.optim.paths import late_loss
 from pyrobnn.inference.point_methods import Trained
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
@@ -93,6 +95,10 @@ class MCDropout(Trained):
         if self.num_steps == 0 and run.init is None:
             raise ValueError("num_steps=0 takes the weights of a trained net: pass it as init=")
         return super()._prepare(run, device)
+
+    def _worths(self, problem: Problem, ends: Sequence[Result]) -> Tensor:
+        """By the losses under the masks of the last steps."""
+        return torch.stack([-problem.num_rows * late_loss(end) for end in ends])
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         net, probes = problem.bnn, problem.x[:NUM_PROBES]

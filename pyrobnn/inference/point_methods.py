@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -12,12 +13,21 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.initial import fresh_starts, start_values, starts_of
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.paths import (
+    MAX_PATHS,
+    REFINING_STEPS,
+    FreeNoise,
+    Refinement,
+    Search,
+    num_together,
+    worths_of,
+)
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
@@ -34,9 +44,18 @@ class Trained(Method):
     compile: bool = True
 
     claim: ClassVar[Claim] = "none"
+    #: paths of each member that are followed together where that costs little
+    max_paths: ClassVar[int] = MAX_PATHS
+    #: whether ends of several paths are compared by their evidence, else by their log joint
+    by_evidence: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Training.of(self, "cosine")  # its checks
+
+    @property
+    def _title(self) -> str:
+        """What a bar calls the search."""
+        return type(self).__name__
 
     @staticmethod
     def _target(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
@@ -65,8 +84,62 @@ class Trained(Method):
     ) -> Result:
         """Maximise from ``start``: one point (dim,), or several together (members, dim), each of its ``ys`` if given.
 
-        A program that subsamples draws a subsample at every call, for every member another.
+        Where the noise is free, along several paths.
         """
+        snapshot = snapshot or (lambda theta: self._posterior(problem, theta, run.seed))
+        noise = FreeNoise.of(problem) if ys is None and self._is_bounded(problem) else None
+        if noise is None:
+            return self._plain_search(problem, start, run, ys, snapshot)
+        search = Search(
+            problem,
+            noise,
+            self._target,
+            partial(self._worths, problem),
+            Training.of(self, "cosine"),
+            lambda: problem.batches(self.batch_size),
+            num_paths=num_together(problem, self.batch_size, len(start.reshape(-1, start.shape[-1])), self.max_paths),
+            refinement=self._refinement(problem),
+            other_starts=None
+            if run.init is not None
+            else partial(fresh_starts, problem, run.seed, start.reshape(-1, start.shape[-1])[0]),
+            callbacks=run.callbacks,
+            snapshot=snapshot,
+            progress=run.progress,
+            name=self._title,
+        )
+        return search.best(start)
+
+    def _is_bounded(self, problem: Problem) -> bool:
+        """Whether ends of several paths can be compared: no density grows without bound on one of them."""
+        return True
+
+    def _worths(self, problem: Problem, ends: Sequence[Result]) -> Tensor:
+        """By what the ends of several paths are compared, (end,) in nats."""
+        return worths_of(problem, ends, evidence=self.by_evidence)
+
+    def _is_whole(self, problem: Problem) -> bool:
+        """Whether a batch holds all of the data: one of as many rows is that by another name."""
+        return problem.loader is None and (self.batch_size is None or self.batch_size >= problem.num_rows)
+
+    @property
+    def _refining_steps(self) -> int:
+        """L-BFGS evaluations that bring the ends of several paths to where they can be compared."""
+        return 0
+
+    @property
+    def _polishing_steps(self) -> int:
+        """L-BFGS evaluations of the end that is kept."""
+        return 0
+
+    def _refinement(self, problem: Problem) -> Refinement | None:
+        if not self._refining_steps or not self._is_whole(problem):
+            return None
+        return Refinement(problem.density, self._refining_steps, self._polishing_steps, self.compile)
+
+    def _plain_search(
+        self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None, snapshot: Callable
+    ) -> Result:
+        """Along one path. A program that subsamples draws a subsample at every call, for every member another."""
         density = problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
@@ -88,9 +161,9 @@ class Trained(Method):
             batches,
             Training.of(self, "cosine"),
             callbacks=run.callbacks,
-            snapshot=snapshot or (lambda theta: self._posterior(problem, theta, run.seed)),
+            snapshot=snapshot,
             progress=run.progress,
-            name=type(self).__name__,
+            name=self._title,
             explain=lambda theta: why_impossible(problem.density, theta.reshape(-1, problem.density.dim)),
         )
 
@@ -137,6 +210,10 @@ class MLE(Trained):
 
     kind: ClassVar[Kind] = "point"
     default_draws: ClassVar[int] = 1
+
+    def _is_bounded(self, problem: Problem) -> bool:
+        # without a prior, a net of as many weights as there are rows passes through them all
+        return problem.density.dim < problem.num_rows
 
     @staticmethod
     def _target(density: Density, theta: Tensor, *batch: Tensor) -> Tensor:
@@ -188,16 +265,22 @@ class MAP(Trained):
         super().__post_init__()
         check_count("polish_steps", self.polish_steps, minimum=0)
 
+    @property
+    def _refining_steps(self) -> int:
+        return min(REFINING_STEPS, self.polish_steps)
+
+    @property
+    def _polishing_steps(self) -> int:
+        return self.polish_steps
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         with seeded(run.seed, problem.device):
             result = self._search(problem, self._start(problem, run), run)
             theta, meta = result.params, {}
-            in_memory, rows = problem.loader is None, problem.num_rows
-            # a batch that holds all rows is all of the data by another name
-            whole = in_memory and (self.batch_size is None or self.batch_size >= rows)
+            in_memory, rows, whole = problem.loader is None, problem.num_rows, self._is_whole(problem)
             try:
-                if whole and not result.interrupted:
+                if whole and not result.interrupted and "gradient_norm" not in result.path:
                     theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps, self.compile)
                 # a few gradients on all of the data, where they are to be had cheaply and without noise
                 cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None
@@ -244,6 +327,8 @@ class DeepEnsemble(Trained):
 
     num_members: int = 5
 
+    max_paths: ClassVar[int] = 3
+    by_evidence: ClassVar[bool] = True
     kind: ClassVar[Kind] = "independent"
     uses: ClassVar[tuple[str, ...]] = ()
 
@@ -258,9 +343,10 @@ class DeepEnsemble(Trained):
         check_batched(problem.density.subsampled(), "DeepEnsemble")
         return super()._fit(problem, run)
 
+    @property
+    def _refining_steps(self) -> int:
+        return REFINING_STEPS
+
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         seeds = [run.seed * self.num_members + member for member in range(self.num_members)]
-        starts: list[dict[str, Tensor]] = [{} for _ in seeds]  # a plain program's are prior medians
-        if problem.is_bnn:
-            starts = [problem.bnn.reinitialized(own).initial_values() for own in seeds]
-        return torch.stack([problem.density.initial(*each) for each in zip(starts, seeds)])
+        return starts_of(problem, seeds)

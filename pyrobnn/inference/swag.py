@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,12 +17,22 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
-from pyrobnn.inference.fitting.initial import start_values
+from pyrobnn.inference.fitting.initial import fresh_starts, start_values
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.paths import (
+    MAX_PATHS,
+    REFINING_STEPS,
+    FreeNoise,
+    Refinement,
+    Search,
+    num_together,
+    worths_of,
+)
 from pyrobnn.inference.optim.training import MOMENTUM, TOLERATED_RISE, Optimizer, Training, constant_rate
+from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 
@@ -269,7 +279,7 @@ class _SGD:
             return -problem.density.log_joint(theta, *batch) / problem.num_rows
 
         batches = independent_batches(problem, self.batch_size)
-        theta, seconds = self._start(loss, batches)
+        theta, seconds, self.path = self._start(loss, batches)
 
         def collect(step: int, metrics: Mapping[str, Any]) -> None:
             if step > self.first and step % self.every == 0:
@@ -277,10 +287,10 @@ class _SGD:
 
         def with_posterior(metrics: Mapping[str, Any]) -> dict[str, Any]:
             iterate = metrics["snapshot"]
-            return {**metrics, "iterate": iterate, "snapshot": functools.partial(self._snapshot, iterate)}
+            return {**metrics, "iterate": iterate, "snapshot": partial(self._snapshot, iterate)}
 
         self.lr = method.lr or constant_rate(loss, theta, batches, num_data=problem.num_rows, momentum=MOMENTUM)
-        optimizer = Optimizer(functools.partial(torch.optim.SGD, lr=self.lr, momentum=MOMENTUM), None)
+        optimizer = Optimizer(partial(torch.optim.SGD, lr=self.lr, momentum=MOMENTUM), None)
         mapped = [MappedCallback(callback, with_posterior) for callback in self.run.callbacks]
         result = minimize(
             loss,
@@ -309,18 +319,51 @@ class _SGD:
             problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
         return result
 
-    def _start(self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, float]:
-        """Where SGD starts, and the seconds that it took to get there: the user's ``init``, or near a mode."""
-        method, run = self.method, self.run
-        theta = self.problem.density.initial(start_values(self.problem.bnn, run.init), run.seed)
+    def _start(
+        self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, float, dict[str, Any]]:
+        """Where SGD starts, the seconds that it took to get there, and by which path: ``init``, or near a mode."""
+        method, run, problem = self.method, self.run, self.problem
+        theta = problem.density.initial(start_values(problem.bnn, run.init), run.seed)
         if run.init is not None:
-            return theta, 0.0
+            return theta, 0.0, {}
         training = Training(method.num_steps, optimizer=Optimizer(schedule="cosine"), compile=method.compile)
         name = f"the start of {type(method).__name__}"
-        found = minimize(loss, theta, batches, training, progress=run.progress, name=name)
+        noise = FreeNoise.of(problem)
+        if noise is None:
+            found = minimize(loss, theta, batches, training, progress=run.progress, name=name)
+        else:
+            found = self._search(noise, batches, training, theta, name).best(theta)
         if found.interrupted:
             raise KeyboardInterrupt(f"{found.notes(method)[0]}: it had not begun to take iterates")
-        return found.params, sum(found.timings.values())
+        return found.params, sum(found.timings.values()), found.path
+
+    def _search(
+        self, noise: FreeNoise, batches: Iterator[tuple[Tensor, Tensor]], training: Training, start: Tensor, name: str
+    ) -> Search:
+        """The search for a mode where the noise is free."""
+        problem = self.problem
+        # a net whose batch-norm layers use the batch has no outputs row by row
+        by_rows = problem.loader is None and not training_norms(problem.bnn)
+        num_paths = num_together(problem, self.batch_size, 1, MAX_PATHS)
+        refinement = None
+        if by_rows and num_together(problem, None, 1, MAX_PATHS) > 1:
+            # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
+            batches = itertools.repeat((problem.x, problem.y))
+            refinement = Refinement(problem.density, REFINING_STEPS, 0, training.compile)
+        return Search(
+            problem,
+            noise,
+            Density.log_joint,
+            partial(worths_of, problem, evidence=by_rows),
+            training,
+            lambda: batches,
+            num_paths,
+            refinement,
+            other_starts=partial(fresh_starts, problem, self.run.seed, start),
+            progress=self.run.progress,
+            name=name,
+        )
 
     def _fitted(self, flat: Tensor, num_draws: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Draws of the Gaussian through two iterates or more, or else the point ``flat``; what a posterior is told."""
@@ -341,7 +384,7 @@ class _SGD:
         moments = self.moments
         draws, told = self._fitted(moments.mean.to(self.problem.density.dtype), self.run.num_draws)
         told |= result.account(self.method, self.problem.num_rows, moments.latent)
-        told["meta"] |= {"num_collected": moments.count, "lr": self.lr}
+        told["meta"] |= {"num_collected": moments.count, "lr": self.lr, **self.path}
         if self.method.kind == "independent":
             told["meta"]["num_floored"] = moments.num_floored()
             told["meta"] |= {"rank": moments.deviations.shape[1]} if moments.rank else {}

@@ -283,6 +283,18 @@ class Likelihood:
         """
         raise Refused(f"the Gauss-Newton matrix of {type(self).__name__} is unknown: use curvature='hessian'")
 
+    @property
+    def scale_is_free(self) -> bool:
+        """Whether the noise has a scale that a search finds along with the function."""
+        return SCALE in self.own.points or SCALE in self.own.priors
+
+    def with_known_scale(self, f: Tensor, params: Params, level: Tensor) -> Tensor:
+        """``f`` whose gradient fits the location as if the scale of the noise were ``level`` (out,), where positive.
+
+        For likelihoods whose ``scale_is_free``; the scale itself goes on to follow the residuals.
+        """
+        return reweighted(f, self.own.value("scale", f, params), level)
+
     def curvature_root(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         """As :meth:`fisher_root`; of a censored row, which tells less, the observed information at ``y``."""
         return self.fisher_root(f, params)
@@ -331,6 +343,37 @@ class Sampled(TorchDistribution):
     @torch.no_grad()
     def sample(self, sample_shape: Any = ()) -> Tensor:
         return self.likelihood.draw(self.f.expand(*sample_shape, *self.f.shape), self.params)
+
+
+class HeldScale(Likelihood):
+    r"""A likelihood under which the function is fitted as if the scale of the noise were known.
+
+    While ``level`` (out,) is positive, the gradient in the location is :math:`\sigma^2 / \text{level}^2` times its own:
+    that of a normal density with the scale ``level``. The scale follows the residuals, and no value changes.
+
+    Args:
+        likelihood: one whose ``scale_is_free``.
+
+    Reference: On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et al., 2022).
+    """
+
+    def __init__(self, likelihood: Likelihood):
+        self.likelihood, self.own, self.targets = likelihood, likelihood.own, likelihood.targets
+        self.level: Tensor | None = None
+
+    def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
+        if self.level is not None:
+            f = self.likelihood.with_known_scale(f, params, self.level)
+        return self.likelihood.distribution(f, params)
+
+
+def reweighted(loc: Tensor, scale: Tensor, level: Tensor) -> Tensor:
+    """A location (…, N, out) with its gradient times (scale / level)², where the level (out,) is positive."""
+    held = level > 0
+    known = torch.where(held, level, torch.ones_like(level))
+    weight = torch.where(held, (scale.detach() / known).square(), torch.ones_like(level))
+    value = loc.detach()
+    return value + weight * (loc - value)
 
 
 def identified(likelihood: Likelihood, f: Tensor) -> Tensor:

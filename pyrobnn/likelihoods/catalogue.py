@@ -14,7 +14,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number, check_type
-from pyrobnn.likelihoods.base import SITE, Likelihood, Pair, Parameter, Params, Sampled, Targets
+from pyrobnn.likelihoods.base import SITE, Likelihood, Pair, Parameter, Params, Sampled, Targets, reweighted
 
 GAPS = f"{SITE}gaps"
 
@@ -108,6 +108,15 @@ class HeteroskedasticGaussian(_Gaussian):
     def loc_scale(self, f: Tensor, params: Params) -> Pair:
         loc, raw = f.chunk(2, dim=-1)
         return loc, F.softplus(raw) + self.min_scale
+
+    @property
+    def scale_is_free(self) -> bool:
+        return True
+
+    def with_known_scale(self, f: Tensor, params: Params, level: Tensor) -> Tensor:
+        loc, raw = f.chunk(2, dim=-1)
+        _, scale = self.loc_scale(f, params)
+        return torch.cat([reweighted(loc, scale, level), raw], -1)
 
 
 class StudentT(Likelihood):

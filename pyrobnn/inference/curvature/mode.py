@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import pyro
 import torch
@@ -125,6 +125,21 @@ def in_standard_units(model: BNN) -> BNN:
     return model
 
 
+class CentreSearch(MAP):
+    """MAP that keeps, of several modes, the one with the best evidence."""
+
+    by_evidence: ClassVar[bool] = True
+
+    @property
+    def _title(self) -> str:
+        return "MAP"
+
+    @classmethod
+    def of(cls, search: MAP) -> CentreSearch:
+        """The search with the same options."""
+        return cls(**{option.name: getattr(search, option.name) for option in fields(search)})
+
+
 def find_centre(
     search: MAP, problem: Problem, source: tuple[Any, Any, Any], names: tuple[str, ...], run: FitRun, num_steps: int
 ) -> Centre:
@@ -144,7 +159,7 @@ def find_centre(
     polished = False
     if run.init is None:
         mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks]
-        fit = partial(search.fit, *source, seed=run.seed, device=problem.device)
+        fit = partial(CentreSearch.of(search).fit, *source, seed=run.seed, device=problem.device)
         found = run_subfit(lambda: fit(callbacks=mapped, progress=run.progress), "Laplace")
         values, notes = {name: value[0, 0] for name, value in found.draws.items()}, of_meta(found.meta)
         # MAP has polished on all of the data, in a constrained space that is the unconstrained one

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import check_type
-from pyrobnn.core.seeding import seeded
+from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.problem import Problem
 
 
 def common_start(init: Posterior | nn.Module | None) -> bool:
@@ -38,6 +42,23 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
     if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
         raise ValueError("'init' is a net with other parameters than the model's: pass the net the BNN was built from")
     return values
+
+
+def starts_of(problem: Problem, seeds: Sequence[int]) -> Tensor:
+    """Starts (seed, dim) for optimisation: of a BNN nets initialised anew, of a program prior medians."""
+    starts: list[dict[str, Tensor]] = [{} for _ in seeds]
+    if problem.is_bnn:
+        starts = [problem.bnn.reinitialized(seed).initial_values() for seed in seeds]
+    return torch.stack([problem.density.initial(values, seed) for values, seed in zip(starts, seeds)])
+
+
+def fresh_starts(problem: Problem, seed: int, start: Tensor, number: int) -> Tensor:
+    """Starts (number, dim) at nets initialised anew, others for every seed; what else there is as at ``start``."""
+    seeds = torch.randint(2**31, (number,), generator=generator(seed)).tolist()
+    values = problem.density.constrain(start)
+    others = {name: value for name, value in values.items() if not name.startswith(NET)}
+    nets = [problem.bnn.reinitialized(seed).initial_values() for seed in seeds]
+    return torch.stack([problem.density.unconstrain(values | net | others) for net in nets])
 
 
 def start_chains(model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int) -> Tensor:

@@ -12,6 +12,11 @@ from torch import Tensor
 from pyrobnn.core.findings import Finding
 from pyrobnn.model.compile import compiled
 
+#: of :func:`descend_each`: evaluations between two looks, nats that a look must have gained, and nats behind the best
+#: that are given up
+_LOOK_EVERY = 25
+_STANDS_STILL = 0.3
+_OUT_OF_REACH = 30.0
 #: steps below which the losses show nothing
 _SHORT = 20
 
@@ -57,6 +62,70 @@ def descend(
     after = slope(point)
     best, (gradient, _) = (point, after) if float(after[1]) <= float(before[1]) else (theta, before)
     return best.detach(), float(gradient.norm())
+
+
+@torch.no_grad()
+def descend_each(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]], thetas: Tensor, num_steps: int, memory: int = 10
+) -> Tensor:
+    """As :func:`descend` from several points (point, dim) at once, each by itself, to where ``num_steps`` lead.
+
+    A step that gains too little, or ends where there is no finite density, is halved. It ends early where no point that
+    may still become the lowest moves.
+
+    Args:
+        slope: points (point, dim) → gradients (point, dim) and values (point,).
+        thetas: where each begins.
+        num_steps: evaluations of ``slope``.
+        memory: pairs of moves and gradients that give a direction.
+    """
+    points = thetas.detach().clone()
+    gradients, values = slope(points)
+    moves = gradients.new_zeros(memory, *points.shape)
+    turns = torch.zeros_like(moves)
+    # the first step is of length one at most
+    sizes = (1 / gradients.norm(dim=1).clamp_min(1.0)).unsqueeze(1)
+    directions = -gradients * sizes
+    scales = torch.ones_like(sizes)
+    earlier = values
+    for step in range(num_steps):
+        if step % _LOOK_EVERY == 0 and step:
+            near = values <= values.min() + _OUT_OF_REACH
+            if float((earlier - values)[near].max()) < _STANDS_STILL:
+                break
+            earlier = values
+        trials = points + scales * directions
+        trial_gradients, trial_values = slope(trials)
+        expected = (scales * directions * gradients).sum(1)
+        finite = trial_values.isfinite() & trial_gradients.isfinite().all(1)
+        accepted = (finite & (trial_values <= values + 1e-4 * expected)).unsqueeze(1)
+        move = torch.where(accepted, trials - points, 0.0)
+        turn = torch.where(accepted, trial_gradients - gradients, 0.0)
+        convex = (move * turn).sum(1, keepdim=True) > 1e-10 * turn.square().sum(1, keepdim=True)
+        moves = torch.where(convex, torch.cat([moves[1:], move[None]]), moves)
+        turns = torch.where(convex, torch.cat([turns[1:], turn[None]]), turns)
+        points = torch.where(accepted, trials, points)
+        gradients = torch.where(accepted, trial_gradients, gradients)
+        values = torch.where(accepted.squeeze(1), trial_values, values)
+        directions = torch.where(accepted, -_newton_like(gradients, moves, turns), directions)
+        scales = torch.where(accepted, 1.0, 0.5 * scales)
+    return points
+
+
+def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
+    """The gradients (point, dim) times the inverse curvature that moves and turns (pair, point, dim) show."""
+    products = (moves * turns).sum(2, keepdim=True)
+    rates = torch.where(products > 0, 1 / products.clamp_min(1e-30), 0.0)  # zero of a pair that is not there yet
+    steps, shares = gradients, []
+    for move, turn, rate in zip(moves.flip(0), turns.flip(0), rates.flip(0), strict=True):
+        shares.append(rate * (move * steps).sum(1, keepdim=True))
+        steps = steps - shares[-1] * turn
+    squares = turns[-1].square().sum(1, keepdim=True)
+    sizes = 1 / gradients.norm(dim=1, keepdim=True).clamp_min(1.0)
+    steps = steps * torch.where(products[-1] > 0, products[-1] / squares.clamp_min(1e-30), sizes)
+    for move, turn, rate, share in zip(moves, turns, rates, reversed(shares), strict=True):
+        steps = steps + (share - rate * (turn * steps).sum(1, keepdim=True)) * move
+    return steps
 
 
 def polish(

@@ -41,7 +41,7 @@ class Result:
         (step,) or (step, members), float64, on the CPU, and ``tracked`` scalars by name, shaped alike; ``num_steps``
         done, of ``asked``; ``stopped``: ``"num_steps"``, ``"callback"`` or ``"interrupt"``; ``grad_norm``, () or
         (members,), of the last gradient; ``timings``, seconds of ``compile`` and ``fit``; ``factors`` (asked,) of the
-        learning rate.
+        learning rate; ``path``, for ``meta``: which of several paths it was, see :mod:`pyrobnn.inference.optim.paths`.
     """
 
     params: Tensor
@@ -53,6 +53,7 @@ class Result:
     asked: int
     tracked: dict[str, Tensor] = field(default_factory=dict)
     factors: Tensor = field(default_factory=lambda: torch.ones(0))
+    path: dict[str, Any] = field(default_factory=dict)
 
     @property
     def interrupted(self) -> bool:
@@ -65,7 +66,7 @@ class Result:
 
     def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
-        meta = {"num_steps": self.num_steps, "stopped": self.stopped}
+        meta = {"num_steps": self.num_steps, "stopped": self.stopped, **self.path}
         return {
             "timings": self.timings,
             "history": {"loss": self.losses if self.losses.dim() == 1 else self.losses.mean(1)},
@@ -88,6 +89,7 @@ def minimize(
     progress: bool = False,
     name: str = "the objective",
     explain: Callable[[Tensor], str] | None = None,
+    num_paths: int = 1,
 ) -> Result:
     r"""Minimise ``objective(theta, *batch)`` over a flat vector, or over several at once.
 
@@ -107,6 +109,8 @@ def minimize(
         progress: show a bar.
         name: what is minimised, for messages.
         explain: says of parameters why the loss is not finite there; empty where it does not know.
+        num_paths: of so many members in a row only the best counts: the loss that callbacks are told is the mean of
+            the smallest of each.
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
@@ -129,7 +133,8 @@ def minimize(
 
     def metrics() -> dict[str, Any]:
         losses, others = record(step - 1, step)
-        told: dict[str, Any] = {"loss": float(losses[-1].mean()), "lr": stepper.rate()}
+        best = losses[-1].reshape(-1, num_paths).min(1).values
+        told: dict[str, Any] = {"loss": float(best.mean()), "lr": stepper.rate()}
         told["grad_norm"] = float(stepper.grad_norm.mean())
         told |= {one: float(values[-1].mean()) for one, values in others.items()}
         if snapshot is not None:

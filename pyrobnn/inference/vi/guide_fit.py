@@ -23,6 +23,7 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.paths import HELD_SHARE, LEVELS, SECOND_SHARE, FreeNoise
 from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
 from pyrobnn.inference.vi.families import CouplingFlow, Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
@@ -79,25 +80,58 @@ def _estimator(config: SVI, problem: Problem, start: Tensor) -> Estimator | None
 
 
 def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
-    """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended."""
-    callbacks, options = run.callbacks, config.options
-    fitted = GuideFit(config, problem, run.init, run.seed)
+    """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended.
+
+    Where the noise is free, a second and shorter course holds it small first, as the paths of
+    :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept.
+    """
+    fitted, result = _course(config, problem, run)
+    if fitted.noise is not None and result.stopped == "num_steps":
+        fitted, result = _better_course(config, problem, run, fitted, result)
+    return fitted.posterior(result.params, run.num_draws, result)
+
+
+def _better_course(
+    config: SVI, problem: Problem, run: FitRun, plain: GuideFit, result: Result
+) -> tuple[GuideFit, Result]:
+    """The plain course, or one that held the noise first, whichever has the higher ELBO."""
+    shorter = replace(config, num_steps=max(1, round(SECOND_SHARE * config.num_steps)))
+    try:
+        other, end = _course(shorter, problem, replace(run, callbacks=()), owner=config)
+    except FloatingPointError:
+        return plain, result
+    except KeyboardInterrupt:
+        return plain, replace(result, stopped="interrupt")
+    if end.interrupted:
+        return plain, replace(result, stopped="interrupt")
+    gain = other.elbo_at(end.params)[0] - plain.elbo_at(result.params)[0]
+    if not gain > 0:  # which a value that is not a number isn't either
+        return plain, replace(result, path={"noise_held": 0.0, "path_gain": 0.0})
+    return other, replace(end, path={"noise_held": LEVELS[0], "path_gain": gain})
+
+
+def _course(config: SVI, problem: Problem, run: FitRun, owner: SVI | None = None) -> tuple[GuideFit, Result]:
+    """One fit, after mean-field's where the guide contains it; with the noise held first where it has an ``owner``."""
+    callbacks, options, title = run.callbacks, config.options, "SVI" if owner is None else "SVI, noise held first"
+    fitted = GuideFit(config, problem, run.init, run.seed, owner)
     # of our own guides the first parameters are means and scales
     contains = isinstance(options.family, str) and options.family != "mean_field"
     num_steps = round(options.mean_field_start * config.num_steps) if contains else 0
+    if owner is not None:
+        fitted.hold_noise(HELD_SHARE)
     if not num_steps:
-        result = fitted.train(callbacks, run.progress)
-        return fitted.posterior(result.params, run.num_draws, result)
+        return fitted, fitted.train(callbacks, run.progress, title)
     plain_config = replace(config, guide=replace(options, family="mean_field"), num_steps=num_steps)
-    plain = GuideFit(plain_config, problem, run.init, run.seed, owner=config)
+    plain = GuideFit(plain_config, problem, run.init, run.seed, owner=owner or config)
+    if owner is not None:
+        plain.hold_noise(1.0)
     try:
-        result = plain.train([after(0, each) for each in callbacks], run.progress, "SVI, mean-field first")
+        result = plain.train([after(0, each) for each in callbacks], run.progress, f"{title}, mean-field first")
         result = replace(result, asked=num_steps + config.num_steps)
         if result.stopped in ("callback", "interrupt"):
-            return plain.posterior(result.params, run.num_draws, result)
+            return plain, result
         fitted.begin_at(plain, result)
-        end = fitted.train([after(result.num_steps, each) for each in callbacks], run.progress)
-        return fitted.posterior(end.params, run.num_draws, end)
+        return fitted, fitted.train([after(result.num_steps, each) for each in callbacks], run.progress, title)
     finally:
         for callback in callbacks:
             end_of(callback)()
@@ -124,7 +158,14 @@ class GuideFit:
         self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int, owner: SVI | None = None
     ):
         self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
+        self.init = init
         self.elbo, self.start = build_elbo(config, problem, init, seed)
+        self.noise = FreeNoise.of(problem)
+        self.level: Tensor | None = None  # at which the noise is held in the first ``num_held`` steps
+        self.num_held = 0
+        if self.noise is not None:
+            self.elbo.density = self.noise.density
+            self.level = torch.zeros_like(self.noise.spread)
         self.before: tuple[GuideFit, Result] | None = None  # the mean-field that it began at
         size = config.batch_size or problem.num_rows
         self.num_batches = problem.stream.num_batches if problem.stream else max(1, problem.num_rows // size)
@@ -139,12 +180,21 @@ class GuideFit:
         self.start = torch.cat([result.params[:size], self.start[size:moved], result.params[size:]])
         self.before = plain, result
 
+    def hold_noise(self, share: float) -> None:
+        """Hold the noise small for the first ``share`` of the steps."""
+        if self.noise is not None:
+            self.level = LEVELS[0] * self.noise.spread
+            self.num_held = round(share * self.config.num_steps)
+
     def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
         """Fit the parameters: the guide's, then free points."""
+        batches: Iterator[tuple[Tensor, ...]] = self.batches()
+        if self.level is not None:
+            batches = self._with_level(batches, self.level)
         return minimize(
             self._objective,
             self.start,
-            self.batches(),
+            batches,
             self.config.training,
             tracked=TRACKED,
             callbacks=callbacks,
@@ -163,6 +213,13 @@ class GuideFit:
             return why_impossible(layout, layout.unconstrain(q.sample(100)))
 
     def _objective(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+        if self.noise is None:
+            return self._elbo(theta, weight, key, *batch)
+        level, *data = batch
+        with self.noise.at(level):
+            return self._elbo(theta, weight, key, *data)
+
+    def _elbo(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
@@ -183,6 +240,18 @@ class GuideFit:
             walk = permuted_rows(problem.num_rows, size, problem.device)
             yield from ((*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False))
 
+    def _with_level(self, batches: Iterator[tuple[Tensor, ...]], level: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Batches with the scale at which the noise is held, zero in the later steps, after the key."""
+        free = torch.zeros_like(level)
+        for step, (weight, key, *data) in enumerate(batches):
+            yield (weight, key, level if step < self.num_held else free, *data)
+
+    def elbo_at(self, theta: Tensor) -> tuple[float, float]:
+        """The ELBO of weight one at parameters ``theta``, and its standard error, in nats."""
+        layout, _, q = self._guide_at(theta)
+        with full_float32(self.problem.device):
+            return evaluate_elbo(self.problem, layout, q, self.elbo, theta)
+
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
             return self.posterior(theta, 100, None)
@@ -197,7 +266,8 @@ class GuideFit:
             kept = {"temperature": self._temperature(None)}
             return made(draws, approximation=q, point_values=points, timings={}, meta=kept, importance=False)
         temperature, begun = self._temperature(result.num_steps), time.perf_counter()
-        mean_field_steps = 0 if self.owner is self.config else result.num_steps
+        is_first = self.owner.options.family != self.config.options.family
+        mean_field_steps = result.num_steps if is_first else 0
         if self.before is not None:
             mean_field_steps, result = self.before[1].num_steps, _joined(self.before[1], result)
         value, error, found = None, math.nan, list[Finding]()
@@ -224,6 +294,7 @@ class GuideFit:
             "grad_norm": float(result.grad_norm),
             "temperature": temperature,
             "mean_field_steps": mean_field_steps,
+            **result.path,
         }
         if temperature == 1.0:
             meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, problem.density.dim)

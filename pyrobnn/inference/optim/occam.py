@@ -1,0 +1,113 @@
+"""The evidence of a mode, by which ends of a search are compared that are to stand for a whole posterior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.checks import Refused
+from pyrobnn.inference.fitting.batches import in_parts
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.model import NET
+
+#: numbers of a Jacobian of all rows, and columns of a square matrix, up to which both cost little beside the search
+MAX_NUMBERS = 4_000_000
+MAX_COLUMNS = 1000
+#: rows that show the scale of the noise where the Jacobian would be larger
+MAX_SHOWN = 2000
+#: of a precision in a direction: what is off its mode may have smaller ones
+SMALLEST = 1e-6
+
+
+def log_joints(problem: Problem, thetas: Tensor) -> Tensor:
+    """Log joint of all data at points (point, dim), in unconstrained coordinates, (point,), float64."""
+    slope = in_parts(problem.density, problem.x, problem.y)
+    return torch.stack([-slope(theta)[1] for theta in thetas]).double().detach()
+
+
+def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
+    r"""Laplace's estimate of the evidence around points (point, dim) of a BNN, (point,), float64.
+
+    .. math:: \log p(y, z) + \tfrac{D}{2} \log 2\pi - \tfrac12 \log\det\Lambda(z)
+
+    with the Gauss-Newton matrix of the weights, the curvature of their prior on its diagonal, and the exact curvature
+    of what else is inferred. Where the Jacobian is large, every direction that the data can tell counts as if it had
+    the curvature of a row's output; where the likelihood's is not known, this is the log joint.
+    """
+    values = log_joints(problem, thetas)
+    num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
+    rank = min(problem.num_rows * num_outputs, problem.density.dim)
+    small = problem.num_rows * num_outputs * problem.density.dim <= MAX_NUMBERS and rank <= MAX_COLUMNS
+    try:
+        if small:
+            at_once = max(1, MAX_NUMBERS // (problem.num_rows * num_outputs * problem.density.dim))
+            log_dets = torch.func.vmap(partial(_log_det, problem), chunk_size=at_once)(thetas)
+        else:
+            log_dets = torch.stack([_rough_log_det(problem, theta, rank) for theta in thetas])
+    except (Refused, RuntimeError):  # no Fisher information, no second derivative, or no rule for batches
+        return values
+    return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
+
+
+def _log_det(problem: Problem, theta: Tensor) -> Tensor:
+    """log det of the precision at ``theta`` (dim,)."""
+    density = problem.density
+    others = [i for site in density.sites if not site.name.startswith(NET) for i in range(site.start, site.stop)]
+    weights = torch.ones(density.dim, dtype=torch.bool, device=theta.device)
+    weights[others] = False
+    prior = -_row_sums(_log_prior(problem), theta)[weights].double()
+    prior = prior.clamp_min(SMALLEST)
+    rows = _rows(problem, theta)[:, weights] / prior.sqrt()
+    gram = rows @ rows.mT if len(rows) < rows.shape[1] else rows.mT @ rows
+    total = prior.log().sum() + torch.linalg.eigvalsh(gram).clamp_min(0.0).log1p().sum()
+    if others:
+        index = torch.tensor(others, device=theta.device)
+
+        def log_joint(part: Tensor) -> Tensor:
+            return density.log_joint(theta.index_copy(0, index, part))
+
+        curvature = -torch.func.jacrev(torch.func.grad(log_joint))(theta[index])
+        total = total + torch.linalg.eigvalsh(curvature.double()).clamp_min(SMALLEST).log().sum()
+    return total
+
+
+def _rough_log_det(problem: Problem, theta: Tensor, rank: int) -> Tensor:
+    """As :func:`_log_det` but for a constant, with the curvature of a row's output in ``rank`` directions."""
+    values = problem.density.initial_points | problem.density.constrain(theta)
+    with torch.no_grad():
+        outputs = problem.bnn.forward(values, problem.x[:MAX_SHOWN])
+        roots = problem.bnn.likelihood.fisher_root(outputs, values).double()
+    return rank * roots[:, 0].square().sum(-1).log().mean()
+
+
+def _rows(problem: Problem, theta: Tensor) -> Tensor:
+    """A square root (row, dim) of the Gauss-Newton matrix of the log likelihood, float64."""
+    density, model = problem.density, problem.bnn
+
+    def output(z: Tensor, x: Tensor) -> Tensor:
+        return model.forward(density.initial_points | density.constrain(z), x[None])[0]
+
+    values = density.initial_points | density.constrain(theta)
+    with torch.no_grad():
+        roots = model.likelihood.fisher_root(model.forward(values, problem.x), values)
+        slopes = torch.func.vmap(torch.func.jacrev(output), (None, 0))(theta, problem.x)
+        return torch.einsum("nwd,nwk->nkd", slopes, roots).flatten(0, 1).double()
+
+
+def _log_prior(problem: Problem) -> Callable[[Tensor], Tensor]:
+    density = problem.density
+
+    def log_prior(z: Tensor) -> Tensor:
+        return density.log_parts(z, problem.x[:1], problem.y[:1])[0] + density.log_jacobian(z).double()
+
+    return log_prior
+
+
+def _row_sums(function: Callable[[Tensor], Tensor], theta: Tensor) -> Tensor:
+    """Sums of the rows of a Hessian (dim, dim): its diagonal where it has nothing else, as of independent weights."""
+    slope = torch.func.grad(function)
+    return torch.func.grad(lambda z: slope(z).sum())(theta)

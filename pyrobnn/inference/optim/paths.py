@@ -1,0 +1,376 @@
+r"""The paths of a search that finds the noise along with the function.
+
+Where the scale of the noise is free, a search may take the function for noise: the scale grows to the spread of the
+targets before the function is learned, and then a nearly flat function is a mode (Seitzer et al., 2022). So such a
+search follows several paths: the plain one, and continuations that fit the function as if the noise were known to be
+small for their first steps, and free it then. The best end is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.checks import Refused
+from pyrobnn.inference.fitting.problem import Callback, Problem
+from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.optim.descent import descend, descend_each
+from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.occam import log_evidences, log_joints
+from pyrobnn.inference.optim.training import Training
+from pyrobnn.likelihoods.base import SCALE, HeldScale
+from pyrobnn.model import Density
+from pyrobnn.model.compile import compiled
+
+#: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
+LEVELS = (0.1, 0.05, 0.2)
+#: share of the steps for which it does
+HELD_SHARE = 0.5
+#: of the plain path's steps, those of a continuation that runs after it
+SECOND_SHARE = 0.4
+#: numbers (rows times parameters times paths) up to which a step of all paths together costs about as much as of one
+MAX_TOGETHER = 200_000
+#: paths of a search for one point where they are followed together
+MAX_PATHS = 8
+#: L-BFGS evaluations of the ends before they are compared
+REFINING_STEPS = 150
+#: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
+PATIENCE = 20
+#: of the targets' standard deviation: a smaller noise without a prior, of a net that may pass through every row, is the
+#: way to a density without bound
+COLLAPSED = 0.01
+#: nats by which a member of an ensemble may end below the best end of the search
+TOLERATED_GAP = 10.0
+
+
+class FreeNoise:
+    """The density of a problem whose noise is free, with a scale at which it can be held.
+
+    Attributes: ``density``, of the problem, under :class:`pyrobnn.likelihoods.base.HeldScale`; ``spread`` (out,), the
+        standard deviation of the targets.
+    """
+
+    def __init__(self, density: Density, likelihood: HeldScale, spread: Tensor):
+        self.density, self.spread = density, spread
+        self._likelihood = likelihood
+
+    @classmethod
+    def of(cls, problem: Problem) -> FreeNoise | None:
+        """That of a problem; None where no search can take function for noise."""
+        if not problem.is_bnn or not problem.bnn.likelihood.scale_is_free:
+            return None
+        targets = problem.bnn.likelihood.targets.values(problem.y)
+        spread = targets.double().std(0).to(problem.density.dtype)
+        if not bool((spread > 0).all() & spread.isfinite().all()):
+            return None
+        likelihood = HeldScale(problem.bnn.likelihood)
+        return cls(_under(problem.density, likelihood), likelihood, spread)
+
+    def collapsed(self, points: Tensor) -> Tensor:
+        """Of points (end, dim), whether the noise is on its way to zero, where nothing bounds the density there."""
+        sites = [site for site in self.density.sites if site.name == SCALE and site.kind == "point"]
+        num_targets = len(self.density.args[1]) * len(self.spread)
+        if not sites or self.density.dim < num_targets:
+            return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+        scale = self.density.constrain(points)[SCALE].reshape(len(points), -1)
+        return (scale < COLLAPSED * self.spread.mean()).any(1)
+
+    @contextlib.contextmanager
+    def at(self, level: Tensor) -> Iterator[Density]:
+        """The density with the noise held at ``level`` (out,), and free where that is zero."""
+        self._likelihood.level = level
+        try:
+            yield self.density
+        finally:
+            self._likelihood.level = None
+
+
+def _under(density: Density, likelihood: HeldScale) -> Density:
+    """The density of the same BNN, data and sites under another likelihood of the same parameters."""
+    program: Any = density.program
+    model = copy.copy(program.func.__self__)
+    model.likelihood = likelihood
+    other = copy.copy(density)
+    other.program = partial(getattr(model, program.func.__name__), *program.args, **program.keywords)
+    return other
+
+
+def num_together(problem: Problem, batch_size: int | None, num_members: int, most: int) -> int:
+    """Paths of each member that one step can follow at little more than the cost of one.
+
+    One where there is no room, or where the net runs for a single point only.
+    """
+    try:
+        check_batched(problem.density, "the search")
+    except Refused:
+        return 1
+    rows = len(problem.x) if batch_size is None else min(batch_size, len(problem.x))
+    room = MAX_TOGETHER // max(1, rows * problem.density.dim * num_members)
+    return max(1, min(room, most))
+
+
+@dataclass(frozen=True, eq=False)
+class Paths:
+    """Where the paths of a search start, and how.
+
+    Attributes: ``starts`` (member, path, dim); ``shares`` (member, path), the scale at which the noise is held first,
+        of the targets' standard deviation; zero of a plain path.
+    """
+
+    starts: Tensor
+    shares: Tensor
+
+
+def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor] | None) -> Paths:
+    """Paths from ``start`` (member, dim): plain, then continuations, and then both from other starts.
+
+    Args:
+        start: where each member starts.
+        num_paths: largest number of each member.
+        other_starts: from a number to as many further starts (number, dim); None where there are none.
+    """
+    num_members, dim = start.shape
+    num_own = min(num_paths, 1 + len(LEVELS))
+    num_others = num_paths - num_own if other_starts is not None else 0
+    num_paths = num_own + num_others
+    shares = torch.zeros(num_members, num_paths)
+    for member in range(num_members):
+        for path in range(1, num_paths):
+            if path != num_own:  # the first from another start is plain
+                shares[member, path] = LEVELS[(path + member - 1) % len(LEVELS)]
+    starts = start[:, None].repeat(1, num_paths, 1)
+    if other_starts is not None and num_others:
+        starts[:, num_own:] = other_starts(num_members * num_others).reshape(num_members, num_others, dim)
+    return Paths(starts, shares)
+
+
+def best_ends(worths: Tensor) -> list[int]:
+    """Which of the ends (member, path) with these worths in nats the members keep, numbered row by row.
+
+    Each keeps its best. One that is far worse than the best of all takes the best end that nobody has, if that is not.
+    """
+    flat = worths.nan_to_num(nan=-math.inf).flatten()
+    kept = [int(row.nan_to_num(nan=-math.inf).argmax()) + number * len(row) for number, row in enumerate(worths)]
+    limit = float(flat.max()) - TOLERATED_GAP
+    spare = [end for end in flat.argsort(descending=True).tolist() if end not in kept and float(flat[end]) >= limit]
+    for member, end in enumerate(kept):
+        if spare and float(flat[end]) < limit:
+            kept[member] = spare.pop(0)
+    return kept
+
+
+@dataclass(frozen=True, eq=False)
+class Refinement:
+    """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
+
+    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
+        ``trace``, whether the gradient is traced.
+    """
+
+    density: Density
+    num_steps: int
+    polish_steps: int
+    trace: bool
+
+    def slope(self, points: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
+        each = torch.func.grad_and_value(lambda z: -self.density.log_joint(z, jacobian=False))
+        return compiled(torch.func.vmap(each), points, enabled="trace" if self.trace else False)
+
+
+def alone(slope: Callable[[Tensor], tuple[Tensor, Tensor]], number: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The slope of ``number`` points for one, (dim,): another trace would cost more than the others' evaluations."""
+
+    def first(theta: Tensor) -> tuple[Tensor, Tensor]:
+        gradients, values = slope(theta.expand(number, -1).contiguous())
+        return gradients[0], values[0]
+
+    return first
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """A search for the largest value of a log density whose noise is free, along several paths.
+
+    Attributes: ``problem`` and its ``noise``; ``target``, (density, theta, \\*batch) → what is maximised, in nats;
+        ``worths`` of ends, by which they are compared, in nats; ``training``; ``batches``, a function that gives
+        endless batches of the data; ``num_paths`` of each member that are followed together, or one: then a
+        continuation follows the plain path; ``refinement``, that brings ends to where they can be
+        compared, None where they are; ``other_starts``, as of :func:`planned`; ``callbacks``, ``snapshot``,
+        ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`.
+    """
+
+    problem: Problem
+    noise: FreeNoise
+    target: Callable[..., Tensor]
+    worths: Callable[[Sequence[Result]], Tensor]
+    training: Training
+    batches: Callable[[], Iterator[Sequence[Tensor]]]
+    num_paths: int
+    refinement: Refinement | None = None
+    other_starts: Callable[[int], Tensor] | None = None
+    callbacks: Sequence[Callback] = ()
+    snapshot: Callable[[Tensor], Any] | None = None
+    progress: bool = False
+    name: str = "the search"
+
+    def best(self, start: Tensor) -> Result:
+        """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
+        ends, shares = self._ends(start)
+        refinement = None if len(ends) == 1 or ends[0].interrupted else self.refinement
+        if refinement is not None:
+            points = torch.stack([end.params for end in ends])
+            slope = refinement.slope(points)
+            points = descend_each(slope, points, refinement.num_steps)
+            ends = [replace(end, params=point) for end, point in zip(ends, points, strict=True)]
+        worths = self.worths(ends).cpu().reshape(shares.shape)
+        collapsed = self.noise.collapsed(torch.stack([end.params for end in ends])).cpu().reshape(shares.shape)
+        worths[collapsed & (shares > 0)] = -math.inf
+        kept = best_ends(worths)
+        plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
+        chosen = [ends[end] for end in kept]
+        record = {
+            "noise_held": [float(shares.flatten()[end]) for end in kept],
+            "path_gain": [float(worths.flatten()[end] - plain[end]) for end in kept],
+        }
+        if start.dim() > 1:
+            return replace(together(chosen), path=record)
+        end = replace(chosen[0], path={name: values[0] for name, values in record.items()})
+        if refinement is None or not refinement.polish_steps or self.num_paths == 1:
+            return end
+        params, norm = descend(alone(slope, len(ends)), end.params, refinement.polish_steps, PATIENCE)
+        return replace(end, params=params, path=end.path | {"gradient_norm": norm})
+
+    def _ends(self, start: Tensor) -> tuple[list[Result], Tensor]:
+        """The runs of all paths, row by row, and their shares (member, path)."""
+        if self.num_paths > 1:
+            with contextlib.suppress(FloatingPointError):  # another path may diverge where the plain one does not
+                return self._all_at_once(start)
+        return self._in_turn(start)
+
+    def _all_at_once(self, start: Tensor) -> tuple[list[Result], Tensor]:
+        paths = planned(start.reshape(-1, start.shape[-1]), self.num_paths, self.other_starts)
+        num_paths = paths.shares.shape[1]
+        values_of = torch.func.vmap(partial(self.target, self.problem.density), randomness="different")
+
+        def best_of_paths(thetas: Tensor) -> Tensor:
+            rows = thetas.unflatten(0, (-1, num_paths))
+            numbers = values_of(thetas).reshape(-1, num_paths).argmax(1)
+            best = rows[torch.arange(len(rows)), numbers]
+            return best[0] if start.dim() == 1 else best
+
+        shown = None if self.snapshot is None else _composed(self.snapshot, best_of_paths)
+        result = self._run(paths.starts.flatten(0, 1), paths.shares.flatten(), self.training, shown, num_paths)
+        return members_of(result), paths.shares
+
+    def _in_turn(self, start: Tensor) -> tuple[list[Result], Tensor]:
+        """The plain path, and then a continuation of fewer steps."""
+        num_members = 1 if start.dim() == 1 else len(start)
+        plain = self._run(start, torch.zeros(num_members), self.training, self.snapshot, 1)
+        shares = torch.tensor([LEVELS[member % len(LEVELS)] for member in range(num_members)])
+        if plain.stopped != "num_steps":
+            return members_of(plain), torch.zeros(num_members, 1)
+        training = replace(self.training, num_steps=max(1, round(SECOND_SHARE * self.training.num_steps)))
+        quiet = replace(self, callbacks=(), name=f"{self.name}, noise held first")
+        try:
+            other = quiet._run(start, shares, training, None, 1)
+        except FloatingPointError:
+            return members_of(plain), torch.zeros(num_members, 1)
+        except KeyboardInterrupt:
+            other = replace(plain, stopped="interrupt")
+        if other.interrupted:
+            return members_of(replace(plain, stopped="interrupt")), torch.zeros(num_members, 1)
+        pairs = zip(members_of(plain), members_of(other), strict=True)
+        ends = [end for pair in pairs for end in pair]
+        return ends, torch.stack([torch.zeros(num_members), shares], 1)
+
+    def _run(
+        self,
+        starts: Tensor,
+        shares: Tensor,
+        training: Training,
+        snapshot: Callable[[Tensor], Any] | None,
+        num_paths: int,
+    ) -> Result:
+        """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``shares`` (end,) first."""
+
+        def loss(theta: Tensor, level: Tensor, *batch: Tensor) -> Tensor:
+            with self.noise.at(level) as density:
+                return -self.target(density, theta, *batch) / self.problem.num_rows
+
+        def losses(thetas: Tensor, levels: Tensor, *batch: Tensor) -> Tensor:
+            in_dims = (0, 0, *(None for _ in batch))
+            return torch.func.vmap(loss, in_dims=in_dims, randomness="different")(thetas, levels, *batch)
+
+        levels = torch.outer(shares.to(self.noise.spread), self.noise.spread)
+        if starts.dim() == 1:
+            levels = levels[0]
+        return minimize(
+            loss if starts.dim() == 1 else losses,
+            starts,
+            _with_level(self.batches(), levels, round(HELD_SHARE * training.num_steps)),
+            training,
+            callbacks=self.callbacks,
+            snapshot=snapshot,
+            progress=self.progress,
+            name=self.name,
+            num_paths=num_paths,
+        )
+
+
+def worths_of(problem: Problem, ends: Sequence[Result], *, evidence: bool) -> Tensor:
+    """What ends (dim,) are worth, (end,) in nats: their evidence, or log joint; on a stream by their late losses."""
+    if problem.loader is not None:
+        return torch.stack([-problem.num_rows * late_loss(end) for end in ends])
+    points = torch.stack([end.params for end in ends])
+    return log_evidences(problem, points) if evidence else log_joints(problem, points)
+
+
+def late_loss(end: Result) -> Tensor:
+    """The mean loss of the last tenth of a run, ()."""
+    return end.losses[-max(1, end.num_steps // 10) :].mean()
+
+
+def _composed(outer: Callable[[Tensor], Any], inner: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    return lambda thetas: outer(inner(thetas))
+
+
+def _with_level(batches: Iterator[Sequence[Tensor]], levels: Tensor, num_held: int) -> Iterator[tuple[Tensor, ...]]:
+    """Batches with the scale of the noise before them: ``levels`` in the first ``num_held`` steps, zero in the rest."""
+    free = torch.zeros_like(levels)
+    for step, batch in enumerate(batches):
+        yield (levels if step < num_held else free, *batch)
+
+
+def members_of(result: Result) -> list[Result]:
+    """The run of several members as a run of each."""
+    if result.params.dim() == 1:
+        return [result]
+    members = []
+    for column, params in enumerate(result.params):
+        losses = result.losses[:, column]
+        members.append(replace(result, params=params, losses=losses, grad_norm=result.grad_norm[column]))
+    return members
+
+
+def together(members: Sequence[Result]) -> Result:
+    """Runs of one member each as one run; the losses of a shorter one go on as they ended."""
+    longest = max(members, key=lambda member: member.num_steps)
+    losses = []
+    for member in members:
+        missing = longest.num_steps - member.num_steps
+        losses.append(torch.cat([member.losses, member.losses[-1:].expand(missing)]))
+    return replace(
+        longest,
+        params=torch.stack([member.params for member in members]),
+        losses=torch.stack(losses, 1),
+        grad_norm=torch.stack([member.grad_norm for member in members]),
+    )

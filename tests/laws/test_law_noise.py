@@ -1,0 +1,168 @@
+"""The law of free noise: a search that finds the noise along with the function does not take one for the other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pyro.distributions as dist
+import pytest
+import torch
+from models import diabetes_linear, diabetes_model, normal_prior, toy_net
+
+import pyrobnn as pb
+from pyrobnn.inference.fitting.initial import fresh_starts
+from pyrobnn.inference.fitting.problem import prepare
+from pyrobnn.inference.optim import paths
+from pyrobnn.inference.optim.descent import descend_each
+from pyrobnn.inference.optim.occam import log_evidences
+from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods.base import HeldScale
+
+SEARCH = pb.MAP(num_steps=400, lr=0.03, compile=False)
+
+
+def waves(noise=0.1, num_data=42):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.cat([torch.linspace(-1, -0.3, num_data // 2), torch.linspace(0.3, 1, num_data - num_data // 2)])[:, None]
+    return x, torch.sin(6 * x) + noise * torch.randn(x.shape, generator=generator)
+
+
+def model(likelihood=None):
+    return pb.BNN(toy_net(hidden=10), normal_prior(), likelihood or HomoskedasticGaussian(dist.HalfNormal(1.0)))
+
+
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "likelihood",
+    [
+        HomoskedasticGaussian(dist.HalfNormal(1.0)),
+        pytest.param(HomoskedasticGaussian("learned"), marks=pytest.mark.slow),
+        pytest.param(pb.likelihoods.StudentT(5.0, dist.HalfNormal(1.0)), marks=pytest.mark.slow),
+    ],
+)
+def test_the_function_is_not_taken_for_noise(likelihood, at_once, monkeypatch):
+    if not at_once:
+        monkeypatch.setattr(paths, "MAX_TOGETHER", 0)
+    search = SEARCH if at_once else replace(SEARCH, num_steps=2000)
+    posterior = search.fit(model(likelihood), *waves())
+    assert 0.05 < float(posterior.draws["likelihood.scale"]) < 0.2
+    assert posterior.meta["noise_held"] > 0 and posterior.meta["path_gain"] > 10
+    assert posterior.history["loss"].shape == (posterior.meta["num_steps"],)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "method",
+    [
+        pb.Laplace(map=SEARCH, compile=False),
+        pb.DeepEnsemble(num_members=3, num_steps=400, lr=0.03, compile=False),
+        pb.SWAG(num_steps=1000, compile=False),
+    ],
+)
+def test_no_method_takes_the_function_for_noise(method):
+    posterior = method.fit(model(), *waves())
+    scales = posterior.draws["likelihood.scale"]
+    assert float(scales.median()) < 0.25
+    if isinstance(method, pb.DeepEnsemble):
+        assert float(scales.max()) < 0.25 and scales.unique().numel() == 3
+
+
+def test_what_is_noise_stays_noise():
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.rand(60, 1, generator=generator), torch.randn(60, 1, generator=generator)
+    posterior = SEARCH.fit(model(), x, y)
+    assert float(posterior.draws["likelihood.scale"]) > 0.8 * float(y.std())
+
+
+def test_maximum_likelihood_without_a_bound_follows_the_plain_path_alone():
+    x, y = waves(num_data=20)  # fewer rows than weights
+    posterior = pb.MLE(num_steps=20, compile=False).fit(model(HomoskedasticGaussian("learned")), x, y)
+    assert "path_gain" not in posterior.meta
+
+
+def test_a_callback_hears_of_the_best_path_and_may_stop_or_interrupt():
+    seen = []
+
+    def stop(step, metrics):
+        seen.append((metrics["loss"], metrics["snapshot"]().draws["net.0.weight"].shape))
+        return step >= 80
+
+    posterior = SEARCH.fit(model(), *waves(), callbacks=[stop])
+    assert posterior.meta["stopped"] == "callback" and posterior.meta["num_steps"] == 80
+    assert all(math.isfinite(loss) and shape == (1, 1, 10, 1) for loss, shape in seen)
+
+    def press(step, metrics):
+        raise KeyboardInterrupt
+
+    with pytest.warns(UserWarning, match="Ctrl-C"):
+        interrupted = SEARCH.fit(model(), *waves(), callbacks=[press])
+    assert interrupted.meta["stopped"] == "interrupt"
+
+
+@pytest.mark.parametrize("likelihood", [HomoskedasticGaussian("learned"), HeteroskedasticGaussian()])
+def test_a_held_scale_changes_the_gradient_of_the_location_and_no_value(likelihood):
+    generator = torch.Generator().manual_seed(0)
+    loc, y = torch.randn(7, 1, generator=generator), torch.randn(7, 1, generator=generator)
+    f = torch.cat([loc, 0.3 * loc], 1)[:, : likelihood.targets.heads]
+    held, params = HeldScale(likelihood), {"likelihood.scale": torch.tensor(0.7)}
+
+    def log_prob(f, law=likelihood):
+        return law.distribution(f, params).log_prob(y).sum()
+
+    free = torch.func.grad(log_prob)(f)
+    held.level = torch.tensor([0.2])
+    torch.testing.assert_close(log_prob(f, held), log_prob(f))
+    slope = torch.func.grad(log_prob)(f, held)
+    torch.testing.assert_close(slope[:, :1], (y - loc) / 0.2**2)
+    torch.testing.assert_close(slope[:, 1:], free[:, 1:])
+    held.level = torch.zeros(1)
+    torch.testing.assert_close(torch.func.grad(log_prob)(f, held), free)
+
+
+def test_members_far_below_the_best_take_an_end_that_nobody_has():
+    worths = torch.tensor([[-70.0, -40.0, -42.0], [-71.0, -69.0, -72.0], [-41.0, -90.0, math.nan]])
+    assert paths.best_ends(worths) == [1, 2, 6]
+    alike = torch.tensor([[-70.0, -71.0], [-69.0, -75.0]])
+    assert paths.best_ends(alike) == [0, 2]
+
+
+def test_the_seed_moves_the_other_starts():
+    problem = prepare(model(), *waves(), points="free")
+    start = problem.density.initial(model().initial_values())
+    first, same, other = (fresh_starts(problem, seed, start, 2) for seed in (0, 0, 1))
+    assert torch.equal(first, same) and not torch.equal(first, other)
+    scale = problem.density.site("likelihood.scale")
+    assert torch.equal(first[:, scale.start], start[scale.start].expand(2))
+
+
+def test_each_of_several_points_descends_to_the_minimum():
+    scales = torch.tensor([1.0, 30.0, 0.1], dtype=torch.float64)
+
+    def slope(points):
+        return scales * (points - 2), 0.5 * (scales * (points - 2).square()).sum(1)
+
+    starts = torch.tensor([[0.0, 1.0, 5.0], [9.0, -3.0, 2.0]], dtype=torch.float64)
+    torch.testing.assert_close(descend_each(slope, starts, 200), torch.full_like(starts, 2.0), rtol=0, atol=1e-2)
+
+
+def test_the_evidence_of_a_linear_model_is_exact():
+    truth = diabetes_linear()
+    problem = prepare(diabetes_model(), truth["x"], truth["y"], points="free")
+    theta = problem.density.unconstrain({"net.weight": truth["mean"][None, :10], "net.bias": truth["mean"][10:]})
+    torch.testing.assert_close(log_evidences(problem, theta[None])[0], truth["log_evidence"])
+
+
+def test_where_no_batch_of_points_can_be_run_the_paths_follow_one_another():
+    class Looks(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = toy_net(hidden=4)
+
+        def forward(self, x):
+            f = self.inner(x)
+            return f if float(f.detach().mean()) < 1e9 else f + 1
+
+    looks = pb.BNN(Looks(), normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    posterior = replace(SEARCH, num_steps=40, polish_steps=0).fit(looks, *waves())
+    assert math.isfinite(posterior.meta["path_gain"])
