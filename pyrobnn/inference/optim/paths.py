@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched
 from pyrobnn.inference.optim.descent import descend, descend_each
@@ -225,7 +226,8 @@ class Search:
     def best(self, start: Tensor) -> Result:
         """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
         ends, shares = self._ends(start)
-        refinement = None if len(ends) == 1 or ends[0].interrupted else self.refinement
+        # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
+        refinement = None if self.num_paths == 1 or len(ends) == 1 or ends[0].interrupted else self.refinement
         if refinement is not None:
             points = torch.stack([end.params for end in ends])
             slope = refinement.slope(points)
@@ -244,7 +246,7 @@ class Search:
         if start.dim() > 1:
             return replace(together(chosen), path=record)
         end = replace(chosen[0], path={name: values[0] for name, values in record.items()})
-        if refinement is None or not refinement.polish_steps or self.num_paths == 1:
+        if refinement is None or not refinement.polish_steps:
             return end
         params, norm = descend(alone(slope, len(ends)), end.params, refinement.polish_steps, PATIENCE)
         return replace(end, params=params, path=end.path | {"gradient_norm": norm})
@@ -263,7 +265,8 @@ class Search:
 
         def best_of_paths(thetas: Tensor) -> Tensor:
             rows = thetas.unflatten(0, (-1, num_paths))
-            numbers = values_of(thetas).reshape(-1, num_paths).argmax(1)
+            with seeded(0, thetas.device):  # a snapshot takes nothing from the search's random numbers
+                numbers = values_of(thetas).reshape(-1, num_paths).argmax(1)
             best = rows[torch.arange(len(rows)), numbers]
             return best[0] if start.dim() == 1 else best
 
