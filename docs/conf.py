@@ -25,7 +25,8 @@ import pyrobnn  # noqa: E402
 project = "pyrobnn"
 author = "The pyrobnn authors"
 project_copyright = author
-release = version = pyrobnn.__version__
+release = pyrobnn.__version__
+version = release
 
 extensions = [
     "sphinx.ext.autodoc",
@@ -36,7 +37,9 @@ extensions = [
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_build", "paper.md"]  # the paper is for a journal, in its form
-suppress_warnings = ["mystnb.unknown_mime_type"]  # widgets' states beside the text that a page shows
+suppress_warnings = [
+    "mystnb.unknown_mime_type"
+]  # widgets' states beside the text that a page shows
 templates_path: list[str] = []
 
 # pages that are written at every build; none is under version control
@@ -45,7 +48,9 @@ for folder in ("api", "checks", "claims", "tutorials"):
 api_pages.write(HERE / "api")
 check_pages.write(HERE / "checks")
 (HERE / "api" / "tested.txt").write_text(tested_pages.table(), encoding="utf-8")
-shutil.copytree(ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery"))
+shutil.copytree(
+    ROOT / "notebooks", HERE / "tutorials", ignore=shutil.ignore_patterns(".*", "gallery")
+)
 for stem in ("09_science", "10_learning"):  # stories show some of their cells
     notebook_parts.write(ROOT / "notebooks" / f"{stem}.ipynb", HERE / "tutorials" / "parts")
 claims = HERE / "claims"
@@ -53,7 +58,9 @@ claims.mkdir()
 for claim in (ROOT / "scripts").glob("*/claim.md"):
     shutil.copy(claim, claims / f"{claim.parent.name}.md")
 measured = (ROOT / "scripts/results/README.md").read_text(encoding="utf-8")
-(claims / "measured.txt").write_text(re.sub(r"\.\./(\w+)/claim\.md", r"claims/\1.md", measured), encoding="utf-8")
+(claims / "measured.txt").write_text(
+    re.sub(r"\.\./(\w+)/claim\.md", r"claims/\1.md", measured), encoding="utf-8"
+)
 
 html_scaled_image_link = False  # a picture of twice the resolution is no link to itself
 nb_execution_mode = "off"  # the outputs are those that are stored
@@ -70,7 +77,10 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False  # what stands before a colon under "Returns" is a shape or a condition
 napoleon_custom_sections = ["Caveat", "Papers"]
 nitpick_ignore_regex = [
-    (r"py:.*", r"(?!pyrobnn\b).*"),  # what others document is on the network, and a build needs none
+    (
+        r"py:.*",
+        r"(?!pyrobnn\b).*",
+    ),  # what others document is on the network, and a build needs none
     (r"py:class", r".*\.[A-Z]"),  # type variables
     (r"py:class", r"pyrobnn(\.\w+){3,}"),  # types of internal modules, named in signatures alone
 ]
@@ -90,7 +100,9 @@ linkcheck_workers = 4
 def setup(app: Any) -> None:
     """Property docstrings begin with a comment: of their first line napoleon takes what precedes a colon for a type."""
 
-    def begin(app: Any, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    def begin(
+        app: Any, what: str, name: str, obj: object, options: object, lines: list[str]
+    ) -> None:
         lines[:0] = ["..", ""] if what == "property" else []
 
     app.connect("autodoc-process-docstring", begin, priority=400)

@@ -32,7 +32,8 @@ def function(posterior: Posterior, index: int) -> Callable[[Tensor], Tensor]:
 
 def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Mean of y (draw, point, out), or logits, at x (point, …) by ``draws`` (draw, …) of each site; differentiable."""
-    model, network = posterior.bnn, posterior.network or posterior.bnn.forward
+    model = posterior.bnn
+    network = posterior.network or posterior.bnn.forward
     x = posterior.inputs(x)
     f = at_each(lambda one: network(one, x), {n: v for n, v in draws.items() if n.startswith(NET)})
     y_mean, y_scale = model.units or (0.0, 1.0)
@@ -40,7 +41,9 @@ def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tens
     return Prediction(f[None], model.likelihood, params, y_mean=y_mean, y_scale=y_scale).f[0]
 
 
-def thompson(prediction: Prediction, num: int = 1, *, maximize: bool = True, output: int = 0, seed: int = 0) -> Tensor:
+def thompson(
+    prediction: Prediction, num: int = 1, *, maximize: bool = True, output: int = 0, seed: int = 0
+) -> Tensor:
     """Rows where functions drawn from the posterior are best: Thompson sampling.
 
     Args:
@@ -61,7 +64,12 @@ def thompson(prediction: Prediction, num: int = 1, *, maximize: bool = True, out
 
 
 def expected_improvement(
-    prediction: Prediction, best: float, *, maximize: bool = True, output: int = 0, given: Sequence[int] = ()
+    prediction: Prediction,
+    best: float,
+    *,
+    maximize: bool = True,
+    output: int = 0,
+    given: Sequence[int] = (),
 ) -> Tensor:
     r"""How much better than ``best`` the function is expected to be, :math:`E[\max(f(x) - b, 0)]`, over the draws.
 
@@ -90,7 +98,9 @@ def expected_improvement(
     return gain.mean(0)
 
 
-def bald(prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 256, seed: int = 0) -> Tensor:
+def bald(
+    prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 256, seed: int = 0
+) -> Tensor:
     r"""The information of a target at each candidate about the parameters: BALD, for any likelihood.
 
     .. math:: I(y; \theta) = E_{\theta, y}[\log p(y \mid x, \theta) - \log \tfrac1S \sum_s p(y \mid x, \theta_s)]
@@ -122,7 +132,12 @@ def bald(prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 
 
 
 def epig(
-    prediction: Prediction, targets: Prediction, *, given: Sequence[int] = (), num_draws: int = 128, seed: int = 0
+    prediction: Prediction,
+    targets: Prediction,
+    *,
+    given: Sequence[int] = (),
+    num_draws: int = 128,
+    seed: int = 0,
 ) -> Tensor:
     r"""The information of a target at each candidate about targets at the points that matter: EPIG.
 
@@ -141,9 +156,13 @@ def epig(
     Reference: Prediction-Oriented Bayesian Active Learning (Bickford Smith et al., 2023)
     https://arxiv.org/abs/2304.08151
     """
-    few, there, given = prediction.thin(num_draws), targets.thin(num_draws), _asked(prediction, given)
+    few = prediction.thin(num_draws)
+    there = targets.thin(num_draws)
+    given = _asked(prediction, given)
     if few.f.shape[:2] != there.f.shape[:2]:
-        raise ValueError("'prediction' and 'targets' have different draws: predict both with the same posterior")
+        raise ValueError(
+            "'prediction' and 'targets' have different draws: predict both with the same posterior"
+        )
     score = torch.zeros(few.f.shape[2], dtype=torch.float64, device=few.f.device)
     for log_p, log_q in zip(_log_probs(few, seed), _log_probs(there, seed + 1), strict=True):
         log_p = log_p + log_p[:, given].sum(1, keepdim=True)
@@ -159,9 +178,13 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
     for _ in range(num):
         found = as_tensor("score", score(rows)).squeeze(-1).clone()
         if found.dim() != 1 or bool(found.isnan().any()):
-            raise ValueError(f"'score' must be a number for each candidate, (point,): got {tuple(found.shape)}, or NaN")
+            raise ValueError(
+                f"'score' must be a number for each candidate, (point,): got {tuple(found.shape)}, or NaN"
+            )
         if num > len(found):
-            raise ValueError(f"'num' is {num}, but there are {len(found)} candidates: ask for fewer")
+            raise ValueError(
+                f"'num' is {num}, but there are {len(found)} candidates: ask for fewer"
+            )
         found[rows] = -torch.inf
         rows.append(int(found.argmax()))
     return torch.tensor(rows)
@@ -178,9 +201,12 @@ def _column(prediction: Prediction, output: int) -> Tensor:
 def _asked(prediction: Prediction, given: Sequence[int]) -> list[int]:
     """Indices of the rows that were chosen before; ValueError unless each is a candidate's."""
     check_type("prediction", prediction, Prediction, "posterior.predict(x)")
-    num, rows = prediction.f.shape[2], list(dict.fromkeys(int(row) for row in given))
+    num = prediction.f.shape[2]
+    rows = list(dict.fromkeys(int(row) for row in given))
     if wrong := [row for row in rows if row not in range(num)]:
-        raise ValueError(f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0")
+        raise ValueError(
+            f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0"
+        )
     return rows
 
 

@@ -26,8 +26,11 @@ class BNNModel(EnsembleModel):
 
     def __init__(self, bnn_posterior: Posterior, *, num_draws: int = 64):
         super().__init__()
-        self.bnn_posterior, self.num_draws = bnn_posterior, num_draws
-        self._draws = {name: value.flatten(0, 1) for name, value in bnn_posterior.thin(num_draws).draws.items()}
+        self.bnn_posterior = bnn_posterior
+        self.num_draws = num_draws
+        self._draws = {
+            name: value.flatten(0, 1) for name, value in bnn_posterior.thin(num_draws).draws.items()
+        }
         x = bnn_posterior.bnn.cast_inputs(torch.zeros(1, *bnn_posterior.meta["input_shape"]))
         self._num_outputs = self.forward(x).shape[-1]
 
@@ -49,5 +52,7 @@ class BNNModel(EnsembleModel):
             Refused: as :meth:`pyrobnn.Posterior.update`.
         """
         if X.dim() != 2:
-            raise ValueError(f"'X' has shape {tuple(X.shape)}: rows (n, d) are needed, a call for each batch")
+            raise ValueError(
+                f"'X' has shape {tuple(X.shape)}: rows (n, d) are needed, a call for each batch"
+            )
         return BNNModel(self.bnn_posterior.update(X, Y, **kwargs), num_draws=self.num_draws)

@@ -46,9 +46,13 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
         >>> scalars({"loss": torch.tensor(0.5), "phase": "warm-up"})
         {'loss': 0.5}
     """
-    values = {k: v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for k, v in metrics.items()}
+    values = {
+        k: v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for k, v in metrics.items()
+    }
     chosen = values if names is None else values.keys() & names
-    return {name: float(v) for name, v in values.items() if name in chosen and type(v) in (int, float)}
+    return {
+        name: float(v) for name, v in values.items() if name in chosen and type(v) in (int, float)
+    }
 
 
 class ProgressBar:
@@ -74,10 +78,16 @@ class ProgressBar:
     """
 
     def __init__(
-        self, total: int | None = None, description: str = "", *, metrics: tuple[str, ...] | None = None
+        self,
+        total: int | None = None,
+        description: str = "",
+        *,
+        metrics: tuple[str, ...] | None = None,
     ) -> None:
         self.total = None if total is None else check_count("total", total)
-        self.description, self.metrics, self.step = description, metrics, 0
+        self.description = description
+        self.metrics = metrics
+        self.step = 0
         self._bar: Any = None
         self._untimed = True  # what is reported next was not made in the time of steps alone
 
@@ -121,7 +131,8 @@ class ProgressBar:
 
     def extend(self, total: int, why: str) -> None:
         """Change the number of steps, with the reason in a line of its own."""
-        self.total = self._bar.total = total
+        self.total = total
+        self._bar.total = self.total
         self._bar.write(f"{self.description}: {why}", file=sys.stderr)
 
     def close(self, why: str = "") -> None:
@@ -142,15 +153,23 @@ class ProgressBar:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.close("" if kind is None else "interrupt" if issubclass(kind, KeyboardInterrupt) else "error")
+        self.close(
+            "" if kind is None else "interrupt" if issubclass(kind, KeyboardInterrupt) else "error"
+        )
 
     def _open(self) -> None:
         self.close()
         # a notebook without ipywidgets: tqdm writes text
         with warnings.catch_warnings(action="ignore", category=TqdmWarning):
             from tqdm.auto import tqdm
-        self._bar = tqdm(total=self.total, desc=self.description or None, dynamic_ncols=True, smoothing=_SMOOTHING)
-        self.step, self._untimed = 0, True
+        self._bar = tqdm(
+            total=self.total,
+            desc=self.description or None,
+            dynamic_ncols=True,
+            smoothing=_SMOOTHING,
+        )
+        self.step = 0
+        self._untimed = True
 
     def _describe(self, words: str = "") -> None:
         self._bar.set_description(": ".join(filter(None, (self.description, words))), refresh=False)
@@ -181,11 +200,15 @@ class EarlyStopping:
         [False, False, False, False, True]
     """
 
-    def __init__(self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20) -> None:
-        self.patience, self.window = check_count("patience", patience), check_count("window", window)
+    def __init__(
+        self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20
+    ) -> None:
+        self.patience = check_count("patience", patience)
+        self.window = check_count("window", window)
         if not min_delta >= 0:
             raise ValueError(f"'min_delta' must be at least 0, got {min_delta}")
-        self.min_delta, self.metric = min_delta, metric
+        self.min_delta = min_delta
+        self.metric = metric
         self._last_step = sys.maxsize
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool:
@@ -196,12 +219,14 @@ class EarlyStopping:
             )
         if step <= self._last_step:  # a new run
             self._values: deque[float] = deque(maxlen=self.window)
-            self._best, self._best_step = math.inf, 0
+            self._best = math.inf
+            self._best_step = 0
         self._last_step = step
         self._values.append(float(metrics[self.metric]))
         mean = sum(self._values) / len(self._values)
         if len(self._values) < self.window:
             self._best_step = step
         elif mean < self._best - self.min_delta:
-            self._best, self._best_step = mean, step
+            self._best = mean
+            self._best_step = step
         return step - self._best_step >= self.patience

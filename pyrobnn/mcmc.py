@@ -14,7 +14,14 @@ from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
 from pyro.infer.mcmc import util
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, as_tensor, check_choice, check_count, check_finite, check_type
+from pyrobnn.core.checks import (
+    Refused,
+    as_tensor,
+    check_choice,
+    check_count,
+    check_finite,
+    check_type,
+)
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
@@ -113,12 +120,20 @@ class MCMC:
         save_params: Sequence[str] | None = None,
     ) -> None:
         check_type("kernel", kernel, HMC | NUTS, "pyrobnn.mcmc.NUTS or HMC (change its import too)")
-        self.kernel, self.num_samples, self.num_chains = (kernel, check_count("num_samples", num_samples), num_chains)
-        self.warmup_steps = num_samples if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
-        self.hook_fn, self.save_params, self._progress = hook_fn, save_params, not disable_progbar
+        self.kernel = kernel
+        self.num_samples = check_count("num_samples", num_samples)
+        self.num_chains = num_chains
+        self.warmup_steps = (
+            num_samples if warmup_steps is None else check_count("warmup_steps", warmup_steps, 0)
+        )
+        self.hook_fn = hook_fn
+        self.save_params = save_params
+        self._progress = not disable_progbar
         self.transforms = dict(transforms or kernel.options["transforms"] or {})
         if self.transforms and kernel.potential_fn is None:
-            raise Refused("'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam")
+            raise Refused(
+                "'transforms' belong to a potential_fn; change a model's sites by pyro.poutine.reparam"
+            )
         if kernel.potential_fn is not None and initial_params is None:
             raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
         check_type("initial_params", initial_params, Mapping | None, "a dict of tensors by name")
@@ -127,7 +142,9 @@ class MCMC:
         for name, value in self.initial_params.items():
             check_finite(f"initial_params[{name!r}]", value)
             if value.shape[:1] != (num_chains,):
-                raise ValueError(f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains")
+                raise ValueError(
+                    f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains"
+                )
         self.method = _method(kernel.options, num_chains, self.warmup_steps)
 
     def __getattr__(self, name: str) -> Any:  # what is not there, as draws before a run
@@ -140,7 +157,9 @@ class MCMC:
         seed = torch.initial_seed() % 2**32
         program = self._program(args, kwargs)
         data = {} if self.kernel.model is None else _named(self.kernel.model, args, kwargs)
-        with types_explained(functools.partial(_positional, self.kernel.model, len(args), [*kwargs]), data):
+        with types_explained(
+            functools.partial(_positional, self.kernel.model, len(args), [*kwargs]), data
+        ):
             self._density = Density(program, points="held")
             self._density.log_joint(self._density.sample_prior(1, seed=0)[0])
         # without adaptation Pyro's warm-up is draws that are thrown away
@@ -152,15 +171,24 @@ class MCMC:
             init=self._starts(program, seed),
             progress=self._progress,
         )
-        draws, stats = ({k: v[:, spare:] for k, v in d.items()} for d in (posterior.draws, posterior.sample_stats))
+        draws, stats = (
+            {k: v[:, spare:] for k, v in d.items()}
+            for d in (posterior.draws, posterior.sample_stats)
+        )
         self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
         latent = [site.name for site in self._density.sites]
-        found = {name: draws[name] for name in (latent if self.save_params is None else self.save_params)}
-        self._samples = {k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()}
+        found = {
+            name: draws[name] for name in (latent if self.save_params is None else self.save_params)
+        }
+        self._samples = {
+            k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()
+        }
         if self.hook_fn is not None:
             self._call_hook({name: draws[name] for name in latent})
 
-    def get_samples(self, num_samples: int | None = None, group_by_chain: bool = False) -> dict[str, Tensor]:
+    def get_samples(
+        self, num_samples: int | None = None, group_by_chain: bool = False
+    ) -> dict[str, Tensor]:
         """Draws by site, (chain · draw, …), as ``pyro.infer.Predictive`` takes them.
 
         Args:
@@ -168,16 +196,23 @@ class MCMC:
             group_by_chain: (chain, draw, …) instead.
         """
         own = self.posterior.meta.get("program_dtypes", {})
-        samples = {n: v.to(getattr(torch, own[n])) if n in own else v for n, v in self._samples.items()}
+        samples = {
+            n: v.to(getattr(torch, own[n])) if n in own else v for n, v in self._samples.items()
+        }
         return util.select_samples(samples, num_samples, group_by_chain)
 
     def diagnostics(self) -> dict[str, Any]:
         """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""
         stats = self.posterior.sample_stats
         diverged = [row.nonzero()[:, 0].tolist() for row in stats["diverging"]]
-        by_chain = {"divergences": diverged, "acceptance rate": stats["acceptance_rate"].mean(1).tolist()}
+        by_chain = {
+            "divergences": diverged,
+            "acceptance rate": stats["acceptance_rate"].mean(1).tolist(),
+        }
         found: dict[str, Any] = util.diagnostics(self._samples)
-        return found | {k: {f"chain {i}": each for i, each in enumerate(v)} for k, v in by_chain.items()}
+        return found | {
+            k: {f"chain {i}": each for i, each in enumerate(v)} for k, v in by_chain.items()
+        }
 
     def summary(self, prob: float = 0.9) -> None:
         """Print mean, sd, median, the interval that holds ``prob``, n_eff and r_hat of every value."""
@@ -200,14 +235,28 @@ class MCMC:
         if not self.initial_params and strategy is init_to_uniform:
             return None
         if self.initial_params:
-            if (given := {name: tuple(value.shape) for name, value in self.initial_params.items()}) != shapes:
-                raise ValueError(f"'initial_params' has {given}, but the latent sites, unconstrained, are {shapes}")
-            z = torch.cat([self.initial_params[name].reshape(self.num_chains, -1) for name in shapes], 1)
+            if (
+                given := {name: tuple(value.shape) for name, value in self.initial_params.items()}
+            ) != shapes:
+                raise ValueError(
+                    f"'initial_params' has {given}, but the latent sites, unconstrained, are {shapes}"
+                )
+            z = torch.cat(
+                [self.initial_params[name].reshape(self.num_chains, -1) for name in shapes], 1
+            )
             values = density.constrain(z.to(density.dtype))
-            return chain_starts(program, [{n: v[i] for n, v in values.items()} for i in range(len(z))])
+            return chain_starts(
+                program, [{n: v[i] for n, v in values.items()} for i in range(len(z))]
+            )
         found = []
         supply = Supply({}, density.initial_points)  # the point parameters
-        with seeded(seed, density.device), pyro.poutine.block(), own_store(), supply, torch.no_grad():
+        with (
+            seeded(seed, density.device),
+            pyro.poutine.block(),
+            own_store(),
+            supply,
+            torch.no_grad(),
+        ):
             for _ in range(self.num_chains):
                 with InitMessenger(strategy):
                     nodes = pyro.poutine.trace(program).get_trace().nodes
@@ -239,16 +288,21 @@ def _positional(model: Any, count: int, names: list[str], *values: Any) -> Any:
     return model(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
 
-def _negative(potential: Callable[[dict[str, Tensor]], Tensor], values: dict[str, Tensor]) -> Tensor:
+def _negative(
+    potential: Callable[[dict[str, Tensor]], Tensor], values: dict[str, Tensor]
+) -> Tensor:
     return -potential(values)
 
 
 def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sampler:
     """Our sampler as the options of a kernel say; Refused where it has no such way."""
-    adapts, leapfrogs = options["adapt_step_size"], options.get("num_steps")
+    adapts = options["adapt_step_size"]
+    leapfrogs = options.get("num_steps")
     sizes = options.get("min_stepsize", 1e-10), options.get("max_stepsize", 1e10)
     for what, asked in {
-        "slice sampling (use_multinomial_sampling=False)": not options.get("use_multinomial_sampling", True),
+        "slice sampling (use_multinomial_sampling=False)": not options.get(
+            "use_multinomial_sampling", True
+        ),
         "a mass matrix in blocks (full_mass=[…])": not isinstance(options["full_mass"], bool),
         "a step size that adapts without the mass matrix, or it without the step size": (
             adapts != options["adapt_mass_matrix"]
@@ -258,7 +312,9 @@ def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sam
         if asked:
             raise Refused(f"{what} is not supported: leave it out, or use pyro.infer")
     if "num_steps" in options and (leapfrogs is None or options["trajectory_length"] is not None):
-        leapfrogs = max(1, int((options["trajectory_length"] or 2 * torch.pi) / options["step_size"]))
+        leapfrogs = max(
+            1, int((options["trajectory_length"] or 2 * torch.pi) / options["step_size"])
+        )
     return Sampler(
         num_chains,
         num_warmup=num_warmup if adapts else 0,

@@ -34,7 +34,9 @@ def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
         1.4142135...
     """
     if mean.shape != y.shape:
-        raise ValueError(f"'mean' has shape {tuple(mean.shape)} and 'y' {tuple(y.shape)}: they must agree")
+        raise ValueError(
+            f"'mean' has shape {tuple(mean.shape)} and 'y' {tuple(y.shape)}: they must agree"
+        )
     _check_nonempty("y", y)
     if scale is None and y.ndim > 1 and y.shape[1] > 1:
         raise ValueError(
@@ -108,7 +110,8 @@ def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     _check_draws(draws, y)
     generator = torch.Generator().manual_seed(~seed)  # a user's data are often of the same seed
     v = torch.rand(y.shape, generator=generator, dtype=torch.float64).to(y.device)
-    below, ties = (draws < y).sum(0), (draws == y).sum(0)
+    below = (draws < y).sum(0)
+    ties = (draws == y).sum(0)
     return (below + v * (ties + 1)) / (len(draws) + 1)
 
 
@@ -132,7 +135,9 @@ def brier(probs: Tensor, y: Tensor) -> float:
         y: labels (point,), int64.
     """
     _check_probs(probs, y)
-    return float((probs.double() - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean())
+    return float(
+        (probs.double() - torch.nn.functional.one_hot(y, probs.shape[-1])).square().sum(-1).mean()
+    )
 
 
 def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
@@ -158,7 +163,9 @@ def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
 
 def _check_nonempty(name: str, values: Tensor) -> None:
     if values.numel() == 0:
-        raise ValueError(f"{name!r} is empty (shape {tuple(values.shape)}): there is nothing to score")
+        raise ValueError(
+            f"{name!r} is empty (shape {tuple(values.shape)}): there is nothing to score"
+        )
 
 
 def _check_draws(draws: Tensor, y: Tensor) -> None:
@@ -179,6 +186,10 @@ def _check_probs(probs: Tensor, y: Tensor) -> None:
         raise ValueError(f"class labels must be int64, got {y.dtype}: use y.long()")
     _check_nonempty("probs", probs)
     if int(y.min()) < 0 or int(y.max()) >= probs.shape[1]:
-        raise ValueError(f"class labels must lie in 0 … {probs.shape[1] - 1}, got {int(y.min())} … {int(y.max())}")
+        raise ValueError(
+            f"class labels must lie in 0 … {probs.shape[1] - 1}, got {int(y.min())} … {int(y.max())}"
+        )
     if not torch.allclose(probs.sum(-1), torch.ones_like(probs[:, 0]), atol=1e-3):
-        raise ValueError("the rows of 'probs' must sum to 1: pass probabilities (softmax), not logits")
+        raise ValueError(
+            "the rows of 'probs' must sum to 1: pass probabilities (softmax), not logits"
+        )

@@ -14,7 +14,8 @@ from pyrobnn.core.seeding import seeded
 __all__ = ["Exposed", "mlp", "small_cnn"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
-    each.__name__.lower(): each for each in (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Sigmoid)
+    each.__name__.lower(): each
+    for each in (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Sigmoid)
 }
 
 
@@ -50,7 +51,11 @@ def mlp(
         torch.Size([5, 2])
     """
     inner = _check_widths("hidden", hidden)
-    widths = [check_count("num_inputs", num_inputs), *inner, check_count("num_outputs", num_outputs)]
+    widths = [
+        check_count("num_inputs", num_inputs),
+        *inner,
+        check_count("num_outputs", num_outputs),
+    ]
     if isinstance(activation, str):
         activation = ACTIVATIONS[check_choice("activation", activation, tuple(ACTIVATIONS))]
     if not isinstance(activation, type) or not issubclass(activation, nn.Module):
@@ -101,10 +106,15 @@ def small_cnn(
         )
     with nullcontext() if seed is None else seeded(seed):
         # images and flattened pixels come to one shape
-        layers: list[nn.Module] = [nn.Flatten(), nn.Unflatten(1, (in_channels, image_size, image_size))]
+        layers: list[nn.Module] = [
+            nn.Flatten(),
+            nn.Unflatten(1, (in_channels, image_size, image_size)),
+        ]
         for before, after in zip(widths, widths[1:]):
             layers += [nn.Conv2d(before, after, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(widths[-1] * side * side, num_classes))
+        return nn.Sequential(
+            *layers, nn.Flatten(), nn.Linear(widths[-1] * side * side, num_classes)
+        )
 
 
 class Temperature(nn.Module):
@@ -133,7 +143,8 @@ class Exposed(nn.Module):
 
     def __init__(self, net: nn.Module, column: int):
         super().__init__()
-        self.net, self.column = net, column
+        self.net = net
+        self.column = column
 
     def exposures(self, x: Tensor) -> Tensor:
         """The exposure of each row, (N, 1).
@@ -142,10 +153,14 @@ class Exposed(nn.Module):
             ValueError: the inputs are not a table, or an exposure is not positive.
         """
         if x.dim() != 2 or not -x.shape[1] <= self.column < x.shape[1]:
-            raise ValueError(f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure")
+            raise ValueError(
+                f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure"
+            )
         found = x[:, self.column].unsqueeze(-1)
         if not float(found.min()) > 0:
-            raise ValueError(f"'x' holds the exposure {found.min():g} in column {self.column}: it must be > 0")
+            raise ValueError(
+                f"'x' holds the exposure {found.min():g} in column {self.column}: it must be > 0"
+            )
         return found
 
     def with_exposure(self, x: Tensor, exposure: Tensor | float) -> Tensor:
@@ -161,5 +176,7 @@ class Exposed(nn.Module):
 
 def _check_widths(name: str, widths: Sequence[int]) -> list[int]:
     if isinstance(widths, str) or not isinstance(widths, Iterable):
-        raise TypeError(f"'{name}' must be a sequence of widths, got {widths!r}: write {name}=({widths},)")
+        raise TypeError(
+            f"'{name}' must be a sequence of widths, got {widths!r}: write {name}=({widths},)"
+        )
     return [check_count(f"{name}[{index}]", width) for index, width in enumerate(widths)]

@@ -22,7 +22,15 @@ from tyxe.priors import Prior
 from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
 
-__all__ = ["DictPrior", "FanInNormal", "IIDPrior", "LambdaPrior", "LayerwiseNormalPrior", "Prior", "ScaleMixture"]
+__all__ = [
+    "DictPrior",
+    "FanInNormal",
+    "IIDPrior",
+    "LambdaPrior",
+    "LayerwiseNormalPrior",
+    "Prior",
+    "ScaleMixture",
+]
 __all__ += ["SitePriors", "move", "site_priors"]
 
 #: what "hide" and "expose" may be followed by
@@ -46,15 +54,24 @@ class Selective(Prior):
 
     def __init__(self, **selection: Any):
         options = {name: v for name, v in selection.items() if v is not None and v is not False}
-        if unknown := [n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _KINDS]:
-            raise TypeError(f"{unknown[0]!r} is not an option of a prior: hide or expose, with {[*_KINDS]}")
+        if unknown := [
+            n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _KINDS
+        ]:
+            raise TypeError(
+                f"{unknown[0]!r} is not an option of a prior: hide or expose, with {[*_KINDS]}"
+            )
         hides = [name for name in options if name.startswith("hide")]
         whole = [name for name in options if name.endswith(("_all", "_fn"))]
         if len(options) > 1 and (whole or 0 < len(hides) < len(options)):
-            one, other = (whole or hides)[0], next(n for n in options if n not in (whole or hides)[:1])
-            raise ValueError(f"{one!r} together with {other!r} has no effect: say what to hide, or what to expose")
+            one = (whole or hides)[0]
+            other = next(n for n in options if n not in (whole or hides)[:1])
+            raise ValueError(
+                f"{one!r} together with {other!r} has no effect: say what to hide, or what to expose"
+            )
         #: option → its entries
-        self.entries = {n: v if isinstance(v, (list, tuple, set)) else [v] for n, v in options.items()}
+        self.entries = {
+            n: v if isinstance(v, (list, tuple, set)) else [v] for n, v in options.items()
+        }
         given = {n: options[n] if n in whole else tuple(v) for n, v in self.entries.items()}
         super().__init__(**{"expose_all": not given, **given})
 
@@ -65,7 +82,9 @@ class Selective(Prior):
             exposed = {f"expose{kind}": entry if kind in ("_fn", "_all") else (entry,)}
             alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
             if not any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
-                what = getattr(entry, "__name__", type(entry).__name__ if callable(entry) else repr(entry))
+                what = getattr(
+                    entry, "__name__", type(entry).__name__ if callable(entry) else repr(entry)
+                )
                 names = ", ".join(name for name, _, _ in _parameters(net))
                 raise ValueError(
                     f"{option!r} has no effect by {what}: it names no parameter of its own (a container of layers has "
@@ -123,14 +142,20 @@ class ScaleMixture(Selective):
         2.19...
     """
 
-    def __init__(self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6), **selection: Any):
+    def __init__(
+        self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6), **selection: Any
+    ):
         super().__init__(**selection)
         share = check_number("pi", pi, above=0, below=1)
         scales = [check_number(n, v, above=0) for n, v in (("scale1", scale1), ("scale2", scale2))]
         normals = dist.Normal(torch.zeros(2), torch.tensor(scales))
-        self.distribution = dist.MixtureSameFamily(dist.Categorical(torch.tensor([share, 1 - share])), normals)
+        self.distribution = dist.MixtureSameFamily(
+            dist.Categorical(torch.tensor([share, 1 - share])), normals
+        )
 
-    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor | None) -> TorchDistributionMixin:
+    def prior_dist(
+        self, name: str, module: nn.Module | None, param: Tensor | None
+    ) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
         return self.distribution
 
@@ -158,7 +183,9 @@ class FanInNormal(Selective):
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
 
-    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor) -> TorchDistributionMixin:
+    def prior_dist(
+        self, name: str, module: nn.Module | None, param: Tensor
+    ) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
         if param.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
@@ -182,7 +209,9 @@ class SitePriors(Prior):
         """Whether the parameter is Bayesian."""
         return name in self.sites
 
-    def prior_dist(self, name: str, module: nn.Module | None, param: Tensor) -> TorchDistributionMixin:
+    def prior_dist(
+        self, name: str, module: nn.Module | None, param: Tensor
+    ) -> TorchDistributionMixin:
         """The prior of one parameter."""
         return self.sites[name]
 
@@ -201,8 +230,15 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
             try:
                 base = prior.prior_dist(name, module, param)
             except KeyError as error:
-                raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
-            check_type(f"prior of {name}", base, TorchDistributionMixin, "a distribution of pyro.distributions")
+                raise ValueError(
+                    f"the prior has no entry for {name!r}: add it, or hide it"
+                ) from error
+            check_type(
+                f"prior of {name}",
+                base,
+                TorchDistributionMixin,
+                "a distribution of pyro.distributions",
+            )
             found[name] = _expand(name, base, param)
     if not found:
         names = ", ".join(name for name, _ in net.named_parameters())
@@ -262,7 +298,8 @@ class _Copies(TorchFunctionMode):
 
     def __init__(self, like: Tensor):
         super().__init__()
-        self.like, self.changed = like, False
+        self.like = like
+        self.changed = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is not Tensor.__deepcopy__:

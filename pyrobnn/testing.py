@@ -9,7 +9,13 @@ from pyrobnn.diagnostics.verdict import Verdict
 
 
 def assert_calibrated(
-    predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None, strict: bool = False
+    predictions: Any,
+    y: Any,
+    *,
+    x: Any = None,
+    x_train: Any = None,
+    y_train: Any = None,
+    strict: bool = False,
 ) -> Verdict:
     """Raise where `judge` fails predictions, or where there is too little to judge them by.
 
@@ -31,6 +37,12 @@ def assert_calibrated(
         'pass'
     """
     verdict = judge(predictions, y, x=x, x_train=x_train, y_train=y_train)
-    if verdict.model == "fail" or not verdict.checked("model") or (strict and verdict.model != "pass"):
-        raise AssertionError("\n".join([verdict.summary, *map(str, (*verdict.failed, *verdict.warned))]))
+    if (
+        verdict.model == "fail"
+        or not verdict.checked("model")
+        or (strict and verdict.model != "pass")
+    ):
+        raise AssertionError(
+            "\n".join([verdict.summary, *map(str, (*verdict.failed, *verdict.warned))])
+        )
     return verdict

@@ -83,26 +83,46 @@ COLUMNS = {
 def main(argv: Sequence[str]) -> int:
     """Run every comparison of the study; exit status as of ``pyrobnn compare``, the worst of all."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     for name, what in (("--data", "sets of data"), ("--noise", "models of the noise")):
         parser.add_argument(name, nargs="+", help=what)
-    parser.add_argument("--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits")
-    parser.add_argument("--config", type=Path, metavar="FILE.yaml", help="a study [the one in this script]")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits"
+    )
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE.yaml", help="a study [the one in this script]"
+    )
     parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
-    parser.add_argument("--quick", action="store_true", help="one set of data, three methods, two minutes")
+    parser.add_argument(
+        "--quick", action="store_true", help="one set of data, three methods, two minutes"
+    )
     asked, rest = parser.parse_known_args(argv)
-    study = yaml.safe_load(asked.config.read_text("utf-8") if asked.config else QUICK if asked.quick else STUDY)
-    axes = [given or pd.Series(study[key]) for key, given in (("data", asked.data), ("noise", asked.noise))]
-    status, rows = 0, []
+    study = yaml.safe_load(
+        asked.config.read_text("utf-8") if asked.config else QUICK if asked.quick else STUDY
+    )
+    axes = [
+        given or pd.Series(study[key])
+        for key, given in (("data", asked.data), ("noise", asked.noise))
+    ]
+    status = 0
+    rows = []
     for data, noise, seed in product(*axes, asked.seeds or [0]):
         cell = {"data": data, "noise": noise, "seed": seed}
-        folder = asked.out / "-".join([Path(data).stem, str(noise), *([str(seed)] if asked.seeds else [])])
+        folder = asked.out / "-".join(
+            [Path(data).stem, str(noise), *([str(seed)] if asked.seeds else [])]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "study.yaml"
-        file.write_text(yaml.safe_dump(study | cell, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        file.write_text(
+            yaml.safe_dump(study | cell, sort_keys=False, allow_unicode=True), encoding="utf-8"
+        )
         print(f"\n== {data}, {noise} noise, seed {seed}: {folder}", flush=True)
-        found = cli.main(["compare", "--config", str(file), "--out", str(folder), "--resume", *rest])
+        found = cli.main(
+            ["compare", "--config", str(file), "--out", str(folder), "--resume", *rest]
+        )
         if found == cli.USAGE_ERROR:
             return found
         status = max(status, found)
@@ -131,7 +151,11 @@ def _rows(cell: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
 
 def _converged(checks: Sequence[Mapping[str, Any]]) -> bool | None:
     """Whether chains have converged, by the checks of their R-hat, number and length; None of other draws."""
-    found = [check["status"] for check in checks if check["name"] in ("rhat_function", "ess_function", "ess")]
+    found = [
+        check["status"]
+        for check in checks
+        if check["name"] in ("rhat_function", "ess_function", "ess")
+    ]
     return all(status == "pass" for status in found) if found else None
 
 
@@ -142,14 +166,19 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
     if table["seed"].nunique() > 1:
         grouped = table.groupby(["data", "noise", "method"], sort=False)
         numbers = [title for title in COLUMNS.values() if table[title].notna().any()]
-        mean, error = grouped[numbers].mean(), grouped[numbers].sem()
+        mean = grouped[numbers].mean()
+        error = grouped[numbers].sem()
         shown = (mean.map("{:.3g}".format) + error.map(" ± {:.1g}".format)).where(mean.notna(), "")
         passes = grouped["verdict"].apply(lambda each: f"{(each == 'pass').sum()} of {len(each)}")
         shown = shown.assign(passed=passes).reset_index()
     print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
-    print(f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {out / 'table.csv'}")
+    print(
+        f"\nin gap: epistemic sd in the widest gap over its median at the data\ntable: {out / 'table.csv'}"
+    )
     for row in table[table["converged"] == False].itertuples():  # noqa: E712 (None: no chains)
-        print(f"not converged, so not to be relied on: {row.method}, {row.data}, {row.noise}, seed {row.seed}")
+        print(
+            f"not converged, so not to be relied on: {row.method}, {row.data}, {row.noise}, seed {row.seed}"
+        )
     if table["in gap"].notna().any():
         gaps(table).savefig(out / "gaps.png", dpi=200)
 
@@ -163,11 +192,17 @@ def gaps(table: pd.DataFrame) -> Figure:
         for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
             for method, each in rows.groupby("method", sort=False):
                 face = "white" if (each["converged"] == False).any() else EPISTEMIC  # noqa: E712
-                ratios, error = each["in gap"], each["in gap"].sem() if len(each) > 1 else 0.0
-                ax.errorbar(ratios.mean(), method, xerr=error, fmt="o", ms=5, color=EPISTEMIC, mfc=face)
+                ratios = each["in gap"]
+                error = each["in gap"].sem() if len(each) > 1 else 0.0
+                ax.errorbar(
+                    ratios.mean(), method, xerr=error, fmt="o", ms=5, color=EPISTEMIC, mfc=face
+                )
             ax.axvline(1.0, color=MUTED, lw=0.8, ls=(0, (4, 2)))
-            title, what = f"{data.replace('_', ' ')}, {noise} noise", "gap / data (hollow: not converged)"
-            ax.set(xscale="log", title=title, xlabel=f"epistemic sd, {what}", ylim=(most - 0.5, -0.5))
+            title = f"{data.replace('_', ' ')}, {noise} noise"
+            what = "gap / data (hollow: not converged)"
+            ax.set(
+                xscale="log", title=title, xlabel=f"epistemic sd, {what}", ylim=(most - 0.5, -0.5)
+            )
             ax.set_xticks(ticks := (0.5, 1, 2, 5, 10, 20, 50), [f"{tick:g}" for tick in ticks])
         return figure
 

@@ -19,7 +19,8 @@ sys.path.insert(0, str(HERE))
 
 from records import read_records  # noqa: E402
 
-START, END = "<!-- table -->", "<!-- end -->"
+START = "<!-- table -->"
+END = "<!-- end -->"
 Records = Sequence[Mapping[str, Any]]
 
 
@@ -49,7 +50,10 @@ def last_of_each(rows: Records, *keys: str) -> Records:
 
 def speed() -> str:
     """A gradient of NUTS beside NumPyro's and Pyro's, and the numbers that are held from commit to commit."""
-    lines = ["| model | chains | pyrobnn, µs | NumPyro, µs | ratio | Pyro / pyrobnn |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| model | chains | pyrobnn, µs | NumPyro, µs | ratio | Pyro / pyrobnn |",
+        "|---|---|---|---|---|---|",
+    ]
     for row in gradients():
         ours = row.get("ours_us", row.get("machine_us"))
         lines.append(
@@ -61,13 +65,18 @@ def speed() -> str:
 
 def gradients() -> Records:
     """The last comparison of each model and number of chains with both peers."""
-    rows = [row for row in records_of("speed", "nuts.jsonl") if {"ours/numpyro", "pyro/ours"} <= row.keys()]
+    rows = [
+        row
+        for row in records_of("speed", "nuts.jsonl")
+        if {"ours/numpyro", "pyro/ours"} <= row.keys()
+    ]
     return last_of_each(rows, "case", "chains")
 
 
 def posteriordb() -> str:
     """A row per reference posterior; sbibm's tasks by method; targets of inference-gym."""
-    run, names = script("posteriordb"), ("records.jsonl", "sbibm.jsonl", "gym.jsonl")
+    run = script("posteriordb")
+    names = ("records.jsonl", "sbibm.jsonl", "gym.jsonl")
     tables = zip((run.table, run.sbibm_table, run.gym_table), names, strict=True)
     return "\n\n".join(table(records_of("posteriordb", name)) for table, name in tables)
 
@@ -79,13 +88,15 @@ def evidence() -> str:
 
 def svi_against_mcmc() -> str:
     """Whether chains converge on the study's points, and the uncertainty in the gap over fresh data."""
-    run, rows = script("svi_against_mcmc"), list(records_of("svi_against_mcmc"))
+    run = script("svi_against_mcmc")
+    rows = list(records_of("svi_against_mcmc"))
     return f"{run.chain_table(rows)}\n\n{run.gap_table(rows)}"
 
 
 def tables() -> str:
     """Two tables beside bde's published numbers; the regressor's default beside CatBoost, and on small tables."""
-    run, names = script("tables"), ("records.jsonl", "boosting.jsonl", "small.jsonl")
+    run = script("tables")
+    names = ("records.jsonl", "boosting.jsonl", "small.jsonl")
     tables = zip((run.table, run.beside_boosting, run.small_table), names, strict=True)
     return "\n\n".join(table(records_of("tables", name)) for table, name in tables)
 
@@ -99,39 +110,60 @@ def uci() -> str:
     """The five small sets by every method, the large ones by those that finish; every cell is filled."""
     from uci.rules import RULES, claims, markdown, published
 
-    rows, parts = records_of("uci"), []
-    small, large = ("boston", "concrete", "energy", "wine", "yacht"), ("kin8nm", "naval", "power")
+    rows = records_of("uci")
+    parts = []
+    small = ("boston", "concrete", "energy", "wine", "yacht")
+    large = ("kin8nm", "naval", "power")
     for names in (small, large):
         own = [row for row in rows if row["dataset"] in names]
         ran = {(row["method"], row["dataset"]) for row in own}
-        filled = [method for method in ("linear", *RULES) if {(method, name) for name in names} <= ran]
+        filled = [
+            method for method in ("linear", *RULES) if {(method, name) for name in names} <= ran
+        ]
         own = [row for row in own if row["method"] in filled]
-        parts += [markdown(own, metric, filled, published()) for metric in ("log_density", "rmse", "cpu_seconds")]
+        parts += [
+            markdown(own, metric, filled, published())
+            for metric in ("log_density", "rmse", "cpu_seconds")
+        ]
     return "\n\n".join([*parts, "\n".join(f"- {claim}" for claim in claims(rows, published()))])
 
 
 def judge() -> str:
     """What passes by fault and number of rows, beside the best test's misses; and regressors of packages on tables."""
     rows = records_of("judge")
-    cases, tables = [row for row in rows if "n" in row], [row for row in rows if "table" in row]
+    cases = [row for row in rows if "n" in row]
+    tables = [row for row in rows if "table" in row]
     sizes = sorted({row["n"] for row in cases})
-    lines = [f"| planted | {' | '.join(f'{n:,} rows' for n in sizes)} |", "|---" * (1 + len(sizes)) + "|"]
+    lines = [
+        f"| planted | {' | '.join(f'{n:,} rows' for n in sizes)} |",
+        "|---" * (1 + len(sizes)) + "|",
+    ]
     for kind, fault in dict.fromkeys((row["kind"], row["fault"]) for row in cases):
-        own = [[row for row in cases if (row["kind"], row["fault"], row["n"]) == (kind, fault, n)] for n in sizes]
+        own = [
+            [row for row in cases if (row["kind"], row["fault"], row["n"]) == (kind, fault, n)]
+            for n in sizes
+        ]
         cells = []
         for each in own:
-            counts = [sum(row["counts"].get(s, 0) for row in each) for s in ("pass", "warn", "fail")]
+            counts = [
+                sum(row["counts"].get(s, 0) for row in each) for s in ("pass", "warn", "fail")
+            ]
             total = sum(counts)
             missed = 1.0 - sum(row["power"] * sum(row["counts"].values()) for row in each) / total
             right = f"{counts[1]} of {total} warn, {counts[2]} fail"
-            cells.append(right if fault == "right" else f"{counts[0]} of {total} pass ({missed:.1%})")
+            cells.append(
+                right if fault == "right" else f"{counts[0]} of {total} pass ({missed:.1%})"
+            )
         lines.append(f"| {kind}: {fault} | {' | '.join(cells)} |")
     names = list(dict.fromkeys(row["table"] for row in tables))
     lines += ["", f"| regressor | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
     for regressor in dict.fromkeys(row["regressor"] for row in tables):
         of_table = {row["table"]: row for row in tables if row["regressor"] == regressor}
         scored = [of_table[name] for name in names]
-        cells = [f"**{r['model']}**{': ' * bool(r['seen'])}{', '.join(r['seen'])} ({r['ratio']:.2f})" for r in scored]
+        cells = [
+            f"**{r['model']}**{': ' * bool(r['seen'])}{', '.join(r['seen'])} ({r['ratio']:.2f})"
+            for r in scored
+        ]
         lines.append(f"| {regressor} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -140,20 +172,24 @@ def verdict() -> str:
     """Status by kind of case."""
     lines = ["| cases | pass | warn | fail |", "|---|---|---|---|"]
     for name, rows in verdicts().items():
-        counts = [sum(row["status"] == status for row in rows) for status in ("pass", "warn", "fail")]
+        counts = [
+            sum(row["status"] == status for row in rows) for status in ("pass", "warn", "fail")
+        ]
         lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 
 
 def verdicts() -> dict[str, Records]:
     """The cases of the verdict's study, right draws and planted faults."""
-    rows, worse = records_of("verdict"), {"pass": 0, "warn": 1, "fail": 2}
+    rows = records_of("verdict")
+    worse = {"pass": 0, "warn": 1, "fail": 2}
     sick = [row for row in rows if not row["healthy"]]
     return {
         "right draws": [row for row in rows if row["healthy"]],
         "planted faults": sick,
         "planted faults, with `pb.audit`": [
-            row | {"status": max(row["status"], row["audit"], key=worse.__getitem__)} for row in sick
+            row | {"status": max(row["status"], row["audit"], key=worse.__getitem__)}
+            for row in sick
         ],
     }
 
@@ -165,7 +201,18 @@ def newest() -> str:
 
 CLAIMS: dict[str, Callable[[], str]] = {
     each.__name__: each
-    for each in (speed, posteriordb, evidence, svi_against_mcmc, tables, learning, uci, verdict, judge, newest)
+    for each in (
+        speed,
+        posteriordb,
+        evidence,
+        svi_against_mcmc,
+        tables,
+        learning,
+        uci,
+        verdict,
+        judge,
+        newest,
+    )
 }
 
 
@@ -181,17 +228,32 @@ def headline() -> str:
     runs = records_of("posteriordb")
     right = sum(row["outcome"] == "right" for row in runs)
     silent = sum(row["outcome"] == "WRONG" for row in runs)
-    exact = [row for row in records_of("evidence") if row["way"] == "SMC" and row["exact"] is not None]
+    exact = [
+        row for row in records_of("evidence") if row["way"] == "SMC" and row["exact"] is not None
+    ]
     off = max(abs(row["log_evidence"] - row["exact"]) for row in exact)
     cells = beats_floor(records_of("uci"))
     best = best_published(records_of("uci"), published())
-    gaps = [row for row in records_of("svi_against_mcmc") if row["part"] == "gaps" and row["data"] == "two_clusters"]
-    opened = {m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]] for m in ("nuts", "svi")}
+    gaps = [
+        row
+        for row in records_of("svi_against_mcmc")
+        if row["part"] == "gaps" and row["data"] == "two_clusters"
+    ]
+    opened = {
+        m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]]
+        for m in ("nuts", "svi")
+    }
     healthy, sick, audited = verdicts().values()
-    by_table = last_of_each([r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed")
-    nll = [row["nll"] for row in by_table]  # of a normal with the predictive's mean and sd, as published
+    by_table = last_of_each(
+        [r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed"
+    )
+    nll = [
+        row["nll"] for row in by_table
+    ]  # of a normal with the predictive's mean and sd, as published
     rival = json.loads((HERE / "tables" / "published.json").read_text(encoding="utf-8"))["rows"]
-    theirs = next(row["nll"] for row in rival if (row["table"], row["method"]) == ("airfoil", "BDE"))
+    theirs = next(
+        row["nll"] for row in rival if (row["table"], row["method"]) == ("airfoil", "BDE")
+    )
     rows = [
         (
             "speed",
@@ -204,12 +266,19 @@ def headline() -> str:
             "Reference posteriors (posteriordb, radon) right at the defaults; wrong without a warning",
             f"{right} of {len(runs)} runs; {silent}",
         ),
-        ("evidence", f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)", f"{off:.2f} nats"),
+        (
+            "evidence",
+            f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)",
+            f"{off:.2f} nats",
+        ),
         (
             "verdict",
             "Right draws that fail; planted faults that pass; that pass `pb.audit` too",
             f"{sum(r['status'] == 'fail' for r in healthy)} of {len(healthy)}; "
-            + "; ".join(f"{sum(r['status'] == 'pass' for r in rows)} of {len(rows)}" for rows in (sick, audited)),
+            + "; ".join(
+                f"{sum(r['status'] == 'pass' for r in rows)} of {len(rows)}"
+                for rows in (sick, audited)
+            ),
         ),
         (
             "uci",
@@ -220,14 +289,20 @@ def headline() -> str:
         (
             "svi_against_mcmc",
             f"Epistemic sd in a gap over that at the data, NUTS and mean-field SVI ({len(opened['nuts'])} data sets)",
-            " and ".join(f"{fmean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in opened.values()),
+            " and ".join(
+                f"{fmean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in opened.values()
+            ),
         ),
     ]
     if len(nll) > 1:
         text = f"{fmean(nll):.3f} ± {stdev(nll) / len(nll) ** 0.5:.3f} ({len(nll)} seeds; bde's {theirs})"
-        rows.append(("tables", "Negative log likelihood on the airfoil table", text.replace("-", "−")))
+        rows.append(
+            ("tables", "Negative log likelihood on the airfoil table", text.replace("-", "−"))
+        )
     lines = ["| | measured | how |", "|---|---|---|"]
-    lines += [f"| {what} | **{number}** | [claim](../{claim}/claim.md) |" for claim, what, number in rows]
+    lines += [
+        f"| {what} | **{number}** | [claim](../{claim}/claim.md) |" for claim, what, number in rows
+    ]
     return "\n".join(lines)
 
 
@@ -235,14 +310,17 @@ def readme() -> str:
     """NUTS beside NumPyro with four chains."""
     lines = ["| model | time per gradient / NumPyro's | Pyro's / ours |", "|---|---|---|"]
     rows = [row for row in gradients() if row["chains"] == 4]
-    lines += [f"| {row['case']} | {row['ours/numpyro']:.2f} | {row['pyro/ours']:.0f} |" for row in rows]
+    lines += [
+        f"| {row['case']} | {row['ours/numpyro']:.2f} | {row['pyro/ours']:.0f} |" for row in rows
+    ]
     return "\n".join(lines)
 
 
 def right_of_all() -> str:
     """Runs of NUTS on posteriordb by outcome."""
     runs = records_of("posteriordb")
-    outcomes, names = [row["outcome"] for row in runs], {row["name"] for row in runs}
+    outcomes = [row["outcome"] for row in runs]
+    names = {row["name"] for row in runs}
     counts = [len(names), len(runs), *map(outcomes.count, ("right", "warned", "WRONG"))]
     head = "| reference posteriors | runs | right | wrong, and warned of | wrong, and silent |\n|---|---|---|---|---|"
     return f"{head}\n| {' | '.join(map(str, counts))} |"

@@ -48,7 +48,8 @@ def read_records(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, 
     """The records of a file in order, with a warning of lines that are torn or lack an entry of ``needs``."""
     if not Path(path).is_file():
         return []
-    records, skipped = [], []
+    records = []
+    skipped = []
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         try:
             record = json.loads(line)
@@ -59,7 +60,9 @@ def read_records(path: str | Path, needs: Sequence[str] = ()) -> list[dict[str, 
         else:
             skipped.append(number)
     if skipped:
-        warnings.warn(f"{path}: lines {skipped[:8]} are torn or incomplete and were skipped", stacklevel=2)
+        warnings.warn(
+            f"{path}: lines {skipped[:8]} are torn or incomplete and were skipped", stacklevel=2
+        )
     return records
 
 
@@ -75,14 +78,20 @@ def expected_seconds(task: Record, records: Sequence[Record]) -> float:
     """CPU seconds of a task by earlier records: the median of its method on its data, else the most of its method."""
     of_method = [record for record in records if record["method"] == task["method"]]
     exact = [record["cpu_seconds"] for record in of_method if record["dataset"] == task["dataset"]]
-    return median(exact) if exact else max((record["cpu_seconds"] for record in of_method), default=60.0)
+    return (
+        median(exact)
+        if exact
+        else max((record["cpu_seconds"] for record in of_method), default=60.0)
+    )
 
 
 def within_budget(
     tasks: Sequence[Record], records: Sequence[Record], budget: float
 ) -> tuple[list[Record], list[Record], float]:
     """The tasks, in order, that fit into ``budget`` CPU seconds; those that do not; the seconds of the first."""
-    runs, rest, spent = [], [], 0.0
+    runs = []
+    rest = []
+    spent = 0.0
     for task in tasks:
         seconds = expected_seconds(task, records)
         if spent + seconds > budget:
@@ -95,7 +104,8 @@ def within_budget(
 
 def measured(task: Record, work: Callable[[], Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
     """The record of a piece of work: the task, what it gave, what it cost, and where it was made."""
-    started, cpu = time.perf_counter(), time.process_time()
+    started = time.perf_counter()
+    cpu = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = work()
@@ -173,10 +183,14 @@ class Sweep:
     ) -> Iterator[tuple[Record, Record | Exception]]:
         calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
         with joblib.parallel_config(backend="loky", n_jobs=self.jobs, inner_max_num_threads=1):
-            yield from joblib.Parallel(return_as="generator_unordered", batch_size=1, pre_dispatch="all")(calls)
+            yield from joblib.Parallel(
+                return_as="generator_unordered", batch_size=1, pre_dispatch="all"
+            )(calls)
 
 
-def _attempt(function: Callable[[Record], Record], task: Record) -> tuple[Record, Record | Exception]:
+def _attempt(
+    function: Callable[[Record], Record], task: Record
+) -> tuple[Record, Record | Exception]:
     try:
         return task, function(task)
     except Exception as error:  # one failed fit must not end a sweep of hours

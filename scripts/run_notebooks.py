@@ -41,7 +41,14 @@ class ThisPython(AsyncKernelManager):
 
     @property
     def kernel_spec(self) -> KernelSpec:
-        argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=40"]
+        argv = [
+            sys.executable,
+            "-m",
+            "ipykernel_launcher",
+            "-f",
+            "{connection_file}",
+            "--log-level=40",
+        ]
         argv += ["--InlineBackend.figure_format=retina"]
         return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
@@ -52,7 +59,9 @@ def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
     stems = [Path(name).name.removesuffix(".ipynb") for name in names]
     for stem in stems:
         if not any(path.stem.startswith(stem) for path in found):
-            raise ValueError(f"no notebook starts with {stem!r}: {', '.join(path.stem for path in found)}")
+            raise ValueError(
+                f"no notebook starts with {stem!r}: {', '.join(path.stem for path in found)}"
+            )
     return [path for path in found if not stems or path.stem.startswith(tuple(stems))]
 
 
@@ -61,7 +70,8 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
     notebook = nbformat.read(path, as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs, cell.execution_count = [], None
+            cell.outputs = []
+            cell.execution_count = None
     # the inline back end is asked for by name: another one in the user's environment would leave no figures
     backend = {"MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     reached = [0]
@@ -80,7 +90,9 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
         first = notebook.cells[reached[0]].source.strip().partition("\n")[0]
         raise RuntimeError(f"{path.name}, cell {reached[0]} ({first}): {error}") from error
     for picture in pictures(notebook):
-        picture["image/png"] = base64.b64encode(in_palette(base64.b64decode(picture["image/png"]))).decode()
+        picture["image/png"] = base64.b64encode(
+            in_palette(base64.b64decode(picture["image/png"]))
+        ).decode()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -99,14 +111,20 @@ def write_gallery(path: Path, notebook: NotebookNode) -> None:
     """Write the first figure of the cell tagged ``gallery`` to ``gallery/<name>.png`` beside the notebook."""
     for picture in pictures(notebook, GALLERY)[:1]:
         (path.parent / GALLERY).mkdir(exist_ok=True)
-        (path.parent / GALLERY / f"{path.stem}.png").write_bytes(base64.b64decode(picture["image/png"]))
+        (path.parent / GALLERY / f"{path.stem}.png").write_bytes(
+            base64.b64decode(picture["image/png"])
+        )
 
 
 def main(argv: Sequence[str]) -> int:
     """Execute, print the time of each, write unless it is a smoke run; 1 if one failed."""
     parser = argparse.ArgumentParser(description="execute the notebooks")
-    parser.add_argument("names", nargs="*", help="beginnings of file names, 01 for instance; default: all")
-    parser.add_argument("--smoke", action="store_true", help="short runs of copies; nothing is written")
+    parser.add_argument(
+        "names", nargs="*", help="beginnings of file names, 01 for instance; default: all"
+    )
+    parser.add_argument(
+        "--smoke", action="store_true", help="short runs of copies; nothing is written"
+    )
     parser.add_argument("--timeout", type=int, default=600, help="seconds a single cell may take")
     options = parser.parse_args(argv)
     try:
@@ -127,7 +145,9 @@ def main(argv: Sequence[str]) -> int:
             write_gallery(path, notebook)
         print(f"{path.name}: {time.perf_counter() - started:.0f} s", flush=True)
     if failed:
-        print(f"{len(failed)} of {len(paths)} notebooks failed: {', '.join(failed)}", file=sys.stderr)
+        print(
+            f"{len(failed)} of {len(paths)} notebooks failed: {', '.join(failed)}", file=sys.stderr
+        )
     return 1 if failed or not paths else 0
 
 

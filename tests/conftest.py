@@ -22,7 +22,11 @@ from helpers import covering  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--whole-grids", action="store_true", help="all slow cases of products, not a sample of them")
+    parser.addoption(
+        "--whole-grids",
+        action="store_true",
+        help="all slow cases of products, not a sample of them",
+    )
 
 
 def pytest_configure() -> None:
@@ -38,7 +42,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = set()
     for grid in {} if config.getoption("whole_grids") else grids.values():
         (each,) = grid[0].get_closest_marker("covering").args
-        slow = {item: [*item.callspec.params.values()] for item in grid if item.get_closest_marker("slow")}
+        slow = {
+            item: [*item.callspec.params.values()]
+            for item in grid
+            if item.get_closest_marker("slow")
+        }
         also = [[*item.callspec.params.values()] for item in grid if item not in slow]
         kept = covering({item.name: values for item, values in slow.items()}, each, also)
         left_out |= {item for item in slow if item.name not in kept}

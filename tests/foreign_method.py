@@ -15,7 +15,9 @@ from pyrobnn.inference.fitting.problem import Problem, make_posterior, run_subfi
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.posterior.approximation import FAMILIES, FlatApproximation
 
-FAMILIES["student_t"] = lambda state: dist.StudentT(state["df"], state["loc"], state["scale"]).to_event(1)
+FAMILIES["student_t"] = lambda state: dist.StudentT(
+    state["df"], state["loc"], state["scale"]
+).to_event(1)
 
 
 @register("student", quick={"num_steps": 50, "num_draws": 200})
@@ -43,14 +45,28 @@ class StudentT(Method):
         options |= {"callbacks": run.callbacks, "progress": run.progress}
         mode = run_subfit(lambda: search.fit(model, x, y, **options), "StudentT")
         points = {name: mode.draws[name][0, 0] for name in mode.meta["point_sites"]}
-        density = pb.Density(problem.density.program, problem.density.args, points="held", values=points)
-        loc = density.unconstrain({site.name: mode.draws[site.name][0, 0] for site in density.sites})
+        density = pb.Density(
+            problem.density.program, problem.density.args, points="held", values=points
+        )
+        loc = density.unconstrain(
+            {site.name: mode.draws[site.name][0, 0] for site in density.sites}
+        )
         curvature = -torch.func.jacrev(torch.func.grad(density.log_joint))(loc).diagonal()
-        state = {"df": torch.tensor(self.df), "loc": loc, "scale": self.width / curvature.clamp(min=1.0).sqrt()}
+        state = {
+            "df": torch.tensor(self.df),
+            "loc": loc,
+            "scale": self.width / curvature.clamp(min=1.0).sqrt(),
+        }
         q = FlatApproximation(density, "student_t", state)
         with seeded(run.seed, problem.device):
             draws = {name: value[None] for name, value in q.sample(run.num_draws).items()}
         timings = {"fit": time.perf_counter() - started}
         return make_posterior(
-            problem, self, draws, seed=run.seed, timings=timings, approximation=q, point_values=points
+            problem,
+            self,
+            draws,
+            seed=run.seed,
+            timings=timings,
+            approximation=q,
+            point_values=points,
         )

@@ -31,7 +31,11 @@ class GlobalState:
     def __init__(self) -> None:
         self.watched = [
             Watched(name, read(), read, restore)
-            for name, (read, restore) in {**_torch_state(), **_python_state(), **_loaded_state()}.items()
+            for name, (read, restore) in {
+                **_torch_state(),
+                **_python_state(),
+                **_loaded_state(),
+            }.items()
         ]
 
     def leaks(self) -> list[str]:
@@ -54,16 +58,25 @@ def _torch_state() -> dict[str, Pair]:
         "torch's default device": (torch.get_default_device, _restore_device),
         "torch's grad mode": (torch.is_grad_enabled, torch.set_grad_enabled),
         "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
-        "torch's deterministic mode": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+        "torch's deterministic mode": (
+            torch.are_deterministic_algorithms_enabled,
+            torch.use_deterministic_algorithms,
+        ),
         "torch's float32 precision": (_float32, _restore_float32),
-        "Pyro's settings (validation flags)": (pyro.settings.get, lambda before: pyro.settings.set(**before)),
+        "Pyro's settings (validation flags)": (
+            pyro.settings.get,
+            lambda before: pyro.settings.set(**before),
+        ),
         "Pyro's param store": (_param_store, _restore_param_store),
     }
 
 
 def _python_state() -> dict[str, Pair]:
     return {
-        "NumPy's global random state": (lambda: np.random.get_state(legacy=False), np.random.set_state),
+        "NumPy's global random state": (
+            lambda: np.random.get_state(legacy=False),
+            np.random.set_state,
+        ),
         "Python's global random state": (random.getstate, random.setstate),
     }
 
@@ -92,7 +105,8 @@ def _loaded_state() -> dict[str, Pair]:
 
 def _float32() -> dict[str, object]:
     """The flags of GPUs, older and newer; None where torch refuses to be asked, for the two contradict each other."""
-    backends, found = torch.backends, {}
+    backends = torch.backends
+    found = {}
     for name, read in {
         "products": torch.get_float32_matmul_precision,
         "convolutions": lambda: backends.cudnn.allow_tf32,

@@ -46,7 +46,10 @@ def covering(cases: Mapping[str, Sequence], each: int, also: Iterable[Sequence] 
 
     seen = Counter(value for values in also for value in places(values))
     kept = set()
-    for enough in (any, all):  # first the cases of which every value is wanted, then those of which one is
+    for enough in (
+        any,
+        all,
+    ):  # first the cases of which every value is wanted, then those of which one is
         for name in sorted(cases, key=lambda name: zlib.crc32(name.encode())):
             values = places(cases[name])
             if name not in kept and not enough(seen[value] >= each for value in values):
@@ -55,7 +58,9 @@ def covering(cases: Mapping[str, Sequence], each: int, also: Iterable[Sequence] 
     return kept
 
 
-def assert_mean_within(draws, truth, *, sigmas: float = SIGMAS, min_ess: float = 400.0, name: str = "mean") -> None:
+def assert_mean_within(
+    draws, truth, *, sigmas: float = SIGMAS, min_ess: float = 400.0, name: str = "mean"
+) -> None:
     """The means of ``draws`` (chain, draw, *shape) equal ``truth`` (*shape) within Monte Carlo error.
 
     Args:
@@ -81,7 +86,13 @@ def assert_mean_within(draws, truth, *, sigmas: float = SIGMAS, min_ess: float =
 
 
 def assert_var_within(
-    draws, truth, *, mean=None, sigmas: float = SIGMAS, min_ess: float = 400.0, name: str = "variance"
+    draws,
+    truth,
+    *,
+    mean=None,
+    sigmas: float = SIGMAS,
+    min_ess: float = 400.0,
+    name: str = "variance",
 ) -> None:
     """The variances of ``draws`` (chain, draw, *shape) equal ``truth`` (*shape) within Monte Carlo error.
 
@@ -96,7 +107,9 @@ def assert_var_within(
 def _as_draws(draws) -> np.ndarray:
     draws = draws.detach().cpu().numpy() if isinstance(draws, torch.Tensor) else np.asarray(draws)
     if draws.ndim < 2:
-        raise ValueError(f"draws must have the dimensions (chain, draw, *shape), got shape {draws.shape}")
+        raise ValueError(
+            f"draws must have the dimensions (chain, draw, *shape), got shape {draws.shape}"
+        )
     draws = draws.astype(float)
     if not np.isfinite(draws).all():
         raise AssertionError("draws contain NaN or infinity")
@@ -104,7 +117,9 @@ def _as_draws(draws) -> np.ndarray:
 
 
 def _ess(flat: np.ndarray, method: str) -> np.ndarray:
-    return np.atleast_1d(array_stats.ess(flat, chain_axis=0, draw_axis=1, method=method)).astype(float)
+    return np.atleast_1d(array_stats.ess(flat, chain_axis=0, draw_axis=1, method=method)).astype(
+        float
+    )
 
 
 def _demand_ess(ess: np.ndarray, min_ess: float, name: str) -> None:

@@ -45,7 +45,9 @@ def posterior_of(x, y, noise, prior_scale):
     return covariance @ design.T @ y / noise**2, covariance
 
 
-def line_tree(weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stats=None, seed=1, held_out=None):
+def line_tree(
+    weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stats=None, seed=1, held_out=None
+):
     """A tree as the library writes it, for the line w0 + w1 x with known Gaussian noise; weights (chain, draw, 2)."""
     rng = np.random.default_rng(seed)
     chains, draws = weights.shape[:2]
@@ -56,7 +58,11 @@ def line_tree(weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stat
     log_prior = stats.norm.logpdf(weights, 0.0, prior_scale).sum(-1)
     new = np.random.default_rng(77)
     xt = np.sort(new.uniform(-2, 2, 200)) if held_out is None else held_out[0]
-    yt = TRUTH[0] + TRUTH[1] * xt + 0.5 * new.normal(size=xt.size) if held_out is None else held_out[1]
+    yt = (
+        TRUTH[0] + TRUTH[1] * xt + 0.5 * new.normal(size=xt.size)
+        if held_out is None
+        else held_out[1]
+    )
     ft = line(xt)
     log_prob = logsumexp(stats.norm.logpdf(yt, ft, noise), axis=(0, 1)) - np.log(chains * draws)
     groups = {
@@ -71,7 +77,9 @@ def line_tree(weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stat
         },
         LOG_LIKELIHOOD: {"y": ((*SAMPLE, "obs"), pointwise)},
         LOG_PRIOR: {"log_prior": (SAMPLE, log_prior)},
-        POSTERIOR_PREDICTIVE: {"y": ((*SAMPLE, "obs"), line(x) + noise * rng.normal(size=(chains, draws, x.size)))},
+        POSTERIOR_PREDICTIVE: {
+            "y": ((*SAMPLE, "obs"), line(x) + noise * rng.normal(size=(chains, draws, x.size)))
+        },
         OBSERVED_DATA: {"y": ("obs", y)},
         CONSTANT_DATA: {"x": (("obs", "feature"), x[:, None])},
         PREDICTIONS: {
@@ -86,7 +94,13 @@ def line_tree(weights, x, y, noise, *, prior_scale=10.0, attrs=None, sample_stat
         groups[SAMPLE_STATS] = {name: (SAMPLE, value) for name, value in sample_stats.items()}
     tree = xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
     tree.attrs.update(
-        {"method": "NUTS", "label": "nuts", "likelihood": "gaussian", "temperature": 1.0, **(attrs or {})}
+        {
+            "method": "NUTS",
+            "label": "nuts",
+            "likelihood": "gaussian",
+            "temperature": 1.0,
+            **(attrs or {}),
+        }
     )
     return tree
 
@@ -105,7 +119,9 @@ def healthy_stats(shape, seed=3):
 def exact_tree(chains=4, draws=1000, noise=0.5, prior_scale=10.0, seed=0, **options):
     x, y, _ = line_data(seed=seed)
     mean, covariance = posterior_of(x, y, noise, prior_scale)
-    weights = np.random.default_rng(seed + 10).multivariate_normal(mean, covariance, (chains, draws))
+    weights = np.random.default_rng(seed + 10).multivariate_normal(
+        mean, covariance, (chains, draws)
+    )
     options.setdefault("sample_stats", healthy_stats((chains, draws)))
     return line_tree(weights, x, y, noise, prior_scale=prior_scale, **options)
 
@@ -141,7 +157,9 @@ def healthy_heteroskedastic():
     x, y, scale = line_data(num=400, noise=0.4, slope_of_noise=0.8)
     design = np.stack([np.ones_like(x), x], axis=1) / scale[:, None]
     covariance = np.linalg.inv(design.T @ design)
-    weights = np.random.default_rng(1).multivariate_normal(covariance @ design.T @ (y / scale), covariance, (4, 500))
+    weights = np.random.default_rng(1).multivariate_normal(
+        covariance @ design.T @ (y / scale), covariance, (4, 500)
+    )
     new = np.linspace(-2, 2, 200)
     noise = 0.4 * np.exp(0.8 * new)
     tree = line_tree(weights, x, y, scale, sample_stats=healthy_stats((4, 500)), held_out=(x, y))
@@ -149,7 +167,9 @@ def healthy_heteroskedastic():
     f = weights[..., :1] + weights[..., 1:] * new
     replicates = f + noise * np.random.default_rng(8).normal(size=f.shape)
     tree[PREDICTIONS] = xr.Dataset({"y": ((*SAMPLE, "pred_point"), replicates)})
-    tree[HELD_OUT] = xr.Dataset({"x": (("pred_point", "feature"), new[:, None]), "y": ("pred_point", held_out)})
+    tree[HELD_OUT] = xr.Dataset(
+        {"x": (("pred_point", "feature"), new[:, None]), "y": ("pred_point", held_out)}
+    )
     return tree
 
 
@@ -178,7 +198,8 @@ def classes_tree(sharpness=1.0):
 def linear_case(seed=0, num_inputs=3, num_data=60, noise=0.5, draws=(4, 200)):
     """A linear net, data from its prior, held-out data, and draws of its exact posterior (chain, draw, weight)."""
     rng = np.random.default_rng(seed)
-    x, x_test = rng.normal(size=(num_data, num_inputs)), rng.normal(size=(100, num_inputs))
+    x = rng.normal(size=(num_data, num_inputs))
+    x_test = rng.normal(size=(100, num_inputs))
     weights = rng.normal(size=num_inputs + 1)
     design = np.concatenate([x, np.ones((num_data, 1))], axis=1)
     y = design @ weights + noise * rng.normal(size=num_data)
@@ -187,8 +208,11 @@ def linear_case(seed=0, num_inputs=3, num_data=60, noise=0.5, draws=(4, 200)):
     exact = rng.multivariate_normal(covariance @ design.T @ y / noise**2, covariance, draws)
     with seeded(seed):
         net = torch.nn.Linear(num_inputs, 1)
-    prior, likelihood = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(noise)
-    data = [torch.tensor(part, dtype=torch.float32) for part in (x, y[:, None], x_test, y_test[:, None])]
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
+    likelihood = pb.likelihoods.HomoskedasticGaussian(noise)
+    data = [
+        torch.tensor(part, dtype=torch.float32) for part in (x, y[:, None], x_test, y_test[:, None])
+    ]
     return pb.BNN(net, prior, likelihood), data, exact
 
 
@@ -197,7 +221,13 @@ def linear_tree(model, data, weights, **attrs):
     x, y, *test = data
     values = torch.tensor(weights, dtype=torch.float32)
     draws = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
-    known = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian", "iid": False}
+    known = {
+        "method": "NUTS",
+        "kind": "chains",
+        "claim": "exact",
+        "likelihood": "gaussian",
+        "iid": False,
+    }
     posterior = Posterior(model, draws, {"lp": values.square().sum(-1)}, meta=known | attrs)
     return posterior.to_datatree(x, y, test=tuple(test))
 

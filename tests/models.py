@@ -31,7 +31,9 @@ def toy_net(num_inputs: int = 1, hidden: int = 8, out: int = 1) -> torch.nn.Modu
 
 
 def toy_model(likelihood=None, out: int = 1) -> pb.BNN:
-    return pb.BNN(toy_net(out=out), normal_prior(), likelihood or pb.likelihoods.HomoskedasticGaussian(0.2))
+    return pb.BNN(
+        toy_net(out=out), normal_prior(), likelihood or pb.likelihoods.HomoskedasticGaussian(0.2)
+    )
 
 
 @functools.cache
@@ -43,12 +45,14 @@ def diabetes_linear() -> dict[str, torch.Tensor]:
     x, y = load_diabetes(return_X_y=True, scaled=False)
     x = (x - x.mean(0)) / x.std(0)
     y = (y - y.mean()) / y.std()
-    x, y = torch.tensor(x), torch.tensor(y)[:, None]
+    x = torch.tensor(x)
+    y = torch.tensor(y)[:, None]
     design = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1)
     precision = design.T @ design / NOISE**2 + torch.eye(11, dtype=x.dtype)
     mean = torch.linalg.solve(precision, design.T @ y / NOISE**2)[:, 0]
     marginal = torch.distributions.MultivariateNormal(
-        torch.zeros(len(x), dtype=x.dtype), design @ design.T + NOISE**2 * torch.eye(len(x), dtype=x.dtype)
+        torch.zeros(len(x), dtype=x.dtype),
+        design @ design.T + NOISE**2 * torch.eye(len(x), dtype=x.dtype),
     )
     return {
         "x": x,

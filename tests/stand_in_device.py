@@ -29,7 +29,13 @@ _ATEN = torch.ops.aten
 #: copies from one device to another
 _COPIES = {_ATEN._to_copy, _ATEN.copy_, _ATEN.copy}
 #: operators that take indices of the CPU, and a CPU scalar as a value
-_INDEXED = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._index_put_impl_, _ATEN._unsafe_index}
+_INDEXED = {
+    _ATEN.index,
+    _ATEN.index_put,
+    _ATEN.index_put_,
+    _ATEN._index_put_impl_,
+    _ATEN._unsafe_index,
+}
 #: operators that are not elementwise, or take more than one scalar, and that take scalars of the CPU all the same
 _SCALARS = {_ATEN.where, _ATEN.masked_fill, _ATEN.masked_fill_, _ATEN.fill, _ATEN.fill_}
 _CPU_RANDOM = (torch.get_rng_state, torch.set_rng_state)
@@ -82,7 +88,8 @@ class _Calls(TorchFunctionMode):
             device = kwargs.pop("device", None) or (None if data is None else data.device)
             if device is not None and torch.device(device).type == NAME:
                 if data is not None:
-                    func, args = torch.tensor, args[1:]
+                    func = torch.tensor
+                    args = args[1:]
                 if not isinstance(args[0], torch.Tensor):
                     return func(*args, **kwargs, device="cpu").to(device)
                 return torch.as_tensor(args[0].to(device), **kwargs)
@@ -167,10 +174,13 @@ def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with no_dispatch():
             func(*args, **kwargs)  # the shape of the tensor itself; that of its values follows
     wrappers = {id(tensor.values): tensor for tensor in there}
-    args, kwargs = _each(_values, args), {name: _each(_values, value) for name, value in kwargs.items()}
+    args = _each(_values, args)
+    kwargs = {name: _each(_values, value) for name, value in kwargs.items()}
     if device is not None:
         kwargs["device"] = CPU
-    if func.overloadpacket is _ATEN._efficientzerotensor:  # forward mode: its values would have no memory
+    if (
+        func.overloadpacket is _ATEN._efficientzerotensor
+    ):  # forward mode: its values would have no memory
         func = _ATEN.zeros.default
     with _random_state(func, kwargs) if away else contextlib.nullcontext():
         found = func(*args, **kwargs)
@@ -185,7 +195,9 @@ def _each(fn: Callable[[torch.Tensor], Any], value: Any) -> Any:
     """``fn`` of every tensor in the (nested) list or tuple ``value``."""
     if isinstance(value, torch.Tensor):
         return fn(value)
-    return type(value)([_each(fn, item) for item in value]) if type(value) in (list, tuple) else value
+    return (
+        type(value)([_each(fn, item) for item in value]) if type(value) in (list, tuple) else value
+    )
 
 
 def _values(value: torch.Tensor) -> torch.Tensor:
@@ -194,7 +206,8 @@ def _values(value: torch.Tensor) -> torch.Tensor:
 
 def _refuse_two_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises as CUDA does, unless all that lies on the CPU is a scalar or an index where CUDA takes one."""
-    packet, schema = func.overloadpacket, func._schema.arguments
+    packet = func.overloadpacket
+    schema = func._schema.arguments
     given = dict(zip((argument.name for argument in schema), args, strict=False)) | kwargs
     scalars = 0
     for argument in schema:
@@ -219,11 +232,14 @@ def _refuse_two_devices(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _random_state(func: Any, kwargs: dict[str, Any]) -> Iterator[None]:
     """The random state of the device under an operator that draws; a generator of the CPU is refused."""
     if kwargs.get("generator") is not None:
-        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu' (in {func})")
+        raise RuntimeError(
+            f"Expected a '{NAME}' device type for generator but found 'cpu' (in {func})"
+        )
     if torch.Tag.nondeterministic_seeded not in func.tags:
         yield
         return
-    module, (get, put) = _MODULE, _CPU_RANDOM
+    module = _MODULE
+    (get, put) = _CPU_RANDOM
     outside = get()
     put(module.state)
     try:

@@ -21,10 +21,21 @@ from pyrobnn.core.chains import ess, rhat
 def test_rhat_of_many_quantities_is_that_of_arviz(shape):
     rng = np.random.default_rng(0)
     draws = rng.normal(size=shape) + 0.3 * rng.normal(size=(*shape[:2], 1))
-    coarse, held = np.round(draws, 1), np.repeat(draws, 3, axis=2)
-    still, apart = np.zeros(shape), np.zeros(shape)
+    coarse = np.round(draws, 1)
+    held = np.repeat(draws, 3, axis=2)
+    still = np.zeros(shape)
+    apart = np.zeros(shape)
     apart[:, 0] = 1.0
-    for values in (draws, draws.astype(np.float32), coarse, held, np.sign(draws), draws.cumsum(-1), still, apart):
+    for values in (
+        draws,
+        draws.astype(np.float32),
+        coarse,
+        held,
+        np.sign(draws),
+        draws.cumsum(-1),
+        still,
+        apart,
+    ):
         data = xr.Dataset({"w": (("quantity", "chain", "draw"), values.astype(np.float64))})
         with np.errstate(all="ignore"):
             theirs = arviz_stats.rhat(data)["w"].values
@@ -60,7 +71,8 @@ def test_what_is_not_finite_has_neither_and_short_chains_are_refused():
 
 def test_no_other_file_computes_them():
     """Calls of ArviZ's, and of anything else named so, stand in one file."""
-    names, found = {"rhat", "ess", "rhat_nested", "_rhat", "_ess"}, set()
+    names = {"rhat", "ess", "rhat_nested", "_rhat", "_ess"}
+    found = set()
     for path in Path(pyrobnn.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text("utf-8"))
         made = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} & names

@@ -17,7 +17,9 @@ from pyrobnn.inference.fitting import problem
 from pyrobnn.inference.vi import guide_fit as guides
 
 # runs this short are told to be too short, as they should
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 
 # small enough that a fit takes half a second without a compiler
 MODE = pb.MAP(num_steps=20, polish_steps=100, compile=False)
@@ -28,7 +30,9 @@ METHODS = {
     "SVI": pb.SVI(num_steps=20, compile=False),
     "SVI-low-rank": pb.SVI(guide="low_rank", num_steps=20, compile=False),
     "NUTS": pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
-    "NUTS-pyro": pb.NUTS(num_chains=1, num_warmup=5, max_tree_depth=2, engine="pyro", compile=False),
+    "NUTS-pyro": pb.NUTS(
+        num_chains=1, num_warmup=5, max_tree_depth=2, engine="pyro", compile=False
+    ),
     "SGLD": pb.SGLD(num_chains=2, num_warmup=13, init_steps=20, compile=False),
     "SGHMC": pb.SGHMC(num_chains=2, num_warmup=10, init_steps=20, compile=False),
     "Laplace": pb.Laplace(map=MODE, compile=False),
@@ -38,12 +42,23 @@ METHODS = {
     "SWA": pb.SWA(num_steps=20, lr=1e-3, compile=False),
     "SWAG": pb.SWAG(rank=3, num_steps=20, lr=1e-3, compile=False),
     "MCDropout": pb.MCDropout(p=0.1, num_steps=20, compile=False),
-    "SMC": pb.SMC(num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),
+    "SMC": pb.SMC(
+        num_particles=8, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False
+    ),
 }
 #: which infer all there is: a value without a prior is refused
 NO_POINTS = {"SMC"}
 #: one of each kind: the others share its code, and run with the slow tests where a law takes many fits
-REPRESENTATIVES = {"MAP", "DeepEnsemble", "SVI", "NUTS", "SGLD", "Laplace", "SWAG", "MCDropout"} | NO_POINTS
+REPRESENTATIVES = {
+    "MAP",
+    "DeepEnsemble",
+    "SVI",
+    "NUTS",
+    "SGLD",
+    "Laplace",
+    "SWAG",
+    "MCDropout",
+} | NO_POINTS
 #: one of each way to fit, where a law takes longer still
 FEW = {"MAP", "SVI", "NUTS", "SGLD", "Laplace", "SMC"}
 ONE_DRAW = {name for name, method in METHODS.items() if method.kind == "point"}
@@ -59,7 +74,10 @@ def gaussian(scale=0.2) -> pb.BNN:
 MODELS = {
     "fixed": lambda: (gaussian(), Y),
     "inferred": lambda: (gaussian(dist.HalfNormal(1.0)), Y),
-    "heteroskedastic": lambda: (pb.BNN(toy_net(out=2), normal_prior(), pb.likelihoods.HeteroskedasticGaussian()), Y),
+    "heteroskedastic": lambda: (
+        pb.BNN(toy_net(out=2), normal_prior(), pb.likelihoods.HeteroskedasticGaussian()),
+        Y,
+    ),
     "classes": lambda: (
         pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical()),
         (X[:, 0] > -1).long() + (X[:, 0] > 1).long(),
@@ -109,7 +127,8 @@ def another(name: str) -> pb.Posterior:
     if (name, "another seed") not in FITTED:
         net = toy_net()
         model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
-        x, y = X.clone(), Y.clone()
+        x = X.clone()
+        y = Y.clone()
         before = copy.deepcopy(net.state_dict()), copy.deepcopy(model.net.state_dict())
         FITTED[name, "another seed"] = METHODS[name].fit(model, x, y, seed=4, **num_draws(name))
         for module, state in zip((net, model.net), before):
@@ -135,7 +154,10 @@ def test_another_seed_other_draws(name):
 def test_round_trip_through_netcdf(name, tmp_path):
     posterior = fit(name, "inferred")
     again = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), posterior.model)
-    for values, loaded in ((posterior.draws, again.draws), (posterior.sample_stats, again.sample_stats)):
+    for values, loaded in (
+        (posterior.draws, again.draws),
+        (posterior.sample_stats, again.sample_stats),
+    ):
         assert values.keys() == loaded.keys()
         assert all(torch.equal(values[key], loaded[key]) for key in values)
     assert again.meta == posterior.meta and again.log_evidence == posterior.log_evidence
@@ -151,9 +173,12 @@ class Shared(torch.nn.Module):
     def __init__(self):
         super().__init__()
         with seeded(0):
-            self.trunk, self.one, self.end = torch.nn.Linear(1, 2), torch.nn.Linear(2, 2), torch.nn.Linear(2, 1)
+            self.trunk = torch.nn.Linear(1, 2)
+            self.one = torch.nn.Linear(2, 2)
+            self.end = torch.nn.Linear(2, 1)
             self.tied = torch.nn.Linear(2, 2)
-        self.again, self.tied.weight = self.one, self.one.weight
+        self.again = self.one
+        self.tied.weight = self.one.weight
         self.trunk.requires_grad_(False)
 
     def forward(self, x):
@@ -164,10 +189,20 @@ class Shared(torch.nn.Module):
 @pytest.mark.parametrize("name", one_of_each_kind(fast={"MAP", "Laplace", "SWAG", "MCDropout"}))
 def test_shared_tied_and_frozen_parameters(name, tmp_path):
     """One site a tensor, the net in its place after each call, and what is frozen where it was."""
-    net, free = Shared(), [] if name in NO_POINTS else ["trunk.weight", "trunk.bias"]
-    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide=free), pb.likelihoods.HomoskedasticGaussian(0.2))
-    assert {site.removeprefix("net.") for site in model.priors} == {n for n, _ in net.named_parameters()} - {*free}
-    if name in ("Laplace-kron", "MCDropout"):  # a Kronecker product, or a mask, of a weight in two places
+    net = Shared()
+    free = [] if name in NO_POINTS else ["trunk.weight", "trunk.bias"]
+    model = pb.BNN(
+        net,
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide=free),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
+    )
+    assert {site.removeprefix("net.") for site in model.priors} == {
+        n for n, _ in net.named_parameters()
+    } - {*free}
+    if name in (
+        "Laplace-kron",
+        "MCDropout",
+    ):  # a Kronecker product, or a mask, of a weight in two places
         with pytest.raises(pb.Refused, match="used elsewhere|shares its weight"):
             METHODS[name].fit(model, X, Y, **num_draws(name))
         return
@@ -196,12 +231,16 @@ def test_trees_are_diagnosed_and_say_how_they_were_made(name):
 
 
 @pytest.mark.parametrize("name", one_of_each_kind())
-def test_the_same_seed_has_the_same_draws_and_a_fit_spends_nothing_on_judging_them(name, monkeypatch):
+def test_the_same_seed_has_the_same_draws_and_a_fit_spends_nothing_on_judging_them(
+    name, monkeypatch
+):
     """A pass over the data per draw is made when a statistic is first asked for, once, and not by predictions."""
     asked = []
     for module, function in ((problem, "log_importance"), (guides, "importance_stats")):
         weigh = getattr(module, function)
-        monkeypatch.setattr(module, function, lambda *args, weigh=weigh: asked.append(1) or weigh(*args))
+        monkeypatch.setattr(
+            module, function, lambda *args, weigh=weigh: asked.append(1) or weigh(*args)
+        )
     posterior = METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name))
     torch.testing.assert_close(posterior.draws, fit(name).draws, rtol=0, atol=0)
     posterior.predict(X, num_draws=1)
@@ -222,7 +261,9 @@ def test_approximations_have_a_density_and_a_guide(name):
         return
     assert posterior.log_q().shape == (1, 6)
     assert {"log_p", "log_q"} <= set(posterior.sample_stats)
-    torch.testing.assert_close(posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(
+        posterior.sample_stats["log_q"], posterior.log_q().double(), rtol=1e-4, atol=1e-2
+    )
     with torch.random.fork_rng():
         samples = pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=3)(X)
     assert samples["likelihood.data"].shape[:2] == (3, len(X))
@@ -261,7 +302,9 @@ def test_one_prediction_for_all(name):
 
 @pytest.mark.parametrize("name", one_of_each_kind(fast=FEW))
 def test_a_loader_is_as_good_as_tensors(name):
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, Y), batch_size=10, shuffle=True)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(X, Y), batch_size=10, shuffle=True
+    )
     model, _ = MODELS["fixed"]()
     posterior = METHODS[name].fit(model, loader, seed=3, **num_draws(name))
     assert posterior.meta["num_data"] == len(X)

@@ -39,7 +39,9 @@ def _attrs(method: str, *, iid: bool, likelihood: str, num_data: int) -> dict[st
         "versions": json.dumps({"torch": "2.13.0", "pyro": "1.9.2"}),
         "iid": int(iid),
         "kind": "independent" if iid else "chains",
-        "claim": {"NUTS": "exact", "SVI": "approximate", "Laplace": "approximate"}.get(method, "none"),
+        "claim": {"NUTS": "exact", "SVI": "approximate", "Laplace": "approximate"}.get(
+            method, "none"
+        ),
         "temperature": 1.0,
         "warnings": json.dumps([]),
         "likelihood": likelihood,
@@ -93,7 +95,9 @@ def _posterior_groups(rng, shape, *, iid, num_layers=2):
     return posterior, _dataset(**{k: (("chain", "draw"), v) for k, v in stats.items()}), norms
 
 
-def regression_1d(method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.6, seed: int = 0) -> xr.DataTree:
+def regression_1d(
+    method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.6, seed: int = 0
+) -> xr.DataTree:
     """A full 1-D regression tree with two clusters of data and a gap whose epistemic sd is about `gap_sd`."""
     rng = np.random.default_rng(seed)
     data_rng = np.random.default_rng(7)
@@ -114,7 +118,9 @@ def regression_1d(method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.
 
     posterior, stats, norms = _posterior_groups(rng, (chains, draws), iid=iid)
     scale = posterior["likelihood.scale"].values[..., None]
-    f_train, f_test, f_grid = functions(x), functions(x_test), functions(grid)
+    f_train = functions(x)
+    f_test = functions(x_test)
+    f_grid = functions(grid)
     log_lik = -0.5 * ((y - f_train) / scale) ** 2 - np.log(scale) - 0.5 * np.log(2 * np.pi)
     flat = f_test.reshape(-1, 60)
     probe = np.linspace(-3.5, 3.5, 6)
@@ -130,10 +136,15 @@ def regression_1d(method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.
             layer_norm=(("chain", "draw", "layer"), norms),
             noise=(("chain", "draw", "output"), scale),
             probe_x=(("probe", "feature"), probe[:, None]),
-            probe_kind=(("probe",), np.array(["outside", "train", "train", "between", "train", "outside"])),
+            probe_kind=(
+                ("probe",),
+                np.array(["outside", "train", "train", "between", "train", "outside"]),
+            ),
         ).assign_coords(layer=["net.0", "net.2"]),
         LOG_LIKELIHOOD: _dataset(y=(("chain", "draw", "obs"), log_lik)),
-        LOG_PRIOR: _dataset(log_prior=(("chain", "draw"), -30 + rng.standard_normal((chains, draws)))),
+        LOG_PRIOR: _dataset(
+            log_prior=(("chain", "draw"), -30 + rng.standard_normal((chains, draws)))
+        ),
         POSTERIOR_PREDICTIVE: _dataset(
             y=(("chain", "draw", "obs"), f_train + scale * rng.standard_normal(f_train.shape))
         ),
@@ -147,7 +158,9 @@ def regression_1d(method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.
             epistemic_var=(("pred_point", "output"), flat.var(0)[:, None]),
             log_prob=(("pred_point",), _mixture_log_prob(y_test, flat, scale.reshape(-1, 1))),
         ),
-        HELD_OUT: _dataset(x=(("pred_point", "feature"), x_test[:, None]), y=(("pred_point",), y_test)),
+        HELD_OUT: _dataset(
+            x=(("pred_point", "feature"), x_test[:, None]), y=(("pred_point",), y_test)
+        ),
         GRID: _dataset(
             x=(("grid_point", "feature"), grid[:, None]),
             mean=(("grid_point", "output"), f_grid.reshape(-1, 160).mean(0)[:, None]),
@@ -166,12 +179,15 @@ def regression_1d(method: str = "NUTS", *, iid: bool = False, gap_sd: float = 0.
     return tree
 
 
-def regression_nd(method: str = "NUTS", *, iid: bool = False, noise: float = 0.5, seed: int = 0) -> xr.DataTree:
+def regression_nd(
+    method: str = "NUTS", *, iid: bool = False, noise: float = 0.5, seed: int = 0
+) -> xr.DataTree:
     """Regression on five features, without a grid; the reported noise is right at `noise` 0.5."""
     tree = regression_1d(method, iid=iid, seed=seed)
     rng = np.random.default_rng(seed + 1)
     data_rng = np.random.default_rng(11)
-    chains, draws = tree[POSTERIOR].sizes["chain"], tree[POSTERIOR].sizes["draw"]
+    chains = tree[POSTERIOR].sizes["chain"]
+    draws = tree[POSTERIOR].sizes["draw"]
     x = data_rng.standard_normal((90, 5))
     spread = np.exp(0.5 * np.abs(x[:, 0])) * 0.2
     mean = 140 + 30 * x @ np.array([1.0, -0.5, 0.2, 0.0, 0.4])
@@ -193,7 +209,9 @@ def regression_nd(method: str = "NUTS", *, iid: bool = False, noise: float = 0.5
     return out
 
 
-def classification(method: str = "NUTS", *, iid: bool = False, num_classes: int = 3, seed: int = 0) -> xr.DataTree:
+def classification(
+    method: str = "NUTS", *, iid: bool = False, num_classes: int = 3, seed: int = 0
+) -> xr.DataTree:
     """Classes with probabilities that are right on average; x has 64 features, as the digits have."""
     rng = np.random.default_rng(seed)
     data_rng = np.random.default_rng(5)
@@ -218,7 +236,8 @@ def classification(method: str = "NUTS", *, iid: bool = False, num_classes: int 
                 log_prob=(("pred_point",), np.log(probs[np.arange(points), y])),
             ),
             HELD_OUT: _dataset(
-                x=(("pred_point", "feature"), data_rng.uniform(0, 16, (points, 64))), y=(("pred_point",), y)
+                x=(("pred_point", "feature"), data_rng.uniform(0, 16, (points, 64))),
+                y=(("pred_point",), y),
             ),
         }
     )
@@ -234,7 +253,9 @@ def point_estimate(method: str = "MAP") -> xr.DataTree:
         for name, node in tree.children.items()
         if name not in (SAMPLE_STATS, LOG_PRIOR)
     }
-    groups[PREDICTIONS] = groups[PREDICTIONS].assign(epistemic_var=groups[PREDICTIONS].epistemic_var * 0)
+    groups[PREDICTIONS] = groups[PREDICTIONS].assign(
+        epistemic_var=groups[PREDICTIONS].epistemic_var * 0
+    )
     grid = groups[GRID].isel(grid_draw=[0])
     groups[GRID] = grid.assign(epistemic_var=grid.epistemic_var * 0)
     out = xr.DataTree.from_dict(groups)

@@ -62,7 +62,12 @@ def public_names(module: ModuleType) -> list[str]:
 
 def top_level() -> dict[str, list[str]]:
     """The names of `pb` but its modules, by what they are."""
-    groups: dict[str, list[str]] = {"Methods": [], "Estimators": [], "Models and results": [], "Functions": []}
+    groups: dict[str, list[str]] = {
+        "Methods": [],
+        "Estimators": [],
+        "Models and results": [],
+        "Functions": [],
+    }
     for name in pb.__all__:
         value = getattr(pb, name)
         if inspect.ismodule(value):
@@ -83,7 +88,9 @@ def _directive(path: str, value: Any) -> str:
         return f".. py:data:: {path}\n\n   A ``{type(value).__name__}``: {_listed(value)}\n"
     kind = "class" if inspect.isclass(value) else "function"
     if not value.__module__.startswith("pyrobnn"):
-        return f".. py:{kind}:: {path}\n\n   ``{value.__module__}.{value.__qualname__}``, passed on.\n"
+        return (
+            f".. py:{kind}:: {path}\n\n   ``{value.__module__}.{value.__qualname__}``, passed on.\n"
+        )
     return f".. auto{kind}:: {path}\n" + (_members(value) if kind == "class" else "")
 
 
@@ -96,14 +103,20 @@ def _members(value: type) -> str:
         name
         for name, member in names.items()
         if not name.startswith("_")
-        and (inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod))
+        and (
+            inspect.isfunction(member) or isinstance(member, property | classmethod | staticmethod)
+        )
         and inspect.getdoc(getattr(value, name))
     ]
     return f"   :members: {', '.join(told)}\n" if told else ""
 
 
 def _listed(value: Any) -> str:
-    return ", ".join(f"``{each}``" for each in value) if isinstance(value, dict | list | tuple) else f"``{value}``"
+    return (
+        ", ".join(f"``{each}``" for each in value)
+        if isinstance(value, dict | list | tuple)
+        else f"``{value}``"
+    )
 
 
 def _title(text: str, line: str = "=") -> str:
@@ -121,7 +134,10 @@ def write(folder: Path) -> list[str]:
     pages: dict[str, str] = {}
     places: dict[int, str] = {}
     documented: list[str] = []
-    index = [_title("API reference"), "``import pyrobnn as pb``: every public name, from its docstring.\n"]
+    index = [
+        _title("API reference"),
+        "``import pyrobnn as pb``: every public name, from its docstring.\n",
+    ]
     index += [".. code-block:: python\n", "   import pyrobnn as pb\n", "   help(pb.NUTS)\n"]
     for kind, names in top_level().items():
         index += [_title(kind, "-"), ".. list-table::\n   :widths: 30 70\n"]

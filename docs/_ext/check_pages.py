@@ -11,7 +11,10 @@ import check_rates
 from pyrobnn.diagnostics import check_table
 from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
 
-QUESTIONS = {"draws": "are these draws the posterior of this model?", "model": "does this model fit these data?"}
+QUESTIONS = {
+    "draws": "are these draws the posterior of this model?",
+    "model": "does this model fit these data?",
+}
 
 
 def pages() -> dict[str, Row]:
@@ -22,7 +25,11 @@ def pages() -> dict[str, Row]:
 def markdown(row: Row) -> str:
     """The page of one check."""
     first, _, rest = (inspect.getdoc(row.statistic) or "").partition("\n\n")
-    of = (inspect.getdoc(row.applies) or "Of any draws and predictions").rstrip(".").removeprefix("Of ")
+    of = (
+        (inspect.getdoc(row.applies) or "Of any draws and predictions")
+        .rstrip(".")
+        .removeprefix("Of ")
+    )
     of += ", where there is a reference" if row.against else ""
     limits = f"{', '.join(f'{limit:g}' for limit in row.limits)} ({unit(row)})"
     parts = [f"# `{row.code}`\n", f"{first}\n", f"{_plain(rest)}\n" if rest else ""]
@@ -57,7 +64,12 @@ def _linked(source: str) -> str:
 
 def _plain(text: str) -> str:
     """Text of a docstring as Markdown: its double backticks, its one-word references, its formulas."""
-    return re.sub(r"^\.\. math:: (.+)$", r"$$\1$$", text.replace("``", "`").replace("*", "\\*"), flags=re.MULTILINE)
+    return re.sub(
+        r"^\.\. math:: (.+)$",
+        r"$$\1$$",
+        text.replace("``", "`").replace("*", "\\*"),
+        flags=re.MULTILINE,
+    )
 
 
 def index(found: dict[str, Row]) -> str:
@@ -103,7 +115,9 @@ def index(found: dict[str, Row]) -> str:
 
 
 def _first(row: Row) -> str:
-    return (inspect.getdoc(row.statistic) or "").split("\n\n")[0].replace("|", "∣").replace("\n", " ")
+    return (
+        (inspect.getdoc(row.statistic) or "").split("\n\n")[0].replace("|", "∣").replace("\n", " ")
+    )
 
 
 def write(folder: Path) -> None:

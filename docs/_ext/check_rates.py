@@ -50,10 +50,16 @@ def measured(name: str) -> str:
     judged = [row for row in records() if name in row["checks"]]
     healthy = [row for row in judged if row["healthy"]]
     if not judged or all(row["checks"][name][0] == "info" for row in judged):
-        cases = f" It was made in {len(judged)} cases of the study, always as information." if judged else ""
+        cases = (
+            f" It was made in {len(judged)} cases of the study, always as information."
+            if judged
+            else ""
+        )
         return f"Not measured: this check decides no case of the [study](../claims/verdict.md).{cases}\n"
     if healthy:
-        counts = {status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS}
+        counts = {
+            status: sum(row["checks"][name][0] == status for row in healthy) for status in SPEAKS
+        }
         warns, fails = (share(counts[status], len(healthy)) for status in SPEAKS)
         line = f"**False alarms**: of {len(healthy)} healthy posteriors it warns on {warns} and fails {fails}.\n"
     else:  # such a check appears only where it warns or fails
@@ -70,10 +76,13 @@ def share(count: int, of: int) -> str:
 def _power(name: str) -> list[str]:
     """Tables of the planted faults that the check is there to see, seen or not, and of others that it sees."""
     sick = [row for row in records() if not row["healthy"]]
-    own, others = [], []
+    own = []
+    others = []
     for kind in dict.fromkeys(row["kind"] for row in sick):
         cases = [row for row in sick if row["kind"] == kind]
-        seen = [row["checks"][name][1] for row in cases if row["checks"].get(name, ("",))[0] in SPEAKS]
+        seen = [
+            row["checks"][name][1] for row in cases if row["checks"].get(name, ("",))[0] in SPEAKS
+        ]
         values = [value for value in seen if value is not None]
         shown = f"{median(values):.3g}" if values else ""
         fault = f"posterior {kind}" if kind.startswith(("of ", "without ")) else kind
@@ -85,13 +94,20 @@ def _power(name: str) -> list[str]:
     found = rates().get(name, {"sick": 0})
     parts = []
     if found["sick"]:
-        seen, of = found["seen"], found["sick"]
-        parts += [f"**Power**: of {of} cases of the faults that are meant for it, it finds {seen / of:.0%}.\n"]
+        seen = found["seen"]
+        of = found["sick"]
+        parts += [
+            f"**Power**: of {of} cases of the faults that are meant for it, it finds {seen / of:.0%}.\n"
+        ]
         parts += _table(own)
     else:
         parts.append("**Power**: the study plants no fault of the kind that it looks for.\n")
     return (
-        [*parts, "Faults that are meant for other checks, and that this one finds too:\n", *_table(others)]
+        [
+            *parts,
+            "Faults that are meant for other checks, and that this one finds too:\n",
+            *_table(others),
+        ]
         if others
         else parts
     )
@@ -108,7 +124,9 @@ def columns(name: str) -> tuple[str, str]:
     if found is None:
         return "", ""
     alarms = f"{found['false_alarms'] / found['healthy']:.1%} of {found['healthy']}"
-    return alarms, f"{found['seen'] / found['sick']:.0%} of {found['sick']}" if found["sick"] else ""
+    return alarms, f"{found['seen'] / found['sick']:.0%} of {found['sick']}" if found[
+        "sick"
+    ] else ""
 
 
 # --- the figure
@@ -118,8 +136,18 @@ def draw(folder: Path) -> None:
     """Write ``rates-light.svg`` and ``rates-dark.svg``."""
     for ground in INKS:
         ink, alarm, power = INKS[ground]
-        drawn = {"text.color": ink, "axes.edgecolor": ink, "axes.labelcolor": ink, "xtick.color": ink}
-        fixed = {"ytick.color": ink, "svg.hashsalt": "pyrobnn", "svg.fonttype": "none", "font.size": 9}
+        drawn = {
+            "text.color": ink,
+            "axes.edgecolor": ink,
+            "axes.labelcolor": ink,
+            "xtick.color": ink,
+        }
+        fixed = {
+            "ytick.color": ink,
+            "svg.hashsalt": "pyrobnn",
+            "svg.fonttype": "none",
+            "font.size": 9,
+        }
         with rc_context({**drawn, **fixed}):
             figure = Figure(figsize=(6.0, 6.2), layout="constrained")
             left, right = figure.subplots(1, 2, sharey=True)
@@ -129,7 +157,11 @@ def draw(folder: Path) -> None:
             left.set(xlim=(-0.7, 25), xlabel="% of healthy posteriors", title="false alarms")
             right.set(xlim=(0, 103), xlabel="% of the faults it is for", title="power")
             left.set_yticks(range(len(names)), names, family="monospace")
-            figure.savefig(folder / f"rates-{ground}.svg", transparent=True, metadata={"Date": None, "Creator": None})
+            figure.savefig(
+                folder / f"rates-{ground}.svg",
+                transparent=True,
+                metadata={"Date": None, "Creator": None},
+            )
 
 
 def _fraction(name: str) -> tuple[float, float]:
@@ -140,7 +172,8 @@ def _fraction(name: str) -> tuple[float, float]:
 def _panel(axes: Axes, names: list[str], count: str, of: str, colour: str) -> None:
     """One dot a check, and the exact binomial 95 % interval (Clopper & Pearson, 1934)."""
     for row, name in enumerate(names):
-        k, n = rates()[name][count], rates()[name][of]
+        k = rates()[name][count]
+        n = rates()[name][of]
         if n == 0:
             continue
         low = 0.0 if k == 0 else float(beta.ppf(0.025, k, n - k + 1))

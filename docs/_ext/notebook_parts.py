@@ -22,13 +22,16 @@ def write(notebook: Path, folder: Path) -> list[str]:
             raise ValueError(f"{notebook.name} was not executed: cell {cell['id']}")
         name = f"{notebook.stem}.{cell['id']}"
         (folder / f"{name}.code").write_text("".join(cell["source"]) + "\n", encoding="utf-8")
-        text, tables = "", []
+        text = ""
+        tables = []
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
                 (folder / f"{name}.png").write_bytes(base64.b64decode(data["image/png"]))
             elif "text/html" in data:
-                table = "".join(data["text/html"]).replace('border="1" class="dataframe"', 'class="docutils"')
+                table = "".join(data["text/html"]).replace(
+                    'border="1" class="dataframe"', 'class="docutils"'
+                )
                 tables.append("```{raw} html\n" + table + "\n```")
             else:
                 text += "".join(output.get("text", data.get("text/plain", ""))).rstrip() + "\n"

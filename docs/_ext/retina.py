@@ -20,7 +20,8 @@ WIDE = 640
 
 def in_palette(png: bytes) -> bytes:
     """The PNG in the 256 colours that come closest, a third of the size; its dots per inch are kept."""
-    image, stored = Image.open(io.BytesIO(png)), io.BytesIO()
+    image = Image.open(io.BytesIO(png))
+    stored = io.BytesIO()
     if image.mode == "P":
         return png
     fewer = image.convert("RGB").quantize(256, dither=Image.Dither.NONE)

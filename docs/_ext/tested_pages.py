@@ -8,13 +8,17 @@ import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
-DOCS, ROOT = HERE.parent, HERE.parents[1]
+DOCS = HERE.parent
+ROOT = HERE.parents[1]
 RUNS = "tests/docs/test_docs.py::test_the_code_of_a_page_runs"
 #: what a build writes: part of the site → the test that runs its examples
 WRITTEN = {
     "api/*": ("tests/docs/test_doctests.py", "every run"),
     "checks/*": ("tests/docs/test_docs.py::test_the_examples_of_the_checks_run", "every run"),
-    "tutorials/*": ("scripts/run_notebooks.py --smoke", "every run, on little data; in full by `make notebooks`"),
+    "tutorials/*": (
+        "scripts/run_notebooks.py --smoke",
+        "every run, on little data; in full by `make notebooks`",
+    ),
 }
 #: the test of a page whose examples are not Python, or are another file's
 OTHERS = {
@@ -22,13 +26,28 @@ OTHERS = {
     "gallery/index": ("tests/docs/test_gallery.py", "every run"),
     "gallery/problems": ("tests/docs/test_gallery.py", "slow"),
     "gallery/sick": ("tests/docs/test_gallery.py", "slow"),
-    "stories/experiment": ("tests/docs/test_docs.py::test_stories_show_cells_of_notebooks_that_exist", "every run"),
-    "stories/physics": ("tests/docs/test_docs.py::test_stories_show_cells_of_notebooks_that_exist", "every run"),
+    "stories/experiment": (
+        "tests/docs/test_docs.py::test_stories_show_cells_of_notebooks_that_exist",
+        "every run",
+    ),
+    "stories/physics": (
+        "tests/docs/test_docs.py::test_stories_show_cells_of_notebooks_that_exist",
+        "every run",
+    ),
     "install": ("tests/docs/test_first_hour.py", "slow"),
     "tutorials": ("tests/docs/test_notebooks.py", "every run"),
-    "architecture": ("tests/docs/test_docs.py::test_the_architecture_names_files_that_exist", "every run"),
-    "changes": ("tests/docs/test_packaging.py::test_citation_and_changes_name_the_version", "every run"),
-    "howto/command-line": ("tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist", "every run"),
+    "architecture": (
+        "tests/docs/test_docs.py::test_the_architecture_names_files_that_exist",
+        "every run",
+    ),
+    "changes": (
+        "tests/docs/test_packaging.py::test_citation_and_changes_name_the_version",
+        "every run",
+    ),
+    "howto/command-line": (
+        "tests/docs/test_docs.py::test_commands_and_options_of_a_page_exist",
+        "every run",
+    ),
 }
 
 

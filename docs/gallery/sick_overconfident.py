@@ -7,7 +7,8 @@ import pyrobnn as pb
 
 data = pb.data.study("laplace")
 predicted = torch.distributions.Normal(data.true_f, 0.6 * data.true_noise)
-verdict, caught_by = pb.judge(predicted, data.y, x=data.x), "pit"
+verdict = pb.judge(predicted, data.y, x=data.x)
+caught_by = "pit"
 print(verdict)
 pit = predicted.cdf(data.y).flatten()
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")

@@ -9,7 +9,15 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pyrobnn import __version__
-from pyrobnn.cli.terminal import EXIT_STATUS, INTERRUPTED, USAGE_ERROR, OneLineParser, one_line, printable, say
+from pyrobnn.cli.terminal import (
+    EXIT_STATUS,
+    INTERRUPTED,
+    USAGE_ERROR,
+    OneLineParser,
+    one_line,
+    printable,
+    say,
+)
 
 #: command → the module of this package that has a function of its name, (argv, command line) -> exit status
 COMMANDS = {

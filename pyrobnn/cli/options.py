@@ -48,7 +48,11 @@ _RESPONSE: Any = Literal[tuple(RESPONSES)]
 OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
     "the run": {
         "config": (str, None, "FILE.yaml: options by name, and methods; the command line wins"),
-        "resume": (bool, False, "go on with a run that was stopped: what is finished is not fitted again"),
+        "resume": (
+            bool,
+            False,
+            "go on with a run that was stopped: what is finished is not fitted again",
+        ),
         "quick": (bool, False, "fewer steps and draws, 500 rows at most: a minute"),
         "seed": (int, 0, "of everything random"),
         "device": (str, None, "where to compute, cpu or cuda [cpu]"),
@@ -60,8 +64,16 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         "target": (str, None, "target column of the file"),
         "features": (list[str], None, "columns to predict from [all others]"),
         "drop": (list[str], [], "columns to leave out"),
-        "task": (Literal["regression", "classification"], None, "of the target [read from its values]"),
-        "missing": (Literal["refuse", "drop", "impute"], "refuse", "what happens to missing values"),
+        "task": (
+            Literal["regression", "classification"],
+            None,
+            "of the target [read from its values]",
+        ),
+        "missing": (
+            Literal["refuse", "drop", "impute"],
+            "refuse",
+            "what happens to missing values",
+        ),
         "test_fraction": (float, 0.1, "share of the rows held out"),
     },
     "the model": {
@@ -112,29 +124,43 @@ def read(argv: Sequence[str], command: str) -> Config:
     Raises:
         ValueError, TypeError: an unknown name or a value of the wrong kind, in words.
     """
-    words = ["--data", *argv] if command == "fit" and argv and not argv[0].startswith("-") else list(argv)
+    words = (
+        ["--data", *argv]
+        if command == "fit" and argv and not argv[0].startswith("-")
+        else list(argv)
+    )
     given, theirs = _split(words)
-    own, parser = [word for word in given if word not in _HELP], _study_parser(command)
+    own = [word for word in given if word not in _HELP]
+    parser = _study_parser(command)
     asked = _parsed(parser, {}, own)
     if _HELP & set(given):
         chosen = _chosen(asked.methods or [], {})
-        helps = [_method_parser(label, name, False).format_help() for label, (name, _) in chosen.items()]
+        helps = [
+            _method_parser(label, name, False).format_help() for label, (name, _) in chosen.items()
+        ]
         say("\n".join([parser.format_help(), *helps]))
         sys.exit(0)
     written, listed = _content(asked.config) if asked.config else ({}, {})
-    study, words_of = _parsed(parser, written, own), asked.methods or list(listed)
+    study = _parsed(parser, written, own)
+    words_of = asked.methods or list(listed)
     if command == "fit" and len(words_of) > 1:
         raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
     standard = [name for name, known in METHODS.items() if known.standard]
     methods = _chosen(words_of or (["auto"] if command == "fit" else standard), listed)
     if unknown := [label for label in theirs if label not in methods]:
-        raise ValueError(f"unrecognized arguments: {theirs[unknown[0]][0]}: name the method in --methods")
-    configurations, plain = {}, {}
+        raise ValueError(
+            f"unrecognized arguments: {theirs[unknown[0]][0]}: name the method in --methods"
+        )
+    configurations = {}
+    plain = {}
     for label, (name, options) in methods.items():
         if asked.quick and not written.get("quick"):
-            options = {key: value for key, value in options.items() if key not in METHODS[name].quick}
+            options = {
+                key: value for key, value in options.items() if key not in METHODS[name].quick
+            }
         found = _configured(label, name, options, theirs.get(label, []), study)
-        configurations[label], plain[label] = found[:2], {"method": name} | found[2]
+        configurations[label] = found[:2]
+        plain[label] = {"method": name} | found[2]
     kept = json.loads(parser.dump(study, format="json", skip_unset=False))
     kept = {name: value for name, value in kept.items() if name not in _OF_ONE_CALL}
     return Config(study, configurations, kept | {"methods": plain})
@@ -149,13 +175,17 @@ def _content(path: str) -> tuple[dict[str, Any], Methods]:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
     methods = content.pop("methods", {}) if isinstance(content, dict) else None
-    if not isinstance(methods, dict) or not all(isinstance(each, dict) for each in methods.values()):
+    if not isinstance(methods, dict) or not all(
+        isinstance(each, dict) for each in methods.values()
+    ):
         raise ValueError(
             f"{path} must map options to values, such as 'data: diabetes', and 'methods' names to options: "
             "{svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
         )
     named = {str(label): dict(options) for label, options in methods.items()}
-    return content, {label: (options.pop("method", label), options) for label, options in named.items()}
+    return content, {
+        label: (options.pop("method", label), options) for label, options in named.items()
+    }
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
@@ -182,7 +212,9 @@ def _chosen(words: Sequence[str], listed: Methods) -> Methods:
         each = listed[label] if not name and label in listed else (name or label, {})
         check_choice("methods", each[0], tuple(METHODS))
         if label in METHODS and label != each[0] or not _LABEL.fullmatch(label):
-            raise ValueError(f"{label!r} cannot name this {each[0]}: use letters, digits, '-' and '_'")
+            raise ValueError(
+                f"{label!r} cannot name this {each[0]}: use letters, digits, '-' and '_'"
+            )
         if found.setdefault(label, each) != each:
             raise ValueError(f"two methods are called {label!r}: give each a name of its own")
     return found
@@ -191,7 +223,11 @@ def _chosen(words: Sequence[str], listed: Methods) -> Methods:
 def _study_parser(command: str) -> ArgumentParser:
     several = command == "compare"
     flag = "--methods" if several else "--method"
-    does = "Run methods on data, judge them, write a report." if several else "Run one method and save it."
+    does = (
+        "Run methods on data, judge them, write a report."
+        if several
+        else "Run one method and save it."
+    )
     parser = ArgumentParser(
         prog=f"pyrobnn {command}",
         usage=f"pyrobnn {command} {'' if several else 'DATA '}[options] [--METHOD.OPTION VALUE ...]",
@@ -203,11 +239,15 @@ def _study_parser(command: str) -> ArgumentParser:
     example = "nuts svi-lr=svi --svi-lr.lr 1e-3" if several else "auto, the default"
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
     parser.add_argument(flag, dest="methods", nargs="+" if several else 1, type=str, help=known)
-    parser.add_argument("--out", type=str, default="results" if several else "model.nc", help="where to")
+    parser.add_argument(
+        "--out", type=str, default="results" if several else "model.nc", help="where to"
+    )
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():
-            counted: dict[str, Any] = {"nargs": "?", "const": True, "metavar": "BOOL"} if kind is bool else {}
+            counted: dict[str, Any] = (
+                {"nargs": "?", "const": True, "metavar": "BOOL"} if kind is bool else {}
+            )
             if get_origin(kind) is list:
                 counted = {"nargs": "+"}
                 kind = get_args(kind)[0]
@@ -222,7 +262,11 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
     set_parsing_settings(subclasses_enabled=[KLSchedule])
     method = METHODS[name]
     parser = ArgumentParser(
-        prog="pyrobnn", usage=argparse.SUPPRESS, add_help=False, exit_on_error=False, allow_abbrev=False
+        prog="pyrobnn",
+        usage=argparse.SUPPRESS,
+        add_help=False,
+        exit_on_error=False,
+        allow_abbrev=False,
     )
     parser.add_class_arguments(method.cls, label, instantiate=False)
     unused = set(OPTIONAL) - set(method.cls.uses)
@@ -245,7 +289,8 @@ def _configured(
     label: str, name: str, options: Mapping[str, Any], words: Sequence[str], study: Namespace
 ) -> tuple[Method, dict[str, Any], dict[str, Any]]:
     """A method, whose own checks run now, the arguments of its ``fit``, and all of it in plain values."""
-    parser, key = _method_parser(label, name, study.quick), label.replace("-", "_")
+    parser = _method_parser(label, name, study.quick)
+    key = label.replace("-", "_")
     found = _parsed(parser, {key: dict(options)}, words)
     if study.no_compile and "compile" in found[key]:
         found[key].compile = False
@@ -257,7 +302,11 @@ def _configured(
         method = METHODS[name].cls(**given)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{label}: {error}") from error
-    rest = {option: value for option, value in values.items() if option not in fields and value is not None}
+    rest = {
+        option: value
+        for option, value in values.items()
+        if option not in fields and value is not None
+    }
     return method, rest, plain
 
 
@@ -270,5 +319,7 @@ def _resolved(value: Any) -> Any:
         return value
     found = locate(value)
     if found is None:
-        raise ValueError(f"{value!r} cannot be imported: give the path of a class or function, PACKAGE.NAME")
+        raise ValueError(
+            f"{value!r} cannot be imported: give the path of a class or function, PACKAGE.NAME"
+        )
     return found

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from pyrobnn import __version__, data
 from pyrobnn.cli.options import OPTIONS, Config, read
-from pyrobnn.cli.terminal import INTERRUPTED, OneLineParser, check_file, one_line, say, warnings_said
+from pyrobnn.cli.terminal import (
+    INTERRUPTED,
+    OneLineParser,
+    check_file,
+    one_line,
+    say,
+    warnings_said,
+)
 from pyrobnn.core.checks import Refused, check_device
 
 if TYPE_CHECKING:
@@ -36,8 +43,12 @@ def compare(argv: Sequence[str], command: str) -> int:
     if stopped:
         missing = (label for label in config.methods if label not in (*trees, *failed))
         failed |= dict.fromkeys(missing, "stopped before it was done")
-        whole, count = sum(not float(tree.attrs.get("interrupted", 0)) for tree in trees.values()), len(config.methods)
-        say(f"\nstopped with {whole} of {count} methods in hand; the same command with --resume goes on", sys.stderr)
+        whole = sum(not float(tree.attrs.get("interrupted", 0)) for tree in trees.values())
+        count = len(config.methods)
+        say(
+            f"\nstopped with {whole} of {count} methods in hand; the same command with --resume goes on",
+            sys.stderr,
+        )
     if trees := {label: trees[label] for label in config.methods if label in trees}:
         from pyrobnn.cli import saved
 
@@ -52,9 +63,13 @@ def fit(argv: Sequence[str], command: str) -> int:
     asked = config.study
     out = Path(asked.out)
     if asked.data is None:
-        raise ValueError("name the data: pyrobnn fit FILE.csv --target COLUMN (see pyrobnn fit --help)")
+        raise ValueError(
+            "name the data: pyrobnn fit FILE.csv --target COLUMN (see pyrobnn fit --help)"
+        )
     if out.suffix != ".nc":
-        raise ValueError(f"--out {str(out)!r} must be a file FILE.nc: use {str(out.with_suffix('.nc'))!r}")
+        raise ValueError(
+            f"--out {str(out)!r} must be a file FILE.nc: use {str(out.with_suffix('.nc'))!r}"
+        )
     check_file(out, "model.nc")
     (label,) = config.methods
     trees, left_out, stopped = _run(config, {label: out.stem}, out.parent, command)
@@ -63,7 +78,9 @@ def fit(argv: Sequence[str], command: str) -> int:
 
         verdict = diagnose(tree)
         say(f"\n{verdict.summary} ({verdict.lines})\n\nsaved: {out}")
-        say(f"predict: pyrobnn predict {quote(str(out))} NEW.csv\nreport: pyrobnn report {quote(str(out))}")
+        say(
+            f"predict: pyrobnn predict {quote(str(out))} NEW.csv\nreport: pyrobnn report {quote(str(out))}"
+        )
     for reason in left_out.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
@@ -83,8 +100,14 @@ def _run(
     from pyrobnn.diagnostics.verdict import said
     from pyrobnn.studies.compare import run_study
 
-    asked, trees, left_out, stopped = config.study, {}, {}, False
-    marks = {name: {"command": command, "config": json.dumps(config.of(label))} for label, name in labels.items()}
+    asked = config.study
+    trees = {}
+    left_out = {}
+    stopped = False
+    marks = {
+        name: {"command": command, "config": json.dumps(config.of(label))}
+        for label, name in labels.items()
+    }
     runs = run_study(
         _study_of(asked),
         {name: config.methods[label] for label, name in labels.items()},
@@ -135,7 +158,9 @@ PACKAGES = ("torch", "pyro-ppl", "numpy", "arviz-stats", "scikit-learn")
 
 def doctor(argv: Sequence[str], command: str) -> int:
     """Print what is installed and whether a fit runs; exit status 0, or 1 where the fit failed."""
-    OneLineParser(prog="pyrobnn doctor", description="Versions, compiler, device and a short fit.").parse_args(argv)
+    OneLineParser(
+        prog="pyrobnn doctor", description="Versions, compiler, device and a short fit."
+    ).parse_args(argv)
 
     import torch
 
@@ -144,13 +169,17 @@ def doctor(argv: Sequence[str], command: str) -> int:
     from pyrobnn.inference.fitting.problem import version_of
 
     say(f"python    {platform.python_version()}, {platform.platform()}")
-    say(f"packages  {', '.join([f'pyrobnn {__version__}', *(f'{name} {version_of(name)}' for name in PACKAGES)])}")
+    say(
+        f"packages  {', '.join([f'pyrobnn {__version__}', *(f'{name} {version_of(name)}' for name in PACKAGES)])}"
+    )
     none = "none: every fit runs, several times slower (apt install g++, or xcode-select --install)"
     say(f"compiler  {none if lacks_compiler() else 'found'}")
     cuda = f"cuda ({torch.cuda.get_device_name()}), " if torch.cuda.is_available() else ""
     say(f"device    {cuda}cpu ({torch.get_num_threads()} threads)")
     points = data.gap()
-    model = BNN(networks.mlp(1, (8,), seed=0), priors.FanInNormal(), likelihoods.HomoskedasticGaussian(0.3))
+    model = BNN(
+        networks.mlp(1, (8,), seed=0), priors.FanInNormal(), likelihoods.HomoskedasticGaussian(0.3)
+    )
     began = time.perf_counter()
     try:
         with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
@@ -159,7 +188,9 @@ def doctor(argv: Sequence[str], command: str) -> int:
     except Exception as failure:  # whatever is broken here is what is asked for
         say(f"fit       failed: {type(failure).__name__}: {one_line(failure)}")
         return 1
-    say(f"fit       MAP in {time.perf_counter() - began:.1f} s, compiling included, RMSE {error:.2f} (noise 0.4)")
+    say(
+        f"fit       MAP in {time.perf_counter() - began:.1f} s, compiling included, RMSE {error:.2f} (noise 0.4)"
+    )
     for text in dict.fromkeys(str(each.message) for each in caught):
         say(f"warning   {text}")
     return 0

@@ -29,9 +29,15 @@ def report(argv: Sequence[str], command: str) -> int:
         epilog=EXIT_STATUS,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.nc")
-    parser.add_argument("--out", type=Path, default=Path("report.html"), help="where to write [report.html]")
-    words = "exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]"
-    parser.add_argument("--strict", nargs="?", const="all", choices=("draws", "model", "all"), help=words)
+    parser.add_argument(
+        "--out", type=Path, default=Path("report.html"), help="where to write [report.html]"
+    )
+    words = (
+        "exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]"
+    )
+    parser.add_argument(
+        "--strict", nargs="?", const="all", choices=("draws", "model", "all"), help=words
+    )
     asked = parser.parse_args(argv)
 
     from pyrobnn.diagnostics.verdict import QUESTIONS
@@ -40,10 +46,14 @@ def report(argv: Sequence[str], command: str) -> int:
     check_file(asked.out, "report.html")
     trees = {path.stem: read(path) for path in asked.files}
     if len(trees) < len(asked.files):
-        raise ValueError("two files have the same name: rename one, names label the methods in the report")
+        raise ValueError(
+            "two files have the same name: rename one, names label the methods in the report"
+        )
     verdicts = judge_saved(trees, asked.out, asked.out.with_suffix(".json"), {}).values()
     questions = [question for question in QUESTIONS if asked.strict in (question, "all")]
-    failed = any(verdict.answer(question) == "fail" for verdict in verdicts for question in questions)
+    failed = any(
+        verdict.answer(question) == "fail" for verdict in verdicts for question in questions
+    )
     # what nothing was checked of has not passed
     unchecked = any(not any(map(verdict.checked, questions)) for verdict in verdicts)
     return int(bool(questions) and (failed or unchecked))
@@ -64,7 +74,9 @@ def judge_saved(
 
     # a method a column: as many numbers as there are fit on a terminal of 80 characters
     rows = [*results.rows, *results.floor]
-    table = pd.DataFrame({row.label: {c.title: row.values.get(c.key) for c in COLUMNS} for row in rows})
+    table = pd.DataFrame(
+        {row.label: {c.title: row.values.get(c.key) for c in COLUMNS} for row in rows}
+    )
     say(f"\n{table.dropna(how='all').to_string(float_format='{:.4g}'.format, na_rep='')}\n")
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
@@ -85,8 +97,12 @@ def predict(argv: Sequence[str], command: str) -> int:
         epilog=EXIT_STATUS,
     )
     parser.add_argument("model", type=Path, metavar="MODEL.nc")
-    parser.add_argument("new", type=Path, metavar="NEW", help="CSV, TSV, Parquet or Excel: columns by name")
-    parser.add_argument("--out", type=Path, metavar="FILE.csv", help="where to write [standard output]")
+    parser.add_argument(
+        "new", type=Path, metavar="NEW", help="CSV, TSV, Parquet or Excel: columns by name"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.csv", help="where to write [standard output]"
+    )
     asked = parser.parse_args(argv)
 
     from pyrobnn.data.table import read_features
@@ -96,7 +112,10 @@ def predict(argv: Sequence[str], command: str) -> int:
         check_file(asked.out, "predictions.csv")
     posterior, settings = load_run(asked.model)
     if posterior.meta["interrupted"]:
-        say(f"{asked.model}: the fit was interrupted, predictions rest on what it had by then", sys.stderr)
+        say(
+            f"{asked.model}: the fit was interrupted, predictions rest on what it had by then",
+            sys.stderr,
+        )
     with warnings_said():
         x, keep = read_features(asked.new, columns_of(settings))
     table = prediction_table(posterior, x, settings)
@@ -109,7 +128,10 @@ def predict(argv: Sequence[str], command: str) -> int:
                 sys.stderr,
             )
     if not keep.all():
-        say(f"{int((~keep).sum())} rows have a missing value: their predictions are left empty", sys.stderr)
+        say(
+            f"{int((~keep).sum())} rows have a missing value: their predictions are left empty",
+            sys.stderr,
+        )
         table = table.set_index(keep.nonzero()[0]).reindex(range(len(keep)))
     written = table.to_csv(index=False)
     if asked.out is None:
@@ -128,18 +150,28 @@ def judge(argv: Sequence[str], command: str) -> int:
         "as a linear model's? Give one of --quantiles, --mean with --sd, --draws, --probabilities.",
         epilog=EXIT_STATUS,
     )
-    parser.add_argument("file", metavar="FILE", help="CSV, TSV, Parquet or Excel: outcomes and predictions")
+    parser.add_argument(
+        "file", metavar="FILE", help="CSV, TSV, Parquet or Excel: outcomes and predictions"
+    )
     parser.add_argument("--target", required=True, metavar="COLUMN", help="the outcome")
     parser.add_argument("--mean", metavar="COLUMN", help="mean of a normal")
-    parser.add_argument("--sd", metavar="COLUMN", help="standard deviation of a normal, noise included")
-    parser.add_argument("--draws", metavar="PREFIX", help="how the names of the columns of draws begin")
-    parser.add_argument("--train", metavar="FILE", help="training rows: the target and the features")
+    parser.add_argument(
+        "--sd", metavar="COLUMN", help="standard deviation of a normal, noise included"
+    )
+    parser.add_argument(
+        "--draws", metavar="PREFIX", help="how the names of the columns of draws begin"
+    )
+    parser.add_argument(
+        "--train", metavar="FILE", help="training rows: the target and the features"
+    )
     parser.add_argument("--out", metavar="DIR", help="where to write report.html and verdict.json")
     words = "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"
     parser.add_argument("--quantiles", nargs="+", metavar="COLUMN", help=words)
     words = "of the classes, in their sorted order or named by them (p_cat p_dog)"
     parser.add_argument("--probabilities", nargs="+", metavar="COLUMN", help=words)
-    parser.add_argument("--features", nargs="+", metavar="COLUMN", help="inputs, along which errors are looked at")
+    parser.add_argument(
+        "--features", nargs="+", metavar="COLUMN", help="inputs, along which errors are looked at"
+    )
     asked = parser.parse_args(argv)
     ways = [asked.quantiles, asked.mean or asked.sd, asked.draws, asked.probabilities]
     if sum(map(bool, ways)) != 1 or bool(asked.mean) != bool(asked.sd):
@@ -153,18 +185,25 @@ def judge(argv: Sequence[str], command: str) -> int:
     paths = {name: Path(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
     with warnings_said():
         tables = {name: read_frame(path) for name, path in paths.items()}
-    label, predictions = paths[""].stem, _predictions(asked, paths[""].name, tables[""])
-    given, inputs = dict[str, Any](), dict[str, Any]()
+    label = paths[""].stem
+    predictions = _predictions(asked, paths[""].name, tables[""])
+    given = dict[str, Any]()
+    inputs = dict[str, Any]()
     for name, table in tables.items():
-        given[f"y{name}"] = _columns(paths[name].name, table, [asked.target], words=True)[asked.target]
+        given[f"y{name}"] = _columns(paths[name].name, table, [asked.target], words=True)[
+            asked.target
+        ]
         if asked.features:
             inputs[f"x{name}"] = _columns(paths[name].name, table, asked.features, words=True)
-    verdict, evidence = judged(predictions, given.pop("y"), label=label, **given, **_numbers(inputs, asked.target))
+    verdict, evidence = judged(
+        predictions, given.pop("y"), label=label, **given, **_numbers(inputs, asked.target)
+    )
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if asked.out is not None:
         from pyrobnn.report import write_report
 
-        page, title = Path(asked.out, "report.html"), "Do these predictions fit the outcomes?"
+        page = Path(asked.out, "report.html")
+        title = "Do these predictions fit the outcomes?"
         write_report({label: evidence}, page, title=title, verdicts={label: verdict})
         page.with_name("verdict.json").write_text(verdict.to_json() + "\n", encoding="utf-8")
         say(f"report: {page}")
@@ -178,17 +217,25 @@ def _predictions(asked: Any, where: str, frame: pd.DataFrame) -> Any:
     if asked.quantiles:
         levels = dict(map(_level, asked.quantiles))
         if len(levels) < len(asked.quantiles):
-            raise ValueError(f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}")
+            raise ValueError(
+                f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}"
+            )
         return {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
     if asked.mean:
         mean, sd = _columns(where, frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
         if not (sd > 0.0).all():
-            raise ValueError(f"{where}: {asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}")
+            raise ValueError(
+                f"{where}: {asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}"
+            )
         return norm(mean, sd)
     if asked.draws:
-        names = [name for name in frame.columns if name.startswith(asked.draws) and name != asked.target]
+        names = [
+            name for name in frame.columns if name.startswith(asked.draws) and name != asked.target
+        ]
         if len(names) < 2:
-            raise ValueError(f"{where}: {len(names)} columns begin with {asked.draws!r}: two are needed")
+            raise ValueError(
+                f"{where}: {len(names)} columns begin with {asked.draws!r}: two are needed"
+            )
         return _columns(where, frame, names).to_numpy().T
     return _columns(where, frame, asked.probabilities)
 
@@ -202,13 +249,17 @@ def _level(given: str) -> tuple[float, str]:
     return float(digits[1] if "." in digits[1] else f"0.{digits[1]}"), name
 
 
-def _columns(where: str, frame: pd.DataFrame, names: Sequence[str], words: bool = False) -> pd.DataFrame:
+def _columns(
+    where: str, frame: pd.DataFrame, names: Sequence[str], words: bool = False
+) -> pd.DataFrame:
     """Columns without gaps, as numbers; with ``words`` a column of text stays as it is."""
     from pyrobnn.data.columns import check_columns, numbers, only_numbers, refuse_gaps
 
     check_columns(where, names, list(frame.columns))
     read = numbers if words else only_numbers
-    frame = frame[list(names)].assign(**{n: v for n in names if (v := read(where, frame[n])) is not None})
+    frame = frame[list(names)].assign(
+        **{n: v for n in names if (v := read(where, frame[n])) is not None}
+    )
     refuse_gaps(where, frame.isna(), "leave out rows without an outcome or prediction")
     return frame
 
@@ -220,5 +271,9 @@ def _numbers(frames: Mapping[str, pd.DataFrame], target: str) -> dict[str, pd.Da
     frame = pd.concat(frames) if frames else pd.DataFrame()
     if target in frame:
         raise ValueError(f"--features: {target!r} is the target")
-    codes = {name: frame[name].astype("category").cat.codes for name in frame if frame[name].dtype.kind not in "biuf"}
+    codes = {
+        name: frame[name].astype("category").cat.codes
+        for name in frame
+        if frame[name].dtype.kind not in "biuf"
+    }
     return {name: frame.assign(**codes).astype(float).loc[name] for name in frames}

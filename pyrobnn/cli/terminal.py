@@ -18,7 +18,8 @@ EXIT_STATUS = (
     "Exit status: 0 done, 1 a method was skipped or failed (--strict: a verdict did), "
     "2 bad input, nothing was run, 130 stopped by Ctrl-C, what was found is kept."
 )
-USAGE_ERROR, INTERRUPTED = 2, 130
+USAGE_ERROR = 2
+INTERRUPTED = 130
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -34,7 +35,9 @@ class OneLineParser(argparse.ArgumentParser):
 @contextlib.contextmanager
 def printable() -> Iterator[None]:
     """Signs that a terminal does not have are spelled in ASCII meanwhile, instead of ending the run."""
-    streams = {each: each.errors for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)}
+    streams = {
+        each: each.errors for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)
+    }
     try:
         for stream in streams:
             stream.reconfigure(errors=register())
@@ -56,7 +59,9 @@ def one_line(error: Exception) -> str:
     text = re.sub(r'^Parser key "([\w.]+)"(?: element \d+)?: ?', r"'\1': ", text)
     text = re.sub(r"<class '(?:[\w.]*\.)?(\w+)'>", r"\1", text.replace("typing.Literal", "one of "))
     text = re.sub(
-        r"Does not validate .*Subtypes: \[(\w+), NoneType\].*Given value: ", r"Expected a \1. Got value: ", text
+        r"Does not validate .*Subtypes: \[(\w+), NoneType\].*Given value: ",
+        r"Expected a \1. Got value: ",
+        text,
     )
     return re.sub(r"Expected an? (.*?)\. Got value: (.*)$", r"expected \1, got \2", text)
 
@@ -75,5 +80,7 @@ def check_file(out: Path, example: str) -> None:
     from pyrobnn.posterior.storage import check_writable
 
     if out.is_dir():
-        raise ValueError(f"--out {str(out)!r} is a folder: name a file in it, {str(out / example)!r}")
+        raise ValueError(
+            f"--out {str(out)!r} is a folder: name a file in it, {str(out / example)!r}"
+        )
     check_writable(out.parent)

@@ -52,7 +52,9 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
 
     def of_one(values: np.ndarray) -> float:
         if kind == "tail":
-            return min(_geyer(_halves(values <= limit)) for limit in np.quantile(values, (0.05, 0.95)))
+            return min(
+                _geyer(_halves(values <= limit)) for limit in np.quantile(values, (0.05, 0.95))
+            )
         return _geyer(_normal_scores(_halves(values)) if kind == "bulk" else _halves(values))
 
     return _of_each(of_one, draws)
@@ -60,10 +62,13 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
 
 def _rank_normalised_split_rhat(draws: np.ndarray) -> float:
     """Of one quantity (chain, draw); NaN of a single chain."""
-    halves, found = _halves(draws), [np.nan]
+    halves = _halves(draws)
+    found = [np.nan]
     for values in (halves, abs(halves - np.median(halves))) if len(draws) > 1 else ():
-        scores, half = _normal_scores(values), values.shape[1]
-        between, within = half * scores.mean(1).var(ddof=1), scores.var(1, ddof=1).mean()
+        scores = _normal_scores(values)
+        half = values.shape[1]
+        between = half * scores.mean(1).var(ddof=1)
+        within = scores.var(1, ddof=1).mean()
         found.append(np.sqrt((between / within + half - 1) / half))
     return np.fmax.reduce(found)
 
@@ -81,7 +86,8 @@ def _normal_scores(values: np.ndarray) -> np.ndarray:
 
 def _geyer(draws: np.ndarray) -> float:
     """Effective sample size of the mean of one quantity (chain, draw)."""
-    size, num = draws.size, draws.shape[1]
+    size = draws.size
+    num = draws.shape[1]
     if np.ptp(draws) == 0:
         return size
     spectrum = np.fft.rfft(draws - draws.mean(1, keepdims=True), 2 * num)
@@ -92,7 +98,11 @@ def _geyer(draws: np.ndarray) -> float:
     pairs = rho[: max(2, (num - 1) // 2 * 2)].reshape(-1, 2).sum(1)
     last = int((pairs <= 0).argmax()) if (pairs <= 0).any() else len(pairs) - 1
     after = rho[2 * last] if last else 1.0
-    tau = 2 * np.minimum.accumulate(pairs[:last]).sum() - 1 + (after if pairs[last] >= 0 else max(after, 0.0))
+    tau = (
+        2 * np.minimum.accumulate(pairs[:last]).sum()
+        - 1
+        + (after if pairs[last] >= 0 else max(after, 0.0))
+    )
     return size / max(tau, 1 / np.log10(size))
 
 
@@ -100,8 +110,11 @@ def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
     """A statistic of each quantity of draws (…, chain, draw); NaN where one is not finite."""
     draws = np.asarray(draws)
     if draws.ndim < 2 or draws.shape[-1] < MIN_DRAWS:
-        raise ValueError(f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}")
-    found, finite = np.full(draws.shape[:-2], np.nan), np.isfinite(draws).all((-2, -1))
+        raise ValueError(
+            f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}"
+        )
+    found = np.full(draws.shape[:-2], np.nan)
+    finite = np.isfinite(draws).all((-2, -1))
     with np.errstate(all="ignore"):  # what does not move
         found[finite] = [compute(each) for each in draws[finite]]
     return found
@@ -118,6 +131,12 @@ def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:
     References:
         Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
     """
-    family = np.unique(ancestor + 1j * np.arange(len(ancestor))[:, None], return_inverse=True)[1].ravel()
+    family = np.unique(ancestor + 1j * np.arange(len(ancestor))[:, None], return_inverse=True)[
+        1
+    ].ravel()
     centred = (draws - draws.mean((1, 2), keepdims=True)).reshape(len(draws), -1)
-    return family.size * (centred**2).sum(1) / (np.stack([np.bincount(family, each) for each in centred]) ** 2).sum(1)
+    return (
+        family.size
+        * (centred**2).sum(1)
+        / (np.stack([np.bincount(family, each) for each in centred]) ** 2).sum(1)
+    )

@@ -50,7 +50,9 @@ def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
 
 def warn(found: Iterable[Finding | str]) -> None:
     """Warn of each, at the line that called this package."""
-    names = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe())]
+    names = [
+        frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe())
+    ]
     level = max(i for i, name in enumerate(names, 2) if name.startswith("pyrobnn."))
     for each in found:
         warnings.warn(str(each), UserWarning, stacklevel=level)
@@ -61,7 +63,9 @@ def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:
     return [{"code": each.code, **each.values} for each in found if isinstance(each, Finding)]
 
 
-def _search_unfinished(steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0) -> str:
+def _search_unfinished(
+    steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
+) -> str:
     more = "raise num_steps (or the learning rate)"
     if gain is None and fall is None:
         return f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {more}"
@@ -88,7 +92,12 @@ def _interrupted(method: str, done: int, total: int, unit: str, checkpoint: str 
 
 
 def _diverged(
-    count: int, total: int, target_accept: float, followed: int = 0, impossible: int = 0, places: Iterable[str] = ()
+    count: int,
+    total: int,
+    target_accept: float,
+    followed: int = 0,
+    impossible: int = 0,
+    places: Iterable[str] = (),
 ) -> str:
     text = (
         f"{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
@@ -97,9 +106,12 @@ def _diverged(
     if impossible:
         text += f"Followed again, {impossible} of {followed} of them end at impossible values: {'; '.join(places)}. "
         text += (
-            "There the density is zero: restrict the priors, or compute the parameter so that it is always possible. "
+            "There the density is zero: restrict the priors, or compute the parameter so that it is always "
+            "possible. "
         )
-    return text + (f"Raise target_accept (now {target_accept:g}), set a smaller step_size, or reparameterise the model")
+    return text + (
+        f"Raise target_accept (now {target_accept:g}), set a smaller step_size, or reparameterise the model"
+    )
 
 
 def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> str:
@@ -112,7 +124,9 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
     return f"the update moved far: {way} Fit again on all rows where it matters"
 
 
-def _modes_unsettled(error: float | None = None, drift: float | None = None, worth: float = 0.0, **_: float) -> str:
+def _modes_unsettled(
+    error: float | None = None, drift: float | None = None, worth: float = 0.0, **_: float
+) -> str:
     if drift is None:
         seen = "were not finished"
     else:
@@ -127,7 +141,9 @@ def _modes_unsettled(error: float | None = None, drift: float | None = None, wor
 
 
 def _held_points(names: list[str]) -> str:
-    named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    named = ", ".join(map(repr, names[:3])) + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
     return (
         f"{named}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
         "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
@@ -143,7 +159,9 @@ def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = Non
             "padding_idx are not fitted and stay at their prior; or a custom backward is wrong. Fixed weights need no "
             "prior"
         )
-    named = ", ".join(map(repr, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    named = ", ".join(map(repr, names[:3])) + (
+        f" and {len(names) - 3} more" if len(names) > 3 else ""
+    )
     return (
         f"the gradient for {named} is not the derivative of the log joint density: along a random direction autograd "
         f"gives {gradient:.3g} and finite differences {slope:.3g}. Values behind torch.no_grad(), .detach(), .data, "
@@ -163,7 +181,11 @@ def _rows_together(change: float | None) -> str:
 
 def _constant(features: list[str]) -> str:
     named = ", ".join(map(repr, features))
-    subject, it = (f"the feature {named} is", "it") if len(features) == 1 else (f"the features {named} are", "them")
+    subject, it = (
+        (f"the feature {named} is", "it")
+        if len(features) == 1
+        else (f"the features {named} are", "them")
+    )
     return f"{subject} constant: nothing can be learned from {it}"
 
 

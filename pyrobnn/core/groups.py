@@ -36,4 +36,8 @@ SAMPLE_DIMS = ("chain", "draw")
 def variable(site: str) -> str:
     """What a site is called in a tree, another name for each: no slash may stand there, no "." and no dimension."""
     name = site.replace("~", "~~").replace("|", "~|").replace("/", "|")
-    return f"{name}_" if re.fullmatch(rf"(|\.|{'|'.join(SAMPLE_DIMS)}|.*_dim_\d+)_*", name, re.DOTALL) else name
+    return (
+        f"{name}_"
+        if re.fullmatch(rf"(|\.|{'|'.join(SAMPLE_DIMS)}|.*_dim_\d+)_*", name, re.DOTALL)
+        else name
+    )

@@ -93,7 +93,9 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def callable_in_a_trace() -> Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
-    untraced = find("torch.fx._symbolic_trace._is_fx_tracing_context")  # from torch 2.14 on, of a thread
+    untraced = find(
+        "torch.fx._symbolic_trace._is_fx_tracing_context"
+    )  # from torch 2.14 on, of a thread
     if untraced is not None:
         return untraced(False)
     tracing = find("torch.fx._symbolic_trace")
@@ -106,7 +108,9 @@ class Tracer:
     """The trace that is under way, beside which others can be made."""
 
     def __init__(self, pause: Any, is_wrapped: Any, unwrapped: Any) -> None:
-        self._pause, self._is_wrapped, self._unwrapped = pause, is_wrapped, unwrapped
+        self._pause = pause
+        self._is_wrapped = is_wrapped
+        self._unwrapped = unwrapped
 
     @classmethod
     def active(cls) -> Tracer | None:
@@ -131,7 +135,8 @@ class Tracer:
         """The first of the points that the transforms have put into one tensor."""
         axis = _required("torch._C._functorch.maybe_get_bdim")
         while self._is_wrapped(value):
-            at, value = axis(value), self._unwrapped(value)
+            at = axis(value)
+            value = self._unwrapped(value)
             value = value if at < 0 else value.select(at, 0)
         return value.detach()
 
@@ -168,11 +173,15 @@ def compile_graph(
         stack.enter_context(_old_objects_frozen())
         shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
         config = _required("torch._inductor.config")
-        if on_stack:  # before the settings, which a first registration would keep for every later compile
+        if (
+            on_stack
+        ):  # before the settings, which a first registration would keep for every later compile
             common = _required("torch._inductor.codegen.common")
             common.init_backend_registration()
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
-        stack.enter_context(config.patch({name: settings[name] for name in settings if hasattr(config, name)}))
+        stack.enter_context(
+            config.patch({name: settings[name] for name in settings if hasattr(config, name)})
+        )
         # its warnings name operators that users have never heard of
         stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
         stack.enter_context(_few_headers_precompiled())
@@ -180,15 +189,29 @@ def compile_graph(
         vectors = _required("torch._inductor.cpu_vec_isa")
         if sets := _instruction_sets_of_the_cpu():
             stack.enter_context(replaced(vectors, "valid_vec_isa_list", lambda: sets))
-        if scalar:  # of the code alone: the compiler is called with the same options, for the same headers
+        if (
+            scalar
+        ):  # of the code alone: the compiler is called with the same options, for the same headers
             stack.enter_context(replaced(vectors, "pick_vec_isa", lambda: vectors.invalid_vec_isa))
         # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
-        stack.enter_context(replaced(_required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None))
+        stack.enter_context(
+            replaced(
+                _required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None
+            )
+        )
         if on_stack:
-            calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
-            stack.enter_context(replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
-            for name in {"get_device_include_path_jit", "get_device_include_path"} & {*vars(calls)}:  # by release
-                stack.enter_context(replaced(calls, name, staticmethod(getattr(calls.__base__, name))))
+            calls = _required(
+                "torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef"
+            )
+            stack.enter_context(
+                replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls)
+            )
+            for name in {"get_device_include_path_jit", "get_device_include_path"} & {
+                *vars(calls)
+            }:  # by release
+                stack.enter_context(
+                    replaced(calls, name, staticmethod(getattr(calls.__base__, name)))
+                )
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
     code = getattr(call, "current_callable", None)
@@ -196,7 +219,9 @@ def compile_graph(
         return call
     # nothing is returned: what torch puts around the code, for results, takes longer than a short step
     with contextlib.suppress(*MOVED):
-        if "extend" not in code.__code__.co_names:  # where constants of inductor's own join the arguments
+        if (
+            "extend" not in code.__code__.co_names
+        ):  # where constants of inductor's own join the arguments
             return Library(code.__closure__[0].cell_contents.__self__.__file__, graph)
     held = _held(graph)
     return lambda *args: code([*held, *args])
@@ -213,7 +238,10 @@ def _old_objects_frozen() -> Iterator[None]:
 
 
 def _held(graph: GraphModule) -> list[Tensor]:
-    return [value for _, value in (*graph.named_parameters(), *graph.named_buffers(remove_duplicate=False))]
+    return [
+        value
+        for _, value in (*graph.named_parameters(), *graph.named_buffers(remove_duplicate=False))
+    ]
 
 
 class Library:
@@ -221,11 +249,15 @@ class Library:
 
     def __init__(self, path: str, graph: GraphModule) -> None:
         data = _required("torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
-        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(data)  # without it no such file can be loaded
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
+            data
+        )  # without it no such file can be loaded
         loader = ExtensionFileLoader(f"{Path(path).stem}.inductor_entry_cpp", path)
         module = importlib.util.module_from_spec(ModuleSpec(loader.name, loader, origin=path))
         loader.exec_module(module)
-        self.path, self._held, self._enter = path, _held(graph), module.inductor_entry_cpp
+        self.path = path
+        self._held = _held(graph)
+        self._enter = module.inductor_entry_cpp
         self._handles = _required("torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors")
 
     def __call__(self, *args: Tensor) -> None:
@@ -251,10 +283,13 @@ def _few_headers_precompiled() -> Context:
     of its time. Inductor asks for the one header to precompile, and puts it between ``#include <`` and ``>``.
     """
     cache = _required("torch._inductor.codecache")
-    of_kernels, folder = cache._get_cpp_prefix_header, "torch/csrc/inductor"
+    of_kernels = cache._get_cpp_prefix_header
+    folder = "torch/csrc/inductor"
 
     def few(device: str, *args: Any, **options: Any) -> str:
-        of_stack = [f"{folder}/aoti_runtime/{name}.h" for name in ("arrayref_tensor", "thread_local")]
+        of_stack = [
+            f"{folder}/aoti_runtime/{name}.h" for name in ("arrayref_tensor", "thread_local")
+        ]
         headers = [*of_stack, f"{folder}/cpp_wrapper/{device}.h", of_kernels(device)]
         included = ">\n#include <".join(each for each in headers if each)
         return f"cstdint>\n#undef TORCH_INDUCTOR_PRECOMPILE_HEADERS\n#include <{included}"
@@ -265,8 +300,10 @@ def _few_headers_precompiled() -> Context:
 @contextlib.contextmanager
 def _quick_lookups() -> Iterator[None]:
     """Strides of affine indices by derivatives, and the table of types filled once: a third of inductor's own time."""
-    kernels, common = _required("torch._inductor.codegen.cpp"), _required("torch._inductor.codegen.common")
-    of_any, types = kernels.stride_at_vec_range, common.DtypePropagationOpsHandler
+    kernels = _required("torch._inductor.codegen.cpp")
+    common = _required("torch._inductor.codegen.common")
+    of_any = kernels.stride_at_vec_range
+    types = common.DtypePropagationOpsHandler
 
     @functools.cache
     def stride(index: Any, variable: Any, *length: int) -> Any:
@@ -274,7 +311,10 @@ def _quick_lookups() -> Iterator[None]:
         found = index.diff(variable) if affine else variable
         return of_any(index, variable, *length) if found.has(variable) else found
 
-    with replaced(kernels, "stride_at_vec_range", stride), replaced(common, types.__name__, functools.cache(types)):
+    with (
+        replaced(kernels, "stride_at_vec_range", stride),
+        replaced(common, types.__name__, functools.cache(types)),
+    ):
         yield
 
 
@@ -319,13 +359,17 @@ def _generator_mode() -> Any:
             super().__init__()
             self.generator_on = generator_on
 
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             kwargs = kwargs or {}
             given = [*args, *kwargs.values()]
             seeded_by_user = any(isinstance(value, torch.Generator) for value in given)
             if torch.Tag.nondeterministic_seeded not in func.tags or seeded_by_user:
                 return func(*args, **kwargs)
-            takes_generator = any(argument.name == "generator" for argument in func._schema.arguments)
+            takes_generator = any(
+                argument.name == "generator" for argument in func._schema.arguments
+            )
             draws = func if takes_generator else getattr(func.overloadpacket, "generator", None)
             if draws is None:
                 raise Inseparable(f"{func} takes no generator")

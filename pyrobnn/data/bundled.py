@@ -18,7 +18,9 @@ __all__ = ["breast_cancer", "diabetes", "digits", "load", "names"]
 
 #: of the files that are read as tables
 SUFFIXES = (".csv", ".tsv", ".tab", ".parquet", ".pq", ".xlsx", ".xlsm")
-SYNTHETIC = tuple("gap polynomial polynomial_heteroskedastic sinusoid clusters cubic_clusters sine sinx3".split())
+SYNTHETIC = tuple(
+    "gap polynomial polynomial_heteroskedastic sinusoid clusters cubic_clusters sine sinx3".split()
+)
 
 
 def diabetes() -> Dataset:
@@ -58,7 +60,8 @@ def bundled(name: str, target: str, **options: Any) -> Dataset:
     from sklearn import datasets
 
     bunch = getattr(datasets, f"load_{name}")(**options)
-    images, classes = "images" in bunch, tuple(map(str, bunch.get("target_names", ())))
+    images = "images" in bunch
+    classes = tuple(map(str, bunch.get("target_names", ())))
     x = torch.tensor(bunch.images / 16.0 if images else bunch.data, dtype=torch.float32)
     y = torch.tensor(bunch.target, dtype=torch.int64 if classes else torch.float32)
     return Dataset(
@@ -115,12 +118,16 @@ def load(
                 f"unknown data {key!r}: choose one of {', '.join(names())}, or a path to a file ({', '.join(SUFFIXES)})"
             )
         if target is None:
-            raise ValueError(f"{key!r} is a file: name its target column (command line: --target COLUMN)")
+            raise ValueError(
+                f"{key!r} is a file: name its target column (command line: --target COLUMN)"
+            )
         from pyrobnn.data.table import from_csv
 
         return from_csv(key, target, task=task, features=features, drop=drop, missing=missing)
     if given := [each for each in (target, task, features, drop or None) if each is not None]:
-        raise ValueError(f"data set {key!r} has its own target and features: leave out {given[0]!r}")
+        raise ValueError(
+            f"data set {key!r} has its own target and features: leave out {given[0]!r}"
+        )
     if key in REAL:
         return REAL[key]()
     if key.startswith("study_"):

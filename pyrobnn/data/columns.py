@@ -48,7 +48,11 @@ class Column:
         if self.kind == "category":
             names = [f"{self.name}={category or 'missing'}" for category in self.categories]
         elif self.kind in ("date", "time"):
-            waves = [f"{self.name} ({wave} of the {c})" for c in self.cycles for wave in ("sine", "cosine")]
+            waves = [
+                f"{self.name} ({wave} of the {c})"
+                for c in self.cycles
+                for wave in ("sine", "cosine")
+            ]
             names = [f"{self.name} (days)", *waves]
         else:
             names = [self.name]
@@ -69,7 +73,8 @@ class Column:
         if self.kind == "category":
             known = {each.casefold(): each for each in self.categories}
             text = as_text(cells).map(
-                lambda cell: cell if cell in self.categories else known.get(cell.casefold(), cell), na_action="ignore"
+                lambda cell: cell if cell in self.categories else known.get(cell.casefold(), cell),
+                na_action="ignore",
             )
             return text.fillna("") if "" in self.categories else text
         if cells.isna().all():
@@ -85,9 +90,16 @@ class Column:
             # of more categories than have an input each, the others were seen
             if unseen and len(self.categories) < MAX_CATEGORIES:
                 rows = int(values.fillna("").isin(unseen).sum())
-                report(where, Finding("new_categories", {"column": self.name, "rows": rows, "new": unseen[:8]}))
+                report(
+                    where,
+                    Finding(
+                        "new_categories", {"column": self.name, "rows": rows, "new": unseen[:8]}
+                    ),
+                )
         elif (gaps := int(values.isna().sum())) and not self.indicator:
-            report(where, Finding("new_gaps", {"column": self.name, "rows": gaps, "fill": self.fill}))
+            report(
+                where, Finding("new_gaps", {"column": self.name, "rows": gaps, "fill": self.fill})
+            )
 
 
 @dataclass(frozen=True)
@@ -140,10 +152,16 @@ class Columns:
         """
         frame = plain(frame)
         check_columns(where, [each.name for each in self.columns], list(frame.columns))
-        values = pd.DataFrame({each.name: each.read(where, frame[each.name]) for each in self.columns})
+        values = pd.DataFrame(
+            {each.name: each.read(where, frame[each.name]) for each in self.columns}
+        )
         keep = values.notna().all(axis=1).to_numpy() | (self.missing != "drop")
         if self.missing == "refuse":
-            refuse_gaps(where, values.isna(), "drop or impute these rows, or fit with missing='impute' (--missing)")
+            refuse_gaps(
+                where,
+                values.isna(),
+                "drop or impute these rows, or fit with missing='impute' (--missing)",
+            )
         if not keep.any():
             gaps = "a missing value in every row: use missing='impute' (--missing)"
             raise ValueError(f"{where} has {gaps if len(keep) else 'no rows of data'}")
@@ -169,7 +187,9 @@ class Columns:
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
     """With names of text, without spaces around, and numbered rows."""
-    return frame.set_axis([str(name).strip() for name in frame.columns], axis=1).reset_index(drop=True)
+    return frame.set_axis([str(name).strip() for name in frame.columns], axis=1).reset_index(
+        drop=True
+    )
 
 
 def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
@@ -180,23 +200,32 @@ def refuse_gaps(where: str, gaps: pd.DataFrame, remedy: str) -> None:
         columns = ", ".join(f"{column!r} ({number})" for column, number in count.items())
         rows = np.flatnonzero(gaps.any(axis=1).to_numpy()) + 1
         listed = ", ".join(map(str, rows[:8])) + (" …" if len(rows) > 8 else "")
-        raise ValueError(f"{where} has missing or infinite values in row {listed} (column {columns}): {remedy}")
+        raise ValueError(
+            f"{where} has missing or infinite values in row {listed} (column {columns}): {remedy}"
+        )
 
 
 def check_names(where: str, names: Sequence[str]) -> None:
     """Refuse names of columns that repeat."""
     repeated = list(dict.fromkeys(name for name in names if name and names.count(name) > 1))
     if repeated:
-        raise ValueError(f"{where} names the column {', '.join(map(repr, repeated))} more than once: rename one")
+        raise ValueError(
+            f"{where} names the column {', '.join(map(repr, repeated))} more than once: rename one"
+        )
 
 
 def check_columns(where: str, asked: Sequence[str], names: Sequence[Any], option: str = "") -> None:
     """Refuse columns that are not among ``names``; the nearest name to the first is suggested."""
     known = {str(name).casefold(): str(name) for name in names}
     if absent := [name for name in asked if name not in names]:
-        near = [f", did you mean {known[each]!r}?" for each in get_close_matches(str(absent[0]).casefold(), known, 1)]
+        near = [
+            f", did you mean {known[each]!r}?"
+            for each in get_close_matches(str(absent[0]).casefold(), known, 1)
+        ]
         # one name is a whole line where the separator is another
-        listed = (", separated by comma, semicolon, tab or bar," if len(known) == 1 else "") + " are"
+        listed = (
+            ", separated by comma, semicolon, tab or bar," if len(known) == 1 else ""
+        ) + " are"
         words = f"{', '.join(map(repr, absent))}{option}{''.join(near) or ':'} its columns{listed}"
         raise ValueError(f"{where} has no column {words} {', '.join(list(known.values())[:50])}")
 
@@ -220,7 +249,8 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         text = text.str.replace(r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$", r"\1", regex=True)
     plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(r"[,'’\s]", "", regex=True))
     found = pd.to_numeric(plain, errors="coerce")
-    stray, held = text[found.isna()], f"{where}: column {column.name!r} holds numbers"
+    stray = text[found.isna()]
+    held = f"{where}: column {column.name!r} holds numbers"
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
         raise ValueError(f"{held} with commas, such as {stray.iloc[0]!r}: write points")
     if 2 * len(stray) >= len(text):
@@ -237,7 +267,9 @@ def only_numbers(where: str, column: pd.Series) -> np.ndarray:
     """As :func:`numbers`; ValueError where the column is text."""
     if (values := numbers(where, column)) is None:
         first = as_text(column).dropna().iloc[0]
-        raise ValueError(f"{where}: column {column.name!r} holds text such as {first!r}, not numbers")
+        raise ValueError(
+            f"{where}: column {column.name!r} holds text such as {first!r}, not numbers"
+        )
     return values
 
 
@@ -258,7 +290,8 @@ def as_text(column: pd.Series) -> pd.Series:
 
 def one_spelling(text: pd.Series) -> pd.Series:
     """Of words that differ in case alone, the most frequent."""
-    spellings, common = text.value_counts().sort_index(), dict[str, str]()
+    spellings = text.value_counts().sort_index()
+    common = dict[str, str]()
     for each in spellings.sort_values(kind="stable").index:
         common[each.casefold()] = each
     return text.map(lambda cell: common[cell.casefold()], na_action="ignore")
@@ -266,7 +299,8 @@ def one_spelling(text: pd.Series) -> pd.Series:
 
 def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     """What the column is; None where it is to be left out."""
-    name, gaps = str(column.name), column.isna()
+    name = str(column.name)
+    gaps = column.isna()
     if gaps.all():
         raise ValueError(f"{where}: column {name!r} holds no value: drop it")
     indicator = impute and bool(gaps.any())
@@ -277,7 +311,9 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     if values is not None:
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         indicator = impute and bool(np.isnan(values).any())
-        return Column(name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator)
+        return Column(
+            name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator
+        )
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
         fill = float(_days(where, column, None, time=True).median())
@@ -302,8 +338,11 @@ def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: boo
     """With the cycles that the dates span twice and resolve."""
     known = _days(where, column, day_first).dropna()
     steps = np.diff(np.unique(known))
-    span, finest = float(np.ptp(known)), float(steps.min()) if len(steps) else 0.0
-    cycles = tuple(name for name, days in CYCLES.items() if 2 * finest <= days <= (span + finest) / 2)
+    span = float(np.ptp(known))
+    finest = float(steps.min()) if len(steps) else 0.0
+    cycles = tuple(
+        name for name, days in CYCLES.items() if 2 * finest <= days <= (span + finest) / 2
+    )
     return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
 
 
@@ -338,8 +377,11 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
         column = pd.to_datetime(text.mask(month > 12), errors="coerce", format="mixed", utc=True)
         stray = (column.isna() & cells.notna()).to_numpy()
         if stray.any():
-            order = {None: "", True: " with the day first", False: " with the month first"}[day_first]
-            row, kind = int(stray.argmax()), "times of day" if time else f"dates{order}"
+            order = {None: "", True: " with the day first", False: " with the month first"}[
+                day_first
+            ]
+            row = int(stray.argmax())
+            kind = "times of day" if time else f"dates{order}"
             cell = f"{cells.iloc[row]!r} in row {row + 1}"
             raise ValueError(f"{where}: column {column.name!r} holds {kind}, but {cell} is not")
     if column.dt.tz is not None:

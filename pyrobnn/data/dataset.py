@@ -62,19 +62,29 @@ class Dataset:
         for name in ("x", "y"):  # NumPy and pandas are taken too
             object.__setattr__(self, name, as_tensor(name, getattr(self, name)))
             check_finite(name, getattr(self, name))
-        x, y, regression = self.x, self.y, self.task == "regression"
+        x = self.x
+        y = self.y
+        regression = self.task == "regression"
         if x.ndim < 2 or not len(x):
-            raise ValueError(f"'x' must be (N, feature), N > 0, got {tuple(x.shape)}: use x.unsqueeze(-1)")
+            raise ValueError(
+                f"'x' must be (N, feature), N > 0, got {tuple(x.shape)}: use x.unsqueeze(-1)"
+            )
         if len(x) != len(y):
-            raise ValueError(f"x has {len(x)} rows and y has {len(y)}: they must be the same points")
+            raise ValueError(
+                f"x has {len(x)} rows and y has {len(y)}: they must be the same points"
+            )
         if not (y.is_floating_point() if regression else y.dtype == torch.int64):
             cast = "float" if regression else "long"
             raise TypeError(f"'y' of a {self.task} must not be {y.dtype}: use y.{cast}()")
         if y.ndim != (2 if regression else 1):
             shape, cure = ("(N, output)", "unsqueeze") if regression else ("(N,)", "squeeze")
             raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{cure}(-1)")
-        if not regression and (y.min() < 0 or (self.class_names and y.max() >= len(self.class_names))):
-            raise ValueError(f"labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}")
+        if not regression and (
+            y.min() < 0 or (self.class_names and y.max() >= len(self.class_names))
+        ):
+            raise ValueError(
+                f"labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}"
+            )
 
     @property
     def num_data(self) -> int:
@@ -91,7 +101,9 @@ class Dataset:
     def subset(self, index: Tensor | np.ndarray | list[int]) -> Dataset:
         """The points at ``index`` (row numbers), with the truth that belongs to them."""
         rows = torch.as_tensor(index, dtype=torch.int64)
-        f, noise = (None if truth is None else truth[rows] for truth in (self.true_f, self.true_noise))
+        f, noise = (
+            None if truth is None else truth[rows] for truth in (self.true_f, self.true_noise)
+        )
         return dataclasses.replace(self, x=self.x[rows], y=self.y[rows], true_f=f, true_noise=noise)
 
     def widest_gap(self) -> tuple[float, float]:
@@ -101,13 +113,17 @@ class Dataset:
             ValueError: the inputs are not one-dimensional, or fewer than two.
         """
         if self.x.shape[1:] != (1,) or len(self.x) < 2:
-            raise ValueError(f"a gap needs two or more inputs (N, 1), got shape {tuple(self.x.shape)}")
+            raise ValueError(
+                f"a gap needs two or more inputs (N, 1), got shape {tuple(self.x.shape)}"
+            )
         ordered = self.x[:, 0].sort().values
         left = int(ordered.diff().argmax())
         return float(ordered[left]), float(ordered[left + 1])
 
 
-def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0) -> tuple[Dataset, Dataset]:
+def train_test_split(
+    dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
+) -> tuple[Dataset, Dataset]:
     """A random split into train and test part; classes keep their shares where each has points enough.
 
     Args:
@@ -128,7 +144,9 @@ def train_test_split(dataset: Dataset, test_fraction: float = 0.2, seed: int = 0
         raise ValueError(f"'test_fraction' must lie in (0, 1), got {test_fraction}")
     num_test = round(test_fraction * dataset.num_data)
     if num_test in (0, dataset.num_data):
-        raise ValueError(f"test_fraction={test_fraction} of {dataset.num_data} points leaves a part empty: use another")
+        raise ValueError(
+            f"test_fraction={test_fraction} of {dataset.num_data} points leaves a part empty: use another"
+        )
     stratify = None
     if dataset.task == "classification":
         counts = torch.bincount(dataset.y)
@@ -215,8 +233,11 @@ class Standardizer:
 
     def transform(self, dataset: Dataset) -> Dataset:
         """The data set in standard units, without the truth behind it."""
-        x, y = self.transform_x(dataset.x), self.transform_y(dataset.y)
-        return dataclasses.replace(dataset, x=x, y=y, true_f=None, true_noise=None, true_function=None)
+        x = self.transform_x(dataset.x)
+        y = self.transform_y(dataset.y)
+        return dataclasses.replace(
+            dataset, x=x, y=y, true_f=None, true_noise=None, true_function=None
+        )
 
     def inverse_mean(self, y: Tensor) -> Tensor:
         """Targets, means, draws or quantiles (…, output) back in original units; labels unchanged."""

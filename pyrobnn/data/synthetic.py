@@ -25,7 +25,10 @@ _Shape = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
 
 
 def polynomial(
-    num_data: int = 100, *, noise: Literal["homoskedastic", "heteroskedastic"] = "homoskedastic", seed: int = 0
+    num_data: int = 100,
+    *,
+    noise: Literal["homoskedastic", "heteroskedastic"] = "homoskedastic",
+    seed: int = 0,
 ) -> Dataset:
     r"""A cubic: :math:`y = \tfrac12 x^2 + \tfrac14 x^3 + \sigma(x)\,\epsilon,\; x \sim U(-1, 1)`.
 
@@ -61,7 +64,9 @@ def sine(num_data: int = 92, *, seed: int = 0) -> Dataset:
 
 def sinx3(num_data: int = 500, *, seed: int = 0) -> Dataset:
     r"""Noise that grows with x: y = 3 sin(x) + abs(0.7 + 2 sin(0.2 x)) ε, x ~ U(−5, 5); see :func:`polynomial`."""
-    return _uniform("sinx3", lambda x: 3 * torch.sin(x), lambda x: _growing(x).abs(), -5, 5, num_data, seed)
+    return _uniform(
+        "sinx3", lambda x: 3 * torch.sin(x), lambda x: _growing(x).abs(), -5, 5, num_data, seed
+    )
 
 
 def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
@@ -143,7 +148,9 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
     """The recipes of :func:`study`, by name."""
     four, two = _shapes()
 
-    def even(seed: int, ends: float, num_data: int, f: Function, factor: Function) -> Callable[[str], Dataset]:
+    def even(
+        seed: int, ends: float, num_data: int, f: Function, factor: Function
+    ) -> Callable[[str], Dataset]:
         x = torch.linspace(-ends, ends, num_data)[:, None]
         return lambda name: _observed(name, f, x, factor(x), torch.Generator().manual_seed(seed))
 
@@ -154,9 +161,13 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
 
     def clustered(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
         def make(name: str) -> Dataset:
-            generator, each = torch.Generator().manual_seed(906), 400 // len(shape[0])
+            generator = torch.Generator().manual_seed(906)
+            each = 400 // len(shape[0])
             sds, widths, lefts = (torch.tensor(part).repeat_interleave(each) for part in shape)
-            x = torch.cat([torch.rand(each, generator=generator) for _ in shape[0]]) * widths + lefts
+            x = (
+                torch.cat([torch.rand(each, generator=generator) for _ in shape[0]]) * widths
+                + lefts
+            )
             return _observed(name, f, x[:, None], sds[:, None], generator)
 
         return make
@@ -200,7 +211,9 @@ def _growing(x: Tensor) -> Tensor:
     return 0.7 + 2 * torch.sin(0.2 * x)
 
 
-def _uniform(name: str, f: Function, noise: Function, low: float, high: float, num_data: int, seed: int) -> Dataset:
+def _uniform(
+    name: str, f: Function, noise: Function, low: float, high: float, num_data: int, seed: int
+) -> Dataset:
     check_count("num_data", num_data)
     generator = torch.Generator().manual_seed(seed)
     x = low + (high - low) * torch.rand(num_data, 1, generator=generator, dtype=torch.float64)
@@ -210,14 +223,22 @@ def _uniform(name: str, f: Function, noise: Function, low: float, high: float, n
 def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
     shape = _shapes()[0]
     cluster = torch.arange(check_count("num_data", num_data)) * len(shape[0]) // num_data
-    noise, widths, lefts = (torch.tensor(part, dtype=torch.float64)[cluster, None] for part in shape)
+    noise, widths, lefts = (
+        torch.tensor(part, dtype=torch.float64)[cluster, None] for part in shape
+    )
     generator = torch.Generator().manual_seed(seed)
     x = lefts + widths * torch.rand(num_data, dtype=torch.float64, generator=generator)[:, None]
     return _observed(name, f, x, noise, generator)
 
 
-def _observed(name: str, f: Function, x: Tensor, factor: Tensor, generator: torch.Generator) -> Dataset:
+def _observed(
+    name: str, f: Function, x: Tensor, factor: Tensor, generator: torch.Generator
+) -> Dataset:
     true = f(x)
     y = true + factor * torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    options: dict[str, Any] = {"true_f": true.float(), "true_noise": factor.abs().float(), "true_function": f}
+    options: dict[str, Any] = {
+        "true_f": true.float(),
+        "true_noise": factor.abs().float(),
+        "true_function": f,
+    }
     return Dataset(x.float(), y.float(), name, "regression", ("x",), **options)

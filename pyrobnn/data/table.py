@@ -82,7 +82,9 @@ def from_csv(
     """
     path = Path(path)
     options: dict[str, Any] = {"task": task, "features": features, "drop": drop, "missing": missing}
-    return dataclasses.replace(from_frame(read_frame(path), target, **options, name=path.name), name=path.stem)
+    return dataclasses.replace(
+        from_frame(read_frame(path), target, **options, name=path.name), name=path.stem
+    )
 
 
 def from_frame(
@@ -182,32 +184,50 @@ def read_features(path: str | Path, columns: Columns) -> tuple[torch.Tensor, np.
 
 
 def _chosen(
-    where: str, frame: pd.DataFrame, target: str, features: Sequence[str] | None, drop: Sequence[str]
+    where: str,
+    frame: pd.DataFrame,
+    target: str,
+    features: Sequence[str] | None,
+    drop: Sequence[str],
 ) -> pd.DataFrame:
     """The features that were asked for, and the target."""
     names = list(frame.columns)
     check_columns(where, [target], names)
     for option, given in (("features", features or ()), ("drop", drop)):
         if isinstance(given, str):
-            raise TypeError(f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]")
+            raise TypeError(
+                f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]"
+            )
         check_columns(where, given, names, f" ({option})")
         if target in given:
             raise ValueError(f"{where}: {target!r} is the target and cannot be among {option!r}")
-    kept = [name for name in (names if features is None else features) if name not in drop and name != target]
+    kept = [
+        name
+        for name in (names if features is None else features)
+        if name not in drop and name != target
+    ]
     if not kept:
         raise ValueError(f"{where} has no column besides the target: nothing to predict from")
     return frame[[*kept, target]]
 
 
-def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Tensor, tuple[str, ...]]:
+def _target(
+    where: str, column: pd.Series, task: Task | None
+) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Numbers (N, 1) and no names, or labels (N,) and the names of the classes."""
     name = column.name
     if len(column) == 0:
         raise ValueError(f"{where} holds no row with a target {name!r} and all features")
     numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
     if task != "classification":
-        labels = task is None and (is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype))
-        values = None if labels or pd.api.types.is_datetime64_any_dtype(column) else numbers(where, column)
+        labels = task is None and (
+            is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype)
+        )
+        values = (
+            None
+            if labels or pd.api.types.is_datetime64_any_dtype(column)
+            else numbers(where, column)
+        )
         if values is not None:
             _check_numbers(where, str(name), values, task)
             return torch.tensor(values).unsqueeze(-1), ()
@@ -216,14 +236,20 @@ def _target(where: str, column: pd.Series, task: Task | None) -> tuple[torch.Ten
     elif numeric and bool((column != column.round()).any()):
         raise ValueError(f"{where}: target {name!r} holds fractions, which cannot be class labels")
     text = column.astype(str).str.strip()
-    kind = "dates" if text.str.fullmatch(DATE).all() else f"text with {text.nunique()} different values"
+    kind = (
+        "dates"
+        if text.str.fullmatch(DATE).all()
+        else f"text with {text.nunique()} different values"
+    )
     if task is None and (kind == "dates" or text.nunique() > max(len(text) // 2, 2)):
         raise ValueError(
             f"{where}: target {name!r} holds {kind} in {len(text)} rows, such as {text.iloc[0]!r}: write plain "
             "numbers, or if these are classes, say so with task='classification'"
         )
     if (merged := one_spelling(text)).nunique() < text.nunique():
-        report(where, Finding("merged_classes", {"target": name, "one": text[merged != text].iloc[0]}))
+        report(
+            where, Finding("merged_classes", {"target": name, "one": text[merged != text].iloc[0]})
+        )
     cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
     classes, found = np.unique(cells, return_inverse=True)
     if len(classes) < 2:
@@ -255,8 +281,11 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     """The table of a file, as :func:`from_csv` says."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}: check the path")
-    suffix, separator = path.suffix.lower(), ","
+        raise ValueError(
+            f"{str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}: check the path"
+        )
+    suffix = path.suffix.lower()
+    separator = ","
     excel = suffix.startswith(".xls")
     try:
         if suffix in BINARY:
@@ -265,14 +294,21 @@ def read_frame(path: str | Path) -> pd.DataFrame:
                 frame = frame.reset_index(kept)
         else:
             frame, separator = _text(path)
-    except Exception as error:  # each library has errors of its own, and one that is missing is named
-        kind = suffix[1:] if suffix in BINARY else "a table of text that begins with the line of names"
+    except (
+        Exception
+    ) as error:  # each library has errors of its own, and one that is missing is named
+        kind = (
+            suffix[1:] if suffix in BINARY else "a table of text that begins with the line of names"
+        )
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         found = ((re.match(begin, reason), words) for begin, words in _REASONS.items())
         reason = next((match.expand(words) for match, words in found if match), reason)
         raise ValueError(f"{path.name} cannot be read as {kind}: {reason}") from error
     # as pandas calls what has no name
-    names = [re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(each)) for each in frame.columns]
+    names = [
+        re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(each))
+        for each in frame.columns
+    ]
     check_names(path.name, names)
     frame.columns = pd.Index(names)
     if frame.empty:
@@ -297,7 +333,9 @@ def _text(path: Path) -> tuple[pd.DataFrame, str]:
 def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     plain: dict[str, Any] = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
     # a separator that no text has: the line of names is one cell
-    header = str(pd.read_csv(path, sep="\x1f", quoting=csv.QUOTE_NONE, **plain, **options).iloc[0, 0])
+    header = str(
+        pd.read_csv(path, sep="\x1f", quoting=csv.QUOTE_NONE, **plain, **options).iloc[0, 0]
+    )
     if "\0" in header:
         raise UnicodeError("null characters")
     separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
@@ -305,7 +343,9 @@ def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
     # cells beyond the header are cut off
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         # without index_col such cells would shift all names by one
-        frame = pd.read_csv(path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options)
+        frame = pd.read_csv(
+            path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options
+        )
     frame.columns = pd.Index(line.str.strip())
     return frame, separator
 
@@ -320,7 +360,9 @@ def _decimal_commas(file: str, frame: pd.DataFrame) -> pd.DataFrame:
             plain[name] = pd.to_numeric(digits).reindex(frame.index)
     if not plain:
         return frame
-    points = [name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()]
+    points = [
+        name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()
+    ]
     if points:
         raise ValueError(
             f"{file}: column {next(iter(plain))!r} has decimal commas and column {points[0]!r} has points: write all "

@@ -15,7 +15,10 @@ from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTI
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.points import COUNTS, NUM_QUANTILES, has_classes, is_censored, same_data
 
-MEAN, LINEAR, SHARES, LOGISTIC = "predict the mean", "linear model", "class shares", "logistic regression"
+MEAN = "predict the mean"
+LINEAR = "linear model"
+SHARES = "class shares"
+LOGISTIC = "logistic regression"
 
 Dims = tuple[str, ...]
 Arrays = dict[str, tuple[Dims, np.ndarray]]
@@ -31,8 +34,15 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
     """
     trees = list(trees)
     for evidence in trees if same_data(trees) else []:
-        y, y_new = evidence.values(OBSERVED_DATA, "y"), evidence.values(HELD_OUT, "y")
-        if y is None or y_new is None or min(y.ndim, y_new.ndim) == 0 or len(y) < 3 or len(y_new) == 0:
+        y = evidence.values(OBSERVED_DATA, "y")
+        y_new = evidence.values(HELD_OUT, "y")
+        if (
+            y is None
+            or y_new is None
+            or min(y.ndim, y_new.ndim) == 0
+            or len(y) < 3
+            or len(y_new) == 0
+        ):
             continue
         if is_censored(evidence):
             return {}
@@ -46,10 +56,15 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
     return {}
 
 
-def _inputs(evidence: Evidence, y: np.ndarray, y_new: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def _inputs(
+    evidence: Evidence, y: np.ndarray, y_new: np.ndarray
+) -> tuple[np.ndarray, np.ndarray] | None:
     """Standardised inputs (N, feature) of the training and the held-out data; None where missing."""
     each = [evidence.values(group, "x") for group in (CONSTANT_DATA, HELD_OUT)]
-    if any(x is None or x.ndim != 2 or len(x) != len(of) for x, of in zip(each, (y, y_new), strict=True)):
+    if any(
+        x is None or x.ndim != 2 or len(x) != len(of)
+        for x, of in zip(each, (y, y_new), strict=True)
+    ):
         return None
     x, x_new = (np.asarray(x, dtype=np.float64) for x in each)
     finite = np.isfinite(x).all() and np.isfinite(x_new).all()
@@ -71,15 +86,19 @@ def _of_regression(
     designs = {MEAN: tuple(np.ones((len(each), 1)) for each in (y, y_new))}
     if pair is not None:
         designs[LINEAR] = tuple(np.hstack(each) for each in zip(designs[MEAN], pair, strict=True))
-    levels, point = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES, ("pred_point", "output")
+    levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    point = ("pred_point", "output")
     found: dict[str, Arrays] = {}
     for label, (design, new) in designs.items():
         coefficients, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
         if len(y) <= rank + 1:
             continue
         noise = ((y - design @ coefficients) ** 2).sum(0) / (len(y) - rank)
-        mean_var = np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)[:, None] * noise
-        mean, sd = new @ coefficients, np.sqrt(noise + mean_var)
+        mean_var = (
+            np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)[:, None] * noise
+        )
+        mean = new @ coefficients
+        sd = np.sqrt(noise + mean_var)
         found[label] = {
             "mean": (point, mean),
             "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
@@ -99,7 +118,9 @@ def _of_classes(
     found = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
     present = np.unique(labels)
     if pair is not None and len(present) > 1:
-        with warnings.catch_warnings(action="ignore"):  # a baseline that has all but converged is one
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # a baseline that has all but converged is one
             fitted = LogisticRegression(max_iter=500).fit(pair[0], labels)
         probs = np.full((num_new, len(counts)), 1e-12)
         probs[:, present] = fitted.predict_proba(pair[1])

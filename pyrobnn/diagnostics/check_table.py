@@ -13,11 +13,27 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from pyrobnn.diagnostics.calibration import class_calibration, held_out, left_out
-from pyrobnn.diagnostics.convergence import RHAT_LIMITS, chains, divergences, energy, largest_rhat, moving, smallest_ess
+from pyrobnn.diagnostics.convergence import (
+    RHAT_LIMITS,
+    chains,
+    divergences,
+    energy,
+    largest_rhat,
+    moving,
+    smallest_ess,
+)
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import against
 from pyrobnn.diagnostics.importance import weighted
-from pyrobnn.diagnostics.integrity import claim, copied_chains, finite, fit, log_likelihood, repeated_draws, rows
+from pyrobnn.diagnostics.integrity import (
+    claim,
+    copied_chains,
+    finite,
+    fit,
+    log_likelihood,
+    repeated_draws,
+    rows,
+)
 from pyrobnn.diagnostics.leave_one_out import tails
 from pyrobnn.diagnostics.patterns import by_region, order, pattern
 from pyrobnn.diagnostics.target import density_moves, function_moves, score, virial
@@ -26,16 +42,14 @@ from pyrobnn.diagnostics.verdict import Found, Question
 RHAT = "Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021) https://doi.org/10.1214/20-BA1221"
 HMC = "A conceptual introduction to Hamiltonian Monte Carlo (Betancourt, 2017) https://arxiv.org/abs/1701.02434"
 BFMI = "Diagnosing suboptimal cotangent disintegrations in HMC (Betancourt, 2016) https://arxiv.org/abs/1604.00695"
-CLAIM = (
-    "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
-)
-VARIATIONAL = (
-    "Yes, but did it work? Evaluating variational inference (Yao et al., 2018) https://arxiv.org/abs/1802.02538"
-)
+CLAIM = "What are Bayesian neural network posteriors really like? (Izmailov et al., 2021) https://arxiv.org/abs/2104.14421"
+VARIATIONAL = "Yes, but did it work? Evaluating variational inference (Yao et al., 2018) https://arxiv.org/abs/1802.02538"
 STEIN = "Measuring sample quality with Stein's method (Gorham & Mackey, 2015) https://arxiv.org/abs/1506.03039"
 MOVES = "MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901"
 PIT = "Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x"
-LOO_PIT = "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
+LOO_PIT = (
+    "Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378"
+)
 LOO = "Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017) https://doi.org/10.1007/s11222-016-9696-4"
 ECE = "On calibration of modern neural networks (Guo et al., 2017) https://arxiv.org/abs/1706.04599"
 OWN = "this library's convention"
@@ -83,7 +97,9 @@ class Row:
 #: every check, in the order in which a reader sees them; each limit's unit stands at its row
 TABLE = (
     Row("finite", "draws", finite, (0.0,), "arithmetic"),  # values
-    Row("fit", "draws", fit, (10.0,), OWN),  # times the gain that may be left at the end of a search
+    Row(
+        "fit", "draws", fit, (10.0,), OWN
+    ),  # times the gain that may be left at the end of a search
     Row("claim", "draws", claim, (0.05,), CLAIM),  # effective parameters
     Row("moving", "draws", moving, (0.25,), OWN, of_draws),  # share of draws like the one before
     Row("chains", "draws", chains, (50.0, 4.0), RHAT, of_chains),  # draws a chain, chains
@@ -93,8 +109,12 @@ TABLE = (
     Row("bfmi", "draws", energy, (0.3, 0.2), BFMI, of_chains),  # share
     # probabilities, of which a mean 0.25 and 1 sd away changes 0.1 and 0.38; ratios of sds
     Row("importance", "draws", weighted, (0.1, 0.38, 0.8, 0.5), VARIATIONAL, of_independent),
-    Row("function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws),  # sd, ratios of sds
-    Row("density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains),  # sd, log ratios
+    Row(
+        "function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws
+    ),  # sd, ratios of sds
+    Row(
+        "density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains
+    ),  # sd, log ratios
     Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws),  # log ratio of variances
     Row("score", "draws", score, (0.3, 0.6), STEIN, of_draws),  # sd of the gradient
     # reference sds, ratios of sds
@@ -115,16 +135,24 @@ OF_DENSITY = ("importance", "function_moves", "density_moves", "virial", "score"
 
 #: what `audit` looks for on request
 AUDIT = (
-    Row("copied_chains", "draws", copied_chains, (0.9,), "arithmetic", of_chains),  # correlation of moves
-    Row("repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", of_draws),  # shares of chains, others
-    Row("log_likelihood", "draws", log_likelihood, (0.1, 0.3), "arithmetic", of_draws),  # nats per datum
+    Row(
+        "copied_chains", "draws", copied_chains, (0.9,), "arithmetic", of_chains
+    ),  # correlation of moves
+    Row(
+        "repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", of_draws
+    ),  # shares of chains, others
+    Row(
+        "log_likelihood", "draws", log_likelihood, (0.1, 0.3), "arithmetic", of_draws
+    ),  # nats per datum
 )
 
 
 @functools.cache
 def rates() -> dict[str, dict[str, int]]:
     """Check → cases of ``healthy`` and ``sick`` posteriors, its ``false_alarms`` and the faults ``seen`` among them."""
-    return json.loads(files("pyrobnn.diagnostics").joinpath("rates.json").read_text(encoding="utf-8"))
+    return json.loads(
+        files("pyrobnn.diagnostics").joinpath("rates.json").read_text(encoding="utf-8")
+    )
 
 
 def said_rates(name: str) -> str:
@@ -136,6 +164,11 @@ def said_rates(name: str) -> str:
     found = rates().get(name)
     if found is None:
         return ""
-    healthy, sick = found["healthy"], found["sick"]
-    seen = f", catches {found['seen'] / sick:.0%} of the faults it is for ({sick} cases)" if sick else ""
+    healthy = found["healthy"]
+    sick = found["sick"]
+    seen = (
+        f", catches {found['seen'] / sick:.0%} of the faults it is for ({sick} cases)"
+        if sick
+        else ""
+    )
     return f"Fires on {found['false_alarms'] / healthy:.1%} of healthy posteriors ({healthy} cases){seen}."

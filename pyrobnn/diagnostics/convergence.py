@@ -57,7 +57,8 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     the log-likelihood of a spread of the data. And every named site but the weights of a net with hidden units.
     """
     found: dict[str, np.ndarray] = {}
-    f, pointwise = evidence.f, evidence.log_likelihood
+    f = evidence.f
+    pointwise = evidence.log_likelihood
     if f is not None:
         num_outputs = f.shape[3]
         pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
@@ -69,28 +70,48 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
             found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
         found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
     found |= named_sites(evidence)
-    titles = {"log_likelihood": "log-likelihood", "log_prior": "log prior", "layer_norm": _NORM, "noise": "noise"}
+    titles = {
+        "log_likelihood": "log-likelihood",
+        "log_prior": "log prior",
+        "layer_norm": _NORM,
+        "noise": "noise",
+    }
     several = {title: evidence.draws(FUNCTION, name) for name, title in titles.items()}
     several["log density"] = evidence.draws(SAMPLE_STATS, "lp")
     for title, values in several.items():
         columns = [] if values is None else [*np.moveaxis(flattened(values, 2), 2, 0)]
-        found |= {f"{title} {i}" if len(columns) > 1 else title: column for i, column in enumerate(columns)}
-    return {name: draws for name, draws in found.items() if np.isfinite(draws).all() and np.ptp(draws) > 0.0}
+        found |= {
+            f"{title} {i}" if len(columns) > 1 else title: column
+            for i, column in enumerate(columns)
+        }
+    return {
+        name: draws
+        for name, draws in found.items()
+        if np.isfinite(draws).all() and np.ptp(draws) > 0.0
+    }
 
 
 def named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
-    every, computed = evidence.identified_weights, evidence.computed
-    stored = {n: d for n, d in evidence.sites.items() if every or not n.startswith(WEIGHTS) or n in computed}
+    every = evidence.identified_weights
+    computed = evidence.computed
+    stored = {
+        n: d
+        for n, d in evidence.sites.items()
+        if every or not n.startswith(WEIGHTS) or n in computed
+    }
     columns = {name: flattened(draws, 2).astype(np.float64) for name, draws in stored.items()}
     found = {}
     for name, draws in columns.items():
-        shape, variable = stored[name].shape[2:], evidence.variable(POSTERIOR, name)
+        shape = stored[name].shape[2:]
+        variable = evidence.variable(POSTERIOR, name)
         dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
         known = [labels(variable, str(dim)) for dim in dims]
         for index in spread(draws.shape[2], max(1, _MAX_QUANTITIES // len(columns))):
             place = np.unravel_index(index, shape)
-            at = ", ".join(str(i if said is None else said[i]) for i, said in zip(place, known, strict=True))
+            at = ", ".join(
+                str(i if said is None else said[i]) for i, said in zip(place, known, strict=True)
+            )
             found[f"{name}[{at}]" if shape else name] = draws[:, :, index]
     return found
 
@@ -117,10 +138,13 @@ def convergence(evidence: Evidence) -> Convergence | None:
     draws = np.stack(list(found.values()))
     ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
     columns = {"rhat": ratio, "ess_bulk": ess(draws), "ess_tail": ess(draws, "tail")}
-    if (ancestor := evidence.draws(SAMPLE_STATS, "ancestor")) is not None and ancestor.shape == draws.shape[1:]:
+    if (
+        ancestor := evidence.draws(SAMPLE_STATS, "ancestor")
+    ) is not None and ancestor.shape == draws.shape[1:]:
         columns["ess_bulk"] = np.fmin(columns["ess_bulk"], ess_of_families(draws, ancestor))
     table = xr.Dataset(
-        {name: ("quantity", column) for name, column in columns.items()}, coords={"quantity": list(found)}
+        {name: ("quantity", column) for name, column in columns.items()},
+        coords={"quantity": list(found)},
     )
     return Convergence(table)
 
@@ -168,7 +192,11 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
 
 def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether there are enough chains, long enough and from different starts, to judge convergence."""
-    shape = {"chains": evidence.num_chains, "draws": evidence.draws_per_chain, "more": evidence.more_draws}
+    shape = {
+        "chains": evidence.num_chains,
+        "draws": evidence.draws_per_chain,
+        "more": evidence.more_draws,
+    }
     draws = float(evidence.draws_per_chain)
     if evidence.draws_per_chain < MIN_DRAWS:
         return Found("fail", draws, "chains_short", shape, limit=MIN_DRAWS)
@@ -194,9 +222,14 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
         ratio = np.maximum(ratio, np.nan_to_num(rhat(turned), nan=1.0, posinf=1e6))
     excess = (ratio - 1.0) / (passing - 1.0)
     worst = int(np.argmax(np.where(ratio > failing, 1e9, 1.0) * excess))
-    value, limit = float(ratio[worst]), float(passing[worst])
+    value = float(ratio[worst])
+    limit = float(passing[worst])
     status = grade(value, limit, float(failing[worst]))
-    numbers = {"where": _shown(found.names[worst]), "count": ratio.size, "more": evidence.more_draws}
+    numbers = {
+        "where": _shown(found.names[worst]),
+        "count": ratio.size,
+        "more": evidence.more_draws,
+    }
     if status == "pass":
         return Found(status, value, "", numbers, limit)
     slow = status == "warn" and float(found.table["ess_bulk"].min()) < ENOUGH_DRAWS
@@ -212,7 +245,8 @@ def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     found = convergence(evidence)
     if found is None:
         return None
-    bulk, tail = found.table["ess_bulk"].values, found.table["ess_tail"].values
+    bulk = found.table["ess_bulk"].values
+    tail = found.table["ess_tail"].values
     norms = np.array([name.startswith(_NORM) for name in found.names])
     both = np.where(norms & ~norms.all(), np.nan, np.fmin(bulk, tail))
     if not np.isfinite(both).any():
@@ -223,7 +257,10 @@ def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     factor = int(np.ceil(1.2 * limits[0] / max(value, 1.0)))
     kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
     numbers = {"where": _shown(found.names[worst]), "kind": kind, "draws": evidence.num_draws}
-    numbers |= {"needed": -(-evidence.draws_per_chain * factor // 100) * 100, "more": evidence.more_draws}
+    numbers |= {
+        "needed": -(-evidence.draws_per_chain * factor // 100) * 100,
+        "more": evidence.more_draws,
+    }
     return Found(grade(value, enough, limits[1], higher=True), value, "", numbers, enough)
 
 
@@ -237,7 +274,8 @@ def moving(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     f = evidence.stored(FUNCTION, "f")
     if f is not None and len(f) == len(still) and f.shape[1] == still.shape[1] + 1:
         still = still | _repeats(f)
-    share, stuck = float(still.mean()), np.flatnonzero(still.all(axis=1)).tolist()
+    share = float(still.mean())
+    stuck = np.flatnonzero(still.all(axis=1)).tolist()
     if stuck:
         return Found("fail", share, "chain_stuck", {"chains": stuck})
     return Found("warn", share, "draws_repeat") if share > limits[0] else None
@@ -254,7 +292,8 @@ def divergences(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     diverging = evidence.draws(SAMPLE_STATS, "diverging")
     if diverging is None:
         return None
-    count, share = int(diverging.sum()), float(diverging.mean())
+    count = int(diverging.sum())
+    share = float(diverging.mean())
     chance = divergences_by_chance(diverging.size)
     status: Status = "pass" if count <= chance else "fail" if share >= limits[1] else "warn"
     numbers = {"count": count, "total": diverging.size, "chance": chance}
@@ -264,7 +303,12 @@ def divergences(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def energy(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """The lowest fraction of missing information of the energy over the chains."""
     values = evidence.draws(SAMPLE_STATS, "energy")
-    if values is None or values.shape[1] < 10 or not np.isfinite(values).all() or not values.std(axis=1).all():
+    if (
+        values is None
+        or values.shape[1] < 10
+        or not np.isfinite(values).all()
+        or not values.std(axis=1).all()
+    ):
         return None
     found = arviz_stats.bfmi(xr.Dataset({"energy": (SAMPLE_DIMS, values)}))["energy"].values.ravel()
     value = float(found.min())

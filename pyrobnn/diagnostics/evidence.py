@@ -16,7 +16,14 @@ import numpy as np
 import xarray as xr
 
 from pyrobnn.core.checks import check_type
-from pyrobnn.core.groups import FUNCTION, LOG_LIKELIHOOD, POSTERIOR, PREDICTIONS, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import (
+    FUNCTION,
+    LOG_LIKELIHOOD,
+    POSTERIOR,
+    PREDICTIONS,
+    SAMPLE_DIMS,
+    SAMPLE_STATS,
+)
 
 #: rates at which a check of a right model may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
@@ -30,7 +37,13 @@ Options = ParamSpec("Options")
 Found = TypeVar("Found")
 
 #: how libraries write the names that ArviZ's converters give them
-_LIBRARIES = {"numpyro": "NumPyro", "pymc": "PyMC", "pyro": "Pyro", "cmdstanpy": "CmdStan", "stan": "Stan"}
+_LIBRARIES = {
+    "numpyro": "NumPyro",
+    "pymc": "PyMC",
+    "pyro": "Pyro",
+    "cmdstanpy": "CmdStan",
+    "stan": "Stan",
+}
 
 
 class Evidence:
@@ -54,7 +67,9 @@ class Evidence:
     """
 
     def __init__(self, tree: xr.DataTree, name: str = "tree") -> None:
-        self.tree: xr.DataTree = check_type(name, tree, xr.DataTree, "a DataTree, posterior.to_datatree(x, y)")
+        self.tree: xr.DataTree = check_type(
+            name, tree, xr.DataTree, "a DataTree, posterior.to_datatree(x, y)"
+        )
         self._found: dict[Hashable, Any] = {}
 
     @classmethod
@@ -65,7 +80,9 @@ class Evidence:
     def require_draws(self, name: str = "tree") -> None:
         """ValueError unless the tree has a ``posterior`` group with dims ``chain`` and ``draw``."""
         if POSTERIOR not in self.tree.children:
-            raise ValueError(f"'{name}' has no 'posterior' group of draws, only {sorted(self.tree.children)}")
+            raise ValueError(
+                f"'{name}' has no 'posterior' group of draws, only {sorted(self.tree.children)}"
+            )
         missing = [dim for dim in SAMPLE_DIMS if dim not in self.tree[POSTERIOR].sizes]
         if missing:
             raise ValueError(f"the 'posterior' group of '{name}' lacks the dims {missing}")
@@ -74,7 +91,11 @@ class Evidence:
 
     def names(self, group: str) -> list[str]:
         """The variables of a group; none where it is missing."""
-        return [str(name) for name in self.tree[group].data_vars] if group in self.tree.children else []
+        return (
+            [str(name) for name in self.tree[group].data_vars]
+            if group in self.tree.children
+            else []
+        )
 
     def variable(self, group: str, name: str) -> xr.DataArray | None:
         """One variable of one group, or None where either is missing."""
@@ -134,7 +155,9 @@ class Evidence:
         """How long a stage ("compile", "fit", "predict") took, or None where the tree does not say."""
         timings = self.json("timings")
         value = timings.get(stage) if isinstance(timings, dict) else None
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return (
+            float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -145,8 +168,12 @@ class Evidence:
     @property
     def method(self) -> str:
         """Name of the method, else of the library that made the tree (as ArviZ's converters note it), or "unknown"."""
-        groups = (self.tree, self.tree[POSTERIOR]) if POSTERIOR in self.tree.children else (self.tree,)
-        said = next((str(found) for each in groups if (found := each.attrs.get("inference_library"))), "")
+        groups = (
+            (self.tree, self.tree[POSTERIOR]) if POSTERIOR in self.tree.children else (self.tree,)
+        )
+        said = next(
+            (str(found) for each in groups if (found := each.attrs.get("inference_library"))), ""
+        )
         return self.text("method") or _LIBRARIES.get(said.lower(), said) or "unknown"
 
     @property
@@ -185,7 +212,8 @@ class Evidence:
         """Whether the tree holds one point of parameter space: one draw, or every draw the same."""
         if self.num_draws == 1:
             return True
-        kind, f = self.text("kind"), self.stored(FUNCTION, "f")
+        kind = self.text("kind")
+        f = self.stored(FUNCTION, "f")
         if kind != "point" and (kind or not self.is_iid):
             return False
         return bool(kind) if f is None else bool(np.all(f == f[:1, :1]))
@@ -198,7 +226,9 @@ class Evidence:
     @property
     def is_linearized(self) -> bool:
         """Whether the predictions are those of a linearised net that is not known to be the net itself."""
-        of_net = any(name.startswith(WEIGHTS) for name in self.names(POSTERIOR))  # a program is never linearised
+        of_net = any(
+            name.startswith(WEIGHTS) for name in self.names(POSTERIOR)
+        )  # a program is never linearised
         if not of_net or self.settings.get("predictive") != "linearized":
             return False
         error = self.values(FUNCTION, "linearization_error")
@@ -215,7 +245,10 @@ class Evidence:
     @property
     def remedy(self) -> str:
         """What to do where the draws are far from the posterior, as the method says; a tree may not say."""
-        return self.text("remedy") or "Use a richer guide (low_rank, full_rank), or run NUTS and compare."
+        return (
+            self.text("remedy")
+            or "Use a richer guide (low_rank, full_rank), or run NUTS and compare."
+        )
 
     @property
     def more_draws(self) -> str:
@@ -244,14 +277,24 @@ class Evidence:
     @functools.cached_property
     def has_hidden_units(self) -> bool:
         """Whether the posterior holds a net of more than one layer, whose weights are not identified."""
-        return len({name.rpartition(".")[0] for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)}) > 1
+        return (
+            len(
+                {
+                    name.rpartition(".")[0]
+                    for name in self.names(POSTERIOR)
+                    if name.startswith(WEIGHTS)
+                }
+            )
+            > 1
+        )
 
     @functools.cached_property
     def identified_weights(self) -> bool:
         """Whether the posterior holds a net of one layer, from inputs to outputs, whose weights are identified."""
         names = [name for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)]
         weights = [name for name in names if name.endswith("weight")]
-        x, f = self.values(FUNCTION, "probe_x"), self.f
+        x = self.values(FUNCTION, "probe_x")
+        f = self.f
         if len(weights) != 1 or len(names) > 2 or x is None or x.ndim != 2 or f is None:
             return False
         draws = self.stored(POSTERIOR, weights[0])
@@ -348,7 +391,9 @@ def gather(trees: Trees) -> dict[str, Evidence]:
     """
     if isinstance(trees, Mapping) and not isinstance(trees, xr.DataTree):
         if not trees:
-            raise ValueError("'trees' is empty; give at least one, e.g. {'nuts': posterior.to_datatree(x, y)}")
+            raise ValueError(
+                "'trees' is empty; give at least one, e.g. {'nuts': posterior.to_datatree(x, y)}"
+            )
         return {str(label): Evidence.of(tree, f"trees[{label!r}]") for label, tree in trees.items()}
     evidence = Evidence.of(trees, "trees")
     attrs = evidence.tree.attrs

@@ -57,7 +57,9 @@ def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.nda
     """The values (point, output) of each kind of probe, named by where it lies; all as one elsewhere. Without NaN."""
     kinds = evidence.probe_kinds(len(values)) if at == "probes" else np.full(len(values), "train")
     words = {"train": "at the data", "between": "between the data", "outside": "outside the data"}
-    found = {words.get(str(kind), "there"): values[kinds == kind].ravel() for kind in np.unique(kinds)}
+    found = {
+        words.get(str(kind), "there"): values[kinds == kind].ravel() for kind in np.unique(kinds)
+    }
     known = {kind: each[~np.isnan(each)] for kind, each in found.items()}
     return {kind: each for kind, each in known.items() if each.size}
 
@@ -75,7 +77,10 @@ def grade_by_kind(
         *(grade(float(np.median(each)), near, far) for each in shifts),
         *(grade(float(np.quantile(each, MOST)), 2.0 * near, 2.0 * far) for each in shifts),
         *(grade(float(np.median(each)), alike, unlike, higher=True) for each in ratios),
-        *(grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2, higher=True) for each in ratios),
+        *(
+            grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2, higher=True)
+            for each in ratios
+        ),
     )
 
 
@@ -104,33 +109,53 @@ def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
 
 @statistic
 def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
-    mine, other = evidence.values(FUNCTION, "probe_x"), reference.values(FUNCTION, "probe_x")
-    ours, theirs, at = evidence.f, reference.f, "probes"
+    mine = evidence.values(FUNCTION, "probe_x")
+    other = reference.values(FUNCTION, "probe_x")
+    ours = evidence.f
+    theirs = reference.f
+    at = "probes"
     if ours is None or theirs is None or mine is None or other is None or not _alike(mine, other):
         ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
         at = "held-out points"
         mine, other = (each.values(HELD_OUT, "x") for each in (evidence, reference))
-        if ours is None or theirs is None or not (mine is None or other is None or _alike(mine, other)):
+        if (
+            ours is None
+            or theirs is None
+            or not (mine is None or other is None or _alike(mine, other))
+        ):
             return Fidelity(None, at)
     ours, theirs = (f.reshape(f.shape[0] * f.shape[1], f.shape[2], -1) for f in (ours, theirs))
-    if ours.shape[1:] != theirs.shape[1:] or not (np.isfinite(ours).all() and np.isfinite(theirs).all()):
+    if ours.shape[1:] != theirs.shape[1:] or not (
+        np.isfinite(ours).all() and np.isfinite(theirs).all()
+    ):
         return Fidelity(None, at)
     every = -(-ours.shape[1] * ours.shape[2] // _MAX_COLUMNS)
-    ours, theirs = ours[:, ::every], theirs[:, ::every]
+    ours = ours[:, ::every]
+    theirs = theirs[:, ::every]
     scale = theirs.std(axis=0)
-    moves = scale > 0.0  # a function may be held at a point, as that of a net without a bias is at zero
+    moves = (
+        scale > 0.0
+    )  # a function may be held at a point, as that of a net without a bias is at zero
     if not moves.any():
         return Fidelity(None, at)
     distance = np.full(scale.shape, np.nan)
     for index in zip(*np.nonzero(moves)):
         column = (slice(None), *index)
         distance[index] = stats.wasserstein_distance(ours[column], theirs[column]) / scale[index]
-    columns = {"wasserstein": distance, "sd_ratio": np.where(moves, ours.std(axis=0) / scale, np.nan)}
-    return Fidelity(xr.Dataset({name: (("point", "output"), each) for name, each in columns.items()}), at)
+    columns = {
+        "wasserstein": distance,
+        "sd_ratio": np.where(moves, ours.std(axis=0) / scale, np.nan),
+    }
+    return Fidelity(
+        xr.Dataset({name: (("point", "output"), each) for name, each in columns.items()}), at
+    )
 
 
 @statistic
 def _can_judge(reference: Evidence) -> bool:
     """Whether the reference can judge: chains whose R-hat is known and not above 1.05."""
     found = None if reference.is_iid else convergence(reference)
-    return found is not None and float(np.nan_to_num(found.table["rhat"], nan=np.inf).max()) <= RHAT_LIMITS[1]
+    return (
+        found is not None
+        and float(np.nan_to_num(found.table["rhat"], nan=np.inf).max()) <= RHAT_LIMITS[1]
+    )

@@ -16,7 +16,9 @@ from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.target import SIGMAS, function_moves
 from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
 
-FEWEST_WEIGHTED, _FLAT = 25, 1e-9  # the Pareto tail is a fifth of the draws and needs five
+# the Pareto tail is a fifth of the draws and needs five
+FEWEST_WEIGHTED = 25
+_FLAT = 1e-9
 #: k-hat above which no number of draws makes the weights reliable (Vehtari et al., 2024, section 3.2)
 PARETO_K = 0.7
 
@@ -116,14 +118,17 @@ def importance(evidence: Evidence) -> Importance | None:
     References:
         Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html
     """
-    log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
+    log_p = log_target(evidence)
+    log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None or log_p.size < FEWEST_WEIGHTED:
         return None
     log_ratio = log_p - log_q
     if not np.isfinite(log_ratio).all():
         return None
     log_weights, k = pareto_smooth(log_ratio)
-    return Importance(float(k), log_weights, good_k(log_p.size), 1.0 / float((np.exp(log_weights) ** 2).sum()))
+    return Importance(
+        float(k), log_weights, good_k(log_p.size), 1.0 / float((np.exp(log_weights) ** 2).sum())
+    )
 
 
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -132,7 +137,8 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays as it is when
     draws are moved: a heavy tail suffices for it. Of a program it decides, for moves do not find the neck of a funnel.
     """
-    log_p, log_q = log_target(evidence), evidence.draws(SAMPLE_STATS, "log_q")
+    log_p = log_target(evidence)
+    log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:
         return None
     if bad := int((~np.isfinite(log_p - log_q)).sum()):
@@ -144,11 +150,17 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if found.k > found.good_k:
         unreliable = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
         value = float(found.k) if np.isfinite(found.k) else None
-        moves = None if evidence.f is None or evidence.has_hidden_units else function_moves(evidence, limits)
+        moves = (
+            None
+            if evidence.f is None or evidence.has_hidden_units
+            else function_moves(evidence, limits)
+        )
         if evidence.has_hidden_units or (moves is not None and moves.status == "pass"):
             return Found("info", value, "khat_undecided", unreliable, found.good_k)
         code = "khat_infinite" if value is None else "khat"
-        return Found("fail" if found.k > PARETO_K else "warn", value, code, unreliable, found.good_k)
+        return Found(
+            "fail" if found.k > PARETO_K else "warn", value, code, unreliable, found.good_k
+        )
     status, numbers = _corrected(evidence, found, limits)
     said = numbers | {"khat": float(found.k), "remedy": evidence.remedy}
     if few != "pass" and status == "pass":
@@ -156,7 +168,9 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     return Found(status, numbers["ratio"], "", said, limits[2])
 
 
-def _corrected(evidence: Evidence, found: Importance, limits: tuple[float, ...]) -> tuple[Status, dict[str, float]]:
+def _corrected(
+    evidence: Evidence, found: Importance, limits: tuple[float, ...]
+) -> tuple[Status, dict[str, float]]:
     """How far weighting moves distribution functions, in the median of the probes or at the worst named site, and sds.
 
     What minimises a divergence has the mean and the spread that Stein's identities ask for, and may miss the shape.
@@ -181,9 +195,12 @@ def _corrected(evidence: Evidence, found: Importance, limits: tuple[float, ...])
 
 def _distances(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Kolmogorov's distance between draws (draw, quantity) and themselves weighted (draw, 1), with standard errors."""
-    order, columns = values.argsort(axis=0), np.arange(values.shape[1])
+    order = values.argsort(axis=0)
+    columns = np.arange(values.shape[1])
     gain = (weights[order, 0] - 1.0 / len(values)).cumsum(axis=0)
     at = np.abs(gain).argmax(axis=0)
     below = values <= values[order[at, columns], columns]
-    parts = weights * (below - (weights * below).sum(axis=0)) - (below - below.mean(axis=0)) / len(values)
+    parts = weights * (below - (weights * below).sum(axis=0)) - (below - below.mean(axis=0)) / len(
+        values
+    )
     return np.abs(gain)[at, columns], np.sqrt((parts**2).sum(axis=0))

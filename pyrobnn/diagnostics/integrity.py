@@ -11,7 +11,15 @@ from scipy.special import logsumexp
 
 from pyrobnn.core import groups
 from pyrobnn.core.findings import DRAWS, findings
-from pyrobnn.core.groups import CONSTANT_DATA, FUNCTION, HELD_OUT, OBSERVED_DATA, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
+from pyrobnn.core.groups import (
+    CONSTANT_DATA,
+    FUNCTION,
+    HELD_OUT,
+    OBSERVED_DATA,
+    POSTERIOR,
+    SAMPLE_DIMS,
+    SAMPLE_STATS,
+)
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread
 from pyrobnn.diagnostics.points import has_classes, replicates
@@ -19,7 +27,13 @@ from pyrobnn.diagnostics.verdict import Found, Status, grade
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (
-    *(groups.LOG_LIKELIHOOD, groups.LOG_PRIOR, groups.POSTERIOR_PREDICTIVE, groups.PREDICTIONS, groups.GRID),
+    *(
+        groups.LOG_LIKELIHOOD,
+        groups.LOG_PRIOR,
+        groups.POSTERIOR_PREDICTIVE,
+        groups.PREDICTIONS,
+        groups.GRID,
+    ),
     *(OBSERVED_DATA, HELD_OUT),
 )
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
@@ -37,7 +51,8 @@ def hopeless(evidence: Evidence) -> Found | None:
         (group, name): count
         for group in (POSTERIOR, FUNCTION)
         for name, count in _not_finite(evidence, group).items()
-        if name not in evidence.computed and set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
+        if name not in evidence.computed
+        and set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
     }
     count = sum(bad.values())
     return Found("fail", float(count), "draws_not_finite", {"count": count}) if bad else None
@@ -45,9 +60,19 @@ def hopeless(evidence: Evidence) -> Found | None:
 
 def finite(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     """Whether all that is read is finite; an infinite variance is allowed."""
-    counts = {(group, name): n for group in _READ for name, n in _not_finite(evidence, group).items()}
-    bad = {"/".join(key): n for key, n in counts.items() if key[0] != OBSERVED_DATA or n != _masked(evidence, key[1])}
-    bad |= {f"{SAMPLE_STATS}/{k}": n for k, n in _not_finite(evidence, SAMPLE_STATS).items() if k in _STATS}
+    counts = {
+        (group, name): n for group in _READ for name, n in _not_finite(evidence, group).items()
+    }
+    bad = {
+        "/".join(key): n
+        for key, n in counts.items()
+        if key[0] != OBSERVED_DATA or n != _masked(evidence, key[1])
+    }
+    bad |= {
+        f"{SAMPLE_STATS}/{k}": n
+        for k, n in _not_finite(evidence, SAMPLE_STATS).items()
+        if k in _STATS
+    }
     count = sum(bad.values())
     listed = ", ".join(f"{n} of {name}" for name, n in list(bad.items())[:3])
     return Found("warn", float(count), "", {"count": count, "listed": listed}) if bad else None
@@ -56,7 +81,9 @@ def finite(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
 def _masked(evidence: Evidence, name: str) -> int:
     """Observed values without a term in the log likelihood, as where a program masks those that are missing."""
     terms = evidence.variable(groups.LOG_LIKELIHOOD, name)
-    return 0 if terms is None else evidence.tree[OBSERVED_DATA].dataset[name].size - terms[0, 0].size
+    return (
+        0 if terms is None else evidence.tree[OBSERVED_DATA].dataset[name].size - terms[0, 0].size
+    )
 
 
 def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:
@@ -82,20 +109,29 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     temperature = evidence.number("temperature", 1.0)
     if temperature != 1.0:
         return Found("warn", temperature, "tempered", limit=1.0)
-    kept, told = evidence.json("findings"), evidence.json("warnings")
+    kept = evidence.json("findings")
+    told = evidence.json("warnings")
     notes = [str(each) for each in told] if isinstance(told, list) else []
     if isinstance(kept, list):  # of findings those that are of the draws
         notes = [str(each) for each in findings(kept) if each.code in DRAWS]
         unusable = [note for note in findings(kept) if note.code in _UNUSABLE]
         if unusable:
-            return Found("fail", float(len(notes)), "fit_warned", {"first": str(unusable[0]).rstrip(".")}, 0.0)
+            return Found(
+                "fail",
+                float(len(notes)),
+                "fit_warned",
+                {"first": str(unusable[0]).rstrip(".")},
+                0.0,
+            )
     numbers = {"first": notes[0].rstrip(".") if notes else ""}
     return Found("warn", float(len(notes)), "fit_warned", numbers, 0.0) if notes else None
 
 
 def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the search ended short of its optimum, by what the fit found that more steps would gain."""
-    measured, fall, limit = (evidence.number(name, np.nan) for name in ("gain_left", "fall_left", "gain_limit"))
+    measured, fall, limit = (
+        evidence.number(name, np.nan) for name in ("gain_left", "fall_left", "gain_limit")
+    )
     gain = measured if np.isfinite(measured) else fall
     if not (np.isfinite(gain) and np.isfinite(limit)):
         steps = evidence.number("num_steps", np.inf)
@@ -136,7 +172,8 @@ def claim(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 def rows(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether held-out rows are training rows, and whether training rows are copies of one another."""
-    train, test = _rows(evidence, CONSTANT_DATA, OBSERVED_DATA), _rows(evidence, HELD_OUT, HELD_OUT)
+    train = _rows(evidence, CONSTANT_DATA, OBSERVED_DATA)
+    test = _rows(evidence, HELD_OUT, HELD_OUT)
     if not train:
         return None
     known = Counter(train)
@@ -149,7 +186,9 @@ def rows(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return None
     share = sum(row in known for row in test) / len(test)
     if share <= natural + limits[0]:
-        share, natural = max((share, natural), _nearly(train, test), key=lambda pair: pair[0] - pair[1])
+        share, natural = max(
+            (share, natural), _nearly(train, test), key=lambda pair: pair[0] - pair[1]
+        )
     status: Status = "fail" if share > natural + limits[1] else "warn"
     if share <= natural + limits[0]:
         return None
@@ -166,23 +205,37 @@ def _continuous(evidence: Evidence, distinct: int) -> bool:
 
 def _rows(evidence: Evidence, group: str, outcome: str) -> list[bytes]:
     """Input and outcome of every point, in float32; none where they do not go together."""
-    x, y = evidence.values(group, "x"), evidence.values(outcome, "y")
+    x = evidence.values(group, "x")
+    y = evidence.values(outcome, "y")
     if x is None or y is None or len(x) != len(y):
         return []
     pairs = zip(x, y, strict=True)
-    return [np.concatenate([one.ravel(), np.ravel(of)]).astype(np.float32).tobytes() for one, of in pairs]
+    return [
+        np.concatenate([one.ravel(), np.ravel(of)]).astype(np.float32).tobytes()
+        for one, of in pairs
+    ]
 
 
 def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
     """Shares of held-out and of training rows that a training row differs from by rounding alone."""
-    known, new = (np.frombuffer(b"".join(rows), np.float32).reshape(len(rows), -1) for rows in (train, test))
+    known, new = (
+        np.frombuffer(b"".join(rows), np.float32).reshape(len(rows), -1) for rows in (train, test)
+    )
     sd = known.std(axis=0)
-    known, new = known[:, sd > 0.0] / sd[sd > 0.0], new[:, sd > 0.0] / sd[sd > 0.0]
-    if len(known) < 3 or known.shape[1] < 2 or not (np.isfinite(known).all() and np.isfinite(new).all()):
+    known = known[:, sd > 0.0] / sd[sd > 0.0]
+    new = new[:, sd > 0.0] / sd[sd > 0.0]
+    if (
+        len(known) < 3
+        or known.shape[1] < 2
+        or not (np.isfinite(known).all() and np.isfinite(new).all())
+    ):
         return 0.0, 0.0
     tree = cKDTree(known)
-    own, other = tree.query(known, k=2)[0][:, 1], tree.query(new)[0]
-    near = 0.01 * np.median(own)  # of the usual distance between neighbours, every column in units of its sd
+    own = tree.query(known, k=2)[0][:, 1]
+    other = tree.query(new)[0]
+    near = 0.01 * np.median(
+        own
+    )  # of the usual distance between neighbours, every column in units of its sd
     return float((other < near).mean()), float((own < near).mean())
 
 
@@ -210,7 +263,9 @@ def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
         return None
     values = np.concatenate([each.astype(np.float64) for each in flat], axis=2)
     # a draw that stays may differ in its last digits, which a transform rounds otherwise in each
-    stays = np.isclose(values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0).all(axis=2)
+    stays = np.isclose(
+        values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0
+    ).all(axis=2)
     places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
     share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
     limit = limits[evidence.is_iid]
@@ -223,7 +278,8 @@ def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     By the total that is stored with the function; by how often replicates of one output come near the outcome, in the
     median over data and by their order.
     """
-    pointwise, outcomes = evidence.log_likelihood, replicates(evidence, whole=True)
+    pointwise = evidence.log_likelihood
+    outcomes = replicates(evidence, whole=True)
     if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():
         return None
     total = evidence.draws(FUNCTION, "log_likelihood")
@@ -237,17 +293,24 @@ def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     draws, y = (each[..., rows, 0].astype(np.float64) for each in outcomes)
     flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
     lppd = logsumexp(flat, axis=0) - np.log(len(flat))
-    same, few = (draws == y).sum(axis=0), 20
+    same = (draws == y).sum(axis=0)
+    few = 20
     whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
     if whole:
-        seen, error = (np.log(np.maximum(same, 1) / len(draws)), float(np.median(1.0 / np.sqrt(np.maximum(same, 1)))))
-        use = (same >= few) & (np.maximum(np.abs(seen), np.abs(lppd)) > 0.05)  # of certain labels nothing is seen
+        seen = np.log(np.maximum(same, 1) / len(draws))
+        error = float(np.median(1.0 / np.sqrt(np.maximum(same, 1))))
+        use = (same >= few) & (
+            np.maximum(np.abs(seen), np.abs(lppd)) > 0.05
+        )  # of certain labels nothing is seen
     else:
         near = max(few, int(2.0 * np.sqrt(len(draws))))
         if len(draws) <= 2 * near:
             return None
-        reach = np.maximum(np.partition(np.abs(draws - y), near - 1, axis=0)[near - 1], np.finfo(float).tiny)
-        seen, error = np.log((near - 1) / len(draws) / (2.0 * reach)), 1.0 / np.sqrt(near)
+        reach = np.maximum(
+            np.partition(np.abs(draws - y), near - 1, axis=0)[near - 1], np.finfo(float).tiny
+        )
+        seen = np.log((near - 1) / len(draws) / (2.0 * reach))
+        error = 1.0 / np.sqrt(near)
         use = (same <= 1) & (np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)) >= near)
     if use.sum() < 8:
         return None

@@ -16,7 +16,9 @@ from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.verdict import Audit, Check, Found, Question, Verdict, said
 
 
-def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None) -> Verdict:
+def diagnose(
+    tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence | None = None
+) -> Verdict:
     """Say whether these draws are the posterior of their model, and whether the model fits the data.
 
     Markov chains are judged by R-hat and effective sample size *in function space* and by their sampler;
@@ -67,12 +69,19 @@ def diagnose(tree: xr.DataTree | Evidence, *, reference: xr.DataTree | Evidence 
     broken = hopeless(evidence)
     if broken is not None:
         return Verdict.from_checks(evidence.method, evidence.label, [_check(broken, TABLE[0])])
-    rows = [row for row in TABLE if row.applies(evidence) and not (row.against and reference is None)]
+    rows = [
+        row for row in TABLE if row.applies(evidence) and not (row.against and reference is None)
+    ]
     stand_in = other_target(evidence)
     checks = []
     for row in rows:
         check = made(row, evidence, *([reference] if row.against and reference else []))
-        if check is not None and check.status == "pass" and row.code in OF_DENSITY and stand_in is not None:
+        if (
+            check is not None
+            and check.status == "pass"
+            and row.code in OF_DENSITY
+            and stand_in is not None
+        ):
             check = replace(check, status="info")
         if check is not None:
             checks.append(check)
@@ -108,24 +117,40 @@ def audit(tree: xr.DataTree | Evidence) -> Audit:
     evidence = Evidence.of(tree)
     evidence.require_draws()
     found = (made(row, evidence) for row in AUDIT if row.applies(evidence))
-    return Audit(evidence.method, evidence.label, tuple(check for check in found if check is not None))
+    return Audit(
+        evidence.method, evidence.label, tuple(check for check in found if check is not None)
+    )
 
 
 def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
     """The check of a row; where it raises, one that says so: a check that failed to run is not a pass."""
     try:
-        with warnings.catch_warnings(action="ignore", category=RuntimeWarning), np.errstate(all="ignore"):
+        with (
+            warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+            np.errstate(all="ignore"),
+        ):
             found = row.statistic(evidence, row.limits, *reference)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         numbers = {"error": said(error)}
-        return Check(row.code, "warn", row.question, code="failed_to_run", source=row.source, numbers=numbers)
+        return Check(
+            row.code, "warn", row.question, code="failed_to_run", source=row.source, numbers=numbers
+        )
     return None if found is None else _check(found, row)
 
 
 def _check(found: Found, row: Row) -> Check:
     limit = found.limit if found.limit is not None else row.limits[0]
-    return Check(row.code, found.status, row.question, found.value, limit, row.source, found.code, found.numbers)
+    return Check(
+        row.code,
+        found.status,
+        row.question,
+        found.value,
+        limit,
+        row.source,
+        found.code,
+        found.numbers,
+    )
 
 
 def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:

@@ -65,11 +65,17 @@ def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
     num_data = pointwise.shape[2]
     shown = spread(num_data, MAX_DATA)
     points = shown if num_data > MAX_ROWS else np.arange(num_data)
-    pair, outcomes = densities(evidence), replicates(evidence)
-    if outcomes is not None and (len(outcomes[1]) != num_data or len(outcomes[0]) != pointwise[:, :, 0].size):
+    pair = densities(evidence)
+    outcomes = replicates(evidence)
+    if outcomes is not None and (
+        len(outcomes[1]) != num_data or len(outcomes[0]) != pointwise[:, :, 0].size
+    ):
         outcomes = None
     r_eff = relative_efficiency(evidence)
-    k, elpd, lppd, pit = [], [], [], []
+    k = []
+    elpd = []
+    lppd = []
+    pit = []
     for part in np.array_split(points, -(-points.size * pointwise[:, :, 0].size // _BLOCK)):
         log_density = np.moveaxis(pointwise[:, :, part].astype(np.float64), 2, 0)
         log_ratio = -log_density if pair is None else pair[0] - pair[1] - log_density
@@ -84,9 +90,12 @@ def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
     return LeaveOneOut(points, tails, left_out, whole, np.concatenate(pit) if pit else None, shown)
 
 
-def _weighted_pit(weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _weighted_pit(
+    weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y: np.ndarray
+) -> np.ndarray:
     """Weighted share of the draws (draw, obs, output) below y (obs, output) at the points, and part of the ties."""
-    draws, y = draws[:, points], y[points]
+    draws = draws[:, points]
+    y = y[points]
     # of counts and censored rows the transform is uniform only if drawn from what they leave open
     below = (draws < y) + own_stream(int(points[0])).random(y.shape) * (draws == y)
     return np.clip(np.einsum("ps,spo->po", weights.reshape(len(points), -1), below), 0.0, 1.0)
@@ -109,25 +118,34 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
         Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378
     """
     found = leave_one_out(tree)
-    pointwise, exact = Evidence.of(tree).log_likelihood, Evidence.of(tree).variable(LEFT_OUT, "pit")
+    pointwise = Evidence.of(tree).log_likelihood
+    exact = Evidence.of(tree).variable(LEFT_OUT, "pit")
     if pointwise is None or found is None or found.pit is None:
         return None
-    k, pit = found.k[np.isin(found.points, found.pit_points)], found.pit.copy()
+    k = found.k[np.isin(found.points, found.pit_points)]
+    pit = found.pit.copy()
     if exact is not None:
         exact = exact[np.isin(exact["row"], found.pit_points)]
         at = np.searchsorted(found.pit_points, exact["row"])
-        k[at], pit[at] = 0.0, exact
-    return None if (k > good_k(pointwise[:, :, 0].size)).mean() > UNRELIABLE else (found.pit_points, pit)
+        k[at] = 0.0
+        pit[at] = exact
+    return (
+        None
+        if (k > good_k(pointwise[:, :, 0].size)).mean() > UNRELIABLE
+        else (found.pit_points, pit)
+    )
 
 
 @statistic
 def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """log p and log q of an approximation at the draws of its log-likelihood; None for chains, or where missing."""
-    pointwise, log_p = evidence.log_likelihood, log_target(evidence)
+    pointwise = evidence.log_likelihood
+    log_p = log_target(evidence)
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if not evidence.is_iid or pointwise is None or log_p is None or log_q is None:
         return None
-    log_p, log_q = matched(log_p, pointwise), matched(log_q, pointwise)
+    log_p = matched(log_p, pointwise)
+    log_q = matched(log_q, pointwise)
     if log_p is None or log_q is None or not np.isfinite(log_p - log_q).all():
         return None
     return log_p, log_q
@@ -138,7 +156,11 @@ def usable(evidence: Evidence) -> np.ndarray | None:
     """The log-likelihood (chain, draw, obs) if leave-one-out is defined by it."""
     pointwise = evidence.log_likelihood
     # without its only datum a posterior is the prior
-    if pointwise is None or pointwise.shape[0] * pointwise.shape[1] < FEWEST_WEIGHTED or pointwise.shape[2] < 2:
+    if (
+        pointwise is None
+        or pointwise.shape[0] * pointwise.shape[1] < FEWEST_WEIGHTED
+        or pointwise.shape[2] < 2
+    ):
         return None
     if evidence.is_point or not np.isfinite(pointwise).all():
         return None
@@ -179,15 +201,26 @@ def loo(evidence: Evidence) -> ELPDData | None:
         Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)
         https://doi.org/10.1007/s11222-016-9696-4
     """
-    pointwise, found = usable(evidence), leave_one_out(evidence)
-    if pointwise is None or found is None or not np.isfinite(found.elpd.sum()) or not np.isfinite(found.k).any():
+    pointwise = usable(evidence)
+    found = leave_one_out(evidence)
+    if (
+        pointwise is None
+        or found is None
+        or not np.isfinite(found.elpd.sum())
+        or not np.isfinite(found.k).any()
+    ):
         return None
-    num_data, num_draws = len(found.points), pointwise[:, :, 0].size
-    coords, elpd, k = {"obs": found.points}, found.elpd.copy(), found.k.copy()
+    num_data = len(found.points)
+    num_draws = pointwise[:, :, 0].size
+    coords = {"obs": found.points}
+    elpd = found.elpd.copy()
+    k = found.k.copy()
     exact = evidence.variable(LEFT_OUT, "elpd")
     if exact is not None:
         at = np.searchsorted(found.points, exact["row"])
-        elpd[at], k[at] = exact, 0.0  # as ArviZ's reloo says of a refit
+        # as ArviZ's reloo says of a refit
+        elpd[at] = exact
+        k[at] = 0.0
     return elpd_data(
         elpd=float(elpd.sum()),
         se=float(np.sqrt(num_data * elpd.var())),
@@ -204,7 +237,10 @@ def loo(evidence: Evidence) -> ELPDData | None:
 
 
 def add_exact(
-    tree: xr.DataTree, budget: int, same: bool, left_out: Callable[[int], tuple[float, float | None, Any]]
+    tree: xr.DataTree,
+    budget: int,
+    same: bool,
+    left_out: Callable[[int], tuple[float, float | None, Any]],
 ) -> None:
     """Take the exact log densities and PIT of the rows whose k-hat is too large, the worst ``budget``, into ``tree``.
 
@@ -241,7 +277,11 @@ def refit_points(elpd: ELPDData) -> list[int]:
     """Data whose leave-one-out is unreliable (Pareto k above ``good_k``), worst first: refit without them."""
     k = np.asarray(elpd.pareto_k).ravel()
     k = np.where(np.isnan(k), -np.inf, k)
-    rows = np.asarray(elpd.pareto_k["obs"]) if isinstance(elpd.pareto_k, xr.DataArray) else np.arange(len(k))
+    rows = (
+        np.asarray(elpd.pareto_k["obs"])
+        if isinstance(elpd.pareto_k, xr.DataArray)
+        else np.arange(len(k))
+    )
     return [int(rows[at]) for at in np.argsort(-k, kind="stable") if k[at] > elpd.good_k]
 
 
@@ -251,7 +291,8 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if elpd is None:
         return None
     k = np.asarray(elpd.pareto_k).ravel()
-    k, points = k[~np.isnan(k)], refit_points(elpd)
+    k = k[~np.isnan(k)]
+    points = refit_points(elpd)
     # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
     own = evidence.is_iid and len(points) > 0.5 * k.size
     # a k-hat from a tail of M draws has standard error (1 + k) / sqrt(M)
@@ -262,4 +303,10 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
     numbers = {"count": len(points), "total": k.size, "rows": points[:8], "removed": removed}
     status: Status = "warn" if certain else "info" if points else "pass"
-    return Found(status, float(finite.max()), "loo_exact" if removed and not points else "", numbers, elpd.good_k)
+    return Found(
+        status,
+        float(finite.max()),
+        "loo_exact" if removed and not points else "",
+        numbers,
+        elpd.good_k,
+    )

@@ -33,7 +33,9 @@ def same_data(trees: Iterable[Evidence]) -> bool:
     trees = list(trees)
     for group in (OBSERVED_DATA, HELD_OUT):
         outcomes = [y for y in (each.values(group, "y") for each in trees) if y is not None]
-        if any(y.shape != outcomes[0].shape or not np.array_equal(y, outcomes[0]) for y in outcomes):
+        if any(
+            y.shape != outcomes[0].shape or not np.array_equal(y, outcomes[0]) for y in outcomes
+        ):
             return False
     return True
 
@@ -74,7 +76,8 @@ def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, 
     found = _observed(evidence)
     if found is None:
         return None
-    y, sample = found[0].values, evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
+    y = found[0].values
+    sample = evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
     draws = _draws_first(found[1])
     if sample is not None and len(draws) < FEWEST_DRAWS:
         draws = sample
@@ -99,7 +102,8 @@ def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
     name = _only([name for name in evidence.names(OBSERVED_DATA) if name in known])
     if name is None:
         return None
-    y, draws = evidence.variable(OBSERVED_DATA, name), evidence.variable(POSTERIOR_PREDICTIVE, name)
+    y = evidence.variable(OBSERVED_DATA, name)
+    draws = evidence.variable(POSTERIOR_PREDICTIVE, name)
     if y is None or draws is None or not set(SAMPLE_DIMS) <= set(draws.dims):
         return None
     return y, draws
@@ -137,7 +141,9 @@ class Points:
     @property
     def sample(self) -> np.ndarray | None:
         """Draws of y (sample, point); quantiles of its Gaussian for a point estimate, whose draws are too few."""
-        if self.aleatoric_sd is None or (self.draws is not None and len(self.draws) >= FEWEST_DRAWS):
+        if self.aleatoric_sd is None or (
+            self.draws is not None and len(self.draws) >= FEWEST_DRAWS
+        ):
             return self.draws
         z = stats.norm.ppf((np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES)
         return self.mean + self.total_sd * z[:, None]
@@ -148,7 +154,9 @@ class Points:
         if self.draws is None or len(self.draws) < FEWEST_DRAWS:
             half = self.total_sd * stats.norm.ppf(tails[1])
             return self.mean - half, self.mean + half
-        low, high = np.quantile(self.draws, tails, axis=0, method="inverted_cdf" if whole else "linear")
+        low, high = np.quantile(
+            self.draws, tails, axis=0, method="inverted_cdf" if whole else "linear"
+        )
         return low, high
 
     @property
@@ -167,13 +175,19 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     """Held-out predictions with outcomes; else the training data's posterior predictive; else None."""
     if is_classification(evidence):
         return None
-    y, mean = evidence.variable(HELD_OUT, "y"), evidence.variable(PREDICTIONS, "mean")
+    y = evidence.variable(HELD_OUT, "y")
+    mean = evidence.variable(PREDICTIONS, "mean")
     draws = evidence.variable(PREDICTIONS, "y_sample")
     if draws is None:
         draws = evidence.variable(PREDICTIONS, "y")
     if y is not None and mean is not None and mean.size:
-        variances = (evidence.variable(PREDICTIONS, f"{kind}_var") for kind in ("aleatoric", "epistemic"))
-        sds = [None if v is None else np.sqrt(np.maximum(one_output(v, output).values, 0)) for v in variances]
+        variances = (
+            evidence.variable(PREDICTIONS, f"{kind}_var") for kind in ("aleatoric", "epistemic")
+        )
+        sds = [
+            None if v is None else np.sqrt(np.maximum(one_output(v, output).values, 0))
+            for v in variances
+        ]
         samples = None
         if draws is not None:
             one = one_output(draws, output)
@@ -189,7 +203,8 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     found = None if evidence.likelihood in CLASSES else _observed(evidence)
     if found is None:
         return None
-    seen, drawn = one_output(found[0], output).values, _draws_first(one_output(found[1], output))
+    seen = one_output(found[0], output).values
+    drawn = _draws_first(one_output(found[1], output))
     if drawn.ndim != 2 or drawn.size == 0 or seen.ndim != 1 or seen.dtype.kind not in "fiu":
         return None
     return Points(seen, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
@@ -219,10 +234,13 @@ class ClassPoints:
 @statistic
 def class_points(evidence: Evidence) -> ClassPoints | None:
     """Held-out class probabilities with labels, or None. One probability per point is read as P(y = 1)."""
-    probs, y = evidence.values(PREDICTIONS, "probs"), evidence.values(HELD_OUT, "y")
+    probs = evidence.values(PREDICTIONS, "probs")
+    y = evidence.values(HELD_OUT, "y")
     if probs is None or y is None or probs.size == 0:
         return None
-    entropies = [evidence.values(PREDICTIONS, f"{part}_entropy") for part in ("aleatoric", "epistemic")]
+    entropies = [
+        evidence.values(PREDICTIONS, f"{part}_entropy") for part in ("aleatoric", "epistemic")
+    ]
     aleatoric, epistemic = (None if each is None else each.reshape(-1) for each in entropies)
     x = evidence.values(HELD_OUT, "x")
     x = None if x is None else x.reshape(len(probs), -1)
@@ -259,7 +277,8 @@ def gap_between(inputs: np.ndarray) -> tuple[float, float] | None:
     spacing = np.diff(inputs)
     if len(spacing) < 3:
         return None
-    span, left = inputs[-1] - inputs[0], int(spacing.argmax())
+    span = inputs[-1] - inputs[0]
+    left = int(spacing.argmax())
     if spacing[left] <= span * max(0.05, (np.log(len(spacing)) + 3) / len(spacing)):
         return None
     return float(inputs[left]), float(inputs[left + 1])
@@ -271,11 +290,13 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
 
     Which spacing counts as one: :func:`gap_between`.
     """
-    x, grid = evidence.values(CONSTANT_DATA, "x"), evidence.values(GRID, "x")
+    x = evidence.values(CONSTANT_DATA, "x")
+    grid = evidence.values(GRID, "x")
     variance = evidence.variable(GRID, "epistemic_var")
     if x is None or grid is None or variance is None or x.size == 0 or x.size != len(x):
         return None
-    inputs, points = x.reshape(-1), grid.reshape(-1)
+    inputs = x.reshape(-1)
+    points = grid.reshape(-1)
     if (ends := gap_between(inputs)) is None:
         return None
     sd = np.sqrt(np.maximum(one_output(variance, output).values, 0))
@@ -295,7 +316,9 @@ def feature_names(evidence: Evidence, count: int) -> list[str]:
 
 def class_names(evidence: Evidence, count: int) -> list[str]:
     """Names of the classes: their numbers where the tree has none."""
-    return _labels(evidence, (PREDICTIONS,), "probs", "class", count) or [str(i) for i in range(count)]
+    return _labels(evidence, (PREDICTIONS,), "probs", "class", count) or [
+        str(i) for i in range(count)
+    ]
 
 
 def output_names(evidence: Evidence, count: int) -> list[str]:
@@ -321,7 +344,9 @@ def unit(evidence: Evidence) -> str:
     return "" if y is None else str(y.attrs.get("units", ""))
 
 
-def _labels(evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int) -> list[str] | None:
+def _labels(
+    evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
+) -> list[str] | None:
     """The names along a dimension of the first group that has as many."""
     found = (labels(evidence.variable(group, variable), dim) for group in groups)
     return next((names for names in found if names and len(names) == count), None)

@@ -29,12 +29,15 @@ from pyrobnn.diagnostics.scores import num_outputs, score
 from pyrobnn.diagnostics.verdict import Check, Found, Verdict, grade_tested
 
 #: draws of a law without quantiles; fewest draws whose common error can be seen
-_NUM_SAMPLES, _JOINT = 1000, 100
+_NUM_SAMPLES = 1000
+_JOINT = 100
 _GRID = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
 _ROWS = ("pred_point", "output")
 
 
-def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None) -> Verdict:
+def judge(
+    predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None
+) -> Verdict:
     r"""Say whether predictions fit outcomes that they were not trained on, whoever made them.
 
     Quantile transforms u = F(y) of right predictions are uniform, whatever x; of classes, labels are drawn from the
@@ -81,7 +84,13 @@ def judge(predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_tra
 
 
 def judged(
-    predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None, label: str = "predictions"
+    predictions: Any,
+    y: Any,
+    *,
+    x: Any = None,
+    x_train: Any = None,
+    y_train: Any = None,
+    label: str = "predictions",
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
     columns = getattr(predictions, "columns", pd.RangeIndex(0))
@@ -92,9 +101,14 @@ def judged(
         None if each is None else _array(name, each)
         for name, each in (("y_train", y_train), ("x", x), ("x_train", x_train))
     )
-    for name, rows, other, of in (("x", inputs, "y", outcomes), ("x_train", known, "y_train", past)):
+    for name, rows, other, of in (
+        ("x", inputs, "y", outcomes),
+        ("x_train", known, "y_train", past),
+    ):
         if rows is not None and (of is None or len(rows) != len(of)):
-            raise ValueError(f"{name!r} has {len(rows)} rows and {other!r} {'none' if of is None else len(of)}")
+            raise ValueError(
+                f"{name!r} has {len(rows)} rows and {other!r} {'none' if of is None else len(of)}"
+            )
     if inputs is not None and known is not None and known.shape[1] != inputs.shape[1]:
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {known.shape[1]}")
     names = [str(each) for each in getattr(x, "columns", ())]
@@ -103,14 +117,20 @@ def judged(
     predicted = _read(predictions, outcomes, num_words)
     if "pit" in predicted:  # of censored outcomes the value, without what says whether it was seen
         width = predicted.sizes["output"]
-        outcomes, past = outcomes[:, :width], None if past is None else past[:, :width]
+        outcomes = outcomes[:, :width]
+        past = None if past is None else past[:, :width]
     if num_words is not None and "probs" not in predicted:
-        raise ValueError("'y' holds words or truth values, and these are predictions of numbers: give probabilities")
+        raise ValueError(
+            "'y' holds words or truth values, and these are predictions of numbers: give probabilities"
+        )
     evidence = Evidence(_tree(predicted, outcomes, inputs, known, past, names, label))
     checks = tuple(check for row in MODEL_ROWS if (check := made(row, evidence)) is not None)
     if not any(check.decides for check in checks):
         few = {"next": f"Judge {MIN_DATA} rows or more"}
-        checks = (*checks, Check("not_checked_model", "warn", "model", code="not_checked", numbers=few))
+        checks = (
+            *checks,
+            Check("not_checked_model", "warn", "model", code="not_checked", numbers=few),
+        )
     return Verdict(label, label, checks), evidence
 
 
@@ -122,7 +142,9 @@ def _in_places(titles: Sequence[str], y: Any, y_train: Any) -> tuple[Any, Any, i
         return y, y_train, None
     if count := int(pd.isna(cells[0]).sum()):
         raise ValueError(f"'y' holds {count} missing labels: drop these rows")
-    text = [np.char.mod("%g", each) if each.dtype.kind in "iuf" else each.astype(str) for each in cells]
+    text = [
+        np.char.mod("%g", each) if each.dtype.kind in "iuf" else each.astype(str) for each in cells
+    ]
     known = {*text[0], *text[1], *(("False", "True") if cells[0].dtype.kind == "b" else ())}
     prefix = re.sub(r"[^\W_]+$", "", os.path.commonprefix(titles))
     named = titles if known <= {*titles} else [title.removeprefix(prefix) for title in titles]
@@ -156,17 +178,27 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
         return _of_quantiles(predictions, y)
     kind = getattr(getattr(predictions, "likelihood", None), "targets", None)
     law = torch.distributions
-    if (kind is not None and kind.classes) or isinstance(predictions, law.Categorical | law.Bernoulli):
+    if (kind is not None and kind.classes) or isinstance(
+        predictions, law.Categorical | law.Bernoulli
+    ):
         return _of_probabilities(_array("predictions", predictions.probs), y, num_words)
-    if not hasattr(predictions, "columns") and any(hasattr(predictions, a) for a in ("cdf", "sample", "rvs")):
+    if not hasattr(predictions, "columns") and any(
+        hasattr(predictions, a) for a in ("cdf", "sample", "rvs")
+    ):
         return _of_law(predictions, y)
     if isinstance(predictions, list | tuple) and len(predictions) == 2:
-        raise TypeError("'predictions' is a pair: for mean and sd give scipy.stats.norm(mean, sd), for draws an array")
+        raise TypeError(
+            "'predictions' is a pair: for mean and sd give scipy.stats.norm(mean, sd), for draws an array"
+        )
     values = _without_chains(_array("predictions", predictions), y)
     num, width = y.shape
-    shares = values.ndim <= 2 and len(values) == num and ((values >= 0.0) & (values <= 1.0 + 1e-6)).all()
+    shares = (
+        values.ndim <= 2 and len(values) == num and ((values >= 0.0) & (values <= 1.0 + 1e-6)).all()
+    )
     labels = width == 1 and (y == np.round(y)).all() and y.min() >= 0
-    sums = values.ndim == 1 or (values.ndim == 2 and np.allclose(values.sum(axis=1), 1.0, atol=1e-3))
+    sums = values.ndim == 1 or (
+        values.ndim == 2 and np.allclose(values.sum(axis=1), 1.0, atol=1e-3)
+    )
     # probabilities that lack a class are not draws, unless as many of these
     if shares and labels and (sums or values.shape[1:] != (num,)):
         return _of_probabilities(values, y, num_words)
@@ -178,7 +210,9 @@ def _read(predictions: Any, y: np.ndarray, num_words: int | None) -> xr.Dataset:
         )
     draws = values.reshape(*values.shape[:2], -1)
     if draws.shape[1:] != y.shape:
-        raise ValueError(f"'predictions' has draws of shape {draws.shape[1:]} and 'y' has shape {y.shape}")
+        raise ValueError(
+            f"'predictions' has draws of shape {draws.shape[1:]} and 'y' has shape {y.shape}"
+        )
     # draws in their order are quantiles: of errors in common they say nothing
     joint = len(draws) >= _JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
     return _of_draws(draws, pit_of(draws, y), joint=joint)
@@ -206,14 +240,29 @@ def _seen(predictions: Any, y: np.ndarray) -> np.ndarray:
 def _without_chains(values: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Draws (chain, draw, N, out) or (chain, draw, N) as draws (S, N, out); other arrays as they are."""
     columns = values.ndim == 4 and values.shape[2] == len(y)
-    labels = values.ndim == 3 and values.shape[2] == len(y) and y.shape[1] == 1 and values.shape[1:] != y.shape
-    return values.reshape(-1, len(y), *values.shape[3:], *[1] * labels) if columns or labels else values
+    labels = (
+        values.ndim == 3
+        and values.shape[2] == len(y)
+        and y.shape[1] == 1
+        and values.shape[1:] != y.shape
+    )
+    return (
+        values.reshape(-1, len(y), *values.shape[3:], *[1] * labels)
+        if columns or labels
+        else values
+    )
 
 
-def _of_draws(draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()) -> xr.Dataset:
+def _of_draws(
+    draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()
+) -> xr.Dataset:
     """Of draws (draw, point, output) and PIT values (point, output): whether draws are of all points together, and the
     levels of the quantiles that they were made of."""
-    columns = {"mean": (_ROWS, draws.mean(axis=0)), "y_sample": (("sample", *_ROWS), draws), "pit": (_ROWS, u)}
+    columns = {
+        "mean": (_ROWS, draws.mean(axis=0)),
+        "y_sample": (("sample", *_ROWS), draws),
+        "pit": (_ROWS, u),
+    }
     return xr.Dataset(columns, attrs={"joint": joint, "levels": tuple(levels)})
 
 
@@ -222,7 +271,9 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
     levels = sorted(quantiles, key=number)
     p = np.array([float(number(each)) for each in levels])
     if len(set(p)) < max(2, len(p)) or not (p.min() > 0.0 and p.max() < 1.0) or y.shape[1] > 1:
-        raise ValueError(f"quantiles need two levels or more, numbers between 0 and 1, of one outcome: got {levels}")
+        raise ValueError(
+            f"quantiles need two levels or more, numbers between 0 and 1, of one outcome: got {levels}"
+        )
     columns = [_array(f"quantile {each}", quantiles[each]).ravel() for each in levels]
     for level, column in zip(levels, columns, strict=True):
         if len(column) != len(y):
@@ -234,18 +285,25 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
             f"quantiles cross in row {row}, counted from 0: {levels[at + 1]} is {q[at + 1, row]:.6g}, below "
             f"{q[at, row]:.6g} of {levels[at]} ({len(np.unique(crossed[:, 1]))} rows): sort them"
         )
-    edges, value = np.array([0.0, *p, 1.0]), y[:, 0]
-    low, high = edges[(q < value).sum(axis=0)], edges[(q <= value).sum(axis=0) + 1]
+    edges = np.array([0.0, *p, 1.0])
+    value = y[:, 0]
+    low = edges[(q < value).sum(axis=0)]
+    high = edges[(q <= value).sum(axis=0) + 1]
     u = low + own_stream().random(len(y)) * (high - low)
     # between levels, and beyond them, as a normal's
-    z, at = ndtri(p), ndtri(_GRID)
+    z = ndtri(p)
+    at = ndtri(_GRID)
     left = np.clip(np.searchsorted(z, at) - 1, 0, len(p) - 2)
-    draws = q[left] + (at - z[left])[:, None] * ((q[left + 1] - q[left]) / (z[left + 1] - z[left])[:, None])
+    draws = q[left] + (at - z[left])[:, None] * (
+        (q[left + 1] - q[left]) / (z[left + 1] - z[left])[:, None]
+    )
     return _of_draws(draws[..., None], u[:, None], levels=tuple(p))
 
 
 def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -> xr.Dataset:
-    probs = np.stack([1.0 - probs.ravel(), probs.ravel()], axis=1) if probs.size == len(y) else probs
+    probs = (
+        np.stack([1.0 - probs.ravel(), probs.ravel()], axis=1) if probs.size == len(y) else probs
+    )
     if probs.shape[0] != len(y):
         raise ValueError(f"'predictions' has {probs.shape[0]} rows and 'y' {len(y)}")
     sums = probs.sum(axis=1)
@@ -259,7 +317,9 @@ def _of_probabilities(probs: np.ndarray, y: np.ndarray, num_words: int | None) -
         )
     probs = probs / sums[:, None]
     log_prob = np.log(np.maximum(probs[np.arange(len(y)), y[:, 0].astype(int)], 1e-12))
-    return xr.Dataset({"probs": (("pred_point", "class"), probs), "log_prob": (_ROWS[:1], log_prob)})
+    return xr.Dataset(
+        {"probs": (("pred_point", "class"), probs), "log_prob": (_ROWS[:1], log_prob)}
+    )
 
 
 def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
@@ -270,19 +330,26 @@ def _of_law(law: Any, y: np.ndarray) -> xr.Dataset:
     shape = own or (y.shape if y.shape[1] > 1 else y.shape[:1])
     if hasattr(law, "rvs"):
         if not hasattr(law, "ppf") or not hasattr(law, "dist"):
-            raise TypeError("'predictions' of SciPy must be frozen and of one number a row: scipy.stats.norm(mean, sd)")
+            raise TypeError(
+                "'predictions' of SciPy must be frozen and of one number a row: scipy.stats.norm(mean, sd)"
+            )
         own = np.broadcast_shapes(*map(np.shape, (*law.args, *law.kwds.values())))
         shape = own if math.prod(own) == y.size else shape
     if shape[:1] != y.shape[:1] or math.prod(shape) != y.size:
-        raise ValueError(f"'predictions' are a distribution of shape {shape} and 'y' has shape {y.shape}")
-    target, grid = y.reshape(shape), _GRID.reshape(-1, *[1] * len(shape))
+        raise ValueError(
+            f"'predictions' are a distribution of shape {shape} and 'y' has shape {y.shape}"
+        )
+    target = y.reshape(shape)
+    grid = _GRID.reshape(-1, *[1] * len(shape))
     if hasattr(law, "rvs"):  # SciPy's
-        draws, u = np.asarray(law.ppf(grid)), np.asarray(law.cdf(target))
+        draws = np.asarray(law.ppf(grid))
+        u = np.asarray(law.cdf(target))
         if hasattr(law.dist, "pmf"):
             u = law.cdf(target - 1) + own_stream().random(shape) * law.pmf(target)
     else:
         try:
-            draws, u = _numpy(law.icdf(torch.as_tensor(grid))), _numpy(law.cdf(torch.as_tensor(target)))
+            draws = _numpy(law.icdf(torch.as_tensor(grid)))
+            u = _numpy(law.cdf(torch.as_tensor(target)))
         except NotImplementedError:
             with seeded(0):
                 draws = _numpy(law.sample((_NUM_SAMPLES, *shape[len(own) :])))
@@ -337,30 +404,48 @@ def _tree(
 
 def _floor(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the score is as good as a linear model's (of no inputs: the mean's), in pairs and by a share."""
-    predicted, x = evidence.tree[PREDICTIONS].to_dataset(), evidence.values(HELD_OUT, "x")
-    if predicted.attrs.get("censored", False):  # the score of a value that was not seen is not that of its limit
+    predicted = evidence.tree[PREDICTIONS].to_dataset()
+    x = evidence.values(HELD_OUT, "x")
+    if predicted.attrs.get(
+        "censored", False
+    ):  # the score of a value that was not seen is not that of its limit
         return None
-    classes, known = is_classification(evidence), evidence.values(OBSERVED_DATA, "y")
+    classes = is_classification(evidence)
+    known = evidence.values(OBSERVED_DATA, "y")
     name = "log_prob" if classes else "crps" if num_outputs(evidence) == 1 else "crps_standardized"
     y = np.asarray(evidence.values(HELD_OUT, "y"))
     if name not in (scores := score(evidence)) or len(y) < MIN_DATA:
         return None
-    own, floor, which = np.asarray(scores[name].points), np.full(len(y), np.nan), ""
+    own = np.asarray(scores[name].points)
+    floor = np.full(len(y), np.nan)
+    which = ""
     for rows, inputs, outcomes in _splits(y, x, evidence.values(CONSTANT_DATA, "x"), known):
         part = predicted.isel(pred_point=rows)
-        found = baselines([Evidence(_tree(part, y[rows], None if x is None else x[rows], inputs, outcomes))])
+        found = baselines(
+            [Evidence(_tree(part, y[rows], None if x is None else x[rows], inputs, outcomes))]
+        )
         if not found:
             return None
         which, best = list(found.items())[-1]
         floor[rows] = score(best)[name].points
     if not classes:
-        own = own / (1.0 + 1.0 / predicted.sizes["sample"])  # what a finite number of right draws costs
+        own = own / (
+            1.0 + 1.0 / predicted.sizes["sample"]
+        )  # what a finite number of right draws costs
     gap = (floor - own) if classes else (own - floor)
     error = float(gap.std(ddof=1)) / np.sqrt(len(gap))
     p = float(stats.norm.sf(gap.mean() / error)) if error > 0.0 else 1.0
     ratio = float(own.mean() / floor.mean()) if floor.mean() != 0.0 else 1.0
-    status = grade_tested(p, ratio - 1.0, evidence.rates, limits if known is not None else (limits[0], np.inf))
-    numbers = {"which": which, "score": name, "own": float(own.mean()), "floor": float(floor.mean()), "p": p}
+    status = grade_tested(
+        p, ratio - 1.0, evidence.rates, limits if known is not None else (limits[0], np.inf)
+    )
+    numbers = {
+        "which": which,
+        "score": name,
+        "own": float(own.mean()),
+        "floor": float(floor.mean()),
+        "p": p,
+    }
     return Found(status, ratio, "", numbers, 1.0 + limits[0])
 
 

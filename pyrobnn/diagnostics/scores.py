@@ -89,7 +89,11 @@ def expected_calibration_error(
     Returns:
         The error, and an array (bin, 3) of mean confidence, share correct and count.
     """
-    parts = [part for part in np.array_split(np.argsort(confidence, kind="stable"), num_bins) if len(part)]
+    parts = [
+        part
+        for part in np.array_split(np.argsort(confidence, kind="stable"), num_bins)
+        if len(part)
+    ]
     table = np.array([(confidence[part].mean(), correct[part].mean(), len(part)) for part in parts])
     return float(np.average(np.abs(table[:, 0] - table[:, 1]), weights=table[:, 2])), table
 
@@ -149,7 +153,9 @@ def units(evidence: Evidence) -> np.ndarray | None:
     return np.ones(1) if count == 1 else training_sd(evidence, count)
 
 
-def _scores_of(y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = "") -> list[Score]:
+def _scores_of(
+    y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
+) -> list[Score]:
     """Scores of (point, output) in one unit, each the mean of its values for the outputs."""
     found: list[Score] = []
     if mean is not None:
@@ -158,7 +164,9 @@ def _scores_of(y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None,
         data_se = None
         if len(y) > 1 and (each > 0).all():
             data_se = float((square / (2 * each)).mean(axis=1).std(ddof=1) / math.sqrt(len(y)))
-        found.append(Score(f"rmse{suffix}", float(each.mean()), data_se, "lower", square.mean(axis=1)))
+        found.append(
+            Score(f"rmse{suffix}", float(each.mean()), data_se, "lower", square.mean(axis=1))
+        )
     if draws is None or len(draws) < 2:
         return found
     crps = metrics.crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
@@ -181,7 +189,8 @@ def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
     inside by its randomised transform, which holds what it says.
     """
     tails = 0.5 - 0.5 * np.array(LEVELS)
-    low, high = np.quantile(draws, tails, axis=0), np.quantile(draws, 1.0 - tails, axis=0)
+    low = np.quantile(draws, tails, axis=0)
+    high = np.quantile(draws, 1.0 - tails, axis=0)
     if not (draws == y).any():
         return (y >= low) & (y <= high), high - low
     u = pit_of(draws, y)
@@ -196,7 +205,8 @@ def class_arrays(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarr
 
 def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:
     p, labels = class_arrays(probs, y)
-    correct, one_hot = p.argmax(axis=1) == labels, labels[:, None] == np.arange(p.shape[1])
+    correct = p.argmax(axis=1) == labels
+    one_hot = labels[:, None] == np.arange(p.shape[1])
     return [
         _mean_score("accuracy", correct, "higher"),
         _mean_score("brier", ((p - one_hot) ** 2).sum(axis=1), "lower"),

@@ -23,7 +23,8 @@ RATES = 1e-3, 1e-5
 SIGMAS = 3.5, 5.0
 #: acceptance rate below which the draws have hardly moved, and their correlation with where they were above which a
 #: fault that should fail might seem to pass: of an sd that is half, the moves then mend less than half
-_LEAST_ACCEPTED, _MOST_CORRELATED = 0.2, 0.65
+_LEAST_ACCEPTED = 0.2
+_MOST_CORRELATED = 0.65
 _FEWEST_EFFECTIVE_DRAWS = 4.0
 #: ratio below which its error needs no care
 _LEAST_RATIO = 0.25
@@ -31,7 +32,8 @@ _LEAST_RATIO = 0.25
 
 def virial(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the draws spread as the density falls: −E[(z − z̄)·∇log p] is their dimension."""
-    values, size = evidence.draws(STEIN, "virial"), evidence.values(STEIN, "size")
+    values = evidence.draws(STEIN, "virial")
+    size = evidence.values(STEIN, "size")
     if values is None or size is None or not np.isfinite(values).all():
         return None
     names = np.array([*_sites(evidence), "all weights"])
@@ -39,13 +41,19 @@ def virial(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     mean, p = _tested(ratio, 1.0, positive=True)
     found = _worst(evidence, names, mean, p, np.abs(np.log(np.maximum(mean, 1e-6))), limits)
     # no optimum is this narrow; that of a held site is zero
-    narrow = found.status == "info" and found.value is not None and found.value < 1.0 and found.value != 0.0
+    narrow = (
+        found.status == "info"
+        and found.value is not None
+        and found.value < 1.0
+        and found.value != 0.0
+    )
     return _accusing(replace(found, status="warn" if narrow else found.status, limit=1.0), evidence)
 
 
 def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the draws lie where the density does: E[∇log p] = 0."""
-    values, size = evidence.draws(STEIN, "score"), evidence.values(STEIN, "size")
+    values = evidence.draws(STEIN, "score")
+    size = evidence.values(STEIN, "size")
     if values is None or size is None or not np.isfinite(values).all():
         return None
     columns = values.reshape(*values.shape[:2], -1)
@@ -66,10 +74,12 @@ def _tested(
     Bonferroni over the quantities and those that they were chosen of. The sd of a ``positive`` ratio comes out low
     together with its mean: below the one expected its logarithm is tested.
     """
-    total, columns = values.shape[0] * values.shape[1], np.moveaxis(values, 2, 0)
+    total = values.shape[0] * values.shape[1]
+    columns = np.moveaxis(values, 2, 0)
     worth = ess(columns, "mean")
     worth = np.clip(np.where(np.isfinite(worth), worth, total), _FEWEST_EFFECTIVE_DRAWS, total)
-    mean, sd = columns.mean(axis=(1, 2)), columns.std(axis=(1, 2))
+    mean = columns.mean(axis=(1, 2))
+    sd = columns.std(axis=(1, 2))
     if positive:
         sd = sd / np.clip(mean / expected, _LEAST_RATIO, 1.0)
     t = np.abs(mean - expected) * np.sqrt(worth) / np.maximum(sd, 1e-12)
@@ -77,7 +87,12 @@ def _tested(
 
 
 def _worst(
-    evidence: Evidence, names: np.ndarray, value: np.ndarray, p: np.ndarray, effect: np.ndarray, limits: Limits
+    evidence: Evidence,
+    names: np.ndarray,
+    value: np.ndarray,
+    p: np.ndarray,
+    effect: np.ndarray,
+    limits: Limits,
 ) -> Found:
     """What was found of the quantity (quantity,) with the largest effect that is not chance, else the largest."""
     worst = int(np.argmax(np.where((p < RATES[0]) & (effect > limits[0]), 1e6 + effect, effect)))
@@ -130,17 +145,25 @@ def _moved(evidence: Evidence, name: str) -> tuple[np.ndarray, np.ndarray] | Fou
     if name == "" and evidence.likelihood == "categorical" and after.shape[-1] > 1:
         before, after = (each - each.mean(axis=-1, keepdims=True) for each in (before, after))
     before, after = (each.reshape(-1, *each.shape[2:]) for each in (before, after))
-    rate, finite = float(acceptance), bool(np.isfinite(before).all() and np.isfinite(after).all())
+    rate = float(acceptance)
+    finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
     # a function may be held at a point, as that of a net without a bias is
     moves = np.ptp(before, axis=0) > 0.0
-    if rate < _LEAST_ACCEPTED or not finite or not moves.any() or not np.ptp(after, axis=0)[moves].all():
+    if (
+        rate < _LEAST_ACCEPTED
+        or not finite
+        or not moves.any()
+        or not np.ptp(after, axis=0)[moves].all()
+    ):
         return _undecided(rate)
     return before, after
 
 
 def _decided(found: Found, evidence: Evidence, before: np.ndarray, after: np.ndarray) -> Found:
     """What was found, unless the draws have moved too little for it to be a pass."""
-    before, after = (f.reshape(len(f), -1) - f.reshape(len(f), -1).mean(axis=0) for f in (before, after))
+    before, after = (
+        f.reshape(len(f), -1) - f.reshape(len(f), -1).mean(axis=0) for f in (before, after)
+    )
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
     stayed = float(np.median((before * after).mean(axis=0) / scale))
     if found.status == "pass" and stayed > _MOST_CORRELATED:
@@ -153,7 +176,8 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
 
     Two standard errors are taken off every change.
     """
-    pair, at = _moved(evidence, ""), "sites" if evidence.f is None else "probes"
+    pair = _moved(evidence, "")
+    at = "sites" if evidence.f is None else "probes"
     if pair is None or isinstance(pair, Found):
         return pair
     every = pair[0] if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
@@ -161,11 +185,17 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
         return None
     still = np.ptp(every, axis=0) == 0.0
     shift, gap, errors = (np.where(still, np.nan, each) for each in _change(every, pair[1]))
-    far, wide = (np.maximum(np.abs(each) - 2.0 * error, 0.0) for each, error in zip((shift, gap), errors))
+    far, wide = (
+        np.maximum(np.abs(each) - 2.0 * error, 0.0) for each, error in zip((shift, gap), errors)
+    )
     status = grade_by_kind(far, np.exp(-wide), evidence, at, limits)
     gaps = by_kind(gap, evidence, at).values()
     ratio = float(np.exp(max((float(np.median(each)) for each in gaps), key=abs)))
-    numbers = {"shift": float(np.nanmedian(np.abs(shift))), "inverse": 1.0 / ratio, "remedy": _remedy(evidence)}
+    numbers = {
+        "shift": float(np.nanmedian(np.abs(shift))),
+        "inverse": 1.0 / ratio,
+        "remedy": _remedy(evidence),
+    }
     return _decided(Found(status, ratio, "", numbers, limits[2]), evidence, *pair)
 
 
@@ -188,12 +218,16 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
         )
     )
     numbers = {"shift": effects[0], "inverse": float(np.exp(-gap)), "remedy": _remedy(evidence)}
-    return _decided(Found(status, float(np.exp(gap)), "", numbers, float(np.exp(-limits[2]))), evidence, *pair)
+    return _decided(
+        Found(status, float(np.exp(gap)), "", numbers, float(np.exp(-limits[2]))), evidence, *pair
+    )
 
 
 def _change(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, of draws (draw, …)."""
-    sds, shifts, ratios = [], [], []
+    sds = []
+    shifts = []
+    ratios = []
     for f in (before, after):
         squares = (f - f.mean(axis=0)) ** 2
         sds.append(np.sqrt(squares.mean(axis=0)))

@@ -66,7 +66,9 @@ class Check:
         check_choice("status", self.status, STATUSES)
         check_choice("question", self.question, QUESTIONS)
         if self.value is not None and not math.isfinite(self.value):
-            raise ValueError(f"'value' of check {self.name!r} is {self.value}, not finite: give None")
+            raise ValueError(
+                f"'value' of check {self.name!r} is {self.value}, not finite: give None"
+            )
         if not self.code:
             object.__setattr__(self, "code", self.name)
 
@@ -84,7 +86,11 @@ class Check:
     @property
     def action(self) -> str:
         """The next action in one sentence; empty where none is known to help."""
-        return plain(words.action(self.code, self.name, self.numbers)) if self.status in ("warn", "fail") else ""
+        return (
+            plain(words.action(self.code, self.name, self.numbers))
+            if self.status in ("warn", "fail")
+            else ""
+        )
 
     def __str__(self) -> str:
         """One line: status, name, what was seen and, where the check did not pass, what to do."""
@@ -114,7 +120,11 @@ class Verdict:
 
     @classmethod
     def from_checks(
-        cls, method: str, label: str, checks: Iterable[Check], reasons: Mapping[Question, str] | None = None
+        cls,
+        method: str,
+        label: str,
+        checks: Iterable[Check],
+        reasons: Mapping[Question, str] | None = None,
     ) -> Verdict:
         """The verdict of `checks`; a question that none of them decides gets one that says so, and warns.
 
@@ -124,7 +134,9 @@ class Verdict:
         decided = {check.question for check in checks if check.decides}
         missing = [question for question in QUESTIONS if question not in decided]
         codes = dict.fromkeys(QUESTIONS, "not_checked") | dict(reasons or {})
-        unchecked = (Check(f"not_checked_{each}", "warn", each, code=codes[each]) for each in missing)
+        unchecked = (
+            Check(f"not_checked_{each}", "warn", each, code=codes[each]) for each in missing
+        )
         return cls(method, label, (*checks, *unchecked))
 
     def answer(self, question: Question) -> Answer:
@@ -156,7 +168,9 @@ class Verdict:
 
     def checked(self, question: Question) -> bool:
         """Whether any check has decided anything about the question; what nobody looked at is never a pass."""
-        return any(each.decides and each.code not in _NOTHING_SEEN for each in self._about(question))
+        return any(
+            each.decides and each.code not in _NOTHING_SEEN for each in self._about(question)
+        )
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -175,12 +189,17 @@ class Verdict:
 
     def _of(self, status: Status) -> tuple[Check, ...]:
         return tuple(
-            check for each in QUESTIONS for check in self.checks if (check.question, check.status) == (each, status)
+            check
+            for each in QUESTIONS
+            for check in self.checks
+            if (check.question, check.status) == (each, status)
         )
 
     def worst(self, question: Question) -> Check | None:
         """The check that decided the answer to a question, where it did not pass."""
-        return next((check for check in (*self.failed, *self.warned) if check.question == question), None)
+        return next(
+            (check for check in (*self.failed, *self.warned) if check.question == question), None
+        )
 
     def fault(self, question: Question) -> str:
         """What is wrong, in a few words for whoever has not read the check; empty where all passed."""
@@ -197,7 +216,9 @@ class Verdict:
         found = []
         for question in QUESTIONS:
             said = self.shown_answer(question)
-            within = f" (sd within {TOLERANCE:.0%})" if question == "draws" and said == "pass" else ""
+            within = (
+                f" (sd within {TOLERANCE:.0%})" if question == "draws" and said == "pass" else ""
+            )
             found.append(f"{question}: {said}{within}")
         return ", ".join(found)
 
@@ -211,7 +232,9 @@ class Verdict:
         """Both answers, and what decided them, for a reader who knows none of the checks."""
         asked = {check.question for check in self.checks}  # predictions alone have no draws
         return "; ".join(
-            words.opening(each, self.shown_answer(each), self._explanation(each)) for each in QUESTIONS if each in asked
+            words.opening(each, self.shown_answer(each), self._explanation(each))
+            for each in QUESTIONS
+            if each in asked
         )
 
     def _explanation(self, question: Question) -> str:
@@ -228,7 +251,11 @@ class Verdict:
 
     def __str__(self) -> str:
         """The summary, both answers, what was seen by the check that decided each, and what to do."""
-        seen = [worst for each in QUESTIONS if self.checked(each) and (worst := self.worst(each)) is not None]
+        seen = [
+            worst
+            for each in QUESTIONS
+            if self.checked(each) and (worst := self.worst(each)) is not None
+        ]
         evidence = [f"{each.status} {each.name}: {each.evidence}" for each in seen]
         action = [f"next: {self.action}"] if self.action else []
         return shown("\n".join([self.summary, self.lines, *evidence, *action]))
@@ -236,7 +263,10 @@ class Verdict:
     def to_dict(self) -> dict[str, object]:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
         names = ("method", "label", "status", "draws", "model", "tolerance", "summary", "action")
-        checks = [{**asdict(each), "evidence": each.evidence, "action": each.action} for each in self.checks]
+        checks = [
+            {**asdict(each), "evidence": each.evidence, "action": each.action}
+            for each in self.checks
+        ]
         return {name: getattr(self, name) for name in names} | {"checks": checks}
 
     def to_json(self) -> str:
@@ -250,18 +280,26 @@ class Audit(Verdict):
     @property
     def lines(self) -> str:
         """What was looked for: ``"copied_chains: pass, repeated_draws: fail"``."""
-        return ", ".join(f"{check.name}: {check.status}" for check in self.checks) or "nothing could be looked for"
+        return (
+            ", ".join(f"{check.name}: {check.status}" for check in self.checks)
+            or "nothing could be looked for"
+        )
 
     @property
     def in_words(self) -> str:
         """What was found."""
         found = [plain(words.fault(check.code)) for check in (*self.failed, *self.warned)]
-        return "; ".join(found) or "no sign that this tree was forged or damaged, in what was looked for"
+        return (
+            "; ".join(found)
+            or "no sign that this tree was forged or damaged, in what was looked for"
+        )
 
 
 def _answer(checks: Iterable[Check]) -> Answer:
     found = {check.status for check in checks}
-    return "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
+    return (
+        "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
+    )
 
 
 @dataclass(frozen=True)
@@ -278,13 +316,19 @@ class Found:
 def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Status:
     """The status of a distance with its two limits; of a similarity where `higher` is better."""
     if higher:
-        value, good, bad = -value, -good, -bad
+        value = -value
+        good = -good
+        bad = -bad
     return "pass" if value <= good else "fail" if value > bad else "warn"
 
 
-def grade_tested(p: float, effect: float, rates: tuple[float, float], limits: tuple[float, ...]) -> Status:
+def grade_tested(
+    p: float, effect: float, rates: tuple[float, float], limits: tuple[float, ...]
+) -> Status:
     """The status of an effect that counts where it is not chance: below a rate and above a limit, to warn, to fail."""
-    warns, fails = (p < rate and effect > limit for rate, limit in zip(rates, limits[:2], strict=True))
+    warns, fails = (
+        p < rate and effect > limit for rate, limit in zip(rates, limits[:2], strict=True)
+    )
     return "fail" if fails else "warn" if warns else "pass"
 
 

@@ -84,7 +84,9 @@ FAULTS = {
 }
 
 _OUTER = "{outer:.0%} of {count} {which} values lie in the outer 10 % of their predictions (p = {p:.2g})."
-_GAP = "Mean confidence minus accuracy is {gap:+.3f} over {count} held-out values (error {value:.3f})."
+_GAP = (
+    "Mean confidence minus accuracy is {gap:+.3f} over {count} held-out values (error {value:.3f})."
+)
 _RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have converged)."
 
 #: code, or name of a check → what was seen
@@ -110,7 +112,9 @@ SEEN: dict[str, Template] = {
     "density_missing": "The log densities of the draws of {method} were not computed.",
     "one_point": "Together the draws leave {value:.2g} parameters open: they are one point.",
     "moving": "{value:.0%} of the draws repeat the one before.",
-    "chain_stuck": lambda chains, **_: f"All draws of chain {', '.join(map(str, chains))} are the same.",
+    "chain_stuck": lambda chains, **_: (
+        f"All draws of chain {', '.join(map(str, chains))} are the same."
+    ),
     # convergence
     "one_chain": "There is one chain, so nothing can show whether it missed a mode.",
     "chains_short": "Chains of {draws} draws are too short to show whether they converged.",
@@ -199,7 +203,10 @@ ACTIONS: dict[str, str] = {
     "bfmi": "Reparameterise scale sites (non-centred, or on the log scale).",
     "few_draws": "Raise num_draws to 1000: draws from an approximation cost little.",
     "density_not_finite": "Fit again with a smaller step size or learning rate.",
-    **dict.fromkeys(["importance", "function_moves", "density_moves", "virial", "score", "reference"], "{remedy}"),
+    **dict.fromkeys(
+        ["importance", "function_moves", "density_moves", "virial", "score", "reference"],
+        "{remedy}",
+    ),
     "held_out_rows": "Hold out rows that the fit has not seen: these scores are of the training data.",
     "rows_repeated": "Fit to each row once.",
     "copied_chains": "Give every chain a seed and a start of its own, and fit again.",
@@ -213,8 +220,13 @@ def fault(code: str) -> str:
 
 def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
     """What a check of this name saw, in one sentence; of codes that are not ours, the number ``"seen"``."""
-    template, part = SEEN.get(code, SEEN.get(name, "{seen}")), name.removeprefix("not_checked_")
-    return template(**numbers) if callable(template) else template.format(**{"seen": "", "part": part} | dict(numbers))
+    template = SEEN.get(code, SEEN.get(name, "{seen}"))
+    part = name.removeprefix("not_checked_")
+    return (
+        template(**numbers)
+        if callable(template)
+        else template.format(**{"seen": "", "part": part} | dict(numbers))
+    )
 
 
 def action(code: str, name: str, numbers: Mapping[str, Any]) -> str:

@@ -22,7 +22,10 @@ from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12), and minutes; weights
 #: of a full precision matrix (seconds); rows beyond which an ensemble's chains are tried before the evidence
-FEW_ROWS, MAX_NUTS_ROWS, MAX_FULL_WEIGHTS, MAX_EVIDENCE_ROWS = 50, 1000, 3000, 500
+FEW_ROWS = 50
+MAX_NUTS_ROWS = 1000
+MAX_FULL_WEIGHTS = 3000
+MAX_EVIDENCE_ROWS = 500
 
 
 def choose(
@@ -43,7 +46,8 @@ def choose(
         varying: whether the noise is a function of the input.
         compile: the method's option.
     """
-    size, whole = f"{num_data:,} rows, {num_weights:,} weights", num_data <= MAX_WHOLE_ROWS
+    size = f"{num_data:,} rows, {num_weights:,} weights"
+    whole = num_data <= MAX_WHOLE_ROWS
     batch = None if whole else 1000
     varying = varying and num_data < 10 * num_weights
     if joint or num_data <= FEW_ROWS or (varying and not normal):
@@ -51,18 +55,34 @@ def choose(
             size += ", a prior under which weights are correlated"
         if num_data <= MAX_NUTS_ROWS:
             return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
-        svi = SVI(estimator="local_reparameterization", batch_size=batch, num_steps=10_000, compile=compile)
-        return svi, f"{size}: mean-field SVI, whose uncertainty is too large at the data and too small elsewhere"
+        svi = SVI(
+            estimator="local_reparameterization",
+            batch_size=batch,
+            num_steps=10_000,
+            compile=compile,
+        )
+        return (
+            svi,
+            f"{size}: mean-field SVI, whose uncertainty is too large at the data and too small elsewhere",
+        )
     if varying:
         why = "chains from several modes (SGHMC), since at a single mode such a noise fits the residuals"
         return SGHMC(batch_size=batch, compile=compile), f"{size}: {why}"
     # the Gram matrix of the rows stands for that of the weights where it is the smaller
     full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS
-    search = MAP(compile=compile) if whole else MAP(num_steps=3000, batch_size=batch, compile=compile)
-    method = Laplace(structure="full" if full else "kron", tune="marginal_likelihood" if normal else None, map=search)
+    search = (
+        MAP(compile=compile) if whole else MAP(num_steps=3000, batch_size=batch, compile=compile)
+    )
+    method = Laplace(
+        structure="full" if full else "kron",
+        tune="marginal_likelihood" if normal else None,
+        map=search,
+    )
     words = [f"Laplace's approximation, linearised, {_width(normal)}"]
     if not full:
-        words.append("one Kronecker product per layer, since the full precision matrix would be too large")
+        words.append(
+            "one Kronecker product per layer, since the full precision matrix would be too large"
+        )
     if not whole:
         words.append("its mode found with mini-batches of 1,000 rows")
     if num_data <= MAX_NUTS_ROWS:
@@ -98,11 +118,20 @@ class Auto(Method):
 
         model, x, y = run.given
         width = model.forward(model.initial_values(), problem.x[:2]).shape[-1]
-        method, why = choose(problem.num_rows, model.num_weights, width, **families(model), compile=self.compile)
+        method, why = choose(
+            problem.num_rows, model.num_weights, width, **families(model), compile=self.compile
+        )
         if self.quick:
             known = next(each.quick for each in METHODS.values() if each.cls is type(method))
-            method = replace(method, **{key: known[key] for key in known.keys() - {"num_draws", "compile"}})
-        options = {"num_draws": run.num_draws, "seed": run.seed, "device": problem.device, "progress": run.progress}
+            method = replace(
+                method, **{key: known[key] for key in known.keys() - {"num_draws", "compile"}}
+            )
+        options = {
+            "num_draws": run.num_draws,
+            "seed": run.seed,
+            "device": problem.device,
+            "progress": run.progress,
+        }
         fit = empirical_bayes(method, model, x, y)
         if fit is None:
             posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)
@@ -115,7 +144,8 @@ class Auto(Method):
 def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str, Any]]:
     """The method of that name with its settings of a full run, why it, and the options of its ``fit``."""
     known = METHODS[name]
-    settings, words = dict(known.full), f"{known.cls.__name__}, as it was asked for by name"
+    settings = dict(known.full)
+    words = f"{known.cls.__name__}, as it was asked for by name"
     options = {"num_draws": settings.pop("num_draws")} if "num_draws" in settings else {}
     if "tune" in settings:
         words += f", {_width(normal)}"

@@ -72,14 +72,19 @@ class BNNClassifier(ClassifierMixin, Estimator):
         """
         self._check_likelihood()
         if self.noise != "inferred":
-            raise ValueError(f"'noise' is for numbers, and classes have none: leave it out, got {self.noise!r}")
+            raise ValueError(
+                f"'noise' is for numbers, and classes have none: leave it out, got {self.noise!r}"
+            )
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("'y' contains NaN or another missing value: leave out these rows")
         x, y = self._validated(X, y)
         check_classification_targets(y)
-        y, copies = column_or_1d(y, warn=True), self._copies(x, sample_weight)
+        y = column_or_1d(y, warn=True)
+        copies = self._copies(x, sample_weight)
         if copies is not None:
-            x, y, copies = x[copies > 0], y[copies > 0], copies[copies > 0]
+            x = x[copies > 0]
+            y = y[copies > 0]
+            copies = copies[copies > 0]
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"'y' holds a single class, {str(self.classes_[0])!r}: two are needed")

@@ -14,7 +14,12 @@ import pandas as pd
 import torch
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import _check_feature_names, _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    _check_feature_names,
+    _check_sample_weight,
+    check_is_fitted,
+    validate_data,
+)
 from torch import Tensor, nn
 
 from pyrobnn import networks, priors
@@ -86,15 +91,23 @@ class Estimator(BaseEstimator):
     def _fit(self, x: np.ndarray, y: np.ndarray, copies: np.ndarray | None, width: int) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
-        self._weighted, self._held = copies is not None, cast(Any, ())
+        self._weighted = copies is not None
+        self._held = cast(Any, ())
         warn(constant_features(x, self._names(x)))
         if copies is not None:
-            x, y = np.repeat(x, copies, 0), np.repeat(y, copies, 0)
+            x = np.repeat(x, copies, 0)
+            y = np.repeat(y, copies, 0)
         order = np.lexsort(np.column_stack([x, y]).T)  # data in another order give the same numbers
         self._x, self._y = (torch.from_numpy(np.ascontiguousarray(part[order])) for part in (x, y))
         seed = self._seed()
-        units = Standardizer.fit(Dataset(self._x, self._y, "train", self.task)) if self.standardize else None
-        likelihood: Likelihood = self._default_likelihood(units, width) if self.likelihood is None else self.likelihood
+        units = (
+            Standardizer.fit(Dataset(self._x, self._y, "train", self.task))
+            if self.standardize
+            else None
+        )
+        likelihood: Likelihood = (
+            self._default_likelihood(units, width) if self.likelihood is None else self.likelihood
+        )
         exposure = likelihood.targets.exposure is not None
         if exposure and self.columns_ is not None:
             raise ValueError(
@@ -129,8 +142,12 @@ class Estimator(BaseEstimator):
     @one_thread()
     def _fit_open(self, model: BNN, seed: int) -> None:
         """The fit where nothing but the data is given: a linear model, unless a net gains on it."""
-        data, units, num = (self._x, self._y), cast(Standardizer, model.standardizer), len(self._x)
-        seconds, begun, why = self.max_seconds, time.perf_counter(), ""
+        data = (self._x, self._y)
+        units = cast(Standardizer, model.standardizer)
+        num = len(self._x)
+        seconds = self.max_seconds
+        begun = time.perf_counter()
+        why = ""
         if num > (FEW_ROWS if seconds is not None else MAX_EVIDENCE_ROWS):
             rule, why = search(data, units, seconds, seed, self.device)
             if rule is not None:
@@ -156,7 +173,9 @@ class Estimator(BaseEstimator):
                 self.method_reason_ += f"; {why}"
                 return
         self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)
-        self.method_reason_ = f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
+        self.method_reason_ = (
+            f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
+        )
 
     @one_thread()
     def _fit_labels(self, model: BNN, seed: int) -> None:
@@ -171,7 +190,9 @@ class Estimator(BaseEstimator):
         self.__dict__.update(found[gained])
         self.method_reason_ += f"; {why}"
         if not gained:
-            self.method_reason_ = f"a linear model predicts these rows as well: {self.method_reason_}"
+            self.method_reason_ = (
+                f"a linear model predicts these rows as well: {self.method_reason_}"
+            )
         warn(self.posterior_.meta["warnings"])
 
     def _fit_counts(self, model: BNN, net: nn.Module, seed: int) -> bool:
@@ -185,7 +206,9 @@ class Estimator(BaseEstimator):
             self._infer(BNN(net, model.prior, likelihood, standardizer=model.standardizer), seed)
         meta = self.posterior_.meta
         self.method_reason_ += f"; {words}"
-        found = meta.get("newton_distance", 0.0) ** 2 < model.num_weights  # within a posterior sd of each weight
+        found = (
+            meta.get("newton_distance", 0.0) ** 2 < model.num_weights
+        )  # within a posterior sd of each weight
         if found:
             warn(meta["warnings"])
         return bool(found)
@@ -213,7 +236,8 @@ class Estimator(BaseEstimator):
         check_choice("missing", self.missing, ("refuse", "impute"))
         self.columns_: Columns | None = None
         self._is_table = isinstance(X, pd.DataFrame) and (
-            self.missing == "impute" or X.select_dtypes(["number", "bool"], "timedelta").shape[1] < X.shape[1]
+            self.missing == "impute"
+            or X.select_dtypes(["number", "bool"], "timedelta").shape[1] < X.shape[1]
         )
         options |= {"dtype": np.float64, "ensure_min_samples": 2}
         if not self._is_table:
@@ -222,12 +246,17 @@ class Estimator(BaseEstimator):
         columns = Columns.fit(X, self.missing, "X")
         x, y = validate_data(self, columns.transform(X, "X")[0], y, **options)
         _check_feature_names(self, X, reset=True)
-        self.n_features_in_, self.columns_ = X.shape[1], columns
+        self.n_features_in_ = X.shape[1]
+        self.columns_ = columns
         return x, y
 
     def _names(self, x: np.ndarray | Tensor) -> Sequence[str]:
         """Of the inputs x (n, input)."""
-        given = getattr(self, "feature_names_in_", None) if self.columns_ is None else self.columns_.inputs
+        given = (
+            getattr(self, "feature_names_in_", None)
+            if self.columns_ is None
+            else self.columns_.inputs
+        )
         return [f"x{index}" for index in range(x.shape[1])] if given is None else given
 
     def _seed(self) -> int:
@@ -249,10 +278,17 @@ class Estimator(BaseEstimator):
         if self.net is None:
             hidden = (50,) if self.hidden is None else self.hidden
             # in what scikit-learn computes in
-            return networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed).double()
+            return networks.mlp(
+                num_inputs, hidden, width, activation=self.activation, seed=seed
+            ).double()
         if isinstance(self.net, nn.Module):
             return self.net
-        check_type("net", self.net, Callable, "an nn.Module or a function (num_inputs, num_outputs) -> nn.Module")
+        check_type(
+            "net",
+            self.net,
+            Callable,
+            "an nn.Module or a function (num_inputs, num_outputs) -> nn.Module",
+        )
         with seeded(seed):
             return cast(nn.Module, self.net(num_inputs, width))
 
@@ -261,9 +297,12 @@ class Estimator(BaseEstimator):
         given = self.likelihood
         if given is None:
             return
-        classes, known = self.task == "classification", isinstance(given, Likelihood)
+        classes = self.task == "classification"
+        known = isinstance(given, Likelihood)
         if not known or (given.targets.kind != "label" if classes else given.targets.classes):
-            raise TypeError(f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {given!r}")
+            raise TypeError(
+                f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {given!r}"
+            )
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
@@ -275,11 +314,18 @@ class Estimator(BaseEstimator):
             check_method(self.method, instead="'auto', the name of a method or ")
             return self.method, f"{type(self.method).__name__}, as it was given", options
         check_choice("method", self.method, tuple(METHODS))
-        facts, num = families(model), len(self._x)
+        facts = families(model)
+        num = len(self._x)
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            chosen, why = choose(num, model.num_weights, width, **facts, compile=not line and (self.compile or "trace"))
+            chosen, why = choose(
+                num,
+                model.num_weights,
+                width,
+                **facts,
+                compile=not line and (self.compile or "trace"),
+            )
             if line and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
             return chosen, why, options
@@ -296,7 +342,8 @@ class Estimator(BaseEstimator):
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
-        x, posterior = self._inputs(X), self.posterior_
+        x = self._inputs(X)
+        posterior = self.posterior_
         warn(far_rows(self._x.numpy(), x.numpy(), self._names(x)))
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
@@ -338,10 +385,17 @@ class Estimator(BaseEstimator):
         held = np.isin(np.arange(len(self._x)), self._held)
         (x, y), test = ((self._x[rows], self._y[rows]) for rows in (~held, held))
         # of rows that are counted more than once none can be left out
-        tree = self.posterior_.to_datatree(x, None if self._weighted else y, test=test if held.any() else None)
-        names = {"feature": self._names(self._x), "class": [str(each) for each in getattr(self, "classes_", ())]}
+        tree = self.posterior_.to_datatree(
+            x, None if self._weighted else y, test=test if held.any() else None
+        )
+        names = {
+            "feature": self._names(self._x),
+            "class": [str(each) for each in getattr(self, "classes_", ())],
+        }
         for part in tree.subtree:  # so that columns and classes are called by their names
-            known = {dim: list(each) for dim, each in names.items() if part.sizes.get(dim) == len(each)}
+            known = {
+                dim: list(each) for dim, each in names.items() if part.sizes.get(dim) == len(each)
+            }
             part.dataset = part.to_dataset(inherit=False).assign_coords(known)
         return diagnose(tree)
 
@@ -355,7 +409,8 @@ class Estimator(BaseEstimator):
 
 def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Finding]:
     """Rows that lie beyond the training data by more than half the range of a feature."""
-    low, high = train.min(0), train.max(0)
+    low = train.min(0)
+    high = train.max(0)
     beyond = np.maximum(low - x, x - high) > 0.5 * (high - low)
     if not beyond.any():
         return []

@@ -53,14 +53,22 @@ class _ProgramEstimator(BaseEstimator):
         self.method_ = NUTS() if self.method is None else self.method
         check_type("program", self.program, Callable, "a Pyro program fn(x, y)")
         check_method(self.method_)
-        self._x, self._y, given = self._tensor(x), self._tensor(y), self.random_state
-        seed = int(given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1))
+        self._x = self._tensor(x)
+        self._y = self._tensor(y)
+        given = self.random_state
+        seed = int(
+            given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1)
+        )
         with types_explained(self.program, {"x": self._x, "y": self._y}):
             data = [*Density(self.program, (self._x, self._y)).derived.replicated]
         self._site = self.site or (data[0] if len(data) == 1 else "")
         if self._site not in data:
-            raise ValueError(f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}")
-        self.posterior_ = self.method_.fit(self.program, self._x, self._y, num_draws=self.num_draws, seed=seed)
+            raise ValueError(
+                f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}"
+            )
+        self.posterior_ = self.method_.fit(
+            self.program, self._x, self._y, num_draws=self.num_draws, seed=seed
+        )
 
     @staticmethod
     def _tensor(values: Any) -> Tensor:
@@ -73,7 +81,9 @@ class _ProgramEstimator(BaseEstimator):
         return diagnose(self.posterior_.to_datatree(self._x, self._y))
 
     @torch.no_grad()
-    def _predicted(self, X: Any, part: Callable[[Any, Tensor], Tensor], least: int = 1) -> np.ndarray:
+    def _predicted(
+        self, X: Any, part: Callable[[Any, Tensor], Tensor], least: int = 1
+    ) -> np.ndarray:
         """``part`` (n, …) of the predicted site's distribution and of uniform noise (n,), at every draw: (draw, n, …).
 
         At ``least`` so many: draws of the posterior are taken more than once, if need be.
@@ -87,7 +97,9 @@ class _ProgramEstimator(BaseEstimator):
             def look(fn: Any) -> Tensor:
                 shape = fn.shape()
                 if len(x) != shape[0]:
-                    raise ValueError(f"{self._site!r} has shape {(*shape,)}, x {len(x)} rows: take their number from x")
+                    raise ValueError(
+                        f"{self._site!r} has shape {(*shape,)}, x {len(x)} rows: take their number from x"
+                    )
                 found.append(part(elementwise(fn), noise))
                 return x.new_zeros(shape)
 
@@ -185,9 +197,13 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
 
         def each(fn: Any, _: Tensor) -> Tensor:
             if not fn.support.is_discrete:
-                raise TypeError(f"{self._site!r} is {type(fn).__name__}, which has no classes: use PyroRegressor")
+                raise TypeError(
+                    f"{self._site!r} is {type(fn).__name__}, which has no classes: use PyroRegressor"
+                )
             levels = torch.arange(len(self.classes_), dtype=torch.get_default_dtype())
-            return torch.stack([fn.log_prob(level.expand(fn.batch_shape)) for level in levels], -1).exp()
+            return torch.stack(
+                [fn.log_prob(level.expand(fn.batch_shape)) for level in levels], -1
+            ).exp()
 
         found = self._predicted(X, each).mean(0)
         return np.asarray(found / found.sum(1, keepdims=True))

@@ -104,7 +104,8 @@ class BNNRegressor(RegressorMixin, Estimator):
         self._check_likelihood()
         x, y = self._validated(X, self._read(y), multi_output=True, y_numeric=True)
         y = np.asarray(y, dtype=np.float64)
-        flat, y = y.ndim == 1, y.reshape(len(y), -1)
+        flat = y.ndim == 1
+        y = y.reshape(len(y), -1)
         self.n_outputs_ = self._values(y).shape[1]
         self._flat = flat or self.n_outputs_ < y.shape[1]
         self._fit(x, y, self._copies(x, sample_weight), self.n_outputs_)
@@ -113,11 +114,19 @@ class BNNRegressor(RegressorMixin, Estimator):
     def _read(self, y: Any) -> Any:
         """Structured arrays of censored values as two columns; anything else as it is."""
         structured = getattr(getattr(y, "dtype", None), "names", None)
-        return self.likelihood.targets.read(y).numpy() if structured and self.likelihood is not None else y
+        return (
+            self.likelihood.targets.read(y).numpy()
+            if structured and self.likelihood is not None
+            else y
+        )
 
     def _values(self, y: np.ndarray) -> np.ndarray:
         """The columns of y that are predicted."""
-        return y if self.likelihood is None else self.likelihood.targets.values(torch.tensor(y)).numpy()
+        return (
+            y
+            if self.likelihood is None
+            else self.likelihood.targets.values(torch.tensor(y)).numpy()
+        )
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean.
@@ -134,13 +143,17 @@ class BNNRegressor(RegressorMixin, Estimator):
         mean, scale = self._predict(X, lambda p: p.mean, lambda p: p.var.sqrt())
         return self._shaped(mean), self._shaped(scale)
 
-    def predict_quantiles(self, X: Any, quantiles: float | Sequence[float] = (0.05, 0.5, 0.95)) -> np.ndarray:
+    def predict_quantiles(
+        self, X: Any, quantiles: float | Sequence[float] = (0.05, 0.5, 0.95)
+    ) -> np.ndarray:
         """Quantiles of a new observation, (n, quantile) or (n, output, quantile).
 
         Raises:
             ValueError: a level outside (0, 1).
         """
-        levels = [check_number("quantiles", level, above=0, below=1) for level in np.atleast_1d(quantiles)]
+        levels = [
+            check_number("quantiles", level, above=0, below=1) for level in np.atleast_1d(quantiles)
+        ]
         q = torch.tensor(levels, dtype=torch.float64)
         return self._shaped(self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0])
 
@@ -168,7 +181,9 @@ class BNNRegressor(RegressorMixin, Estimator):
             return HeteroskedasticGaussian()
         if self.noise in ("inferred", "learned"):
             one = torch.ones(() if width == 1 else width, dtype=torch.float64)
-            likelihood = HomoskedasticGaussian(dist.HalfNormal(one) if self.noise == "inferred" else "learned")
+            likelihood = HomoskedasticGaussian(
+                dist.HalfNormal(one) if self.noise == "inferred" else "learned"
+            )
             if self.noise == "learned":
                 likelihood.own.points[SCALE] = (one, dist.constraints.positive)  # one per output
             return likelihood

@@ -54,30 +54,55 @@ class TabularEnsemble(DeepEnsemble):
 
     def _search(self, problem: Problem, start: Tensor, run: FitRun, *_: Any, **__: Any) -> Result:
         """Of a normal the same log joint, but for a constant, and its gradient in half of autograd's operations."""
-        noise, head = cast(Any, problem.bnn.likelihood), cast(Any, problem.bnn.net)[-1]
+        noise = cast(Any, problem.bnn.likelihood)
+        head = cast(Any, problem.bnn.net)[-1]
         if type(noise) not in (lk.HomoskedasticGaussian, lk.HeteroskedasticGaussian):
             return super()._search(problem, start, run)
-        shrink, known = 1 / (self.prior_sd**2 * problem.num_rows), isinstance(noise, lk.HomoskedasticGaussian)
+        shrink = 1 / (self.prior_sd**2 * problem.num_rows)
+        known = isinstance(noise, lk.HomoskedasticGaussian)
 
         def slopes(thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            values = [part for _, part in problem.density.parts(thetas)]  # of each layer weight and bias
-            weights, inputs, sums = values[::2], [x.expand(len(thetas), *x.shape)], []
+            values = [
+                part for _, part in problem.density.parts(thetas)
+            ]  # of each layer weight and bias
+            weights = values[::2]
+            inputs = [x.expand(len(thetas), *x.shape)]
+            sums = []
             for weight, bias in zip(weights, values[1::2]):
                 sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight.mT))
                 inputs.append(nn.functional.silu(sums[-1]))
             mean, scale = noise.loc_scale(head(sums[-1]), {})
             error = (y - mean) / scale
-            square, loss = error.square(), thetas.square().sum(1) * (shrink / 2)
-            raw = torch.zeros_like(mean) if known else (1 - square) * torch.expm1(noise.min_scale - scale)
-            slope, found = torch.cat([error, raw], -1) / (scale * -len(y)), list[Tensor]()
+            square = error.square()
+            loss = thetas.square().sum(1) * (shrink / 2)
+            raw = (
+                torch.zeros_like(mean)
+                if known
+                else (1 - square) * torch.expm1(noise.min_scale - scale)
+            )
+            slope = torch.cat([error, raw], -1) / (scale * -len(y))
+            found = list[Tensor]()
             for index in reversed(range(len(weights))):
                 found[:0] = [torch.bmm(slope.mT, inputs[index]).flatten(1), slope.sum(1)]
-                slope = torch.ops.aten.silu_backward(slope @ weights[index], sums[index - 1]) if index else slope
+                slope = (
+                    torch.ops.aten.silu_backward(slope @ weights[index], sums[index - 1])
+                    if index
+                    else slope
+                )
             loss += (square / 2 + scale.log()).mean((1, 2))
             return torch.cat(found, 1).add_(thetas, alpha=shrink), loss[None].double()
 
-        batches, training = problem.batches(self.batch_size), Training.of(replace(self, compile=False), "cosine")
-        return minimize(slopes, start, batches, training, slopes=True, progress=run.progress, name="the ensemble")
+        batches = problem.batches(self.batch_size)
+        training = Training.of(replace(self, compile=False), "cosine")
+        return minimize(
+            slopes,
+            start,
+            batches,
+            training,
+            slopes=True,
+            progress=run.progress,
+            name="the ensemble",
+        )
 
 
 class Lift(nn.Module):
@@ -102,15 +127,33 @@ class Lift(nn.Module):
 
     def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int, fastest: float = 1.0):
         super().__init__()
-        least, many = x.min(0), np.flatnonzero([len(np.unique(column)) > 2 for column in x.T])
+        least = x.min(0)
+        many = np.flatnonzero([len(np.unique(column)) > 2 for column in x.T])
         # a logarithm is of values that are positive and not all far from zero; of others, of a shift
-        start = np.where((origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0))
-        powers, grid = np.ones(x.shape[1]), np.linspace(-2, 2, 17) + 1e-4 * (np.arange(17) == 8)
-        log = np.log(x[:, many] - start[many])  # its likelihood, up to a constant; 1e-4 stands for zero
+        start = np.where(
+            (origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0)
+        )
+        powers = np.ones(x.shape[1])
+        grid = np.linspace(-2, 2, 17) + 1e-4 * (np.arange(17) == 8)
+        log = np.log(
+            x[:, many] - start[many]
+        )  # its likelihood, up to a constant; 1e-4 stands for zero
         likely = [(p - 1) * log.mean(0) - np.log(np.exp(p * log).std(0) / abs(p)) for p in grid]
         powers[many] = grid[np.argmax(likely, 0)]
-        rates = np.random.default_rng(0).normal(size=(len(many), waves)) * np.geomspace(1, fastest, waves or 1)[:waves]
-        self._hold(start=start, least=least - start, powers=powers, rates=rates, many=many, centre=0, scale=1, shrink=1)
+        rates = (
+            np.random.default_rng(0).normal(size=(len(many), waves))
+            * np.geomspace(1, fastest, waves or 1)[:waves]
+        )
+        self._hold(
+            start=start,
+            least=least - start,
+            powers=powers,
+            rates=rates,
+            many=many,
+            centre=0,
+            scale=1,
+            shrink=1,
+        )
         raised = self._raised(torch.from_numpy(x))
         self._hold(centre=raised.mean(0), scale=raised.std(0).clamp_min(1e-6))
         lifted = self(torch.from_numpy(x))
@@ -124,7 +167,9 @@ class Lift(nn.Module):
     def _raised(self, x: Tensor) -> Tensor:
         # below the least row that was seen the tangent goes on: a logarithm ends somewhere
         seen = torch.maximum(x - self.start, self.least)
-        return torch.expm1(self.powers * seen.log()) / self.powers + (x - self.start - seen) * seen ** (self.powers - 1)
+        return torch.expm1(self.powers * seen.log()) / self.powers + (
+            x - self.start - seen
+        ) * seen ** (self.powers - 1)
 
     def forward(self, x: Tensor) -> Tensor:
         plain = (self._raised(x) - self.centre) / self.scale
@@ -146,14 +191,18 @@ class Heads(nn.Module):
 
     def __init__(self, noise: float, mean_only: bool, factor: float = 1.0):
         super().__init__()
-        self.raw, self.mean_only, self.factor = math.log(math.expm1(noise)), mean_only, factor
+        self.raw = math.log(math.expm1(noise))
+        self.mean_only = mean_only
+        self.factor = factor
 
     def forward(self, f: Tensor) -> Tensor:
         mean, raw = f.chunk(2, -1)
         if self.mean_only:
             return mean
         scale = self.factor * nn.functional.softplus(raw + self.raw)
-        return torch.cat([mean, raw + self.raw if self.factor == 1 else scale + (-torch.expm1(-scale)).log()], -1)
+        return torch.cat(
+            [mean, raw + self.raw if self.factor == 1 else scale + (-torch.expm1(-scale)).log()], -1
+        )
 
 
 class Offset(nn.Module):
@@ -193,54 +242,96 @@ class Rule(NamedTuple):
         head = plain if self.likelihood else Heads(self.left, mean_only, self.factor)
         widths = [lift.width, 32, 32, 32, 32]
         with seeded(0):
-            layers = [part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())]
-            net = nn.Sequential(lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head)
+            layers = [
+                part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())
+            ]
+            net = nn.Sequential(
+                lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head
+            )
         prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, TabularEnsemble.prior_sd))
         return BNN(net, prior, likelihood, standardizer=units)
 
     def fit(
-        self, data: Data, units: Standardizer, seconds: float | None, num_draws: int | None, compile: bool, **run: Any
+        self,
+        data: Data,
+        units: Standardizer,
+        seconds: float | None,
+        num_draws: int | None,
+        compile: bool,
+        **run: Any,
     ) -> tuple[Posterior, Method, str, Tensor]:
         """Members of an ensemble, and of few rows chains that start there and spend what is left of the seconds.
 
         The members learn the mean alone, under noise that is known: one that may choose it explains by noise what it
         learns late. Of many rows they then learn the noise too, and some are held out (the last result) to scale it.
         """
-        begun, num = time.perf_counter(), len(data[0])
-        mean, both, whole = self.model(*data, units, True), self.model(*data, units, False), num <= MAX_WHOLE_ROWS
+        begun = time.perf_counter()
+        num = len(data[0])
+        mean = self.model(*data, units, True)
+        both = self.model(*data, units, False)
+        whole = num <= MAX_WHOLE_ROWS
         # many members predict better than few that are trained for long, whose noise becomes too small
         members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
         effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4 if whole else 1))
         # under a likelihood of its own for as long as in the search, beyond which nothing showed that its width holds
-        steps = int(1500 * effort**0.5 if whole else (3000 if self.likelihood is None else 400) * effort)
-        batch, traced = min(num, 128 if whole else 256), cast(Any, "trace" if compile else False)
-        search = TabularEnsemble(num_members=members, num_steps=steps, batch_size=batch, compile=traced)
+        steps = int(
+            1500 * effort**0.5 if whole else (3000 if self.likelihood is None else 400) * effort
+        )
+        batch = min(num, 128 if whole else 256)
+        traced = cast(Any, "trace" if compile else False)
+        search = TabularEnsemble(
+            num_members=members, num_steps=steps, batch_size=batch, compile=traced
+        )
         order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(num))
         held = order[: 0 if whole else min(num // 10, 500)]
         rows = [part[order[len(held) :]] for part in data]
         with quiet():
-            start, words = search.fit(mean, *rows, **run), f"an ensemble of {members}"
-        method: Any = replace(search, num_steps=max(1, steps // 3), optimizer=Optimizer(clip_norm=1.0))
+            start = search.fit(mean, *rows, **run)
+            words = f"an ensemble of {members}"
+        method: Any = replace(
+            search, num_steps=max(1, steps // 3), optimizer=Optimizer(clip_norm=1.0)
+        )
         if whole:
-            options: dict[str, Any] = {"num_chains": members, "preconditioner": "rmsprop", "compile": compile}
+            options: dict[str, Any] = {
+                "num_chains": members,
+                "preconditioner": "rmsprop",
+                "compile": compile,
+            }
             if seconds is not None:
-                timed = (SGHMC(num_warmup=each, thinning=1, **options) for each in (60, 60 + int(5 * seconds)))
+                timed = (
+                    SGHMC(num_warmup=each, thinning=1, **options)
+                    for each in (60, 60 + int(5 * seconds))
+                )
                 fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
                 with quiet():
-                    few, more = (each.meta["timings"]["fit"] for each in fits)  # both prepare; load can hide the steps
+                    few, more = (
+                        each.meta["timings"]["fit"] for each in fits
+                    )  # both prepare; load can hide the steps
                 left = 0.8 * (seconds - (time.perf_counter() - begun))
-                effort = float(np.clip(left * seconds / (600 * max(more - few, more / 2)), 0.05, 50))
+                effort = float(
+                    np.clip(left * seconds / (600 * max(more - few, more / 2)), 0.05, 50)
+                )
             # the momentum lasts for thousands of steps where there is time: they have a long way
-            options |= {"num_warmup": max(50, int(1000 * effort)), "thinning": max(1, int(20 * effort))}
+            options |= {
+                "num_warmup": max(50, int(1000 * effort)),
+                "thinning": max(1, int(20 * effort)),
+            }
             method = SGHMC(friction=min(1.0, 0.003 / effort), **options)
             words = f"{members} chains of {num_draws or 100} draws, {method.thinning} steps apart, from {words}"
-        posterior = method.fit(both, *rows, init=start, num_draws=(num_draws or 100) if whole else None, **run)
+        posterior = method.fit(
+            both, *rows, init=start, num_draws=(num_draws or 100) if whole else None, **run
+        )
         if not whole and self.likelihood is None:
             p = posterior.predict(data[0][held])
             known = data[1][held] - p.mean.cpu(), p.aleatoric_var, p.epistemic_var
             error, noise, spread = (each.double().cpu().numpy() for each in known)
-            factor = max(np.geomspace(0.5, 5, 70), key=lambda f: log_density(error, f**2 * noise + spread).mean())
-            posterior = replace(posterior, model=self._replace(factor=factor).model(*data, units, False))
+            factor = max(
+                np.geomspace(0.5, 5, 70),
+                key=lambda f: log_density(error, f**2 * noise + spread).mean(),
+            )
+            posterior = replace(
+                posterior, model=self._replace(factor=factor).model(*data, units, False)
+            )
         words += f", {self.likelihood or 'normal noise that depends on the input'}; four layers of 32 on powers of the"
         words += f" features and {self.waves} sine waves of each"
         return posterior, method, words, held
@@ -250,7 +341,9 @@ def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
     """The model with a net of one hidden layer on a :class:`Lift` of data x (N, feature)."""
     units = cast(Standardizer, model.standardizer)
     waves = max(0, min(8, (256 // x.shape[1] - 1) // 2))  # some 256 inputs of the net
-    lift = Lift(units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), waves).double()
+    lift = Lift(
+        units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), waves
+    ).double()
     net = networks.mlp(lift.width, (50,), 1, activation="silu", seed=seed).double()
     return BNN(nn.Sequential(lift, *net), model.prior, model.likelihood, standardizer=units)
 
@@ -280,12 +373,15 @@ def one_thread() -> Iterator[None]:
 
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
     """Whether log densities (N,) gain on a linear model's, in words: log 20 in sum and two standard errors."""
-    more, error = float((ours - linear).mean()), float((ours - linear).std()) / math.sqrt(len(ours))
+    more = float((ours - linear).mean())
+    error = float((ours - linear).std()) / math.sqrt(len(ours))
     words = f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
     return more > 2 * error and more * len(ours) > math.log(20), words
 
 
-def search(data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any) -> tuple[Rule | None, str]:
+def search(
+    data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any
+) -> tuple[Rule | None, str]:
     """The rule that predicts left-out rows best, None where none gains on a linear model; and the gain in words.
 
     Tried on a fifth of the rows, with short training of two members: how closely to follow the data, whether waves
@@ -293,11 +389,19 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
     """
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))[:25_000]
     held, kept = order.tensor_split([min(len(order) // 5, 2000)])
-    x, y = units.transform_x(data[0]).numpy(), units.transform_y(data[1])[:, 0].numpy()
+    x = units.transform_x(data[0]).numpy()
+    y = units.transform_y(data[1])[:, 0].numpy()
     error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
-    line, linear, whole = float(np.std(error)), log_density(error, np.mean(error**2)), len(x) <= MAX_WHOLE_ROWS
-    steps = int(1200 * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)))  # fewer favour fast learners
-    options: dict[str, Any] = {"batch_size": min(128 if whole else 256, len(kept)), "compile": "trace"}
+    line = float(np.std(error))
+    linear = log_density(error, np.mean(error**2))
+    whole = len(x) <= MAX_WHOLE_ROWS
+    steps = int(
+        1200 * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3))
+    )  # fewer favour fast learners
+    options: dict[str, Any] = {
+        "batch_size": min(128 if whole else 256, len(kept)),
+        "compile": "trace",
+    }
     method = TabularEnsemble(num_members=2, num_steps=steps, **options)
     found: list[tuple[float, Rule, np.ndarray]] = []
     begun = time.perf_counter()
@@ -308,13 +412,19 @@ def search(data: Data, units: Standardizer, seconds: float | None, seed: int, de
             return
         model = rule.model(data[0][kept], data[1][kept], units, rule.likelihood is None)
         trial = method if rule.likelihood is None else replace(method, num_steps=min(steps, 400))
-        prediction = trial.fit(model, data[0][kept], data[1][kept], seed=seed, device=device).predict(data[0][held])
+        prediction = trial.fit(
+            model, data[0][kept], data[1][kept], seed=seed, device=device
+        ).predict(data[0][held])
         error = y[held] - units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
         if rule.likelihood is None:
             each = log_density(error, np.mean(error**2))
         else:
-            each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(float(units.y_scale[0]))
-        found.append((float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each))
+            each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(
+                float(units.y_scale[0])
+            )
+        found.append(
+            (float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each)
+        )
 
     for share in (0.1, 0.3, 1.0) if whole else (1.0,):
         attempt(Rule(max(1, min(8, 256 // x.shape[1])), share * line, line))
@@ -347,12 +457,19 @@ def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
     likelihood = next(iter(responses(y)), None)
     if not isinstance(likelihood, lk.NegativeBinomial):
         return None, ""
-    y, folds = y[:, 0], KFold(min(10, len(y)), shuffle=True, random_state=0)
+    folds = KFold(min(10, len(y)), shuffle=True, random_state=0)
+    y = y[:, 0]
     models = BayesianRidge(), PoissonRegressor(alpha=1 / len(y))
     with quiet():
         mean, rate = (cross_val_predict(model, x, y, cv=folds) for model in models)
-    error, square = y - mean, (rate**2).sum()
+    error = y - mean
+    square = (rate**2).sum()
     size = square / max(((y - rate) ** 2 - rate).sum(), 1e-6 * square)
-    ours, normal = nbinom.logpmf(y, size, size / (size + rate)), log_density(error, np.mean(error**2))
+    ours = nbinom.logpmf(y, size, size / (size + rate))
+    normal = log_density(error, np.mean(error**2))
     gained, words = gain(ours, normal)
-    return (likelihood, f"{likelihood!r} of counts: in a log-linear model {words}") if gained else (None, "")
+    return (
+        (likelihood, f"{likelihood!r} of counts: in a log-linear model {words}")
+        if gained
+        else (None, "")
+    )

@@ -37,7 +37,9 @@ def with_batch_statistics(model: BNN) -> BNN:
 
 
 @torch.no_grad()
-def refreshed_statistics(model: BNN, draws: Mapping[str, Tensor], inputs: Iterable[Tensor]) -> dict[str, Tensor]:
+def refreshed_statistics(
+    model: BNN, draws: Mapping[str, Tensor], inputs: Iterable[Tensor]
+) -> dict[str, Tensor]:
     r"""Running statistics that belong to the weights of each draw: averages over the batches of one pass.
 
     Args:
@@ -57,7 +59,9 @@ def refreshed_statistics(model: BNN, draws: Mapping[str, Tensor], inputs: Iterab
     for norm in norms.values():
         norm.train()
         norm.momentum = None  # plain averages over the batches
-    weights = {name.removeprefix(NET): value for name, value in draws.items() if name.startswith(NET)}
+    weights = {
+        name.removeprefix(NET): value for name, value in draws.items() if name.startswith(NET)
+    }
     chains, count = next(iter(weights.values())).shape[:2]
     rows: dict[str, list[Tensor]] = {}
     for index in range(chains * count):
@@ -69,4 +73,6 @@ def refreshed_statistics(model: BNN, draws: Mapping[str, Tensor], inputs: Iterab
         for name, norm in norms.items():
             rows.setdefault(f"{NET}{name}.running_mean", []).append(norm.running_mean.clone())
             rows.setdefault(f"{NET}{name}.running_var", []).append(norm.running_var.clone())
-    return {name: torch.stack(values).unflatten(0, (chains, count)) for name, values in rows.items()}
+    return {
+        name: torch.stack(values).unflatten(0, (chains, count)) for name, values in rows.items()
+    }

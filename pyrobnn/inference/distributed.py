@@ -68,7 +68,11 @@ def _fresh_store() -> dict[str, Any]:
     if restarts == "0" or not alone or env.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     store, rank, ranks = next(dist.rendezvous("env://"))
-    return {"store": dist.PrefixStore(f"start {restarts}", store), "rank": rank, "world_size": ranks}
+    return {
+        "store": dist.PrefixStore(f"start {restarts}", store),
+        "rank": rank,
+        "world_size": ranks,
+    }
 
 
 def fit_on_ranks(
@@ -168,7 +172,12 @@ def fit_on_workers(
 
 
 def _job(
-    method: Any, problem: Sequence[Any], num_draws: int, seed: int, init: Any, checkpoint: str | Path | None
+    method: Any,
+    problem: Sequence[Any],
+    num_draws: int,
+    seed: int,
+    init: Any,
+    checkpoint: str | Path | None,
 ) -> Callable[..., Posterior]:
     """``job(ranks, rank)``, the fit of one rank."""
     _along(method)
@@ -180,7 +189,14 @@ def _job(
 
 
 def _fit_rank(
-    method: Any, problem: Any, options: Any, seed: int, checkpoint: Any, ranks: int, rank: int, **where: Any
+    method: Any,
+    problem: Any,
+    options: Any,
+    seed: int,
+    checkpoint: Any,
+    ranks: int,
+    rank: int,
+    **where: Any,
 ) -> Posterior:
     own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
     return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)
@@ -200,7 +216,11 @@ def _along(method: Any) -> int:
 def _shown(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
     """What the others need of a fit, on the CPU."""
     draws = {name: value.cpu() for name, value in posterior.draws.items()}
-    return draws, {name: value.cpu() for name, value in posterior.sample_stats.items()}, posterior.meta
+    return (
+        draws,
+        {name: value.cpu() for name, value in posterior.sample_stats.items()},
+        posterior.meta,
+    )
 
 
 def _joined(method: Any, posterior: Posterior, parts: Sequence[Any], seed: int) -> Posterior:
@@ -208,12 +228,22 @@ def _joined(method: Any, posterior: Posterior, parts: Sequence[Any], seed: int) 
     draws, stats, metas = zip(*parts, strict=True)
 
     def cat(own: Mapping[str, Tensor], values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {name: torch.cat([v[name] for v in values], _along(method)).to(own[name]) for name in own}
+        return {
+            name: torch.cat([v[name] for v in values], _along(method)).to(own[name]) for name in own
+        }
 
-    timings = {name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in metas[0]["timings"]}
+    timings = {
+        name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in metas[0]["timings"]
+    }
     notes = [f"rank {rank}: {note}" for rank, meta in enumerate(metas) for note in meta["warnings"]]
     found = [each for meta in metas for each in meta["findings"]]
-    joined = {"seed": seed, "num_ranks": len(metas), "timings": timings, "warnings": notes, "findings": found}
+    joined = {
+        "seed": seed,
+        "num_ranks": len(metas),
+        "timings": timings,
+        "warnings": notes,
+        "findings": found,
+    }
     return dataclasses.replace(
         posterior,
         draws=cat(posterior.draws, draws),

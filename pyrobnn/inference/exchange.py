@@ -26,7 +26,8 @@ from pyrobnn.core.seeding import generator
 #: positions (row, dim) and β (row,) to the gradient (row, dim), log base density and log likelihood (row,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 #: rejection rate between neighbours that the temperatures are spaced for, and the fewest intervals
-_REJECTED, _FEWEST_INTERVALS = 0.3, 8
+_REJECTED = 0.3
+_FEWEST_INTERVALS = 8
 _TARGET_ACCEPT = 0.8
 #: the smallest step of a path is this power of two below the largest: modes of several widths are entered and left
 _FINEST = -4.0
@@ -87,12 +88,19 @@ class Ladders:
         self.betas = betas
         each = max(4, self.num_states // (len(betas) * self.num_islands))
         self.num_ladders = each * self.num_islands
-        nearest = [min(self.levels, key=lambda level: abs(level.beta - float(beta))) for beta in betas]
+        nearest = [
+            min(self.levels, key=lambda level: abs(level.beta - float(beta))) for beta in betas
+        ]
         self._scale = torch.stack([level.scale for level in nearest])
         self._step = torch.tensor([level.step for level in nearest], dtype=torch.float64)
         states = []
         for level in nearest:
-            index = torch.rand(each, generator=self._random).mul(level.z.shape[1]).long().to(self._device)
+            index = (
+                torch.rand(each, generator=self._random)
+                .mul(level.z.shape[1])
+                .long()
+                .to(self._device)
+            )
             states.append(level.z[:, index].flatten(0, 1))
         self._set(torch.stack(states))
 
@@ -109,7 +117,11 @@ class Ladders:
     def _values(self, z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradient, base, log_likelihood = self.evaluate(z, beta)
         self.num_gradients += len(z)
-        return gradient, base, log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+        return (
+            gradient,
+            base,
+            log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf),
+        )
 
     def adapt(self, num: int) -> None:
         """Run ``num`` steps, and place the temperatures where neighbours reject exchanges equally often."""
@@ -120,9 +132,15 @@ class Ladders:
         intervals = max(_FEWEST_INTERVALS, math.ceil(float(barrier[-1]) / _REJECTED))
         places = torch.linspace(0.0, float(barrier[-1]), intervals + 1, dtype=torch.float64)
         betas = _interpolated(places, barrier, self.betas)
-        betas[0], betas[-1] = 0.0, 1.0
+        betas[0] = 0.0
+        betas[-1] = 1.0
         self.levels = [
-            Level(float(beta), self.z[k].unflatten(0, (self.num_islands, -1)), self._scale[k], float(self._step[k]))
+            Level(
+                float(beta),
+                self.z[k].unflatten(0, (self.num_islands, -1)),
+                self._scale[k],
+                float(self._step[k]),
+            )
             for k, beta in enumerate(self.betas)
         ]
         self._place(betas)
@@ -140,7 +158,9 @@ class Ladders:
         """Fresh draws from the prior at the lowest temperature."""
         if not self._fresh or len(self._fresh[0]) != self.num_ladders:
             seed = int(torch.randint(2**31 - 1, (), generator=self._random))
-            self._fresh = list(self.prior(_AT_ONCE * self.num_ladders, seed).split(self.num_ladders))
+            self._fresh = list(
+                self.prior(_AT_ONCE * self.num_ladders, seed).split(self.num_ladders)
+            )
         fresh = self._fresh.pop()
         _, base, log_likelihood = self._values(fresh, self._row_betas(slice(0, 1)))
         self.z = torch.cat([fresh[None], self.z[1:]])
@@ -155,7 +175,9 @@ class Ladders:
         lengths = longest.round().clamp(1, self.max_leapfrogs).long()
         uniform = torch.rand(upper, ladders, generator=self._random, dtype=torch.float64)
         factor = torch.exp2(_FINEST * uniform.square())
-        size = (self._step[1:, None] * factor).to(self.z).unsqueeze(-1) * self._scale[1:, None].to(self.z)
+        size = (self._step[1:, None] * factor).to(self.z).unsqueeze(-1) * self._scale[1:, None].to(
+            self.z
+        )
         momentum = torch.randn(upper, ladders, dim, generator=self._random).to(self.z)
         beta = self.betas[1:, None].to(self._device)
         energy = 0.5 * momentum.square().sum(-1, dtype=torch.float64)
@@ -174,9 +196,16 @@ class Ladders:
             base[active] = values[1].reshape(len(active), ladders)
             log_likelihood[active] = values[2].reshape(len(active), ladders)
             momentum[active] = momentum[active] + 0.5 * size[active] * gradient[active]
-        error = 0.5 * momentum.square().sum(-1, dtype=torch.float64) - (base + beta * log_likelihood) - energy
+        error = (
+            0.5 * momentum.square().sum(-1, dtype=torch.float64)
+            - (base + beta * log_likelihood)
+            - energy
+        )
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
-        taken = torch.rand(upper, ladders, generator=self._random, dtype=torch.float64).to(chance) < chance
+        taken = (
+            torch.rand(upper, ladders, generator=self._random, dtype=torch.float64).to(chance)
+            < chance
+        )
         self.z = torch.cat([self.z[:1], torch.where(taken.unsqueeze(-1), z, self.z[1:])])
         self.base = torch.cat([self.base[:1], torch.where(taken, base, self.base[1:])])
         self.log_likelihood = torch.cat(
@@ -190,9 +219,14 @@ class Ladders:
         gain = gap * (self.log_likelihood[:-1] - self.log_likelihood[1:])
         chance = gain.nan_to_num(nan=-math.inf).clamp(max=0.0).exp()
         pairs = torch.arange(len(gap)) % 2 == self.num_steps % 2
-        taken = torch.rand(chance.shape, generator=self._random, dtype=torch.float64).to(chance) < chance
+        taken = (
+            torch.rand(chance.shape, generator=self._random, dtype=torch.float64).to(chance)
+            < chance
+        )
         taken = taken & pairs.to(self._device)[:, None]
-        source = torch.arange(len(self.betas), device=self._device)[:, None].repeat(1, self.num_ladders)
+        source = torch.arange(len(self.betas), device=self._device)[:, None].repeat(
+            1, self.num_ladders
+        )
         source[:-1] += taken.long()
         source[1:] -= taken.long()
         ladder = torch.arange(self.num_ladders, device=self._device)
@@ -272,7 +306,9 @@ def bennett(work: tuple[Tensor, ...]) -> tuple[float, Tensor]:
     is the estimate of the smallest variance.
     """
     lower, upper = work
-    finite = torch.cat([lower.flatten(1), upper.flatten(1)], 1).nan_to_num(neginf=math.inf, posinf=math.inf)
+    finite = torch.cat([lower.flatten(1), upper.flatten(1)], 1).nan_to_num(
+        neginf=math.inf, posinf=math.inf
+    )
     low = finite.amin(1) - 50.0  # below all that is finite, as states of density zero count, too
     finite = finite.masked_fill(finite.isinf(), -math.inf)
     high = finite.amax(1) + 1.0
@@ -299,6 +335,7 @@ def _error_of_sum(influence: Tensor) -> float:
 def _interpolated(at: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """Piecewise linear interpolation, ``places`` increasing."""
     index = torch.searchsorted(places, at.contiguous()).clamp(1, len(places) - 1)
-    left, right = places[index - 1], places[index]
+    left = places[index - 1]
+    right = places[index]
     weight = ((at - left) / (right - left)).clamp(0.0, 1.0)
     return values[index - 1] + weight * (values[index] - values[index - 1])

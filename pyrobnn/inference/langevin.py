@@ -65,24 +65,36 @@ class StepSize:
     """
 
     def __init__(self, config: Any, problem: Problem):
-        self.share, self.heating = config.share, config.heating
-        self.num_warmup, self.temperature = config.num_warmup, config.temperature
-        self.density, num_data, size = problem.density, problem.num_rows, config.batch_size
+        self.share = config.share
+        self.heating = config.heating
+        self.num_warmup = config.num_warmup
+        self.temperature = config.temperature
+        self.density = problem.density
+        num_data = problem.num_rows
+        size = config.batch_size
         self.noisy = problem.loader is not None or (size is not None and size < num_data)
         self.noisy |= problem.density.subsampled().stochastic is not None
         self.looks = {self.num_warmup * look // 10 for look in range(10)}
-        self.value, self.restarts = 0.0, 0
+        self.value = 0.0
+        self.restarts = 0
         self.settled: list[float] = []
-        self.heights: Tensor | None = None  # energy less heat, and minus the log joint, at the last check
+        self.heights: Tensor | None = (
+            None  # energy less heat, and minus the log joint, at the last check
+        )
         self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
         self.saved: State
 
-    def look(self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]) -> None:
+    def look(
+        self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]
+    ) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
         self.saved = state
-        root, late = metric.sqrt(), 2 * state.step >= self.num_warmup
-        bounds = [self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)]
+        root = metric.sqrt()
+        late = 2 * state.step >= self.num_warmup
+        bounds = [
+            self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)
+        ]
         if self.noisy:
             variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
             bounds.append(0.1 / (self.heating * max(variance, 1e-30)))
@@ -101,7 +113,8 @@ class StepSize:
         self.restarts += 1
         if self.restarts > NUM_RESTARTS:
             return None
-        self.share, self.value = self.share / 4, self.value / 4
+        self.share = self.share / 4
+        self.value = self.value / 4
         self.settled = [value / 4 for value in self.settled]
         self.heights = None
         return replace(self.saved, v=math.sqrt(self.temperature) * torch.randn_like(self.saved.v))
@@ -111,12 +124,18 @@ class StepSize:
         if not bool(torch.isfinite(state.z).all() and torch.isfinite(energy).all()):
             return True
         now = torch.stack([energy, -lp])
-        (added, climbed), self.heights = now - (now if self.heights is None else self.heights), now
+        (added, climbed) = now - (now if self.heights is None else self.heights)
+        self.heights = now
         allowed = 10.0 + 10.0 * self.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
         return bool(((added > allowed) & (climbed > 0)).any())
 
     def _curvature(
-        self, z: Tensor, root: Tensor, log_joint: Callable[..., Tensor], rows: Tensor, dim: int | None
+        self,
+        z: Tensor,
+        root: Tensor,
+        log_joint: Callable[..., Tensor],
+        rows: Tensor,
+        dim: int | None,
     ) -> float:
         """Largest eigenvalue, over the chains, of minus the Hessian in the metric, by power iteration."""
 
@@ -136,17 +155,23 @@ class StepSize:
         self.vector = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
         return float(size.max())
 
-    def _noise(self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]], late: bool) -> float:
+    def _noise(
+        self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]], late: bool
+    ) -> float:
         """The largest mean variance of the gradient over any site; early on beyond the squared mean, the drift."""
-        drawn, values = [], []
+        drawn = []
+        values = []
         for log_joint, rows, dim in itertools.islice(batches, 8):
             slope = torch.func.grad_and_value(log_joint)
-            gradient, value = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")(z, rows)
+            gradient, value = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")(
+                z, rows
+            )
             drawn.append(root * gradient)
             values.append(value)
         self.spread = float(torch.stack(values).double().std(0).max())
         gradients = torch.stack(drawn).double()
-        variance, signal = gradients.var(0), gradients.mean(0).square()
+        variance = gradients.var(0)
+        signal = gradients.mean(0).square()
         excess = variance if late else variance - signal
         return max(float(excess[:, site.start : site.stop].mean()) for site in self.density.sites)
 
@@ -161,7 +186,9 @@ class ChainStep:
     """The compiled transition, anew for every batch shape (a loader's last batch is smaller)."""
 
     def __init__(self, config: Any, problem: Problem, control: Tensor):
-        self.config, self.problem, self.control = config, problem, control
+        self.config = config
+        self.problem = problem
+        self.control = control
         self.seconds = 0.0
         self.kernels: dict[tuple[torch.Size, ...], Compiled] = {}
 
@@ -186,28 +213,37 @@ class Run:
     def __init__(self, z: Tensor):
         self.losses: list[Tensor] = []
         self.step_size = self.seconds = self.compile_seconds = 0.0
-        self.step, self.stopped = 0, "error"
+        self.step = 0
+        self.stopped = "error"
         self.forget(z)
 
     def forget(self, z: Tensor) -> None:
         """Start anew: the chains were sent back."""
-        self.kept: list[tuple[Tensor, Tensor]] = []  # draws so far, (chain, dim) each, and their log joint (chain,)
+        self.kept: list[
+            tuple[Tensor, Tensor]
+        ] = []  # draws so far, (chain, dim) each, and their log joint (chain,)
         self.kinetic = torch.zeros_like(z)
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
-        return bool(self.kept and self.losses) and all(bool(z.isfinite().all()) for z, _ in self.kept)
+        return bool(self.kept and self.losses) and all(
+            bool(z.isfinite().all()) for z, _ in self.kept
+        )
 
     def finish(self, seconds: float) -> None:
         """Stack what was kept."""
         self.seconds = seconds - self.compile_seconds
         if not self.kept:
-            raise ValueError(f"a callback stopped the run at step {self.step}, before the first draw was kept")
+            raise ValueError(
+                f"a callback stopped the run at step {self.step}, before the first draw was kept"
+            )
         self.z, self.lp = (torch.stack(each, 1) for each in zip(*self.kept, strict=True))
         self.loss = torch.stack(self.losses)
 
 
-def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tensor], Tensor, int | None]:
+def batch_log_joint(
+    problem: Problem, batch: Batch
+) -> tuple[Callable[..., Tensor], Tensor, int | None]:
     """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's."""
     log_joint = _of_rows(problem.density.subsampled(), batch.tensors, batch.per_chain)
     return log_joint, batch.rows, 0 if batch.per_chain else None
@@ -215,7 +251,9 @@ def batch_log_joint(problem: Problem, batch: Batch) -> tuple[Callable[..., Tenso
 
 def _of_rows(density: Density, data: tuple[Tensor, ...], per_chain: bool) -> Callable[..., Tensor]:
     """(z, rows) → the log joint on the chain's own rows of the data, or on the batch that all chains share."""
-    return lambda z, rows: density.log_joint(z, *(part[rows] if per_chain else part for part in data))
+    return lambda z, rows: density.log_joint(
+        z, *(part[rows] if per_chain else part for part in data)
+    )
 
 
 class Batch(NamedTuple):
@@ -254,19 +292,28 @@ def metric_of(second: Tensor) -> Tensor:
 def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
     r"""One step of all chains: (z, v, second, heat, control, rows, \*data) → these four after it, log joint of the
     batch, energy less the heat."""
-    density, num_data = problem.density.subsampled(), problem.num_rows
+    density = problem.density.subsampled()
+    num_data = problem.num_rows
     precondition = config.preconditioner is not None
     # each chain draws a subsample of its own
     randomness = "error" if density.stochastic is None else "different"
 
     def step(
-        z: Tensor, v: Tensor, second: Tensor, heat: Tensor, control: Tensor, rows: Tensor, *data: Tensor
+        z: Tensor,
+        v: Tensor,
+        second: Tensor,
+        heat: Tensor,
+        control: Tensor,
+        rows: Tensor,
+        *data: Tensor,
     ) -> tuple[Tensor, ...]:
         epsilon, forget, temperature = control.unbind()
         metric = metric_of(second) if precondition else torch.ones_like(second)
         one = torch.func.grad_and_value(_of_rows(density, data, per_chain))
         each = torch.func.vmap(one, in_dims=(0, 0 if per_chain else None), randomness=randomness)
-        z, v, grad, lp, energy, added = config.move(z, v, lambda at: each(at, rows), epsilon, temperature, metric)
+        z, v, grad, lp, energy, added = config.move(
+            z, v, lambda at: each(at, rows), epsilon, temperature, metric
+        )
         if precondition:
             second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
         return z, v, second, heat + added, lp, energy - heat
@@ -286,7 +333,8 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     num_steps = config.num_warmup + config.thinning * asked.num_draws
     # at rest in their places, with momenta of the right temperature
     v = math.sqrt(config.temperature) * torch.randn_like(z)
-    state, run = State(0, z, v, torch.zeros_like(z[0]), z.new_zeros(len(z), dtype=torch.float64)), Run(z)
+    state = State(0, z, v, torch.zeros_like(z[0]), z.new_zeros(len(z), dtype=torch.float64))
+    run = Run(z)
     watch = Watch(
         num_steps,
         type(config).__name__,
@@ -304,28 +352,42 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     return run
 
 
-def _walk(config: Any, problem: Problem, state: State, num_steps: int, watch: Watch, run: Run, seed: int) -> None:
+def _walk(
+    config: Any, problem: Problem, state: State, num_steps: int, watch: Watch, run: Run, seed: int
+) -> None:
     """Take the steps and keep every ``thinning``-th after the warm-up."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
-    control = state.z.new_zeros(3)  # at every step: ε, how much the preconditioner forgets, temperature
-    step, warmup = ChainStep(config, problem, control), config.num_warmup
+    control = state.z.new_zeros(
+        3
+    )  # at every step: ε, how much the preconditioner forgets, temperature
+    step = ChainStep(config, problem, control)
+    warmup = config.num_warmup
     chooser = StepSize(config, problem) if config.step_size is None else None
     report_every = max(1, num_steps // 100)
     while state.step < num_steps:
-        run.step = k = state.step
+        k = state.step
+        run.step = k
         if chooser is not None and k in chooser.looks:
             seen = config.preconditioner is not None and bool(state.second.any())
             metric = metric_of(state.second) if seen else torch.ones_like(state.second)
             chooser.look(state, metric, batches, functools.partial(batch_log_joint, problem))
         run.step_size = config.step_size / problem.num_rows if chooser is None else chooser.value
-        forget = (1.0 - RMSPROP if k else 1.0) if k < warmup and config.preconditioner is not None else 0.0
-        control.copy_(torch.tensor([run.step_size, forget, config.temperature], dtype=torch.float64))
+        forget = (
+            (1.0 - RMSPROP if k else 1.0)
+            if k < warmup and config.preconditioner is not None
+            else 0.0
+        )
+        control.copy_(
+            torch.tensor([run.step_size, forget, config.temperature], dtype=torch.float64)
+        )
         *after, lp, energy = step(next(batches), state.z, state.v, state.second, state.heat)
         run.compile_seconds = step.seconds
         state = State(k + 1, *after)
         last = state.step == num_steps
         # a state that a look keeps has been checked
-        check = k % CHECK_EVERY == 0 or last or (chooser is not None and state.step in chooser.looks)
+        check = (
+            k % CHECK_EVERY == 0 or last or (chooser is not None and state.step in chooser.looks)
+        )
         if check and (back := _checked(problem, chooser, state, lp, energy, control)) is not None:
             state = back
             run.forget(state.z)
@@ -349,7 +411,12 @@ def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> 
 
 
 def _checked(
-    problem: Problem, chooser: StepSize | None, state: State, lp: Tensor, energy: Tensor, control: Tensor
+    problem: Problem,
+    chooser: StepSize | None,
+    state: State,
+    lp: Tensor,
+    energy: Tensor,
+    control: Tensor,
 ) -> State | None:
     """The state to go back to, of chains that diverged; None where they may go on."""
     diverged = chooser if chooser is not None and chooser.diverged(state, lp, energy) else None

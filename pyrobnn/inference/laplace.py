@@ -123,7 +123,9 @@ class Laplace(Method):
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
     keeps_rows: ClassVar[bool] = True
-    remedy: ClassVar[str] = "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
+    remedy: ClassVar[str] = (
+        "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
+    )
 
     def __post_init__(self) -> None:
         check_choice("curvature", self.curvature, ("ggn", "hessian", "variational"))
@@ -131,19 +133,39 @@ class Laplace(Method):
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
         if self.predictive == "linearized":  # it has that already
-            object.__setattr__(self, "remedy", "The Gaussian misses the weights: run NUTS and compare.")
+            object.__setattr__(
+                self, "remedy", "The Gaussian misses the weights: run NUTS and compare."
+            )
         if isinstance(self.subset, str):
             check_choice("subset", self.subset, ("all", "last_layer"))
-        elif not isinstance(self.subset, tuple) or not all(isinstance(name, str) for name in self.subset):
-            raise TypeError(f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}")
+        elif not isinstance(self.subset, tuple) or not all(
+            isinstance(name, str) for name in self.subset
+        ):
+            raise TypeError(
+                f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}"
+            )
         check_type("map", self.map, MAP | None, "a pyrobnn.MAP")
         if self.curvature == "hessian" and self.structure == "kron":
-            raise ValueError("the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'")
-        check_optional(check_choice, "tune", self.tune, ("marginal_likelihood", "per_layer", "cross_validation"))
+            raise ValueError(
+                "the exact Hessian has no Kronecker factors: use curvature='ggn' or structure='full'"
+            )
+        check_optional(
+            check_choice,
+            "tune",
+            self.tune,
+            ("marginal_likelihood", "per_layer", "cross_validation"),
+        )
         if self.tune is not None and self.curvature != "ggn":
-            raise ValueError("'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'")
-        if self.curvature == "variational" and (self.structure, self.predictive) != ("full", "linearized"):
-            raise ValueError("curvature='variational' needs structure='full' and predictive='linearized'")
+            raise ValueError(
+                "'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'"
+            )
+        if self.curvature == "variational" and (self.structure, self.predictive) != (
+            "full",
+            "linearized",
+        ):
+            raise ValueError(
+                "curvature='variational' needs structure='full' and predictive='linearized'"
+            )
 
     @property
     def search(self) -> MAP:
@@ -151,7 +173,8 @@ class Laplace(Method):
         return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        given, seed = run.init is not None, run.seed
+        given = run.init is not None
+        seed = run.seed
         names = self._checked_sites(problem)
         latent = {site.name for site in problem.density.sites if site.kind == "latent"}
         held_sites = sorted(latent - set(names))
@@ -159,31 +182,45 @@ class Laplace(Method):
         in_batches = search.batch_size is not None and problem.num_rows > MANY
         # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
         linear = (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
-        exact, passes = linear and in_batches and not given, POLISH_STEPS
+        exact = linear and in_batches and not given
+        passes = POLISH_STEPS
         if exact:
-            passes = min(passes, search.num_steps * cast(int, search.batch_size) // problem.num_rows)
+            passes = min(
+                passes, search.num_steps * cast(int, search.batch_size) // problem.num_rows
+            )
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(search, problem, source, names, run, passes)
-            found, remarks = time.perf_counter(), list(centre.notes)
+            found = time.perf_counter()
+            remarks = list(centre.notes)
             if self.curvature == "hessian":
                 precision = hessian_precision(centre, self.structure, remarks)
             else:
                 precision = ggn_precision(self, search, centre, given, seed, remarks)
-            loc, log_evidence = centre.mode, None
+            loc = centre.mode
+            log_evidence = None
             if exact and precision.jacobian is not None:
                 loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)
             if precision.has_evidence:
-                log_evidence = _log_evidence(precision) + 0.5 * float((loc - centre.mode) @ centre.gradient)
+                log_evidence = _log_evidence(precision) + 0.5 * float(
+                    (loc - centre.mode) @ centre.gradient
+                )
             if self.curvature == "variational":
                 precision, loc = nearest_gaussian(precision)
-        jacobian, blocks, moved = precision.jacobian, precision.blocks, loc is not centre.mode
+        jacobian = precision.jacobian
+        blocks = precision.blocks
+        moved = loc is not centre.mode
         layout = centre.density
-        if problem.is_bnn:  # the sites without data: what the approximation needs to know of the model
+        if (
+            problem.is_bnn
+        ):  # the sites without data: what the approximation needs to know of the model
             layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
         approximation = BlockGaussian(layout, loc, blocks, centre.mode if moved else None)
         with seeded(seed, problem.device):
-            draws = {name: value.unsqueeze(0) for name, value in approximation.sample(run.num_draws).items()}
+            draws = {
+                name: value.unsqueeze(0)
+                for name, value in approximation.sample(run.num_draws).items()
+            }
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
         network = None
         if jacobian is not None:
@@ -210,7 +247,9 @@ class Laplace(Method):
         """The sites of the Gaussian, after a look at whether there can be one."""
         check_proper(problem.density)
         if not problem.is_bnn and (self.curvature != "hessian" or self.subset == "last_layer"):
-            raise Refused("a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')")
+            raise Refused(
+                "a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')"
+            )
         check_batched(problem.density, "Laplace")
         if not problem.is_bnn:
             refuse_dependent(problem.density, "Laplace")
@@ -223,23 +262,34 @@ class Laplace(Method):
             if self.curvature == "variational":
                 check_normal(weights, "curvature='variational' needs", "use curvature='ggn'")
                 if len(weights) < len(names):
-                    raise Refused("curvature='variational' takes no inferred noise: fix it, or use curvature='ggn'")
+                    raise Refused(
+                        "curvature='variational' takes no inferred noise: fix it, or use curvature='ggn'"
+                    )
         check_memory(self, problem, names)
         return names
 
-    def _search(self, problem: Problem, model: Any, x: Any, y: Any) -> tuple[MAP, tuple[Any, Any, Any]]:
+    def _search(
+        self, problem: Problem, model: Any, x: Any, y: Any
+    ) -> tuple[MAP, tuple[Any, Any, Any]]:
         """The search for the mode, and the model and data that it is made of."""
         if not isinstance(x, DataLoader):
             return self.search, (model, x, y)
         # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
         with torch.random.fork_rng([]):  # iterating a loader advances the global state
             size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
-        return replace(self.search, batch_size=size), (in_standard_units(problem.bnn), problem.x, problem.y)
+        return replace(self.search, batch_size=size), (
+            in_standard_units(problem.bnn),
+            problem.x,
+            problem.y,
+        )
 
 
-def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]) -> Posterior:
+def _restored(
+    posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]
+) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    points, approximation = layout.initial_points, BlockGaussian.from_state(layout, state)
+    points = layout.initial_points
+    approximation = BlockGaussian.from_state(layout, state)
     if factors := (posterior.meta.get("tuned") or {}).get("prior_precision_factor"):
         names = [site.name for site in approximation.sites]
         posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))
@@ -253,15 +303,26 @@ def _restored(posterior: Posterior, layout: Density, family: str, state: Mapping
     if not posterior.meta["layer_products"]:
         jacobian.layers = []
     loc = None if approximation.centre is approximation.loc else approximation.loc
-    network = _network(posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features)
-    return replace(posterior, approximation=approximation, network=network, moments=getattr(network, "moments", None))
+    network = _network(
+        posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features
+    )
+    return replace(
+        posterior,
+        approximation=approximation,
+        network=network,
+        moments=getattr(network, "moments", None),
+    )
 
 
 RESTORERS[FAMILY] = _restored
 
 
 def _network(
-    settings: Mapping[str, Any], jacobian: NetworkJacobian, blocks: Sequence[Block], loc: Tensor | None, features: Any
+    settings: Mapping[str, Any],
+    jacobian: NetworkJacobian,
+    blocks: Sequence[Block],
+    loc: Tensor | None,
+    features: Any,
 ) -> Linearized | SubsetNetwork | None:
     """What predictions are made by; None: the net itself."""
     if settings["predictive"] == "linearized":
@@ -273,7 +334,8 @@ def _log_evidence(precision: Precision) -> float:
     """Of the subset's model: sites held at the mode count as known, so their prior is omitted."""
     centre = precision.centre
     held = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
-    problem, density = centre.problem, centre.density
+    problem = centre.problem
+    density = centre.density
     if problem.is_bnn:
         whole = -in_parts(density, problem.x, problem.y)(centre.mode)[1]
     else:

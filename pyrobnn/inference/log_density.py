@@ -45,31 +45,47 @@ class LogDensity:
     ) -> None:
         check_type("log_density", log_density, Callable, "a function of a dict of tensors")
         check_type("init", init, Mapping, "a dict of tensors by name, {'z': init}")
-        check_type("support", support, Mapping | None, "a dict of constraints or distributions by name")
+        check_type(
+            "support", support, Mapping | None, "a dict of constraints or distributions by name"
+        )
         support = dict(support or {})
         if not init or FACTOR in init or not {*support} <= {*init}:
             raise ValueError(
                 f"'init' needs a tensor by name, {FACTOR!r} not among them, and 'support' no other names: got "
                 f"{[*init]} and {[*support]}"
             )
-        values = {n: torch.as_tensor(v) if isinstance(v, float) else as_tensor(n, v) for n, v in init.items()}
+        values = {
+            n: torch.as_tensor(v) if isinstance(v, float) else as_tensor(n, v)
+            for n, v in init.items()
+        }
         floats = [value.dtype for value in values.values() if value.is_floating_point()]
         dtype = reduce(torch.promote_types, floats or [torch.get_default_dtype()])
-        self.log_density, self.init = log_density, {name: value.to(dtype) for name, value in values.items()}
-        self._sites = {name: _site(name, value, support.get(name, real)) for name, value in self.init.items()}
+        self.log_density = log_density
+        self.init = {name: value.to(dtype) for name, value in values.items()}
+        self._sites = {
+            name: _site(name, value, support.get(name, real)) for name, value in self.init.items()
+        }
         for name, value in self.init.items():
             if not bool(torch.as_tensor(self._sites[name].support.check(value)).all()):
-                raise ValueError(f"'init' has {name!r} outside of its support, {support.get(name, real)}")
+                raise ValueError(
+                    f"'init' has {name!r} outside of its support, {support.get(name, real)}"
+                )
         with without_validation():
             found = log_density(dict(self.init))
         if not isinstance(found, Tensor) or found.numel() != 1 or not bool(torch.isfinite(found)):
-            raise ValueError(f"'log_density' must return one finite number, a tensor, at 'init', got {found!r}")
+            raise ValueError(
+                f"'log_density' must return one finite number, a tensor, at 'init', got {found!r}"
+            )
 
     def __call__(self, x: Any = None, y: Any = None) -> None:
         """The program: every value from its support, then the density as a factor."""
-        like: dict[str, Any] = {name: {"like": value} for name, value in self.init.items()}  # type and device
+        like: dict[str, Any] = {
+            name: {"like": value} for name, value in self.init.items()
+        }  # type and device
         values = {name: pyro.sample(name, fn, infer=like[name]) for name, fn in self._sites.items()}
-        proper = [name for name, fn in self._sites.items() if not isinstance(fn, dist.ImproperUniform)]
+        proper = [
+            name for name, fn in self._sites.items() if not isinstance(fn, dist.ImproperUniform)
+        ]
         reference = sum(self._sites[name].log_prob(values[name]) for name in proper)
         with pyro.poutine.block(), Supply({}, {}):  # which may itself run a program
             found = self.log_density(dict(values)).squeeze()
@@ -80,10 +96,16 @@ class LogDensity:
         maps = {name: bijection(name, fn.support) for name, fn in self._sites.items()}
         centre = {name: maps[name].inv(value) for name, value in self.init.items()}
         drawn: list[dict[str, Tensor]] = []
-        with seeded(seed, next(iter(centre.values())).device), torch.no_grad(), without_validation():
+        with (
+            seeded(seed, next(iter(centre.values())).device),
+            torch.no_grad(),
+            without_validation(),
+        ):
             for _ in range(num_chains):
                 for radius in (RADIUS, RADIUS / 2, RADIUS / 4, RADIUS / 20, 0.0):
-                    moved = {n: u + radius * (2 * torch.rand_like(u) - 1) for n, u in centre.items()}
+                    moved = {
+                        n: u + radius * (2 * torch.rand_like(u) - 1) for n, u in centre.items()
+                    }
                     values = {name: maps[name](u) for name, u in moved.items()}
                     if bool(torch.isfinite(self.log_density(dict(values)))):
                         break
@@ -96,7 +118,9 @@ def _site(name: str, value: Tensor, support: Any) -> Any:
     if isinstance(support, Constraint):
         return dist.ImproperUniform(support, (), value.shape)
     kind = dist.torch_distribution.TorchDistributionMixin
-    reference = check_type(f"support[{name!r}]", support, kind, "a constraint or a distribution of Pyro")
+    reference = check_type(
+        f"support[{name!r}]", support, kind, "a constraint or a distribution of Pyro"
+    )
     with seeded(0, value.device):
         drawn = reference.sample()
     if drawn.shape != value.shape or drawn.dtype != value.dtype:
@@ -161,4 +185,6 @@ def sample(
     program = LogDensity(log_density, init, support=support)
     chains = method.num_chains if isinstance(method, NUTS) else 0
     start = program.starts(chains, seed) if chains else chain_starts(program, [program.init])
-    return method.fit(program, num_draws=num_draws, seed=seed, init=start if "init" in method.uses else None)
+    return method.fit(
+        program, num_draws=num_draws, seed=seed, init=start if "init" in method.uses else None
+    )

@@ -33,7 +33,9 @@ CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 Dropout = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 #: points on which the masks are compared with the dropout layers they stand for
 NUM_PROBES = 8
-CAVEAT = "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
+CAVEAT = (
+    "MC dropout: the spread of the draws follows from p, it is not the posterior under this prior"
+)
 
 
 @register("dropout", full={"p": 0.05, "num_draws": 1000}, quick={"num_draws": 500})
@@ -101,17 +103,23 @@ class MCDropout(Trained):
         return torch.stack([-problem.num_rows * late_loss(end) for end in ends])
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        net, probes = problem.bnn, problem.x[:NUM_PROBES]
+        net = problem.bnn
+        probes = problem.x[:NUM_PROBES]
         masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
         density = _training_density(net, masks, problem)
         held = problem.density.initial_points
         own = {site.name for site in problem.density.sites} | held.keys()
         if shared := [mask.layer for mask in masks if mask.site not in own]:
-            raise Refused(f"the layer {shared[0]!r} shares its weight and has no mask of its own: use another method")
+            raise Refused(
+                f"the layer {shared[0]!r} shares its weight and has no mask of its own: use another method"
+            )
 
         def drawn(values: dict[str, Tensor], num_draws: int) -> dict[str, Tensor]:
             """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
-            rest = {name: value.expand(num_draws, *value.shape) for name, value in (held | values).items()}
+            rest = {
+                name: value.expand(num_draws, *value.shape)
+                for name, value in (held | values).items()
+            }
             masked = rest | masked_weights(held | values, masks, num_draws)
             return {name: value[None] for name, value in masked.items() if name in own}
 
@@ -124,13 +132,19 @@ class MCDropout(Trained):
         with seeded(run.seed, problem.device):
             theta = density.initial(start_values(problem.model, run.init), run.seed)
             if self.num_steps:
-                result = self._search(replace(problem, density=density), theta, run, snapshot=present)
-                theta, told = result.params, result.account(self, problem.num_rows, density.dim)
+                result = self._search(
+                    replace(problem, density=density), theta, run, snapshot=present
+                )
+                theta = result.params
+                told = result.account(self, problem.num_rows, density.dim)
             draws = drawn(density.constrain(theta), run.num_draws)
         keep: dict[str, float] = {}  # several masks may act on one layer
         for mask in masks:
             keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - mask.p)
-        told["meta"] |= {"dropout_p": {layer: 1.0 - kept for layer, kept in keep.items()}, "warnings": [CAVEAT]}
+        told["meta"] |= {
+            "dropout_p": {layer: 1.0 - kept for layer, kept in keep.items()},
+            "warnings": [CAVEAT],
+        }
         return make_posterior(problem, self, draws, seed=run.seed, **told)
 
 
@@ -146,12 +160,16 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> De
             scaled = (kept.to(model.dtype) / (1.0 - mask.p)).repeat_interleave(mask.repeats, 1)
             inner = (1,) * (x.dim() - 2)
             # the features of a linear layer come last, channels second
-            shape = (len(x), *inner, -1) if isinstance(module, nn.Linear) else (*scaled.shape, *inner)
+            shape = (
+                (len(x), *inner, -1) if isinstance(module, nn.Linear) else (*scaled.shape, *inner)
+            )
             return (x * scaled.reshape(shape),)
 
         trainer.net.get_submodule(mask.layer).register_forward_pre_hook(drop)
     program = scaled_program(trainer, problem.num_rows, problem.epoch)
-    return Density(program, (problem.x, problem.y), points="free", values=problem.density.initial_points)
+    return Density(
+        program, (problem.x, problem.y), points="free", values=problem.density.initial_points
+    )
 
 
 @dataclass(frozen=True)
@@ -184,11 +202,15 @@ class Mask:
 def inserted_masks(model: BNN, x: Tensor, p: float) -> list[Mask]:
     """Dropout on the inputs of linear and convolution layers with several; without its only one, f is constant."""
     net = copy.deepcopy(model.net).eval()
-    layers = {name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))}
+    layers = {
+        name: module for name, module, _ in _calls(net, x) if isinstance(module, (nn.Linear, *Conv))
+    }
     columns = {name: _columns(name, module) for name, module in layers.items()}
     masks = [Mask(name, "", 0, count, 1, p) for name, count in columns.items() if count > 1]
     if not masks:
-        raise Refused("the net has no linear or convolution layer with two or more inputs, so there is nothing to drop")
+        raise Refused(
+            "the net has no linear or convolution layer with two or more inputs, so there is nothing to drop"
+        )
     return masks
 
 
@@ -200,7 +222,9 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
     occasions = Counter[str]()
     for name, module, value in _calls(net, x):
         if isinstance(module, (nn.AlphaDropout, nn.FeatureAlphaDropout)):
-            raise Refused(f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout")
+            raise Refused(
+                f"the layer {name!r} is an alpha dropout, whose units do not become zero: use nn.Dropout"
+            )
         if isinstance(module, (nn.Dropout, *CHANNELS)):
             occasions[name] += 1
             if module.p > 0:
@@ -213,13 +237,17 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             f"no linear or convolution layer follows the dropout layer {waiting[0][0]!r}: outputs cannot be dropped"
         )
     if not masks:
-        raise Refused("the net has no dropout layer (nn.Dropout with p > 0): add some, or pass p=0.05 to insert them")
+        raise Refused(
+            "the net has no dropout layer (nn.Dropout with p > 0): add some, or pass p=0.05 to insert them"
+        )
     for mask in masks:
         _verify(net, mask, x)
     return masks
 
 
-def masked_weights(values: Mapping[str, Tensor], masks: Sequence[Mask], num_draws: int) -> dict[str, Tensor]:
+def masked_weights(
+    values: Mapping[str, Tensor], masks: Sequence[Mask], num_draws: int
+) -> dict[str, Tensor]:
     """Draws of the masked weights, site → (num_draws, out, in, …); one mask each, shared by all inputs."""
     drawn: dict[str, Tensor] = {}
     for mask in masks:
@@ -233,18 +261,24 @@ def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
     """The leaf modules in the order in which they run, with what they were given."""
     calls: list[tuple[str, nn.Module, Tensor]] = []
     leaves = {name: module for name, module in net.named_modules() if not list(module.children())}
-    with hooked(leaves, lambda name, args, _: calls.append((name, leaves[name], args[0]))), torch.no_grad():
+    with (
+        hooked(leaves, lambda name, args, _: calls.append((name, leaves[name], args[0]))),
+        torch.no_grad(),
+    ):
         net(x[:NUM_PROBES])
     return calls
 
 
 def _mask(entry: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
     source, dropout, value, occasion = entry
-    columns, channels = _columns(layer, module), isinstance(dropout, CHANNELS)
+    columns = _columns(layer, module)
+    channels = isinstance(dropout, CHANNELS)
     units = value.shape[1] if channels else value[0].numel()
     if (channels and columns % units) or (not channels and columns != units):
         advice = (
-            "use nn.Dropout2d, which drops channels" if isinstance(module, Conv) else "move it next to a linear layer"
+            "use nn.Dropout2d, which drops channels"
+            if isinstance(module, Conv)
+            else "move it next to a linear layer"
         )
         raise Refused(
             f"the dropout layer {source!r} drops {units} units of each datum, but the next weight layer {layer!r} has "
@@ -257,7 +291,9 @@ def _columns(name: str, module: Weighted) -> int:
     if isinstance(module, nn.Linear):
         return module.in_features
     if module.groups != 1:
-        raise Refused(f"the convolution {name!r} has groups={module.groups}: dropout masks need groups=1")
+        raise Refused(
+            f"the convolution {name!r} has groups={module.groups}: dropout masks need groups=1"
+        )
     return module.in_channels
 
 
@@ -273,7 +309,8 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
 
     It holds where what lies between (ReLU, pooling, flattening) commutes with the scaling of a unit.
     """
-    weight, calls = net.get_parameter(mask.weight), itertools.count(1)
+    weight = net.get_parameter(mask.weight)
+    calls = itertools.count(1)
     scaled = 2.0 * (torch.arange(mask.units, device=x.device) % 2).to(weight)
 
     def drop(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
@@ -285,7 +322,9 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
     with net.get_submodule(mask.source).register_forward_hook(drop):
         expected = net(x)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
-    if not torch.allclose(torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5):
+    if not torch.allclose(
+        torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5
+    ):
         raise Refused(
             f"the dropout layer {mask.source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "
             "(an activation such as tanh, or a shortcut, lies between): put the dropout right before the weight layer"

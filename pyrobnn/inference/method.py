@@ -126,9 +126,13 @@ class Method(abc.ABC):
             KeyboardInterrupt: Ctrl-C before there is anything to return; later it returns what there is, marked.
         """
         if not isinstance(self, Method):
-            raise TypeError("fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)")
+            raise TypeError(
+                "fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)"
+            )
         count = check_call(self, num_draws, seed, init=init, checkpoint=checkpoint)
-        for callback in check_type("callbacks", callbacks, Sequence, "a list of functions (step, metrics)"):
+        for callback in check_type(
+            "callbacks", callbacks, Sequence, "a list of functions (step, metrics)"
+        ):
             check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with process_state(), raised_by_handlers():
@@ -153,7 +157,9 @@ class Method(abc.ABC):
             return {**metrics, "snapshot": lambda: whole(metrics["snapshot"]())}
 
         callbacks = tuple(MappedCallback(callback, mapped) for callback in run.callbacks)
-        return whole(self._fit(problem.at_head(trunk, self.points), replace(run, callbacks=callbacks)))
+        return whole(
+            self._fit(problem.at_head(trunk, self.points), replace(run, callbacks=callbacks))
+        )
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.
@@ -161,7 +167,9 @@ class Method(abc.ABC):
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
         # where parameters that are not optimised stand in ``init``
-        held = run.init is not None and (self.points == "held" or getattr(run.given[0], "frozen", None))
+        held = run.init is not None and (
+            self.points == "held" or getattr(run.given[0], "frozen", None)
+        )
         values = start_values(run.given[0], run.init) if held else None
         options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
         options["num_draws"] = run.num_draws * self._num_parallel
@@ -194,7 +202,11 @@ M = TypeVar("M", bound=type)
 
 
 def register(
-    command: str, *, standard: bool = False, full: Mapping | None = None, quick: Mapping | None = None
+    command: str,
+    *,
+    standard: bool = False,
+    full: Mapping | None = None,
+    quick: Mapping | None = None,
 ) -> Callable[[M], M]:
     """Class decorator that makes a method known: to ``pyrobnn compare``, to error messages.
 
@@ -211,7 +223,9 @@ def register(
 
     def decorate(cls: M) -> M:
         if lacking := [name for name in ("kind", "claim") if not hasattr(cls, name)]:
-            raise TypeError(f"{cls.__name__} lacks {lacking}: derive it from pyrobnn.inference.method.Method")
+            raise TypeError(
+                f"{cls.__name__} lacks {lacking}: derive it from pyrobnn.inference.method.Method"
+            )
         known = METHODS[command].cls if command in METHODS else cls
         # the same class again is a module or a notebook's cell that was run once more
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
@@ -224,7 +238,9 @@ def register(
 
 def check_method(method: Any, *, instead: str = "") -> Method:
     """The method, where whoever takes one was given one; ``instead`` says what else may stand there."""
-    return cast(Method, check_type("method", method, Method, f"{instead}a method such as pyrobnn.Laplace()"))
+    return cast(
+        Method, check_type("method", method, Method, f"{instead}a method such as pyrobnn.Laplace()")
+    )
 
 
 def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any) -> int:
@@ -239,10 +255,14 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
     check_count("seed", seed, minimum=0)
     check_type("checkpoint", optional.get("checkpoint"), str | os.PathLike | None, "a path")
     if method.kind == "point" and count != 1:
-        raise ValueError(f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS")
+        raise ValueError(
+            f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS"
+        )
     for option, value in optional.items():
         if value is not None and option not in method.uses:
             users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]
             whose = ", ".join(users) if len(users) <= 3 else "other methods"
-            raise Refused(f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out")
+            raise Refused(
+                f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out"
+            )
     return count

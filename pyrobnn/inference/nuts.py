@@ -11,17 +11,36 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_optional, require
+from pyrobnn.core.checks import (
+    Refused,
+    check_choice,
+    check_count,
+    check_number,
+    check_optional,
+    require,
+)
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start, start_chains
-from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, prepare
+from pyrobnn.inference.fitting.problem import (
+    Problem,
+    interruption,
+    launches,
+    make_posterior,
+    prepare,
+)
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.adaptation import STATS, form_of, kept_in_warmup
-from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks, check_convergence, run_findings, with_reasons
+from pyrobnn.inference.hmc.hooks import (
+    MOST_DRAWS,
+    Hooks,
+    check_convergence,
+    run_findings,
+    with_reasons,
+)
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, Machine
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
@@ -31,7 +50,8 @@ from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
-DEFAULT_WARMUP, MOST_WARMUP = 200, 1000
+DEFAULT_WARMUP = 200
+MOST_WARMUP = 1000
 
 
 @register("nuts", standard=True, quick={"num_warmup": 150, "num_draws": 150, "max_tree_depth": 6})
@@ -129,12 +149,16 @@ class NUTS(Method):
         check_optional(check_number, "max_seconds", self.max_seconds, above=0.0)
         check_optional(check_choice, "until", self.until, ("converged",))
         if self.max_seconds is not None and self.until is None:
-            raise ValueError("'max_seconds' bounds a run with until='converged': set it, or leave it out")
+            raise ValueError(
+                "'max_seconds' bounds a run with until='converged': set it, or leave it out"
+            )
         if self.until is not None:
             if self.engine == "pyro":
                 raise ValueError("until='converged' needs engine='compiled': leave out engine")
             if self.num_chains < 2:
-                raise ValueError("until='converged' compares chains, got num_chains=1: use at least 2")
+                raise ValueError(
+                    "until='converged' compares chains, got num_chains=1: use at least 2"
+                )
             object.__setattr__(self, "default_draws", MOST_DRAWS)
 
     @property
@@ -148,7 +172,9 @@ class NUTS(Method):
             raise ValueError("'callbacks' and 'checkpoint' need engine='compiled': leave them out")
         model, x, y = run.given
         if not isinstance(model, BNN):
-            density = prepare(model, x, y, points="free", device=device, check_derivative=False).density
+            density = prepare(
+                model, x, y, points="free", device=device, check_derivative=False
+            ).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
         return super()._prepare(run, device)
@@ -156,16 +182,29 @@ class NUTS(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
-        remedies = "lower num_draws or num_chains" + ", or use mass_matrix='diag'" * (form == "dense")
-        what = f"a run of {self.num_chains} chains × {run.num_draws} draws × {density.dim} parameters"
-        require(self._needed_bytes(density.dim, density.dtype, run.num_draws, form), problem.device, what, remedies)
-        started, reason = time.perf_counter(), ""
+        remedies = "lower num_draws or num_chains" + ", or use mass_matrix='diag'" * (
+            form == "dense"
+        )
+        what = (
+            f"a run of {self.num_chains} chains × {run.num_draws} draws × {density.dim} parameters"
+        )
+        require(
+            self._needed_bytes(density.dim, density.dtype, run.num_draws, form),
+            problem.device,
+            what,
+            remedies,
+        )
+        started = time.perf_counter()
+        reason = ""
         if not problem.is_bnn and isinstance(run.init, Posterior) and run.init.meta.get("float64"):
-            problem, reason = problem.in_double(), "the posterior that it starts from is one of float64"
+            problem = problem.in_double()
+            reason = "the posterior that it starts from is one of float64"
         with full_float32(problem.device):
             z, scale = starts(problem, run.init, run.seed, self.num_chains)
             if self.engine == "pyro":
-                result = pyro_engine.sample(density.log_joint, z, form == "dense", self._first_warmup, self, run)
+                result = pyro_engine.sample(
+                    density.log_joint, z, form == "dense", self._first_warmup, self, run
+                )
                 stopped = "interrupt" if result.interrupted else "num_draws"
             else:
                 result, stopped = self._by_machine(problem, z, scale, form, run)
@@ -205,7 +244,10 @@ class NUTS(Method):
                 "common_start": common_start(run.init),
                 **meta,
             },
-            notes=[*notes, *with_reasons(run_findings(problem, draws, result, self), density, result)],
+            notes=[
+                *notes,
+                *with_reasons(run_findings(problem, draws, result, self), density, result),
+            ],
             interrupted=result.interrupted,
         )
 
@@ -213,13 +255,17 @@ class NUTS(Method):
         self, problem: Problem, z: Tensor, scale: Tensor | None, form: str, run: FitRun
     ) -> tuple[Draws, str]:
         """The run and why it ended; begun again in float64 where float32 cannot hold it."""
-        earlier, save, reason = None, None, ""
+        earlier = None
+        save = None
+        reason = ""
         if run.checkpoint is not None:
             name = checkpoints.run_fingerprint(self, problem, run)
             earlier = checkpoints.read(run.checkpoint, name)
             save = run.checkpoint, name, self.checkpoint_every
         if earlier is not None and earlier["vectors"].dtype != z.dtype:
-            problem, z, reason = problem.in_double(), z.double(), "the run that it goes on from was in float64"
+            problem = problem.in_double()
+            z = z.double()
+            reason = "the run that it goes on from was in float64"
         hooks = Hooks(problem, run, self._first_warmup, self)
         with torch.no_grad(), hooks.watch:
             chains = self._chains(problem, z, form, run)
@@ -228,14 +274,20 @@ class NUTS(Method):
             else:
                 chains.restore(earlier)
             try:
-                result = chains.sample(run.num_draws, look=hooks.look, enough=hooks.enough, save=save)
+                result = chains.sample(
+                    run.num_draws, look=hooks.look, enough=hooks.enough, save=save
+                )
             except PrecisionLoss as loss:
-                first, z, problem = chains, loss.z.double(), problem.in_double()
+                first = chains
+                z = loss.z.double()
+                problem = problem.in_double()
                 reason = f"float32 was too coarse for the positions: {loss}"
                 hooks.begin_again(problem, reason)
                 chains = self._chains(problem, z, form, run)
                 chains.begin(z)
-                result = chains.sample(run.num_draws, look=hooks.look, enough=hooks.enough, save=save)
+                result = chains.sample(
+                    run.num_draws, look=hooks.look, enough=hooks.enough, save=save
+                )
                 result = result._replace(
                     num_gradients=result.num_gradients + first.total_steps * self.num_chains,
                     compile_seconds=result.compile_seconds + first.compile_seconds,
@@ -272,7 +324,9 @@ class NUTS(Method):
         chains, draws = stats.shape[:2]
         if draws == run.num_draws and chains < self.num_chains:
             return interruption(self, chains, self.num_chains, "chains")
-        which = "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
+        which = (
+            "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
+        )
         return interruption(self, draws, run.num_draws, f"draws of {which}", run.checkpoint)
 
     def _num_slots(self, dim: int, num_draws: int) -> int:
@@ -282,9 +336,12 @@ class NUTS(Method):
 
     def _needed_bytes(self, dim: int, dtype: torch.dtype, num_draws: int, form: str) -> int:
         """Bytes of a run's static buffers and of the copies on the way to the posterior."""
-        slots, levels = self._num_slots(dim, num_draws) + 1, 2 * (Machine.num_latest + self.max_tree_depth + 1)
+        slots = self._num_slots(dim, num_draws) + 1
+        levels = 2 * (Machine.num_latest + self.max_tree_depth + 1)
         # three copies: the draws, without the whitening, and by site
-        need = self.num_chains * (dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS))
+        need = self.num_chains * (
+            dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS)
+        )
         return need + (3 * dim * dim * dtype.itemsize if form == "dense" else 0)
 
 
@@ -293,18 +350,27 @@ def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Ten
 
     Chains of one draw each are starts as they are: they say nothing of the scale.
     """
-    density, uniform = problem.density, not problem.is_bnn
+    density = problem.density
+    uniform = not problem.is_bnn
     with seeded(seed, problem.device):
         scale = None
         if init is None:
             z = _drawn(density, num_chains, uniform)
         else:
             z = start_chains(problem.model, density, init, num_chains)
-        exact = isinstance(init, Posterior) and init.num_draws == 1 and init.meta.get("kind") == "chains"
+        exact = (
+            isinstance(init, Posterior)
+            and init.num_draws == 1
+            and init.meta.get("kind") == "chains"
+        )
         if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1 and not exact:
-            flat = density.unconstrain({site.name: init.draws[site.name].flatten(0, 1) for site in density.sites})
+            flat = density.unconstrain(
+                {site.name: init.draws[site.name].flatten(0, 1) for site in density.sites}
+            )
             scale = flat.std(0).clamp(min=1e-6)
-        elif init is not None and not exact:  # around one point: apart, so that R-hat has something to judge
+        elif (
+            init is not None and not exact
+        ):  # around one point: apart, so that R-hat has something to judge
             z = z + 0.1 * torch.randn_like(z)
         # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
         tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(100))
@@ -315,7 +381,11 @@ def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Ten
 def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Tensor:
     """Starts (num, dim) from the box or from the prior, by torch's present random state."""
     seed = int(torch.randint(2**31, ()))
-    return density.sample_box(num, seed, shrink * RADIUS) if uniform else density.sample_prior(num, seed)
+    return (
+        density.sample_box(num, seed, shrink * RADIUS)
+        if uniform
+        else density.sample_prior(num, seed)
+    )
 
 
 @torch.no_grad()
@@ -328,26 +398,35 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
     """
     gradients, _ = batched_gradient(problem.density.log_joint, z)
     lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
-    todo, found = torch.arange(len(z), device=z.device), z.clone()
+    todo = torch.arange(len(z), device=z.device)
+    found = z.clone()
     best = torch.full((len(z),), -torch.inf, dtype=torch.float64, device=z.device)
     for draws in itertools.chain([z], tries):
         gradient, value = gradients(draws[todo])
         finite = value.isfinite() & gradient.isfinite().all(1)
         moves = finite & (value >= lowest) & (gradient != 0).any(1)
         better = moves | (finite & (value > best[todo]))
-        best[todo[better]], found[todo[better]] = value[better], draws[todo[better]]
+        best[todo[better]] = value[better]
+        found[todo[better]] = draws[todo[better]]
         todo = todo[~moves]
         if not len(todo):
             return found
     if bool((best == -torch.inf).any()):
         worst = z[int(best.argmin())]
-        raise Refused(_why_no_start(problem, worst, *torch.func.grad_and_value(problem.density.log_joint)(worst)))
-    return found  # a plateau everywhere has no better start, nor has a density that is low everywhere
+        raise Refused(
+            _why_no_start(
+                problem, worst, *torch.func.grad_and_value(problem.density.log_joint)(worst)
+            )
+        )
+    return (
+        found  # a plateau everywhere has no better start, nor has a density that is low everywhere
+    )
 
 
 def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
     """Which site is to blame that no start has a finite density."""
-    density, bad = problem.density, (~torch.isfinite(gradient)).nonzero()
+    density = problem.density
+    bad = (~torch.isfinite(gradient)).nonzero()
     places = density.impossible(z)
     if places:
         return (
@@ -356,7 +435,9 @@ def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) 
         )
     names = [*density.observed]
     if bool(torch.isfinite(density.log_parts(z)[1])):
-        names = [density.site_of(int(bad[0]))] if len(bad) else [site.name for site in density.sites]
+        names = (
+            [density.site_of(int(bad[0]))] if len(bad) else [site.name for site in density.sites]
+        )
     where = f"the site {', '.join(map(repr, names))}"
     return (
         f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "

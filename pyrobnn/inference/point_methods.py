@@ -76,11 +76,21 @@ class Trained(Method):
         with seeded(run.seed, problem.device):
             start = self._start(problem, run)
             start = start.reshape(-1, problem.density.dim)
-            found = self._search(problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0))
-        return [self._posterior(problem, theta, run.seed) for theta in found.params.unflatten(0, (len(ys), -1))]
+            found = self._search(
+                problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0)
+            )
+        return [
+            self._posterior(problem, theta, run.seed)
+            for theta in found.params.unflatten(0, (len(ys), -1))
+        ]
 
     def _search(
-        self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None = None, snapshot: Callable | None = None
+        self,
+        problem: Problem,
+        start: Tensor,
+        run: FitRun,
+        ys: Tensor | None = None,
+        snapshot: Callable | None = None,
     ) -> Result:
         """Maximise from ``start``: one point (dim,), or several together (members, dim), each of its ``ys`` if given.
 
@@ -97,7 +107,9 @@ class Trained(Method):
             partial(self._worths, problem),
             Training.of(self, "cosine"),
             lambda: problem.batches(self.batch_size),
-            num_paths=num_together(problem, self.batch_size, len(start.reshape(-1, start.shape[-1])), self.max_paths),
+            num_paths=num_together(
+                problem, self.batch_size, len(start.reshape(-1, start.shape[-1])), self.max_paths
+            ),
             refinement=self._refinement(problem),
             other_starts=None
             if run.init is not None
@@ -119,7 +131,9 @@ class Trained(Method):
 
     def _is_whole(self, problem: Problem) -> bool:
         """Whether a batch holds all of the data: one of as many rows is that by another name."""
-        return problem.loader is None and (self.batch_size is None or self.batch_size >= problem.num_rows)
+        return problem.loader is None and (
+            self.batch_size is None or self.batch_size >= problem.num_rows
+        )
 
     @property
     def _refining_steps(self) -> int:
@@ -134,7 +148,9 @@ class Trained(Method):
     def _refinement(self, problem: Problem) -> Refinement | None:
         if not self._refining_steps or not self._is_whole(problem):
             return None
-        return Refinement(problem.density, self._refining_steps, self._polishing_steps, self.compile)
+        return Refinement(
+            problem.density, self._refining_steps, self._polishing_steps, self.compile
+        )
 
     def _plain_search(
         self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None, snapshot: Callable
@@ -164,11 +180,18 @@ class Trained(Method):
             snapshot=snapshot,
             progress=run.progress,
             name=self._title,
-            explain=lambda theta: why_impossible(problem.density, theta.reshape(-1, problem.density.dim)),
+            explain=lambda theta: why_impossible(
+                problem.density, theta.reshape(-1, problem.density.dim)
+            ),
         )
 
     def _posterior(
-        self, problem: Problem, theta: Tensor, seed: int, result: Result | None = None, more: Any = None
+        self,
+        problem: Problem,
+        theta: Tensor,
+        seed: int,
+        result: Result | None = None,
+        more: Any = None,
     ) -> Posterior:
         """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
         meta: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
@@ -277,11 +300,16 @@ class MAP(Trained):
         density = problem.density
         with seeded(run.seed, problem.device):
             result = self._search(problem, self._start(problem, run), run)
-            theta, meta = result.params, {}
-            in_memory, rows, whole = problem.loader is None, problem.num_rows, self._is_whole(problem)
+            theta = result.params
+            meta = {}
+            in_memory = problem.loader is None
+            rows = problem.num_rows
+            whole = self._is_whole(problem)
             try:
                 if whole and not result.interrupted and "gradient_norm" not in result.path:
-                    theta, meta["gradient_norm"] = polish(density.log_joint, theta, self.polish_steps, self.compile)
+                    theta, meta["gradient_norm"] = polish(
+                        density.log_joint, theta, self.polish_steps, self.compile
+                    )
                 # a few gradients on all of the data, where they are to be had cheaply and without noise
                 cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None
                 if cheap and not result.interrupted:
@@ -339,7 +367,9 @@ class DeepEnsemble(Trained):
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         if run.num_draws != self.num_members:
-            raise ValueError(f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}")
+            raise ValueError(
+                f"'num_draws' must be num_members={self.num_members}, got {run.num_draws}"
+            )
         check_batched(problem.density.subsampled(), "DeepEnsemble")
         return super()._fit(problem, run)
 

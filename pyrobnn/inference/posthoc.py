@@ -89,9 +89,13 @@ def posthoc(
         raise TypeError(f"'net' must be a trained torch.nn.Module, got {type(net).__name__}")
     if isinstance(x_or_loader, DataLoader):
         if y is not None:
-            raise TypeError("'y' must be left out when 'x_or_loader' is a DataLoader: its batches are (x, y)")
+            raise TypeError(
+                "'y' must be left out when 'x_or_loader' is a DataLoader: its batches are (x, y)"
+            )
         x_or_loader, y, _ = batches.read(x_or_loader, gather=True)
-    if y is None or (held_out is not None and not (isinstance(held_out, tuple) and len(held_out) == 2)):
+    if y is None or (
+        held_out is not None and not (isinstance(held_out, tuple) and len(held_out) == 2)
+    ):
         raise TypeError("pass posthoc(net, x, y), or posthoc(net, loader), and held_out=(x, y)")
     check_type("likelihood", likelihood, Likelihood | None, "one of pyrobnn.likelihoods")
     check_count("seed", seed, minimum=0)
@@ -101,21 +105,28 @@ def posthoc(
 class _Posthoc:
     """The net, its data, and the candidates."""
 
-    def __init__(self, net: nn.Module, data: Any, given: Likelihood | None, held_out: Any, seed: int):
-        self.net, self.seed = copy.deepcopy(net).eval(), seed
+    def __init__(
+        self, net: nn.Module, data: Any, given: Likelihood | None, held_out: Any, seed: int
+    ):
+        self.net = copy.deepcopy(net).eval()
+        self.seed = seed
         likelihood = given or _default(_model(self.net, HomoskedasticGaussian(1.0)), *data)
         self.gaussian = type(likelihood) is HomoskedasticGaussian
         free = likelihood.own.points | likelihood.own.priors
         if free and not self.gaussian:
-            raise Refused(f"{likelihood!r} has parameters of its own, {', '.join(free)}: fix them by numbers")
+            raise Refused(
+                f"{likelihood!r} has parameters of its own, {', '.join(free)}: fix them by numbers"
+            )
         self.model = _model(self.net, likelihood)
         self.x, y = check_data(self.model, data[0], data[1], device := self.model.device)
         self.layer = _last_linear(self.net, self.x[:2])
-        self.train = self.judges = self._rows(self.x, y, seen=True)
+        self.train = self._rows(self.x, y, seen=True)
+        self.judges = self.train
         if free:
             residual = (y - self.train.f).square().mean(0).sqrt()
             self.model = _model(self.net, HomoskedasticGaussian(residual.clamp_min(1e-12)))
-        self.likelihood, self.last = self.model.likelihood, cast(LastLayer | None, None)
+        self.likelihood = self.model.likelihood
+        self.last = cast(LastLayer | None, None)
         if self.gaussian:  # of the net as it is, (K,)
             self.noise = cast(Any, self.likelihood).loc_scale(self.train.f[:1], {})[1][0]
         if self.layer is not None:
@@ -124,13 +135,17 @@ class _Posthoc:
                 self.last = LastLayer(layer, self.likelihood, self.train)
         if held_out is not None:
             try:
-                self.judges = self._rows(*check_data(self.model, held_out[0], held_out[1], device), seen=False)
+                self.judges = self._rows(
+                    *check_data(self.model, held_out[0], held_out[1], device), seen=False
+                )
             except (TypeError, ValueError) as error:
                 raise type(error)(f"held_out=(x, y): {error}") from error
         elif self.last is not None:
             self.judges = self.last.without_itself()
         elif free:
-            raise Refused("no row can be left out of a net that does not end in a linear layer: pass held_out=(x, y)")
+            raise Refused(
+                "no row can be left out of a net that does not end in a linear layer: pass held_out=(x, y)"
+            )
 
     @torch.no_grad()
     def _rows(self, x: Tensor, y: Tensor, seen: bool) -> Rows:
@@ -138,7 +153,12 @@ class _Posthoc:
         given: list[Tensor] = []
         layers = {} if self.layer is None else {self.layer: self.net.get_submodule(self.layer)}
         with hooked(layers, lambda _, args, out: given.append(args[0])):
-            f = torch.cat([self.net(part) for part in x.split(max(1, CHUNK_SCALARS // widest_layer(self.model, x)))])
+            f = torch.cat(
+                [
+                    self.net(part)
+                    for part in x.split(max(1, CHUNK_SCALARS // widest_layer(self.model, x)))
+                ]
+            )
         check_finite("net(x)", f)
         return Rows(f, y, torch.cat(given) if given else None, seen)
 
@@ -154,14 +174,16 @@ class _Posthoc:
 
     def _normal(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (N,), and the noise (K,) that suits them best, where f has ``ratio`` times its variance."""
-        rows, total = self.judges, 1 + ratio.to(self.judges.f)
+        rows = self.judges
+        total = 1 + ratio.to(self.judges.f)
         scale = ((rows.y - rows.f).square() / total).mean(0).sqrt().clamp_min(1e-12)
         scale = torch.maximum(scale, self.noise) if rows.seen else scale
         return dist.Normal(rows.f, scale * total.sqrt()).log_prob(rows.y).sum(-1), scale
 
     def candidates(self) -> dict[str, tuple[Tensor, Any]]:
         """Name → log densities of the judging rows, and what was tuned; the simplest first."""
-        rows, last = self.judges, self.last
+        rows = self.judges
+        last = self.last
         found: dict[str, tuple[Tensor, Any]] = {"net": (self._log_density(rows.f), None)}
         if isinstance(self.likelihood, Categorical | Bernoulli):
             value = self._temperature()
@@ -197,11 +219,17 @@ class _Posthoc:
                 expected = p * f.log_softmax(-1)
             else:
                 expected = p * nn.functional.logsigmoid(f) + (1 - p) * nn.functional.logsigmoid(-f)
-            return -float(self._log_density(f).double().sum() + 10 * expected.double().sum(-1).mean())
+            return -float(
+                self._log_density(f).double().sum() + 10 * expected.double().sum(-1).mean()
+            )
 
         # the largest makes all classes alike
         largest = max(4.0, math.log(max(float(self.judges.f.double().abs().max()), 1.0)) + 2.0)
-        return math.exp(minimize_scalar(loss, bounds=(0.0 if self.judges.seen else -2.0, largest), method="bounded").x)
+        return math.exp(
+            minimize_scalar(
+                loss, bounds=(0.0 if self.judges.seen else -2.0, largest), method="bounded"
+            ).x
+        )
 
     def posterior(self) -> Posterior:
         """Of the candidate that is chosen."""
@@ -209,17 +237,27 @@ class _Posthoc:
         scores = {name: score.double() for name, (score, _) in found.items()}
         best = max(scores.values(), key=lambda score: float(score.mean()))
         # the simplest that the best does not beat by more than an error of their difference
-        chosen = next(n for n, s in scores.items() if s is best or float((best - s).mean()) <= _bounded_error(best - s))
-        tuned, model = found[chosen][1], self.model
+        chosen = next(
+            n
+            for n, s in scores.items()
+            if s is best or float((best - s).mean()) <= _bounded_error(best - s)
+        )
+        tuned = found[chosen][1]
+        model = self.model
         if chosen == "last_layer" and self.last is not None:
-            (tau, scale), likelihood, ratio = tuned, self.likelihood, torch.ones_like(self.train.f[0])
+            (tau, scale) = tuned
+            likelihood = self.likelihood
+            ratio = torch.ones_like(self.train.f[0])
             if scale is not None:
-                likelihood, ratio = HomoskedasticGaussian(scale), (self.noise / scale).square()
+                likelihood = HomoskedasticGaussian(scale)
+                ratio = (self.noise / scale).square()
             args = (self.net, cast(str, self.layer), likelihood, tau, ratio, self.x, self.seed)
-            result, tuned = self.last.posterior(*args), {"prior_precision": tau}
+            result = self.last.posterior(*args)
+            tuned = {"prior_precision": tau}
         else:
             if chosen == "noise":
-                model, tuned = _model(self.net, HomoskedasticGaussian(tuned)), {"noise": tuned.tolist()}
+                model = _model(self.net, HomoskedasticGaussian(tuned))
+                tuned = {"noise": tuned.tolist()}
             elif chosen == "temperature":
                 model = _model(nn.Sequential(self.net, Temperature(tuned)), self.likelihood)
                 tuned = {"temperature": tuned}
@@ -227,10 +265,18 @@ class _Posthoc:
             problem = Problem(model, density, self.x, self.train.y, len(self.x), model.device)
             draws = {name: value[None, None] for name, value in model.initial_values().items()}
             result = make_posterior(problem, MLE(), draws, seed=self.seed, timings={})
-        by = "training" if self.judges is self.train else "leave_one_out" if self.judges.seen else "held_out"
+        by = (
+            "training"
+            if self.judges is self.train
+            else "leave_one_out"
+            if self.judges.seen
+            else "held_out"
+        )
         told = {
             "chosen": chosen,
-            "held_out_log_density": {name: [float(s.mean()), _error(s)] for name, s in scores.items()},
+            "held_out_log_density": {
+                name: [float(s.mean()), _error(s)] for name, s in scores.items()
+            },
             "judged_by": by,
             "tuned": tuned,
         }
@@ -262,7 +308,9 @@ def _default(model: BNN, x: Any, y: Any) -> Likelihood:
     """What the targets and the net's outputs say."""
     x, y = torch.atleast_1d(as_tensor("x", x), as_tensor("y", y))
     width = output_width(model, model.cast_inputs(x[:2].to(model.device)))
-    whole = width > 1 and bool((y.double() % 1 == 0).all())  # labels, whose form their own check looks at
+    whole = width > 1 and bool(
+        (y.double() % 1 == 0).all()
+    )  # labels, whose form their own check looks at
     if whole and (y.numel() == len(x) or bool((y.sum(-1) == 1).all())):
         return Categorical()
     return Bernoulli() if set(y.unique().tolist()) <= {0, 1} else HomoskedasticGaussian("learned")

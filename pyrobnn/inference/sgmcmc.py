@@ -76,15 +76,23 @@ class _StochasticGradientMCMC(Method):
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
             chains = run_chains(self, problem, z, run)
-        lp, stopped, notes = chains.lp, chains.stopped, []
+        lp = chains.lp
+        stopped = chains.stopped
+        notes = []
         try:
             if stopped != "interrupt" and problem.loader is None:
                 lp = full_log_joint(problem.density, chains.z)
         except KeyboardInterrupt:
             stopped = "interrupt"
         if stopped == "interrupt":
-            notes.append(interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain"))
-        meta = {"temperature": self.temperature, "stopped": stopped, "common_start": common_start(run.init)}
+            notes.append(
+                interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain")
+            )
+        meta = {
+            "temperature": self.temperature,
+            "stopped": stopped,
+            "common_start": common_start(run.init),
+        }
         meta["step_size"] = chains.step_size * problem.num_rows
         if self.has_momentum:
             meta["kinetic_temperature"] = float(chains.kinetic.mean()) / chains.z.shape[1]
@@ -159,15 +167,23 @@ class SGLD(_StochasticGradientMCMC):
     heating: ClassVar[float] = 0.25
 
     def move(
-        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
+        self,
+        z: Tensor,
+        v: Tensor,
+        gradient: Gradient,
+        epsilon: Tensor,
+        temperature: Tensor,
+        metric: Tensor,
     ) -> tuple[Tensor, ...]:
         """One step of all chains, a leapfrog step whose momentum is drawn anew (``v`` is for its energy).
 
         Position and momentum after it; gradient, log joint and energy before it; the heat that it adds.
         """
         grad, lp = gradient(z)
-        kick, noise = 0.5 * (epsilon * metric).sqrt() * grad, torch.randn_like(z)
-        arriving, leaving = kinetic(v + kick), kinetic(temperature.sqrt() * noise)
+        kick = 0.5 * (epsilon * metric).sqrt() * grad
+        noise = torch.randn_like(z)
+        arriving = kinetic(v + kick)
+        leaving = kinetic(temperature.sqrt() * noise)
         z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * noise
         return z, temperature.sqrt() * noise + kick, grad, lp, arriving - lp, leaving - arriving
 
@@ -216,14 +232,22 @@ class SGHMC(_StochasticGradientMCMC):
         check_number("friction", self.friction, above=0, maximum=1)
 
     def move(
-        self, z: Tensor, v: Tensor, gradient: Gradient, epsilon: Tensor, temperature: Tensor, metric: Tensor
+        self,
+        z: Tensor,
+        v: Tensor,
+        gradient: Gradient,
+        epsilon: Tensor,
+        temperature: Tensor,
+        metric: Tensor,
     ) -> tuple[Tensor, ...]:
         grad, lp = gradient(z)
         # with the metric as inverse mass the velocity is metric * momentum; v is the momentum in units of its own scale
-        drift, keep = epsilon.sqrt() * metric.sqrt(), 1.0 - self.friction
+        drift = epsilon.sqrt() * metric.sqrt()
+        keep = 1.0 - self.friction
         energy = kinetic(v + 0.5 * drift * grad) - lp
         v = v + drift * grad
-        z, before = z + 0.5 * drift * v, kinetic(v)
+        z = z + 0.5 * drift * v
+        before = kinetic(v)
         v = keep * v + (temperature * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
         return z + 0.5 * drift * v, v, grad, lp, energy, kinetic(v) - before
 
@@ -233,16 +257,21 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
 
     For two thirds of ``init_steps`` the likelihood's own parameters stay.
     """
-    density, num_steps = problem.density, config.init_steps
+    density = problem.density
+    num_steps = config.init_steps
     seeds = torch.randint(2**31, (config.num_chains,)).tolist()
-    start = torch.stack([density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds])
+    start = torch.stack(
+        [density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds]
+    )
     weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
     for site in density.sites:
         weights[site.start : site.stop] = site.name.startswith(NET)
     switch = num_steps - num_steps // 3
 
     def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
-        return -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_rows
+        return (
+            -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_rows
+        )
 
     def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
         return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)

@@ -16,10 +16,24 @@ from pyrobnn.core.checks import Refused, check_count, check_number, require
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.exchange import Estimate, Ladders, Level, Passage
 from pyrobnn.inference.fitting.floats import full_float32
-from pyrobnn.inference.fitting.problem import Problem, interruption, launches, make_posterior, snapshot
+from pyrobnn.inference.fitting.problem import (
+    Problem,
+    interruption,
+    launches,
+    make_posterior,
+    snapshot,
+)
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
-from pyrobnn.inference.tempering import Population, Rung, batched, evaluator, lag, parts, refuse_without_prior
+from pyrobnn.inference.tempering import (
+    Population,
+    Rung,
+    batched,
+    evaluator,
+    lag,
+    parts,
+    refuse_without_prior,
+)
 from pyrobnn.model.derived import prior_runs
 from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior import Posterior
@@ -28,15 +42,23 @@ _STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
 _MAX_TEMPERATURES = 500
 #: states of an island that are kept of a temperature, and steps of an adaptation of the ladders and of their runs: the
 #: next is twice as long as the one before, which is its warm-up
-_KEPT, _ADAPTATIONS, _FIRST, _RUNS = 64, 4, 32, 5
+_KEPT = 64
+_ADAPTATIONS = 4
+_FIRST = 32
+_RUNS = 5
 #: runs that are made whatever they cost; a further one where all of them take at most this many times the climb
-_AT_LEAST, _AT_MOST = 3, 30
+_AT_LEAST = 3
+_AT_MOST = 30
 #: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
 #: as families, standard errors by which further moves raise the log likelihood, and the error that families show in
 #: units of that of resampling. One mode has up to 1.3, from 0.8, up to 2 and up to 1.5
-_HEAT, _WORTH, _RISE, _FAMILIES = 1.6, 0.5, 4.0, 2.5
+_HEAT = 1.6
+_WORTH = 0.5
+_RISE = 4.0
+_FAMILIES = 2.5
 #: nats of error, and effective draws, that runs of the ladders end at
-_ERROR, _DRAWS = 0.1, 400
+_ERROR = 0.1
+_DRAWS = 400
 
 
 @register("smc", quick={"num_particles": 400, "num_draws": 100})
@@ -140,7 +162,10 @@ class SMC(Method):
         refuse_without_prior(problem.density)
         require(
             # a move holds 16 copies beside the positions of a temperature
-            (16 + 2 * self.max_moves) * self.num_particles * problem.density.dim * problem.density.dtype.itemsize,
+            (16 + 2 * self.max_moves)
+            * self.num_particles
+            * problem.density.dim
+            * problem.density.dtype.itemsize,
             problem.device,
             f"a population of {self.num_particles} particles × {problem.density.dim} parameters",
             "lower num_particles",
@@ -163,7 +188,10 @@ class SMC(Method):
             self,
             draws,
             seed=run.seed,
-            timings={"compile": course.compile_seconds, "fit": time.perf_counter() - started - course.compile_seconds},
+            timings={
+                "compile": course.compile_seconds,
+                "fit": time.perf_counter() - started - course.compile_seconds,
+            },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=course.total,
             history=rung_history(course.rungs),
@@ -184,7 +212,9 @@ class _Course:
     signs: Signs
 
     def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
-        self._config, self._problem, self._run = config, problem, run
+        self._config = config
+        self._problem = problem
+        self._run = run
         self.watch = Watch(
             _STEPS,
             "SMC",
@@ -219,7 +249,12 @@ class _Course:
         step = evaluator(partial(parts, self._problem.density))
         self._evaluate, self.mode, self.compile_seconds = batched(step, z, config.compile)
         self.particles = Population(
-            self._evaluate, z, config.num_islands, self._run.seed, config.max_leapfrogs, config.max_moves
+            self._evaluate,
+            z,
+            config.num_islands,
+            self._run.seed,
+            config.max_leapfrogs,
+            config.max_moves,
         )
         if not self.particles.possible():
             raise Refused(
@@ -245,7 +280,9 @@ class _Course:
             self.rungs.append(particles.climb(self._config.ess))
             self._levels.append(particles.level(_KEPT))
             if self._report("tempering", self.rungs[-1], 0.97 * particles.beta**0.25):
-                raise ValueError(f"a callback stopped the run at step {self._steps}, before there was a draw")
+                raise ValueError(
+                    f"a callback stopped the run at step {self._steps}, before there was a draw"
+                )
 
     def _signs(self) -> Signs:
         """What the particles, which are the first draws, show at the last temperature, and when they are moved on."""
@@ -325,12 +362,18 @@ class _Course:
     @property
     def log_evidence(self) -> Tensor:
         """Log evidence of each island."""
-        return self.particles.log_evidence if self.weighing is None else self.weighing.estimate.islands
+        return (
+            self.particles.log_evidence if self.weighing is None else self.weighing.estimate.islands
+        )
 
     @property
     def total(self) -> float:
         """Log evidence of all islands."""
-        return log_mean(self.log_evidence) if self.weighing is None else self.weighing.estimate.log_evidence
+        return (
+            log_mean(self.log_evidence)
+            if self.weighing is None
+            else self.weighing.estimate.log_evidence
+        )
 
     @property
     def interval(self) -> list[float] | None:
@@ -392,7 +435,8 @@ class _Course:
 
     def findings(self) -> list[Finding]:
         """What the user has to know."""
-        error, interval = self.error, self.interval
+        error = self.error
+        interval = self.interval
         found = [Finding("one_island")] if interval is None else []
         if interval is not None and error is not None and error > 0.5:  # nats
             found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
@@ -400,7 +444,9 @@ class _Course:
             found.append(Finding("modes_unsettled", self.weighing.numbers))
         if self.weighing is None and self.signs.parted:
             worth = self.signs.worth * self._config.num_particles
-            found.append(Finding("modes_unsettled", {"error": error, "drift": None, "worth": worth}))
+            found.append(
+                Finding("modes_unsettled", {"error": error, "drift": None, "worth": worth})
+            )
         low = lag(self.rungs)
         if self.weighing is None and low > 0.5 + 2.0 * (error or 0.0):
             found.append(Finding("particles_lag", {"lag": low}))
@@ -461,7 +507,9 @@ class Weighing:
         values = passage.log_likelihood[:, -1]
         likelihoods = passage.draws_of(values, num_islands).cpu().numpy()
         ladder = torch.arange(values.shape[1]).expand(len(values), -1)
-        worth = float(ess_of_families(likelihoods[None], passage.draws_of(ladder, num_islands).numpy())[0])
+        worth = float(
+            ess_of_families(likelihoods[None], passage.draws_of(ladder, num_islands).numpy())[0]
+        )
         ratio = float(rhat(likelihoods)) if num_islands > 1 else 1.0
         return cls(passage.estimate(num_islands), worth, ratio, len(passage.betas), num_steps)
 
@@ -469,7 +517,12 @@ class Weighing:
     def at_rest(self) -> bool:
         """Whether a longer run would say the same."""
         drifts = abs(self.estimate.drift) > 2.5 * self.estimate.drift_error
-        return not drifts and self.estimate.error <= _ERROR and self.worth >= _DRAWS and self.rhat <= RHAT_LIMIT
+        return (
+            not drifts
+            and self.estimate.error <= _ERROR
+            and self.worth >= _DRAWS
+            and self.rhat <= RHAT_LIMIT
+        )
 
     @property
     def known(self) -> bool:
@@ -518,7 +571,10 @@ def error_of_families(ancestor: Tensor) -> float:
         Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
     """
     islands, count = ancestor.shape
-    variances = [float((family.bincount().double() / count).square().sum()) - 1.0 / count for family in ancestor]
+    variances = [
+        float((family.bincount().double() / count).square().sum()) - 1.0 / count
+        for family in ancestor
+    ]
     return math.sqrt(max(sum(variances), 0.0)) / islands
 
 
@@ -531,5 +587,10 @@ def student_width(error: float, islands: int, level: float = 0.95) -> float:
 
 def student_interval(islands: Tensor, level: float = 0.95) -> list[float] | None:
     """Where the log evidence is, nats; None of one island."""
-    error, centre = standard_error(islands), log_mean(islands)
-    return None if error is None else [centre + student_width(side * error, len(islands), level) for side in (-1, 1)]
+    error = standard_error(islands)
+    centre = log_mean(islands)
+    return (
+        None
+        if error is None
+        else [centre + student_width(side * error, len(islands), level) for side in (-1, 1)]
+    )

@@ -49,7 +49,9 @@ class Guide:
         check_choice("init_loc", self.init_loc, ("net", "prior"))
         check_number("mean_field_start", self.mean_field_start, minimum=0, maximum=1)
         if self.max_scale is not None and self.family != "mean_field":
-            raise ValueError(f"'max_scale' needs independent normal weights: use 'mean_field', got {self.family!r}")
+            raise ValueError(
+                f"'max_scale' needs independent normal weights: use 'mean_field', got {self.family!r}"
+            )
 
 
 @register("svi", standard=True, quick={"num_steps": 2000, "num_draws": 500})
@@ -133,7 +135,8 @@ class SVI(Method):
 
     def __post_init__(self) -> None:
         self.training  # noqa: B018  # its checks
-        family, max_scale = self.options.family, self.options.max_scale
+        family = self.options.family
+        max_scale = self.options.max_scale
         if family != "mean_field":  # no guide is advised itself, or a poorer one
             richer = "use a richer guide (full_rank), or " if family == "low_rank" else ""
             remedy = f"The approximation misses the posterior: {richer}run NUTS and compare."
@@ -146,7 +149,9 @@ class SVI(Method):
             check_number("kl_weight", self.kl_weight, minimum=0)
         check_optional(check_number, "max_scale", max_scale, above=self.init_scale)
         if self.estimator in ESTIMATORS[2:] and family != "mean_field":
-            raise ValueError(f"{self.estimator!r} needs independent normals: use guide='mean_field', got {family!r}")
+            raise ValueError(
+                f"{self.estimator!r} needs independent normals: use guide='mean_field', got {family!r}"
+            )
 
     @property
     def options(self) -> Guide:

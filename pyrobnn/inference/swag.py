@@ -31,7 +31,13 @@ from pyrobnn.inference.optim.paths import (
     num_together,
     worths_of,
 )
-from pyrobnn.inference.optim.training import MOMENTUM, TOLERATED_RISE, Optimizer, Training, constant_rate
+from pyrobnn.inference.optim.training import (
+    MOMENTUM,
+    TOLERATED_RISE,
+    Optimizer,
+    Training,
+    constant_rate,
+)
 from pyrobnn.model import Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
@@ -166,7 +172,9 @@ class SWAG(_Averaged):
     kind: ClassVar[Kind] = "independent"
     has_density: ClassVar[bool] = True
     default_draws: ClassVar[int] = 100
-    remedy: ClassVar[str] = "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
+    remedy: ClassVar[str] = (
+        "The Gaussian misses the posterior: take SWAG as a heuristic, or run NUTS and compare."
+    )
 
     @property
     def _rank_and_scale(self) -> tuple[int, float]:
@@ -190,11 +198,21 @@ class SWAGMoments:
         device: where the moments are.
     """
 
-    def __init__(self, dim: int, rank: int = 20, scale: float = 1.0, *, latent: int | None = None, device: Any = None):
+    def __init__(
+        self,
+        dim: int,
+        rank: int = 20,
+        scale: float = 1.0,
+        *,
+        latent: int | None = None,
+        device: Any = None,
+    ):
         if rank != 0:
             check_count("rank", rank, minimum=2)
         check_number("scale", scale, above=0)
-        self.rank, self.scale, self.latent = rank, scale, dim if latent is None else latent
+        self.rank = rank
+        self.scale = scale
+        self.latent = dim if latent is None else latent
         self.count = 0
         self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
         self._squares = torch.zeros_like(self.mean[: self.latent])
@@ -202,14 +220,19 @@ class SWAGMoments:
 
     def update(self, theta: Tensor) -> None:
         """Take in one iterate (dim,)."""
-        theta, count = theta.detach().double(), self.count + 1
+        theta = theta.detach().double()
+        count = self.count + 1
         before = theta - self.mean
         mean = self.mean + before / count
-        before, after = before[: self.latent], (theta - mean)[: self.latent]
+        before = before[: self.latent]
+        after = (theta - mean)[: self.latent]
         squares = self._squares + before * after
         columns = [*self._columns, after][-self.rank :] if self.rank else []
         # all at once: an interrupt leaves whole moments
-        self.count, self.mean, self._squares, self._columns = count, mean, squares, columns
+        self.count = count
+        self.mean = mean
+        self._squares = squares
+        self._columns = columns
 
     @property
     def variance(self) -> Tensor:
@@ -237,7 +260,9 @@ class SWAGMoments:
             )
         floor = self._floor()
         if not bool(floor > 0):
-            raise Refused("the iterates do not move, so they have no covariance: use mini-batches and a larger lr")
+            raise Refused(
+                "the iterates do not move, so they have no covariance: use mini-batches and a larger lr"
+            )
         variance = self.variance.clamp_min(floor) * self.scale**2
         loc = self.mean[: self.latent]
         if not self.rank:
@@ -254,7 +279,9 @@ class _SGD:
     """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG."""
 
     def __init__(self, method: _Averaged, problem: Problem, run: FitRun):
-        self.method, self.problem, self.run = method, problem, run
+        self.method = method
+        self.problem = problem
+        self.run = run
         check_batch_size(problem, method.batch_size)
         size = method.batch_size or max(1, min(32, problem.num_rows // 4))
         self.batch_size = size if problem.stream is None else None
@@ -269,11 +296,15 @@ class _SGD:
             )
         density = problem.density
         latent = sum(site.size for site in density.sites if site.kind == "latent")
-        self.moments = SWAGMoments(density.dim, *method._rank_and_scale, latent=latent, device=problem.device)
+        self.moments = SWAGMoments(
+            density.dim, *method._rank_and_scale, latent=latent, device=problem.device
+        )
 
     def train(self) -> Result:
         """Run SGD; returns its record."""
-        method, problem, moments = self.method, self.problem, self.moments
+        method = self.method
+        problem = self.problem
+        moments = self.moments
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
             return -problem.density.log_joint(theta, *batch) / problem.num_rows
@@ -289,7 +320,9 @@ class _SGD:
             iterate = metrics["snapshot"]
             return {**metrics, "iterate": iterate, "snapshot": partial(self._snapshot, iterate)}
 
-        self.lr = method.lr or constant_rate(loss, theta, batches, num_data=problem.num_rows, momentum=MOMENTUM)
+        self.lr = method.lr or constant_rate(
+            loss, theta, batches, num_data=problem.num_rows, momentum=MOMENTUM
+        )
         optimizer = Optimizer(partial(torch.optim.SGD, lr=self.lr, momentum=MOMENTUM), None)
         mapped = [MappedCallback(callback, with_posterior) for callback in self.run.callbacks]
         result = minimize(
@@ -306,14 +339,17 @@ class _SGD:
         if moments.count < 2 and not result.interrupted and method.kind == "independent":
             moments.family()  # refuses
         if result.interrupted and moments.count < 2:
-            raise KeyboardInterrupt(f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2")
+            raise KeyboardInterrupt(
+                f"{result.notes(method)[0]}: it had taken {moments.count} iterates of at least 2"
+            )
         if not bool(torch.isfinite(moments.mean).all()):
             raise FloatingPointError(
                 f"an iterate of {type(method).__name__} is not finite by step {result.num_steps} "
                 f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
             )
         # where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not
-        drawn, mean = list(itertools.islice(batches, 64)), moments.mean.to(theta.dtype)
+        drawn = list(itertools.islice(batches, 64))
+        mean = moments.mean.to(theta.dtype)
         rise = sum(float(loss(mean, *batch) - loss(theta, *batch)) for batch in drawn) / len(drawn)
         if not rise <= TOLERATED_RISE:
             problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
@@ -323,11 +359,15 @@ class _SGD:
         self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, float, dict[str, Any]]:
         """Where SGD starts, the seconds that it took to get there, and by which path: ``init``, or near a mode."""
-        method, run, problem = self.method, self.run, self.problem
+        method = self.method
+        run = self.run
+        problem = self.problem
         theta = problem.density.initial(start_values(problem.bnn, run.init), run.seed)
         if run.init is not None:
             return theta, 0.0, {}
-        training = Training(method.num_steps, optimizer=Optimizer(schedule="cosine"), compile=method.compile)
+        training = Training(
+            method.num_steps, optimizer=Optimizer(schedule="cosine"), compile=method.compile
+        )
         name = f"the start of {type(method).__name__}"
         noise = FreeNoise.of(problem)
         if noise is None:
@@ -339,7 +379,12 @@ class _SGD:
         return found.params, sum(found.timings.values()), found.path
 
     def _search(
-        self, noise: FreeNoise, batches: Iterator[tuple[Tensor, Tensor]], training: Training, start: Tensor, name: str
+        self,
+        noise: FreeNoise,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        training: Training,
+        start: Tensor,
+        name: str,
     ) -> Search:
         """The search for a mode where the noise is free."""
         problem = self.problem
@@ -369,13 +414,16 @@ class _SGD:
         """Draws of the Gaussian through two iterates or more, or else the point ``flat``; what a posterior is told."""
         density = self.problem.density
         values = density.constrain(flat)
-        points = density.initial_points | {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+        points = density.initial_points | {
+            s.name: values[s.name] for s in density.sites if s.kind == "point"
+        }
         draws = {name: value[None, None] for name, value in values.items() if name not in points}
         told: dict[str, Any] = {"seed": self.run.seed, "point_values": points}
         if self.method.kind == "independent" and self.moments.count > 1:
             # over the latent sites, point parameters held at their means
             layout = density.holding(points)
-            told["approximation"] = approximation = FlatApproximation(layout, *self.moments.family())
+            approximation = FlatApproximation(layout, *self.moments.family())
+            told["approximation"] = approximation
             draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
         return draws, told
 
@@ -390,7 +438,9 @@ class _SGD:
             told["meta"] |= {"rank": moments.deviations.shape[1]} if moments.rank else {}
         # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
         importance = self.problem.loader is None
-        return self._with_statistics(make_posterior(self.problem, self.method, draws, importance=importance, **told))
+        return self._with_statistics(
+            make_posterior(self.problem, self.method, draws, importance=importance, **told)
+        )
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """Of the iterates so far; before the first, of the present one."""

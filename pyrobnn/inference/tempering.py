@@ -33,7 +33,9 @@ from pyrobnn.model.nodes import is_improper, is_observed, is_subsample, log_prob
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 _TARGET_ACCEPT = 0.8  # that the step size is tuned to
-_FEW, _MANY = 8, 256  # particles that are never split, and of a call of compiled code at most, of one shape
+# particles that are never split, and of a call of compiled code at most, of one shape
+_FEW = 8
+_MANY = 256
 _CACHED = 2**19  # elements of one tensor that stay in the cache
 
 
@@ -42,7 +44,9 @@ def refuse_without_prior(density: Density) -> None:
     check_proper(density)
     refuse_subsampling(density, "SMC")
     # what a prior hides of a net is held; of anything else there is no value to hold
-    free = [name for name in density.initial_points if density.owner is None or not name.startswith(NET)]
+    free = [
+        name for name in density.initial_points if density.owner is None or not name.startswith(NET)
+    ]
     if free:
         names = ", ".join(map(repr, free[:3]))
         raise Refused(
@@ -96,17 +100,27 @@ def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
     slope = torch.func.grad(tempered, has_aux=True)
 
     def evaluate(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, 0, *[None] * len(data)))(z, beta, *data)
+        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, 0, *[None] * len(data)))(
+            z, beta, *data
+        )
         return gradient, base, rest
 
     return evaluate
 
 
-def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tuple[Evaluate, str, float]:
+def batched(
+    evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor
+) -> tuple[Evaluate, str, float]:
     """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
     beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
-    size = at_once(lambda one: evaluate(one, beta[: len(one)], *data)[:2], z) if compile or data else len(z)
-    step = compiled(evaluate, z[:size].contiguous(), beta[:size], *data, enabled=compile, name="the model")
+    size = (
+        at_once(lambda one: evaluate(one, beta[: len(one)], *data)[:2], z)
+        if compile or data
+        else len(z)
+    )
+    step = compiled(
+        evaluate, z[:size].contiguous(), beta[:size], *data, enabled=compile, name="the model"
+    )
 
     def in_parts(z: Tensor, beta: Tensor, *rest: Tensor) -> Any:
         short = -len(z) % size if step.mode != "eager" else 0  # compiled code has one shape
@@ -114,7 +128,9 @@ def batched(evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor) -> tupl
         betas = beta.expand(len(z))
         betas = torch.cat([betas, betas[-1:].expand(short)])
         pieces = zip(filled.split(size), betas.split(size), strict=True)
-        return [torch.cat(each)[: len(z)] for each in zip(*(step(*piece, *rest) for piece in pieces))]
+        return [
+            torch.cat(each)[: len(z)] for each in zip(*(step(*piece, *rest) for piece in pieces))
+        ]
 
     return in_parts, step.mode, step.seconds
 
@@ -125,7 +141,9 @@ def at_once(gradient: Gradient, z: Tensor) -> int:
         return len(z)
     each = library_elements(gradient, z[:2]) / 2
     divisors = [size for size in range(_FEW, len(z) + 1) if len(z) % size == 0]
-    return max((size for size in divisors if size <= _MANY and size * each <= _CACHED), default=divisors[0])
+    return max(
+        (size for size in divisors if size <= _MANY and size * each <= _CACHED), default=divisors[0]
+    )
 
 
 def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
@@ -204,10 +222,17 @@ class Population:
     partly: bool = False
 
     def __post_init__(self) -> None:
-        device, count = self.z.device, len(self.z)
-        self.beta, self.num_moves, self.num_gradients = 0.0, 0, 0
-        self._keys = rng.key(torch.tensor(self.seed, device=device), torch.arange(count, device=device))
-        self.ancestor = torch.arange(count // self.num_islands, device=device).repeat(self.num_islands)
+        device = self.z.device
+        count = len(self.z)
+        self.beta = 0.0
+        self.num_moves = 0
+        self.num_gradients = 0
+        self._keys = rng.key(
+            torch.tensor(self.seed, device=device), torch.arange(count, device=device)
+        )
+        self.ancestor = torch.arange(count // self.num_islands, device=device).repeat(
+            self.num_islands
+        )
         self.log_evidence = torch.zeros(self.num_islands, dtype=torch.float64, device=device)
         self._step = self.step_size or 0.5 * self.z.shape[1] ** -0.25
         self._gradient, self._base, self.log_likelihood = self._values()
@@ -234,45 +259,70 @@ class Population:
         beta = next_beta(passed, self.beta, ess)
         step = beta - self.beta
         worth = float(share(passed, step).mean())
-        self.log_evidence = self.log_evidence + (step * passed).logsumexp(1) - math.log(passed.shape[1])
+        self.log_evidence = (
+            self.log_evidence + (step * passed).logsumexp(1) - math.log(passed.shape[1])
+        )
         # an island's chance has the key of its first particle, which never counts down
         size = self.num_each
         chance = rng.chances(rng.stream(self._keys[::size], ~(self.num_moves + 1)))[0]
         index = systematic((step * passed).softmax(1), size, chance)
-        which, state = index // len(self._states), index % len(self._states)
-        which = (which + size * torch.arange(self.num_islands, device=index.device).unsqueeze(1)).flatten()
+        which = index // len(self._states)
+        state = index % len(self._states)
+        which = (
+            which + size * torch.arange(self.num_islands, device=index.device).unsqueeze(1)
+        ).flatten()
         self.z = torch.stack([z for z, _ in self._states])[state.flatten(), which]
-        self.ancestor, self.beta = self.ancestor[which], beta
+        self.ancestor = self.ancestor[which]
+        self.beta = beta
         self._gradient, self._base, self.log_likelihood = self._values()
         return self.moved(worth)
 
     def moved(self, worth: float = 1.0) -> Rung:
         """Move every particle until it has forgotten where it was, or goes no farther."""
         scale = self._spread()
-        metric, rows = self._metric(scale), self._picked(worth)
-        start, before = self.z[rows], self.log_likelihood[rows]
+        metric = self._metric(scale)
+        rows = self._picked(worth)
+        start = self.z[rows]
+        before = self.log_likelihood[rows]
         among = (before - before.mean()).square().mean().clamp(min=1e-300)
-        gone, gone_before, rate = (0.0, 0.0), (0.0, 0.0), 0.0
+        gone = (0.0, 0.0)
+        gone_before = (0.0, 0.0)
+        rate = 0.0
         self._states = [(self.z, self.log_likelihood)]
         for _ in range(self.max_moves):
             rate = self._move(metric, rows)
             self._states.append((self.z, self.log_likelihood))
             far = ((self.z[rows] - start) / scale).double().square().mean()
             rise = (self.log_likelihood[rows] - before).square().mean() / among
-            gone_before, gone = gone, (float(far), float(rise))
+            gone_before = gone
+            gone = (float(far), float(rise))
             # little correlation with where they began; or no farther, as a net's modes are never left
             forgotten = all(1.0 - each / 2.0 <= self.moved_below for each in gone)
-            still = all(each - old <= 0.03 * each for each, old in zip(gone, gone_before, strict=True))
+            still = all(
+                each - old <= 0.03 * each for each, old in zip(gone, gone_before, strict=True)
+            )
             if forgotten or (still and rate >= 0.5 * _TARGET_ACCEPT):
                 break
         rise = (self.log_likelihood[rows] - before).mean()
-        return Rung(self.beta, worth, rate, self._step, len(self._states) - 1, float(rise), 1.0 - gone[1] / 2.0)
+        return Rung(
+            self.beta,
+            worth,
+            rate,
+            self._step,
+            len(self._states) - 1,
+            float(rise),
+            1.0 - gone[1] / 2.0,
+        )
 
     def _picked(self, worth: float) -> Tensor:
         """Which particles (index,) are moved: evenly spaced, as copies are neighbours, from a random start."""
-        share = min(1.0, max(0.1, 2.0 * math.sqrt(max(1.0 / worth - 1.0, 0.0)))) if self.partly else 1.0
+        share = (
+            min(1.0, max(0.1, 2.0 * math.sqrt(max(1.0 / worth - 1.0, 0.0)))) if self.partly else 1.0
+        )
         chance = rng.chances(rng.stream(self._keys[:: self.num_each], ~(self.num_moves + 1)))[1]
-        places = (torch.arange(self.num_each + 1, device=self.z.device) + chance.unsqueeze(1)) * share
+        places = (
+            torch.arange(self.num_each + 1, device=self.z.device) + chance.unsqueeze(1)
+        ) * share
         return places.floor().diff(dim=1).flatten().nonzero()[:, 0]
 
     def _move(self, metric: Tensor, rows: Tensor) -> float:
@@ -283,11 +333,20 @@ class Population:
         size = self._step * (1.0 + 0.2 * (2.0 * second - 1.0))  # no path is periodic
         size = size.to(self.z.dtype).unsqueeze(1)
         # half to one and a half of a quarter period, in units of the particles' sd
-        longest = math.pi / 2 / self._step * (0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0]))
+        longest = (
+            math.pi
+            / 2
+            / self._step
+            * (0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0]))
+        )
         length = max(1, min(self.max_leapfrogs, round(longest)))
         r = rng.normal(keys, self.z.shape[1], self.z.dtype)
-        energy = 0.5 * r.square().sum(1, dtype=torch.float64) - (self._base + self.beta * self.log_likelihood)[rows]
-        z, gradient = self.z[rows], self._gradient[rows]
+        energy = (
+            0.5 * r.square().sum(1, dtype=torch.float64)
+            - (self._base + self.beta * self.log_likelihood)[rows]
+        )
+        z = self.z[rows]
+        gradient = self._gradient[rows]
         beta = torch.tensor(self.beta, dtype=torch.float64, device=z.device)
         for _ in range(length):
             r = r + 0.5 * size * pulled(gradient, metric)
@@ -295,12 +354,19 @@ class Population:
             gradient, base, log_likelihood = self.evaluate(z, beta)
             r = r + 0.5 * size * pulled(gradient, metric)
         self.num_gradients += length * len(z)
-        error = 0.5 * r.square().sum(1, dtype=torch.float64) - (base + self.beta * log_likelihood) - energy
+        error = (
+            0.5 * r.square().sum(1, dtype=torch.float64)
+            - (base + self.beta * log_likelihood)
+            - energy
+        )
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
         take = first < chance
-        to, new = (rows[take],), (z, gradient, base, log_likelihood)
+        to = (rows[take],)
+        new = (z, gradient, base, log_likelihood)
         pairs = zip((self.z, self._gradient, self._base, self.log_likelihood), new, strict=True)
-        self.z, self._gradient, self._base, self.log_likelihood = (old.index_put(to, one[take]) for old, one in pairs)
+        self.z, self._gradient, self._base, self.log_likelihood = (
+            old.index_put(to, one[take]) for old, one in pairs
+        )
         rate = float(chance.mean())
         self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
         return rate
@@ -324,12 +390,25 @@ class Population:
         beta = torch.tensor(self.beta, dtype=torch.float64, device=self.z.device)
         gradient, base, log_likelihood = self.evaluate(self.z, beta)
         self.num_gradients += len(self.z)
-        return gradient, base, log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf)
+        return (
+            gradient,
+            base,
+            log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf),
+        )
 
     def level(self, num: int) -> Level:
         """Positions of every island at this temperature, at most ``num``, with their scale and the step of a path."""
-        places = torch.linspace(0, self.num_each - 1, min(num, self.num_each), device=self.z.device).round().long()
-        return Level(self.beta, self.z.unflatten(0, (self.num_islands, -1))[:, places], self._spread(), self._step)
+        places = (
+            torch.linspace(0, self.num_each - 1, min(num, self.num_each), device=self.z.device)
+            .round()
+            .long()
+        )
+        return Level(
+            self.beta,
+            self.z.unflatten(0, (self.num_islands, -1))[:, places],
+            self._spread(),
+            self._step,
+        )
 
     def log_joint(self) -> Tensor:
         """Log joint density in unconstrained space (island × particle,)."""

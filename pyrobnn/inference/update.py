@@ -28,7 +28,13 @@ from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.adaptation import form_of
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.optim.descent import descend
-from pyrobnn.inference.smc import log_mean, rung_history, standard_error, student_interval, student_width
+from pyrobnn.inference.smc import (
+    log_mean,
+    rung_history,
+    standard_error,
+    student_interval,
+    student_width,
+)
 from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
@@ -38,25 +44,36 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES, density_of
 from pyrobnn.posterior.rows import Rows
 
-_PARTICLES, _FEWEST = 1000, 40
-_STEPS, _FAR = 100, 15  # most of a way, and those of one on which a refit may be cheaper
+_PARTICLES = 1000
+_FEWEST = 40
+# most of a way, and those of one on which a refit may be cheaper
+_STEPS = 100
+_FAR = 15
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
 
 def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
     """What :meth:`pyrobnn.Posterior.update` says."""
-    held, new = _held(posterior), Rows.of(posterior.model, x, y)
+    held = _held(posterior)
+    new = Rows.of(posterior.model, x, y)
     if new is None or not len(new) or (new.x is None) != (held.x is None):
-        raise TypeError("'x' and 'y' must be tensors with the same number of rows, of one x[None], y[None]")
+        raise TypeError(
+            "'x' and 'y' must be tensors with the same number of rows, of one x[None], y[None]"
+        )
     (x_new, y_new), (x_old, y_old) = (
-        [None if part is None else tuple(part.shape[1:]) for part in (rows.x, rows.y)] for rows in (new, held)
+        [None if part is None else tuple(part.shape[1:]) for part in (rows.x, rows.y)]
+        for rows in (new, held)
     )
     if x_new != x_old or new.y[0].numel() != held.y[0].numel():
-        raise ValueError(f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, the fit's have {x_old} and {y_old}")
+        raise ValueError(
+            f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, the fit's have {x_old} and {y_old}"
+        )
     new = replace(new, y=new.y.reshape(len(new), *held.y.shape[1:]))
     _in_units(posterior, new)  # checked by themselves: the error names their rows
     together = held.joined(new)
-    return _changed(posterior, together, (torch.arange(len(together)) >= len(held)).double(), together, seed)
+    return _changed(
+        posterior, together, (torch.arange(len(together)) >= len(held)).double(), together, seed
+    )
 
 
 def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
@@ -81,14 +98,22 @@ def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
         return index
     index = index.reshape(-1)
     whole = index.numel() and not index.is_floating_point() and index.dtype != torch.bool
-    if not whole or int(index.min()) < 0 or int(index.max()) >= num or len(index.unique()) < len(index):
-        raise ValueError(f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}")
+    if (
+        not whole
+        or int(index.min()) < 0
+        or int(index.max()) >= num
+        or len(index.unique()) < len(index)
+    ):
+        raise ValueError(
+            f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}"
+        )
     return torch.zeros(num, dtype=torch.bool).scatter(0, index.long(), True)
 
 
 def _held(posterior: Posterior) -> Rows:
     """The rows of a posterior that can be updated, as they were at its fit."""
-    method, meta = posterior.meta.get("method", "this method"), posterior.meta
+    method = posterior.meta.get("method", "this method")
+    meta = posterior.meta
     gaussian = method == "Laplace" and posterior.approximation is not None
     if meta.get("kind") != "chains" and not gaussian:
         raise Refused(
@@ -96,31 +121,39 @@ def _held(posterior: Posterior) -> Rows:
             "Laplace (of a program: not from a file), NUTS, SMC, SGHMC or SGLD"
         )
     if meta.get("temperature", 1.0) != 1.0:
-        raise Refused(f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1")
+        raise Refused(
+            f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1"
+        )
     if posterior.rows is None:
         raise Refused(
             "this posterior holds no rows of data (they came from a DataLoader, posthoc or the program, or were not "
             "tensors, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
         )
     if posterior.num_chains * posterior.num_draws < _FEWEST and not gaussian:
-        raise Refused(f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least")
+        raise Refused(
+            f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least"
+        )
     fixed = (posterior.draws[name] for name in meta.get("point_sites", ()))
     if any(bool((each != each[:1, :1]).any()) for each in fixed):
-        raise Refused("the point parameters differ between draws, which no density has: give them priors or hold them")
+        raise Refused(
+            "the point parameters differ between draws, which no density has: give them priors or hold them"
+        )
     return posterior.rows.checked()
 
 
 def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:
     """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
     check_count("seed", seed, minimum=0)
-    started, before = time.perf_counter(), posterior.meta.get("updates", ())
+    started = time.perf_counter()
+    before = posterior.meta.get("updates", ())
     lead = _recentred if posterior.meta["method"] == "Laplace" else _led
     found, facts = lead(posterior, rows, change, after, seed)
     told = facts | {
         "num_data": len(after),
         "seed": seed,
         "updates": [*before, {"rows": int(change.sum()), **facts}],
-        "timings": posterior.meta.get("timings", {}) | {"update": round(time.perf_counter() - started, 6)},
+        "timings": posterior.meta.get("timings", {})
+        | {"update": round(time.perf_counter() - started, 6)},
     }
     return replace(found, meta=found.meta | told, rows=after)
 
@@ -134,7 +167,8 @@ def _recentred(
 
     which is zero at a mode; a centre that the user gave, or a prior that was tuned, keeps its own.
     """
-    meta, q = posterior.meta, cast(BlockGaussian, posterior.approximation)
+    meta = posterior.meta
+    q = cast(BlockGaussian, posterior.approximation)
     options = meta["settings"] | {"tune": None, "map": None}
     subset = options["subset"]
     method = Laplace(**options | {"subset": subset if isinstance(subset, str) else tuple(subset)})
@@ -142,35 +176,51 @@ def _recentred(
     before, now = (_density(posterior, each, fixed) for each in (cast(Rows, posterior.rows), after))
 
     def moved(w: Tensor) -> Tensor:  # by w standard deviations of the Gaussian
-        z, parts = q.loc.clone(), w.split(sizes)
+        z = q.loc.clone()
+        parts = w.split(sizes)
         for block, part in zip(q.blocks, parts):
             z[block.index] += block.sample(part[None])[0].to(z)
         return z
 
     def slope(w: Tensor) -> tuple[Tensor, Tensor]:
         gradient, value = torch.func.grad_and_value(lambda z: now.log_joint(z) - own @ z)(moved(w))
-        return -torch.cat([block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]), -value
+        return -torch.cat(
+            [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
+        ), -value
 
-    sizes, calls = [len(block.index) for block in q.blocks], itertools.count(1)
+    sizes = [len(block.index) for block in q.blocks]
+    calls = itertools.count(1)
     with full_float32(now.device):
         own = torch.func.grad(before.log_joint)(q.loc)
         start = torch.zeros_like(q.loc[q.index])
         traced = compiled(slope, start, enabled=method.compile and "trace")
         if not bool(traced(start)[1].isfinite()):
             raise Refused("the new rows are impossible at the centre: check their values")
-        end, left = descend(lambda w: (next(calls), traced(w))[1], start, num_steps=1000, patience=100)
+        end, left = descend(
+            lambda w: (next(calls), traced(w))[1], start, num_steps=1000, patience=100
+        )
         if not left <= 0.05 * math.sqrt(len(end)):
-            raise Refused(f"after 1,000 steps the new centre is still {left:.2g} standard deviations away: fit again")
+            raise Refused(
+                f"after 1,000 steps the new centre is still {left:.2g} standard deviations away: fit again"
+            )
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
         dip = max(float(traced(end * part / 10)[1]) for part in range(11)) - float(traced(start)[1])
     ends = q.layout.constrain(moved(end)) | fixed
     centre = Posterior(posterior.model, {name: value[None, None] for name, value in ends.items()})
     found = method.fit(
-        posterior.model, after.x, after.y, init=centre, num_draws=posterior.num_draws, seed=seed, device=now.device
+        posterior.model,
+        after.x,
+        after.y,
+        init=centre,
+        num_draws=posterior.num_draws,
+        seed=seed,
+        device=now.device,
     )
     moved_by = {"distance": float(end.norm()), "dip": dip}
     limit = 2.0 + math.sqrt(min(int((change != 0).sum()) * after.y[0].numel(), len(end)))
-    notes = _outside(rows.x, change > 0) + [Finding("far_update", moved_by)] * (dip > 0.1 or float(end.norm()) > limit)
+    notes = _outside(rows.x, change > 0) + [Finding("far_update", moved_by)] * (
+        dip > 0.1 or float(end.norm()) > limit
+    )
     warn(notes)
     added = None
     if found.log_evidence is not None and posterior.log_evidence is not None:
@@ -181,13 +231,21 @@ def _recentred(
         "findings": [*found.meta["findings"], *as_json(notes)],
         "warnings": [*found.meta["warnings"], *map(str, notes)],
     }
-    facts = {"log_evidence_added": added, "log_evidence_added_error": None, "gradients": next(calls), **moved_by}
+    facts = {
+        "log_evidence_added": added,
+        "log_evidence_added_error": None,
+        "gradients": next(calls),
+        **moved_by,
+    }
     return replace(found, meta=meta | found.meta | told), facts
 
 
-def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> tuple[Posterior, dict[str, Any]]:
+def _led(
+    posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int
+) -> tuple[Posterior, dict[str, Any]]:
     """Draws of chains, led by weights and moves."""
-    meta, model = posterior.meta, posterior.model
+    meta = posterior.meta
+    model = posterior.model
     # draws of one call after the other must not move by the same random numbers
     mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
@@ -195,12 +253,17 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     with full_float32(density.device), torch.no_grad():
         islands, z = _particles(posterior, density)
         step = _step(rows, density, z, change, bool(meta.get("settings", {}).get("compile", True)))
-        size, dense = _first_step(posterior), form_of("auto", isinstance(model, BNN), density.dim) == "dense"
+        size = _first_step(posterior)
+        dense = form_of("auto", isinstance(model, BNN), density.dim) == "dense"
         try:
-            particles = Population(step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True)
+            particles = Population(
+                step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True
+            )
         except RuntimeError as unbatched:
             why = why_not_batched(unbatched)
-            raise Refused(f"an update runs the program for many draws at once, and {why}") from unbatched
+            raise Refused(
+                f"an update runs the program for many draws at once, and {why}"
+            ) from unbatched
         rungs = _travel(particles)
         draws = density.constrain(particles.z.unflatten(0, (islands, -1)))
     shape = islands, particles.num_each
@@ -211,9 +274,11 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
     told: dict[str, Any] = {}
     if not isinstance(model, BNN):
         values, told, more = what_program_says(_density(posterior, after, fixed), draws, fixed)
-        draws, notes = draws | values, notes + more
+        draws = draws | values
+        notes = notes + more
     warn(notes)
-    added, error = log_mean(particles.log_evidence), standard_error(particles.log_evidence)
+    added = log_mean(particles.log_evidence)
+    error = standard_error(particles.log_evidence)
     facts = {
         "log_evidence_added": added,
         "log_evidence_added_error": error,
@@ -232,14 +297,18 @@ def _led(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: in
         total = posterior.log_evidence + added
         whole = math.hypot(meta.get("log_evidence_error") or 0.0, error or 0.0)
         width = student_width(whole, islands)
-        told |= {"log_evidence_error": whole, "log_evidence_interval": [total - width, total + width]}
+        told |= {
+            "log_evidence_error": whole,
+            "log_evidence_interval": [total - width, total + width],
+        }
     led = replace(
         posterior,
         draws=draws,
         sample_stats={"lp": particles.log_joint().unflatten(0, shape), "ancestor": ancestors},
         log_evidence=total,
         history=rung_history(rungs),
-        meta={name: value for name, value in meta.items() if name != "log_evidence_by_island"} | told,
+        meta={name: value for name, value in meta.items() if name != "log_evidence_by_island"}
+        | told,
     )
     return led, facts
 
@@ -282,12 +351,16 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
         rows = value.flatten(0, 1)[: islands * total].unflatten(0, (islands, total))
         return rows[:, picked.to(value.device)].flatten(0, 1).to(density.device)
 
-    return islands, density.unconstrain({s.name: chosen(posterior.draws[s.name]) for s in density.sites}).contiguous()
+    return islands, density.unconstrain(
+        {s.name: chosen(posterior.draws[s.name]) for s in density.sites}
+    ).contiguous()
 
 
 def _first_step(posterior: Posterior) -> float | None:
     """The step size of the last update or of NUTS's chains, in units of the posterior's spread."""
-    own = posterior.sample_stats.get("step_size") if posterior.meta.get("method") == "NUTS" else None
+    own = (
+        posterior.sample_stats.get("step_size") if posterior.meta.get("method") == "NUTS" else None
+    )
     return posterior.meta.get("step_size") if own is None else float(own.double().mean())
 
 
@@ -297,7 +370,9 @@ def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tupl
         return _split_in_its_floats(density, z, args, num)
 
 
-def _split_in_its_floats(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:
+def _split_in_its_floats(
+    density: Density, z: Tensor, args: tuple[Any, ...], num: int
+) -> tuple[Tensor, Tensor]:
     base = density.log_jacobian(z).double()
     terms = torch.zeros(num, dtype=torch.float64, device=z.device)
     for name, node in density.trace(density.constrain(z), args).items():
@@ -317,9 +392,12 @@ def _split_in_its_floats(density: Density, z: Tensor, args: tuple[Any, ...], num
 
 def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool) -> Evaluate:
     """The tempered gradient of these weights: that of the last update where its shapes are these."""
-    num, capacity = len(rows), 1 << len(rows).bit_length()
+    num = len(rows)
+    capacity = 1 << len(rows).bit_length()
     args = tuple(
-        None if part is None else torch.cat([part, part[-1:].expand(capacity - num, *part.shape[1:])])
+        None
+        if part is None
+        else torch.cat([part, part[-1:].expand(capacity - num, *part.shape[1:])])
         for part in density.args
     )
     _check_rows(density, z[0], args, num)
@@ -357,12 +435,17 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
         kept, more = (torch.where(w != 0, terms * w, 0.0).sum() for w in (keep, added))
         return base + kept, more
 
-    calls, steps = itertools.count(), dict[bool, Evaluate]()
+    calls = itertools.count()
+    steps = dict[bool, Evaluate]()
 
-    def step(z: Tensor, beta: Tensor, *, keep: Tensor, added: Tensor, data: tuple[Tensor, ...]) -> Any:
+    def step(
+        z: Tensor, beta: Tensor, *, keep: Tensor, added: Tensor, data: tuple[Tensor, ...]
+    ) -> Any:
         often = compile and next(calls) >= _COMPILE_AFTER
         if often not in steps:
-            few = z[: -(-len(z) // 10)] if often else z  # that many are moved at least, see Population
+            few = (
+                z[: -(-len(z) // 10)] if often else z
+            )  # that many are moved at least, see Population
             steps[often] = batched(evaluator(parts), few, often, keep, added, *data)[0]
         return steps[often](z, beta, keep, added, *data)
 
@@ -371,7 +454,8 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
 
 def _notes(rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
     """What the user has to know of the way."""
-    found, count = [], len(particles.z)
+    found = []
+    count = len(particles.z)
     if len(rungs) > _FAR or ancestors < 0.05 * count:
         values = {"steps": len(rungs), "ancestors": ancestors, "draws": count}
         found.append(Finding("far_update", values | {"gradients": particles.num_gradients}))

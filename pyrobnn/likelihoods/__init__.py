@@ -23,5 +23,11 @@ from pyrobnn.likelihoods.catalogue import (
 from pyrobnn.likelihoods.modes_and_bounds import Beta, MixtureDensity
 
 __all__ = ["DATA", "SCALE", "Likelihood", "Targets", "Bernoulli", "Categorical", "Ordinal"]
-__all__ += ["HeteroskedasticGaussian", "HomoskedasticGaussian", "StudentT", "MixtureDensity", "Beta"]
+__all__ += [
+    "HeteroskedasticGaussian",
+    "HomoskedasticGaussian",
+    "StudentT",
+    "MixtureDensity",
+    "Beta",
+]
 __all__ += ["NegativeBinomial", "Poisson", "CensoredNormal", "Weibull"]

@@ -33,7 +33,9 @@ Pair = tuple[Tensor, Tensor]
 def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
     """A point parameter of a BNN: the value it is given, else an ordinary ``pyro.param``."""
     value = given(name)
-    return pyro.param(name, init, constraint=support) if value is None else value.reshape(init.shape)
+    return (
+        pyro.param(name, init, constraint=support) if value is None else value.reshape(init.shape)
+    )
 
 
 class OwnParameters:
@@ -69,7 +71,9 @@ class OwnParameters:
             raise TypeError(f"{name!r} cannot be an nn.Parameter: use 'learned'")
         elif isinstance(value, str):
             if value != "learned":
-                raise ValueError(f"{name!r} must be a number, 'learned' or a distribution, got {value!r}")
+                raise ValueError(
+                    f"{name!r} must be a number, 'learned' or a distribution, got {value!r}"
+                )
             self.points[site] = (torch.tensor(1.0), constraints.positive)
         else:
             if not isinstance(value, Tensor):
@@ -81,13 +85,16 @@ class OwnParameters:
 
     def value(self, name: str, f: Tensor, params: Params) -> Tensor:
         """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
-        site, fixed = SITE + name, self.fixed.get(name)
+        site = SITE + name
+        fixed = self.fixed.get(name)
         value = params[site] if fixed is None else fixed.to(f)
         if site in self.priors:
             one = not self.priors[site].event_shape
         else:
             one = (self.points[site][0] if fixed is None else fixed).dim() == 0
-        return (value.unsqueeze(-1) if one else value).unsqueeze(-2)  # (*batch, 1 or out) -> (*batch, 1, …)
+        return (value.unsqueeze(-1) if one else value).unsqueeze(
+            -2
+        )  # (*batch, 1 or out) -> (*batch, 1, …)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -100,7 +107,9 @@ class OwnParameters:
         """A copy with its numbers on the device of ``weight``, those that are not fixed in its dtype too."""
         moved = OwnParameters()
         moved.fixed = {name: value.to(weight.device) for name, value in self.fixed.items()}
-        moved.points = {name: (value.to(weight), support) for name, (value, support) in self.points.items()}
+        moved.points = {
+            name: (value.to(weight), support) for name, (value, support) in self.points.items()
+        }
         moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
         return moved
 
@@ -161,15 +170,21 @@ class Targets:
         """Draws (…, N, out) of new values as they would have been seen where ``y`` was: cut off at its limits."""
         if self.censoring is None:
             return drawn
-        limit, event = y[:, :1].to(drawn), y[:, 1:].to(drawn.device)
-        cut = torch.minimum(drawn, limit) if self.censoring == "right" else torch.maximum(drawn, limit)
+        limit = y[:, :1].to(drawn)
+        event = y[:, 1:].to(drawn.device)
+        cut = (
+            torch.minimum(drawn, limit)
+            if self.censoring == "right"
+            else torch.maximum(drawn, limit)
+        )
         return torch.where(event == 1, drawn, cut)
 
     def units(self, mean: Tensor, scale: Tensor) -> Pair | None:
         """Mean and scale of y, of those given, by which the program measures it; None where y has no units."""
         if self.measured is None:
             return None
-        mean, scale = self.values(mean), self.values(scale)
+        mean = self.values(mean)
+        scale = self.values(scale)
         return (mean if self.measured == "affine" else torch.zeros_like(mean)), scale
 
     def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
@@ -215,17 +230,25 @@ class Likelihood:
             ValueError: wrong shape, NaN, values out of range.
             TypeError: wrong dtype.
         """
-        name, out, heads = type(self).__name__, 1 if y.dim() == 1 else y.shape[-1], self.targets.heads
+        name = type(self).__name__
+        out = 1 if y.dim() == 1 else y.shape[-1]
+        heads = self.targets.heads
         if y.dim() > 2:
-            raise ValueError(f"'y' has shape {tuple(y.shape)} but {name} expects (N, outputs): flatten")
+            raise ValueError(
+                f"'y' has shape {tuple(y.shape)} but {name} expects (N, outputs): flatten"
+            )
         if width != heads * out:
             raise ValueError(
                 f"the net returns {width} values per point but {name} expects {heads * out} ({heads} for each column "
                 f"of 'y', {tuple(y.shape)}): give the net {heads * out} outputs or y {width // heads} columns"
             )
         shapes = {own: value.shape for own, value in self.own.fixed.items()}
-        shapes |= {site.removeprefix(SITE): prior.event_shape for site, prior in self.own.priors.items()}
-        if misfit := [own for own, shape in shapes.items() if tuple(shape) not in ((), (1,), (out,))]:
+        shapes |= {
+            site.removeprefix(SITE): prior.event_shape for site, prior in self.own.priors.items()
+        }
+        if misfit := [
+            own for own, shape in shapes.items() if tuple(shape) not in ((), (1,), (out,))
+        ]:
             raise ValueError(
                 f"{misfit[0]!r} has shape {tuple(shapes[misfit[0]])}: one value, or one per column of y, {out}"
             )
@@ -256,7 +279,9 @@ class Likelihood:
         Raises:
             Refused: it is not known.
         """
-        raise Refused(f"the distribution function of {type(self).__name__} is unknown: judge it by log_prob")
+        raise Refused(
+            f"the distribution function of {type(self).__name__} is unknown: judge it by log_prob"
+        )
 
     def loc_scale(self, f: Tensor, params: Params) -> Pair:
         """Mean and noise standard deviation, both (\\*batch, N, out), where y is normal."""
@@ -281,7 +306,9 @@ class Likelihood:
         Raises:
             Refused: it is not known.
         """
-        raise Refused(f"the Gauss-Newton matrix of {type(self).__name__} is unknown: use curvature='hessian'")
+        raise Refused(
+            f"the Gauss-Newton matrix of {type(self).__name__} is unknown: use curvature='hessian'"
+        )
 
     @property
     def scale_is_free(self) -> bool:
@@ -305,7 +332,9 @@ class Likelihood:
         moved.own = self.own.like(weight)
         return moved
 
-    def observe(self, f: Tensor, y: Tensor | None, params: Params, num_data: float | None = None) -> Tensor:
+    def observe(
+        self, f: Tensor, y: Tensor | None, params: Params, num_data: float | None = None
+    ) -> Tensor:
         """The Pyro statement of the data: sampled, or observed at ``y``; scaled to ``num_data`` for a mini-batch."""
         # weighted batches make it a fraction, which Pyro's plate takes
         size: Any = len(f) if num_data is None else num_data
@@ -314,7 +343,9 @@ class Likelihood:
 
     def __repr__(self) -> str:
         parts = [f"{kind} {name}" for name, kind in self.own.kinds.items()]
-        options = vars(self) | {name: getattr(self.targets, name) for name in ("exposure", "censoring")}
+        options = vars(self) | {
+            name: getattr(self.targets, name) for name in ("exposure", "censoring")
+        }
         parts += [f"{name}={v}" for name, v in options.items() if isinstance(v, int | float | str)]
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -331,11 +362,19 @@ class Sampled(TorchDistribution):
     support = constraints.independent(constraints.real, 1)
 
     def __init__(self, likelihood: Any, f: Tensor, params: Params, columns: int):
-        self.likelihood, self.f, self.params, self.columns = likelihood, f, params, columns
+        self.likelihood = likelihood
+        self.f = f
+        self.params = params
+        self.columns = columns
         super().__init__(f.shape[:-1], torch.Size([columns]), validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Sampled:
-        return Sampled(self.likelihood, self.f.expand(*batch_shape, self.f.shape[-1]), self.params, self.columns)
+        return Sampled(
+            self.likelihood,
+            self.f.expand(*batch_shape, self.f.shape[-1]),
+            self.params,
+            self.columns,
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         return self.likelihood.log_prob(self.f, value, self.params)
@@ -358,7 +397,9 @@ class HeldScale(Likelihood):
     """
 
     def __init__(self, likelihood: Likelihood):
-        self.likelihood, self.own, self.targets = likelihood, likelihood.own, likelihood.targets
+        self.likelihood = likelihood
+        self.own = likelihood.own
+        self.targets = likelihood.targets
         self.level: Tensor | None = None
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
@@ -381,7 +422,9 @@ def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
     return f - f.mean(-1, keepdim=True) if likelihood.task == "categorical" else f
 
 
-def log_predictive(likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]) -> Tensor:
+def log_predictive(
+    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]
+) -> Tensor:
     """Log density of ``y`` where the network output is normal, (N,).
 
     In closed form for normal y, with the noise at the mean of f; of classes by the probit approximation of MacKay
@@ -398,7 +441,8 @@ def log_predictive(likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, pa
     if likelihood.task in ("categorical", "bernoulli"):
         var = cov.diagonal(dim1=1, dim2=2).double()
         return likelihood.log_prob(f / (1 + math.pi / 8 * var).sqrt().to(f), y, params).double()
-    f, cov = f.double(), cov.double()
+    f = f.double()
+    cov = cov.double()
     values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
     noise = torch.randn(256, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)

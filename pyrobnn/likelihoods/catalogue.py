@@ -14,7 +14,16 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number, check_type
-from pyrobnn.likelihoods.base import SITE, Likelihood, Pair, Parameter, Params, Sampled, Targets, reweighted
+from pyrobnn.likelihoods.base import (
+    SITE,
+    Likelihood,
+    Pair,
+    Parameter,
+    Params,
+    Sampled,
+    Targets,
+    reweighted,
+)
 
 GAPS = f"{SITE}gaps"
 
@@ -147,7 +156,9 @@ class StudentT(Likelihood):
 
     def __init__(self, df: Parameter = 4.0, scale: Parameter = "learned"):
         super().__init__()
-        self.own.declare("df", dist.Gamma(2.0, 0.1) if isinstance(df, str) and df == "inferred" else df)
+        self.own.declare(
+            "df", dist.Gamma(2.0, 0.1) if isinstance(df, str) and df == "inferred" else df
+        )
         self.own.declare("scale", scale)
 
     def _df_scale(self, f: Tensor, params: Params) -> Pair:
@@ -184,18 +195,24 @@ class _Labels(Likelihood):
     num_classes: int | None = None  # as many as the network returns
 
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
-        name, count = type(self).__name__, width if self.num_classes is None else self.num_classes
+        name = type(self).__name__
+        count = width if self.num_classes is None else self.num_classes
         if y.dim() != 1:
             fix = "use y.squeeze(-1)" if y.shape[-1] == 1 else "use y.argmax(-1)"
-            raise ValueError(f"'y' has shape {tuple(y.shape)} but {name} expects ({len(y)},): {fix}")
+            raise ValueError(
+                f"'y' has shape {tuple(y.shape)} but {name} expects ({len(y)},): {fix}"
+            )
         if y.is_floating_point():
-            raise TypeError(f"'y' has dtype {y.dtype} but {name} expects integer labels: use y.long()")
+            raise TypeError(
+                f"'y' has dtype {y.dtype} but {name} expects integer labels: use y.long()"
+            )
         if count < 2 or width != self.width(count):
             raise ValueError(
                 f"the net returns {width} values per point but {name} expects {self.width(max(count, 2))} for {count} "
                 "labels: give the net as many outputs; for two labels, Bernoulli() takes one"
             )
-        low, high = int(y.min()), int(y.max())
+        low = int(y.min())
+        high = int(y.max())
         if low < 0 or high >= count:
             raise ValueError(
                 f"'y' holds labels from {low} to {high} but {name} expects 0 … {count - 1} here: relabel y, or make "
@@ -205,9 +222,11 @@ class _Labels(Likelihood):
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         """P(Y < y) and P(Y ≤ y) in the order of the labels, (\\*batch, N, 1)."""
-        probs, place = self.probs(f.double(), params), y.long().unsqueeze(-1)
+        probs = self.probs(f.double(), params)
+        place = y.long().unsqueeze(-1)
         batch = torch.broadcast_shapes(probs.shape[:-1], y.shape)
-        probs, place = probs.expand(*batch, probs.shape[-1]), place.expand(*batch, 1)
+        probs = probs.expand(*batch, probs.shape[-1])
+        place = place.expand(*batch, 1)
         upper = probs.cumsum(-1).gather(-1, place)
         return (upper - probs.gather(-1, place)).clamp_min(0.0), upper.clamp_max(1.0)
 
@@ -296,7 +315,9 @@ class Ordinal(_Labels):
                 wanted = f"{num_classes - 1} increasing numbers for {num_classes} classes"
                 raise ValueError(f"'cutpoints' must be {wanted}, got {cutpoints}")
             self.own.fixed["cutpoints"] = cutpoints.detach().double().clone()
-        elif check_choice("cutpoints", cutpoints, ("learned", "inferred")) == "inferred" and num_gaps:
+        elif (
+            check_choice("cutpoints", cutpoints, ("learned", "inferred")) == "inferred" and num_gaps
+        ):
             self.own.priors = {GAPS: dist.LogNormal(0.0, 1.0).expand((num_gaps,)).to_event(1)}
         elif num_gaps:
             self.own.points = {GAPS: (torch.ones(num_gaps), constraints.positive)}
@@ -316,7 +337,8 @@ class Ordinal(_Labels):
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
         r"""By log probabilities (\*batch, N, class), with σ(a) − σ(b) = σ(a) σ(−b) (1 − e^{b − a})."""
         cuts = self.cutpoints(f, params)
-        below, above = F.logsigmoid(cuts - f), F.logsigmoid(f - cuts)
+        below = F.logsigmoid(cuts - f)
+        above = F.logsigmoid(f - cuts)
         inner = below[..., 1:] + above[..., :-1] + (-torch.expm1(-cuts.diff(dim=-1))).log()
         return dist.Categorical(logits=torch.cat([below[..., :1], inner, above[..., -1:]], -1))
 
@@ -435,7 +457,9 @@ class _Censored(Likelihood):
         check_finite("y", y)
         event = y[:, 1]
         if len(wrong := event[(event != 0) & (event != 1)]):
-            raise ValueError(f"the second column of 'y' must be 1 (observed) or 0 (censored), got {wrong[0]:g}")
+            raise ValueError(
+                f"the second column of 'y' must be 1 (observed) or 0 (censored), got {wrong[0]:g}"
+            )
         return torch.cat([super().target(y[:, :1], width, dtype), event[:, None].to(dtype)], 1)
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
@@ -560,7 +584,9 @@ class Weibull(_Censored):
         return shape.log() + u - y.log() - u.exp(), -u.exp()
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
-        return -torch.expm1(-(self.own.value("shape", f, params) * (y.clamp_min(0).log() - f)).exp())
+        return -torch.expm1(
+            -(self.own.value("shape", f, params) * (y.clamp_min(0).log() - f)).exp()
+        )
 
     def draw(self, f: Tensor, params: Params) -> Tensor:
         event = torch.empty_like(f).exponential_()
@@ -590,7 +616,9 @@ def by_scipy(function: str, *values: Tensor) -> Tensor:
     from scipy import special  # imported late: a fit needs none of it
 
     with np.errstate(all="ignore"):
-        found = getattr(special, function)(*(value.detach().double().cpu().numpy() for value in values))
+        found = getattr(special, function)(
+            *(value.detach().double().cpu().numpy() for value in values)
+        )
     return torch.from_numpy(np.asarray(found)).to(values[0].device)
 
 
@@ -600,6 +628,7 @@ def _log_normal(z: Tensor) -> Tensor:
 
 def log_ndtr(z: Tensor) -> Tensor:
     """Log of the normal distribution function; torch's own has no batching rule."""
-    low, high = z.clamp_max(-1.0), z.clamp_min(-1.0)
+    low = z.clamp_max(-1.0)
+    high = z.clamp_min(-1.0)
     lower = (torch.special.erfcx(-low * math.sqrt(0.5)) / 2).log() - 0.5 * low.square()
     return torch.where(z < -1.0, lower, (torch.special.erfc(-high * math.sqrt(0.5)) / 2).log())

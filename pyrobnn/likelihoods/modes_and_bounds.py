@@ -56,23 +56,33 @@ class MixtureDensity(Likelihood):
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         law = self.distribution(f.double(), params).base_dist
-        normal, share = law.component_distribution, law.mixture_distribution.probs
+        normal = law.component_distribution
+        share = law.mixture_distribution.probs
         below = (share * torch.special.ndtr((y.unsqueeze(-1) - normal.loc) / normal.scale)).sum(-1)
         return below, below
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         """By quadrature, output by output: a square root of the mean square of the score."""
         law = self.distribution(f.double(), params).base_dist
-        share, normal = law.mixture_distribution.logits, law.component_distribution
+        share = law.mixture_distribution.logits
+        normal = law.component_distribution
         slope = f.double().unflatten(-1, (3, -1, self.num_components))[..., 2, :, :].sigmoid()
         nodes, weights = (torch.tensor(v).to(share) for v in np.polynomial.hermite_e.hermegauss(40))
-        y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(-2)  # (N, out, K·node)
+        y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(
+            -2
+        )  # (N, out, K·node)
         weight = (share.exp().unsqueeze(-1) * weights / math.sqrt(2 * math.pi)).flatten(-2)
-        share, loc, scale, slope = (v.unsqueeze(-2) for v in (share, normal.loc, normal.scale, slope))
+        share, loc, scale, slope = (
+            v.unsqueeze(-2) for v in (share, normal.loc, normal.scale, slope)
+        )
         part = (share + dist.Normal(loc, scale).log_prob(y.unsqueeze(-1))).softmax(-1)
         z = (y.unsqueeze(-1) - loc) / scale
-        score = torch.cat([part - share.exp(), part * z / scale, part * (z.square() - 1) * slope / scale], -1)
-        values, vectors = torch.linalg.eigh(torch.einsum("noq,noqa,noqb->noab", weight, score, score))
+        score = torch.cat(
+            [part - share.exp(), part * z / scale, part * (z.square() - 1) * slope / scale], -1
+        )
+        values, vectors = torch.linalg.eigh(
+            torch.einsum("noq,noqa,noqb->noab", weight, score, score)
+        )
         root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)  # (N, out, 3K, 3K)
         num, out, width = root.shape[:3]
         whole = root.new_zeros(num, 3, out, self.num_components, out, width)
@@ -129,27 +139,41 @@ class Beta(Likelihood):
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         a, b = self._counts(f, params)
         share = self._share(y)
-        norm = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(self.own.value("precision", f, params))
-        each = (a - 1) * share.log() + (b - 1) * torch.log1p(-share) - norm - math.log(self.high - self.low)
+        norm = (
+            torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(self.own.value("precision", f, params))
+        )
+        each = (
+            (a - 1) * share.log()
+            + (b - 1) * torch.log1p(-share)
+            - norm
+            - math.log(self.high - self.low)
+        )
         return each.sum(-1)
 
     def draw(self, f: Tensor, params: Params) -> Tensor:
         """One datum for each output, in float64 until it is known to reach neither bound."""
         eps = torch.finfo(f.dtype).eps
-        share = torch.distributions.Beta(*self._counts(f.double(), params)).sample().clamp(eps, 1 - eps)
+        share = (
+            torch.distributions.Beta(*self._counts(f.double(), params)).sample().clamp(eps, 1 - eps)
+        )
         return (self.low + (self.high - self.low) * share).to(f.dtype)
 
     def mean_variance(self, f: Tensor, params: Params) -> Pair:
-        width, mean = self.high - self.low, f.sigmoid()
+        width = self.high - self.low
+        mean = f.sigmoid()
         var = mean * (-f).sigmoid() / (1 + self.own.value("precision", f, params))
         return self.low + width * mean, width**2 * var
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
-        below = by_scipy("betainc", *self._counts(f.double(), params), self._share(y).clamp(0.0, 1.0))
+        below = by_scipy(
+            "betainc", *self._counts(f.double(), params), self._share(y).clamp(0.0, 1.0)
+        )
         return below, below
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r""":math:`H = \phi^2 \mu^2 (1 - \mu)^2 \left(\psi'(\mu \phi) + \psi'((1 - \mu) \phi)\right)`, per output."""
         a, b = self._counts(f.double(), params)  # ψ' of a mean near a bound is beyond float32
         slope = a * b / (a + b)
-        return torch.diag_embed(slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()).to(f.dtype)
+        return torch.diag_embed(slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()).to(
+            f.dtype
+        )

@@ -26,7 +26,15 @@ NET = "net."
 
 #: layers that normalise with the statistics of the batch, and layers that draw at random, while they are trained
 BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
+DROPOUT = (
+    nn.Dropout,
+    nn.Dropout1d,
+    nn.Dropout2d,
+    nn.Dropout3d,
+    nn.AlphaDropout,
+    nn.FeatureAlphaDropout,
+    nn.RReLU,
+)
 
 
 class BNN:
@@ -65,12 +73,19 @@ class BNN:
     holds_points = True
 
     def __init__(
-        self, net: nn.Module, prior: Prior, likelihood: Likelihood, *, standardizer: Standardizer | None = None
+        self,
+        net: nn.Module,
+        prior: Prior,
+        likelihood: Likelihood,
+        *,
+        standardizer: Standardizer | None = None,
     ):
         kinds: dict[str, tuple[Any, type]] = {"net": (net, nn.Module), "prior": (prior, Prior)}
         for name, (value, kind) in (kinds | {"likelihood": (likelihood, Likelihood)}).items():
             if not isinstance(value, kind):
-                found, wanted = (f"{each.__module__}.{each.__name__}" for each in (type(value), kind))
+                found, wanted = (
+                    f"{each.__module__}.{each.__name__}" for each in (type(value), kind)
+                )
                 raise TypeError(f"{name!r} must be a {wanted}, got {found}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
@@ -83,7 +98,9 @@ class BNN:
         self.prior = prior
         self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
-        self.priors = {NET + name: site for name, site in priors.items()} | self.likelihood.own.priors
+        self.priors = {
+            NET + name: site for name, site in priors.items()
+        } | self.likelihood.own.priors
 
     @property
     def eval_net(self) -> nn.Module:
@@ -119,7 +136,9 @@ class BNN:
     @property
     def frozen(self) -> set[str]:
         """Sites of the parameters that have no prior and are not to be trained (``requires_grad=False``)."""
-        return {NET + n for n, p in self.net.named_parameters() if not p.requires_grad} - self.priors.keys()
+        return {
+            NET + n for n, p in self.net.named_parameters() if not p.requires_grad
+        } - self.priors.keys()
 
     def to(self, device: torch.device) -> BNN:
         """This model on ``device``; itself if it is there already."""
@@ -142,7 +161,9 @@ class BNN:
         changed._pattern_net = change(self._pattern_net)
         return changed
 
-    def pyro_model(self, x: Tensor, y: Tensor | None = None, num_data: float | None = None) -> Tensor:
+    def pyro_model(
+        self, x: Tensor, y: Tensor | None = None, num_data: float | None = None
+    ) -> Tensor:
         """The generative program: weights, then the network, then the data.
 
         Point parameters are ``pyro.param`` statements; draws (``posterior.stacked()``) or a guide (``posterior.guide``)
@@ -156,7 +177,9 @@ class BNN:
             The network output (N, width).
         """
         values = self.sample_parameters()
-        params = {name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)}
+        params = {
+            name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)
+        }
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
         held = {name: value for name in buffers if (value := given(NET + name)) is not None}
         # batch-norm statistics of a draw are to be used, not computed anew from this batch
@@ -174,8 +197,11 @@ class BNN:
 
     def sample_parameters(self) -> dict[str, Tensor]:
         """The program's first half: every parameter of the net and of the likelihood, by site."""
-        values, priors = self.initial_values(), self.priors
-        values = {n: pyro.sample(n, priors[n]) if n in priors else point(n, v) for n, v in values.items()}
+        values = self.initial_values()
+        priors = self.priors
+        values = {
+            n: pyro.sample(n, priors[n]) if n in priors else point(n, v) for n, v in values.items()
+        }
         return values | self.likelihood.own.sample()
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -270,7 +296,9 @@ class BNN:
         return [
             name or type(module).__name__
             for name, module in self.net.named_modules()
-            if module.training and isinstance(module, BATCH_NORM + DROPOUT) and getattr(module, "p", 1) > 0
+            if module.training
+            and isinstance(module, BATCH_NORM + DROPOUT)
+            and getattr(module, "p", 1) > 0
         ]
 
     def __copy__(self) -> BNN:
@@ -280,7 +308,11 @@ class BNN:
 
     def __getstate__(self) -> dict[str, Any]:
         # a TyXe prior is made of lambdas; what it came to for this net is all that is asked of it from here on
-        sites = {name.removeprefix(NET): prior for name, prior in self.priors.items() if name.startswith(NET)}
+        sites = {
+            name.removeprefix(NET): prior
+            for name, prior in self.priors.items()
+            if name.startswith(NET)
+        }
         return self.__dict__ | {"prior": SitePriors(sites)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -291,7 +323,8 @@ class BNN:
         self.__dict__.update(values)
 
     def __repr__(self) -> str:
-        net, prior = type(self.net).__name__, type(self.prior).__name__
+        net = type(self.net).__name__
+        prior = type(self.prior).__name__
         return f"BNN({net}, {prior}, {self.likelihood!r}, {self.num_weights} weights)"
 
 
@@ -315,7 +348,8 @@ def _of_same_tensors(net: nn.Module) -> nn.Module:
 
 def _separated(net: nn.Module) -> nn.Module:
     """``net`` with a module for each place, of the same tensors: torch restores one place alone after a call."""
-    seen, tensors = set(), {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
+    seen = set()
+    tensors = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     for name, module in [*net.named_modules(remove_duplicate=False)]:
         if module in seen:
             net.set_submodule(name, copy.deepcopy(module, dict(tensors)))
@@ -331,7 +365,8 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
         ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, columns of
             which float32 keeps too little.
     """
-    x, y = as_tensor("x", x).to(device), model.likelihood.targets.read(y).to(device)
+    x = as_tensor("x", x).to(device)
+    y = model.likelihood.targets.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
     if y.dim() == 0 or len(y) != len(x):
@@ -339,7 +374,8 @@ def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor
             f"'x' has shape {tuple(x.shape)} and 'y' has shape {tuple(y.shape)}: both need the same number of rows"
         )
     check_finite("x", x)
-    x, y = model.standard_inputs(x), model.standard_targets(y)
+    x = model.standard_inputs(x)
+    y = model.standard_targets(y)
     cast = model.cast_inputs(x)
     check_cast("x", x, cast)
     if y.is_floating_point() and not model.likelihood.targets.classes:
@@ -368,13 +404,17 @@ def _as_columns(model: BNN, f: Any) -> str:
 def output_width(model: BNN, x: Tensor) -> int:
     """Columns of the net's output for inputs ``x``; says what does not fit."""
     if x.dim() == 1 and not any(isinstance(module, nn.Embedding) for module in model.net.modules()):
-        raise ValueError("'x' has one dimension, but a net takes rows, (N, features): pass x[:, None]")
+        raise ValueError(
+            "'x' has one dimension, but a net takes rows, (N, features): pass x[:, None]"
+        )
     try:
         with kept(model.device):  # a net that draws is refused with words later
             f = model.forward({}, x[:2])
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         one_line = str(error).splitlines()[0]
-        raise ValueError(f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}") from error
+        raise ValueError(
+            f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
+        ) from error
     if not isinstance(f, Tensor) or f.dim() != 2:
         found = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
         raise ValueError(

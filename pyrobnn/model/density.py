@@ -26,7 +26,15 @@ from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import guards
 from pyrobnn.model.compile.trees import leaves_of, mapped
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.handlers import RADIUS, Supply, all_rows, at_many_points, in_float64, own_store, wide
+from pyrobnn.model.handlers import (
+    RADIUS,
+    Supply,
+    all_rows,
+    at_many_points,
+    in_float64,
+    own_store,
+    wide,
+)
 from pyrobnn.model.nodes import (
     Derived,
     Node,
@@ -51,7 +59,9 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _in_its_floats(method: Callable[Concatenate[Density, P], T]) -> Callable[Concatenate[Density, P], T]:
+def _in_its_floats(
+    method: Callable[Concatenate[Density, P], T],
+) -> Callable[Concatenate[Density, P], T]:
     """A method of :class:`Density` that computes in the floating type of that density."""
 
     @functools.wraps(method)
@@ -137,7 +147,8 @@ class Density:
         double: bool = False,
     ):
         self.program = check_type("program", program, Callable, "a Pyro program")
-        self.args, self.points = check_type("args", args, tuple, "the tuple of its arguments, (x, y)"), points
+        self.args = check_type("args", args, tuple, "the tuple of its arguments, (x, y)")
+        self.points = points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
@@ -158,16 +169,26 @@ class Density:
                 if self.owner is None:
                     _check_precision(node)
             self.sites = self._layout(nodes)
-        if self.owner is None:  # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
+        if (
+            self.owner is None
+        ):  # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
             self._held = self.initial_points | self._held
         self.dim = sum(site.size for site in self.sites)
         if not self.dim:
-            raise ValueError("the program has no latent site to infer: add a pyro.sample without obs=")
-        self.dtype = functools.reduce(torch.promote_types, (nodes[s.name]["value"].dtype for s in self.sites))
+            raise ValueError(
+                "the program has no latent site to infer: add a pyro.sample without obs="
+            )
+        self.dtype = functools.reduce(
+            torch.promote_types, (nodes[s.name]["value"].dtype for s in self.sites)
+        )
         self.derived = Derived.of(nodes)
-        self.observes = any(is_observed(node) and not is_deterministic(node) for node in nodes.values())
+        self.observes = any(
+            is_observed(node) and not is_deterministic(node) for node in nodes.values()
+        )
         self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
-        self.masked = tuple(s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name]))
+        self.masked = tuple(
+            s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name])
+        )
         self._by_name = {site.name: site for site in self.sites}
         self.dependent: tuple[str, ...] = ()
         self.dependent = self._find_dependent(nodes)
@@ -191,19 +212,28 @@ class Density:
         if self.in_double:
             return self
         found = Density(self.program, self.args, points=self.points, values=self._held, double=True)
-        found.own_dtypes, found._all_rows = self.own_dtypes, self._all_rows
+        found.own_dtypes = self.own_dtypes
+        found._all_rows = self._all_rows
         return found
 
     def holding(self, values: Mapping[str, Tensor]) -> Density:
         """This density with its point parameters held at ``values``."""
-        found = Density(self.program, self.args, points="held", values=values, double=self.in_double)
+        found = Density(
+            self.program, self.args, points="held", values=values, double=self.in_double
+        )
         found.own_dtypes = self.own_dtypes
         return found
 
     def as_fine_as(self, draws: Mapping[str, Tensor]) -> Density:
         """This density, or in float64 where ``draws`` of its sites are finer than the program has them."""
-        known = [(draws[site.name].dtype, self.own_dtypes[site.name]) for site in self.sites if site.name in draws]
-        finer = any(dtype != own and torch.promote_types(dtype, own) == dtype for dtype, own in known)
+        known = [
+            (draws[site.name].dtype, self.own_dtypes[site.name])
+            for site in self.sites
+            if site.name in draws
+        ]
+        finer = any(
+            dtype != own and torch.promote_types(dtype, own) == dtype for dtype, own in known
+        )
         return self.double() if finer else self
 
     @functools.cached_property
@@ -241,17 +271,22 @@ class Density:
     @_in_its_floats
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape); ValueError of a missing or wrong one."""
-        given, batch = {}, torch.Size()
+        given = {}
+        batch = torch.Size()
         for site in self.sites:
             if site.name not in values:
                 raise ValueError(f"the site {site.name!r} is missing; given: {', '.join(values)}")
             value = torch.as_tensor(values[site.name], device=self.device).to(self.dtype)
             batch = value.shape[: value.dim() - len(site.shape)]
             if value.shape[len(batch) :] != site.shape:
-                raise ValueError(f"the site {site.name!r} has shape {tuple(value.shape)}, not {site.shape}")
+                raise ValueError(
+                    f"the site {site.name!r} has shape {tuple(value.shape)}, not {site.shape}"
+                )
             given[site.name] = value
         inverse = at_each(self._inverse_of_dependent, given, batch=batch) if self.dependent else {}
-        inverse |= {s.name: s.transform.inv(given[s.name]) for s in self.sites if s.name not in inverse}
+        inverse |= {
+            s.name: s.transform.inv(given[s.name]) for s in self.sites if s.name not in inverse
+        }
         return torch.cat([inverse[s.name].reshape(*batch, s.size) for s in self.sites], -1)
 
     @_in_its_floats
@@ -280,7 +315,10 @@ class Density:
         """Each site with its part of flat vectors, (\\*batch, \\*unconstrained_shape)."""
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
         parts = z.split([site.size for site in self.sites], -1)
-        return [(s, part.reshape(z.shape[:-1] + s.unconstrained_shape)) for s, part in zip(self.sites, parts)]
+        return [
+            (s, part.reshape(z.shape[:-1] + s.unconstrained_shape))
+            for s, part in zip(self.sites, parts)
+        ]
 
     # -- supports that depend on other sites: known, and the bijection with them, only while the program runs --------
 
@@ -288,31 +326,41 @@ class Density:
     def _find_dependent(self, nodes: Mapping[str, Node]) -> tuple[str, ...]:
         """The latent sites whose support differs between the run of ``nodes`` and one with other values."""
         latent = [site.name for site in self.sites if site.kind == "latent"]
-        bounded = {name: bounds for name in latent if (bounds := _bounds(nodes[name]["fn"].support))}
+        bounded = {
+            name: bounds for name in latent if (bounds := _bounds(nodes[name]["fn"].support))
+        }
         if not bounded:
             return ()
         other = self.constrain(self.sample_box(1, seed=1)[0])
         again = self.trace({name: other[name] for name in latent})
         now = {name: _bounds(again[name]["fn"].support) for name in bounded}
-        return tuple(name for name, known in bounded.items() if not all(map(torch.equal, known, now[name])))
+        return tuple(
+            name for name, known in bounded.items() if not all(map(torch.equal, known, now[name]))
+        )
 
     @_in_its_floats
     def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
-        parts, found = {site.name: (site, u) for site, u in self.parts(z)}, {}
+        parts = {site.name: (site, u) for site, u in self.parts(z)}
+        found = {}
 
         def follow(name: str, fn: Any) -> Tensor:
             found[name] = bijection(name, fn.support)
             return found[name](parts[name][1])
 
         values: dict[str, Any] = {name: site.transform(u) for name, (site, u) in parts.items()}
-        nodes = self.trace(values | {name: functools.partial(follow, name) for name in self.dependent})
+        nodes = self.trace(
+            values | {name: functools.partial(follow, name) for name in self.dependent}
+        )
         return values | {name: nodes[name]["value"] for name in self.dependent}, found
 
     @_in_its_floats
     def _inverse_of_dependent(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         nodes = self.trace(values)
-        return {name: bijection(name, nodes[name]["fn"].support).inv(values[name]) for name in self.dependent}
+        return {
+            name: bijection(name, nodes[name]["fn"].support).inv(values[name])
+            for name in self.dependent
+        }
 
     # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
 
@@ -333,7 +381,9 @@ class Density:
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         nodes = self.trace(self.constrain(z), args).values()
-        prior, likelihood = ([n for n in nodes if belongs(n)] for belongs in (is_latent, is_observed))
+        prior, likelihood = (
+            [n for n in nodes if belongs(n)] for belongs in (is_latent, is_observed)
+        )
         return _total(z, prior), _total(z, likelihood)
 
     @_in_its_floats
@@ -362,7 +412,10 @@ class Density:
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         nodes = self.trace(self.constrain(z)).values()
-        return _total(z, [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)])
+        return _total(
+            z,
+            [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)],
+        )
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -377,7 +430,9 @@ class Density:
         with seeded(seed, self.device):
             for _ in range(num):
                 nodes = self._drawn()
-                draws.append(self.unconstrain({s.name: nodes[s.name]["value"].detach() for s in self.sites}))
+                draws.append(
+                    self.unconstrain({s.name: nodes[s.name]["value"].detach() for s in self.sites})
+                )
         return torch.stack(draws)
 
     @_in_its_floats
@@ -400,8 +455,12 @@ class Density:
             for _ in range(25 if missing else 0):
                 nodes = self._drawn()
                 for site in missing:  # of these alone: others may be large
-                    draws[site.name].append(site.transform.inv(nodes[site.name]["value"].to(self.dtype)))
-        medians = {s.name: s.transform(torch.stack(draws[s.name]).median(0).values) for s in missing}
+                    draws[site.name].append(
+                        site.transform.inv(nodes[site.name]["value"].to(self.dtype))
+                    )
+        medians = {
+            s.name: s.transform(torch.stack(draws[s.name]).median(0).values) for s in missing
+        }
         start = self.unconstrain(given | medians)
         if missing and self.impossible(start):
             drawn = self.constrain(self.sample_prior(1, seed)[0])
@@ -428,11 +487,14 @@ class Density:
             supply = Supply(values, self._held, stored=stored, like=next(given, None))
             with without_validation(), pyro.poutine.block(), supply, rows, there, at_many_points():
                 nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
-        before, now = {s.name for s in self.sites if s.kind == "latent"}, {n for n in nodes if is_latent(nodes[n])}
+        before = {s.name for s in self.sites if s.kind == "latent"}
+        now = {n for n in nodes if is_latent(nodes[n])}
         # replicates make latent again what holds data
         if before and (changed := (before ^ now) - {*self.derived.replicated}):
             what = f"the latent sites {', '.join(map(repr, sorted(changed)))} are in some runs of the program only"
-            raise Refused(f"{what}, so that they have no common density: sample always, and choose by torch.where")
+            raise Refused(
+                f"{what}, so that they have no common density: sample always, and choose by torch.where"
+            )
         return nodes
 
     def impossible(self, z: Tensor) -> list[guards.Impossible]:
@@ -464,18 +526,29 @@ class Density:
     def _layout(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
         """The latent sites in the order of the program, then the point parameters that are free."""
         params = {name: node for name, node in nodes.items() if node["type"] == "param"}
-        self.initial_points = {name: node["value"].detach().to(self.device) for name, node in params.items()}
-        self.constraints = {n: node["kwargs"].get("constraint", constraints.real) for n, node in params.items()}
+        self.initial_points = {
+            name: node["value"].detach().to(self.device) for name, node in params.items()
+        }
+        self.constraints = {
+            n: node["kwargs"].get("constraint", constraints.real) for n, node in params.items()
+        }
         supports = {name: node["fn"].support for name, node in nodes.items() if is_latent(node)}
         if self.points == "free":
             frozen = getattr(self.owner, "frozen", ())
-            supports |= {name: support for name, support in self.constraints.items() if name not in frozen}
+            supports |= {
+                name: support for name, support in self.constraints.items() if name not in frozen
+            }
         sites: list[Site] = []
         for name, support in supports.items():
-            transform, shape = bijection(name, support), nodes[name]["value"].shape
+            transform = bijection(name, support)
+            shape = nodes[name]["value"].shape
             kind: Literal["latent", "point"] = "point" if name in params else "latent"
             start = sites[-1].stop if sites else 0
-            sites.append(Site(name, shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind))
+            sites.append(
+                Site(
+                    name, shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind
+                )
+            )
         return tuple(sites)
 
 
@@ -488,7 +561,9 @@ def _is_value(node: Node) -> bool:
 
 def _impossible(nodes: Mapping[str, Node], evaluated: Sequence[Any]) -> list[guards.Impossible]:
     """Why the density of a run is zero: parameters of its sites, and of distributions that it evaluates itself."""
-    sampled = [node for node in nodes.values() if node["type"] == "sample" and not is_subsample(node)]
+    sampled = [
+        node for node in nodes.values() if node["type"] == "sample" and not is_subsample(node)
+    ]
     places = [place for node in sampled for place in guards.impossible(node["fn"], node["name"])]
     places += [place for fn in evaluated for place in guards.impossible(fn)]
     # a mask, or torch.where, may leave out what is impossible
@@ -510,7 +585,9 @@ def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, 
     if not is_latent(node):
         return
     if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
-        raise Refused(f"the latent site {node['name']!r} is discrete: sum it out, it has no gradient")
+        raise Refused(
+            f"the latent site {node['name']!r} is discrete: sum it out, it has no gradient"
+        )
     if drawn := [p.name for p in plates if p.name in subsampled]:
         raise Refused(
             f"the latent site {node['name']!r} has a value for every row of the plate {drawn[0]!r}, which draws a "
@@ -523,7 +600,10 @@ def _check_precision(node: Node) -> None:
     if not is_latent(node) and not is_replicated(node):
         return
     law = elementwise(node["fn"])
-    parts = [node["value"], *(getattr(law, name, None) for name in getattr(law, "arg_constraints", ()))]
+    parts = [
+        node["value"],
+        *(getattr(law, name, None) for name in getattr(law, "arg_constraints", ())),
+    ]
     for part in parts:
         if isinstance(part, Tensor) and part.is_floating_point() and part.dtype.itemsize < 4:
             kind = str(part.dtype).removeprefix("torch.")
@@ -535,20 +615,34 @@ def _check_precision(node: Node) -> None:
 
 def _check_observed(node: Node) -> None:
     """Whether an observed site holds a tensor of which every element counts once."""
-    name, value, shape = node["name"], node["value"], node["fn"].shape()
+    name = node["name"]
+    value = node["value"]
+    shape = node["fn"].shape()
     if not isinstance(value, Tensor):
-        raise TypeError(f"the observed site {name!r} holds a {type(value).__name__}: pass a tensor, torch.as_tensor(…)")
+        raise TypeError(
+            f"the observed site {name!r} holds a {type(value).__name__}: pass a tensor, torch.as_tensor(…)"
+        )
     try:
         count = math.prod(torch.broadcast_shapes(shape, value.shape))
     except RuntimeError:
         count = 0
     if value.numel() > 1 and count != value.numel():
         what = f"the values of {name!r} have shape {tuple(value.shape)} and their distribution {tuple(shape)}"
-        raise ValueError(f"{what}: make the two the same, as by y.squeeze(-1), so that each value counts once")
-    with contextlib.suppress(NotImplementedError, AttributeError):  # a distribution that does not say its support
-        known = not is_masked(node) and bool(value.isfinite().all()) and not _bounds(support := node["fn"].support)
+        raise ValueError(
+            f"{what}: make the two the same, as by y.squeeze(-1), so that each value counts once"
+        )
+    with contextlib.suppress(
+        NotImplementedError, AttributeError
+    ):  # a distribution that does not say its support
+        known = (
+            not is_masked(node)
+            and bool(value.isfinite().all())
+            and not _bounds(support := node["fn"].support)
+        )
         if known and not bool(support.check(value).all()):
-            raise ValueError(f"values of {name!r} lie outside of the support of their distribution, {support}")
+            raise ValueError(
+                f"values of {name!r} lie outside of the support of their distribution, {support}"
+            )
 
 
 def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
@@ -565,7 +659,8 @@ def bijection(name: str, support: constraints.Constraint) -> Transform:
     inner: Any = support
     events = 0
     while isinstance(inner, constraints.independent):
-        inner, events = inner.base_constraint, events + inner.reinterpreted_batch_ndims
+        events = events + inner.reinterpreted_batch_ndims
+        inner = inner.base_constraint
     if isinstance(inner, constraints.MixtureSameFamilyConstraint):
         support = constraints.independent(inner.base_constraint, events)
     try:

@@ -47,7 +47,10 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
         return {}, {}
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
-    values = {name: value[None] for name, value in prior_runs(_forgetting(density), num_draws, seed, names).items()}
+    values = {
+        name: value[None]
+        for name, value in prior_runs(_forgetting(density), num_draws, seed, names).items()
+    }
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
 
@@ -68,7 +71,9 @@ class _Forget(Messenger):
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if is_replicated(msg):
-            msg["is_observed"], msg["value"], msg["done"] = False, None, False
+            msg["is_observed"] = False
+            msg["value"] = None
+            msg["done"] = False
 
 
 def _forgetting(density: Density) -> Density:
@@ -92,4 +97,6 @@ def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, 
     flat = {name: v.to(density.device).flatten(0, 1) for name, v in draws.items() if name in names}
     size = max(1, min(500, 2**20 // max(sum(sites.values()), 1)))
     found = at_each(one, flat, at_once=size)
-    return {name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in found.items()}
+    return {
+        name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in found.items()
+    }

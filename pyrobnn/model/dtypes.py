@@ -43,14 +43,20 @@ def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) ->
     names = [name for argument, value in data.items() for name in _names(argument, value)]
     leaves = leaves_of(args)
     for target in dict.fromkeys((torch.get_default_dtype(), *_CASTS)):
-        others = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dtype != target]
+        others = [
+            i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dtype != target
+        ]
         groups = [[index] for index in others]
         if target.is_floating_point:
             groups.append([index for index in others if leaves[index].is_floating_point()])
             groups.append(others)
         for group in groups:
             if group and _runs(program, _cast(args, group, target)):
-                return _sentence([names[index] for index in group], [leaves[index].dtype for index in group], target)
+                return _sentence(
+                    [names[index] for index in group],
+                    [leaves[index].dtype for index in group],
+                    target,
+                )
     said = str(error).strip().partition("\n")[0]
     if any(word in said for word in _WORDS) or _runs(program, args, double=True):
         return (
@@ -77,7 +83,9 @@ def _names(name: str, tree: Any) -> list[str]:
 def _cast(args: tuple[Any, ...], group: list[int], target: torch.dtype) -> tuple[Any, ...]:
     """The arguments with the leaves of these numbers cast."""
     numbers = iter(range(len(leaves_of(args))))
-    cast: tuple[Any, ...] = mapped(lambda leaf: leaf.to(target) if next(numbers) in group else leaf, args)
+    cast: tuple[Any, ...] = mapped(
+        lambda leaf: leaf.to(target) if next(numbers) in group else leaf, args
+    )
     return cast
 
 

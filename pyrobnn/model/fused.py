@@ -36,7 +36,11 @@ class WrittenOut(TorchFunctionMode):
         # a packed sequence has its weights here
         if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
             return _sequence(_SEQUENCES[func], *args)
-        return _of_length(*args) if func.__name__ == "_weight_norm" and not kwargs else func(*args, **kwargs)
+        return (
+            _of_length(*args)
+            if func.__name__ == "_weight_norm" and not kwargs
+            else func(*args, **kwargs)
+        )
 
 
 def _plain_attention() -> AbstractContextManager[Any]:
@@ -59,7 +63,8 @@ def _lstm(gates: Tensor, state: State, weights: Weights) -> State:
 
 
 def _gru(gates: Tensor, state: State, weights: Weights) -> State:
-    (h,), (w, b, _) = state, weights
+    (h,) = state
+    (w, b, _) = weights
     r, z, n = gates.chunk(3, -1)
     hidden_r, hidden_z, hidden_n = functional.linear(h, w, b).chunk(3, -1)
     n = (n + (r + hidden_r).sigmoid() * hidden_n).tanh()
@@ -68,7 +73,8 @@ def _gru(gates: Tensor, state: State, weights: Weights) -> State:
 
 def _simple(activation: Callable[[Tensor], Tensor]) -> Step:
     def step(gates: Tensor, state: State, weights: Weights) -> State:
-        (h,), (w, b, _) = state, weights
+        (h,) = state
+        (w, b, _) = weights
         return (activation(gates + functional.linear(h, w, b)),)
 
     return step
@@ -99,7 +105,9 @@ def _sequence(
 ) -> State:
     """Outputs of the last layer (time, B, …), or (B, time, …), and the last state of every layer and direction."""
     directions = 2 if bidirectional else 1
-    starts = (state,) if isinstance(state, Tensor) else tuple(state)  # (layer and direction, B, hidden) each
+    starts = (
+        (state,) if isinstance(state, Tensor) else tuple(state)
+    )  # (layer and direction, B, hidden) each
     size = len(weights) // (num_layers * directions)
     ends: list[State] = []
     out = x.transpose(0, 1) if batch_first else x
@@ -112,7 +120,8 @@ def _sequence(
             w_x, w_h, *rest = weights[index * size : (index + 1) * size]
             b_x, b_h = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
             own = (w_h, b_h, rest[0] if rest else None)
-            gates, start = functional.linear(out, w_x, b_x), tuple(start[index] for start in starts)
+            gates = functional.linear(out, w_x, b_x)
+            start = tuple(start[index] for start in starts)
 
             def turn(now: State, gates: Tensor, own: Weights = own) -> tuple[State, Tensor]:
                 now = step(gates, now, own)

@@ -53,7 +53,10 @@ def why_not_batched(error: RuntimeError) -> str:
 
 
 def at_each(
-    function: Callable[..., Any], *points: Any, batch: torch.Size | None = None, at_once: int | None = None
+    function: Callable[..., Any],
+    *points: Any,
+    batch: torch.Size | None = None,
+    at_once: int | None = None,
 ) -> Any:
     """``function`` of the first element of every argument, of the second and so on, stacked.
 
@@ -69,7 +72,9 @@ def at_each(
         out = at_each(function, *flat) if batch else function(*points)
         return mapped(lambda part: part.reshape(batch + part.shape[1:]), out) if batch else out
     if at_once is not None:
-        blocks = (slice(start, start + at_once) for start in range(0, len(leaves_of(points)[0]), at_once))
+        blocks = (
+            slice(start, start + at_once) for start in range(0, len(leaves_of(points)[0]), at_once)
+        )
         found = [at_each(function, *mapped(operator.itemgetter(block), points)) for block in blocks]
         return mapped(lambda *parts: torch.cat(parts), found[0], *found[1:])
 

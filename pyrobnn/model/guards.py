@@ -48,7 +48,11 @@ class Impossible(NamedTuple):
     required: str
 
     def __str__(self) -> str:
-        where = f"the site {self.site!r}" if self.site else f"the {self.distribution} that the program evaluates"
+        where = (
+            f"the site {self.site!r}"
+            if self.site
+            else f"the {self.distribution} that the program evaluates"
+        )
         return f"{self.parameter!r} of {where} must be {self.required}"
 
 
@@ -77,7 +81,11 @@ class _Guarded:
 @functools.cache
 def _guarded(kind: Kind) -> Kind:
     """The class ``kind`` with :class:`_Guarded` in front, under the same name."""
-    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+    names = {
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+        "__doc__": kind.__doc__,
+    }
     return type(kind)(kind.__name__, (_Guarded, kind), names)
 
 
@@ -150,7 +158,9 @@ def possible(fn: Any) -> Tensor | None:
 
 def _varies(fn: Any) -> bool:
     """Whether the parameters that may be impossible are not the same at every point."""
-    return any(depends(getattr(fn, name)) for name, _, _ in _checks(fn)) or any(map(_varies, _inner(fn)))
+    return any(depends(getattr(fn, name)) for name, _, _ in _checks(fn)) or any(
+        map(_varies, _inner(fn))
+    )
 
 
 def impossible(fn: Any, site: str = "") -> list[Impossible]:
@@ -169,9 +179,12 @@ def words(constraint: Constraint) -> str:
     if isinstance(constraint, constraints.independent):
         return words(constraint.base_constraint)
     bounds = {
-        name: _number(bound) for name, bound in vars(constraint).items() if name in ("lower_bound", "upper_bound")
+        name: _number(bound)
+        for name, bound in vars(constraint).items()
+        if name in ("lower_bound", "upper_bound")
     }
-    low, high = bounds.get("lower_bound"), bounds.get("upper_bound")
+    low = bounds.get("lower_bound")
+    high = bounds.get("upper_bound")
     if isinstance(constraint, constraints.greater_than):
         return "positive" if low == "0" else f"greater than {low}"
     if isinstance(constraint, type(constraints.nonnegative_integer)):
@@ -261,7 +274,10 @@ def _of_batch(mask: Tensor, batch_shape: torch.Size) -> Tensor:
     extra = mask.dim() - len(batch_shape)
     if extra > 0:
         mask = mask.flatten(-extra).all(-1)
-    fits = all(size in (1, wanted) for size, wanted in zip(reversed(mask.shape), reversed(batch_shape), strict=False))
+    fits = all(
+        size in (1, wanted)
+        for size, wanted in zip(reversed(mask.shape), reversed(batch_shape), strict=False)
+    )
     return mask if fits else mask.all()
 
 
@@ -299,7 +315,9 @@ def _above(constraint: Any, value: Tensor) -> Tensor:
 
 
 def _between(constraint: Any, value: Tensor) -> Tensor:
-    return _above(constraint, value) & (value <= constraint.upper_bound + _room(constraint.upper_bound))
+    return _above(constraint, value) & (
+        value <= constraint.upper_bound + _room(constraint.upper_bound)
+    )
 
 
 def _half_open(constraint: Any, value: Tensor) -> Tensor:
@@ -422,7 +440,9 @@ def _shielded(fn: Any, inside: Tensor) -> Any:
     return twin
 
 
-def _shielded_part(part: Any, inside: Tensor, batch_shape: torch.Size, transforms: dict[int, Transform]) -> Any:
+def _shielded_part(
+    part: Any, inside: Tensor, batch_shape: torch.Size, transforms: dict[int, Transform]
+) -> Any:
     """A tensor, distribution or transform that a distribution holds, or a list of them.
 
     ``transforms`` are those that are done, by the ``id`` of the original: a transform and its inverse hold each other.
@@ -433,10 +453,13 @@ def _shielded_part(part: Any, inside: Tensor, batch_shape: torch.Size, transform
         return _shield(part, inside.all(), part.dim())  # all points of the batch share it
     if isinstance(part, Distribution):
         extra = len(part.batch_shape) - len(batch_shape)
-        return _shielded(part, inside.reshape(inside.shape + (1,) * extra) if extra >= 0 else inside.all())
+        return _shielded(
+            part, inside.reshape(inside.shape + (1,) * extra) if extra >= 0 else inside.all()
+        )
     if isinstance(part, Transform) and not isinstance(part, torch.nn.Module):
         if id(part) not in transforms:
-            transforms[id(part)] = twin = copy.copy(part)
+            twin = copy.copy(part)
+            transforms[id(part)] = twin
             for name, inner in vars(part).items():
                 twin.__dict__[name] = _shielded_part(inner, inside, batch_shape, transforms)
         return transforms[id(part)]

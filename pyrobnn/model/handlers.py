@@ -56,19 +56,22 @@ class Supply(Messenger):
         self.begun: dict[str, Tensor] = {}  # the initial values that this run has stated
 
     def _pyro_supplied(self, msg: dict[str, Any]) -> None:
-        msg["value"], msg["done"] = True, True
+        msg["value"] = True
+        msg["done"] = True
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         if msg["is_observed"]:
             return
         if msg["name"] in self.values:
             value = self.values[msg["name"]]
-            msg["value"], msg["done"] = value(msg["fn"]) if callable(value) else value, True
+            msg["value"] = value(msg["fn"]) if callable(value) else value
+            msg["done"] = True
         elif not msg["done"] and is_improper(msg["fn"]):
             transform = biject_to(msg["fn"].support)
             shape = transform.inverse_shape(msg["fn"].batch_shape + msg["fn"].event_shape)
             like = msg["infer"].get("like", self.like)
-            msg["value"], msg["done"] = transform(like.new_empty(shape).uniform_(-RADIUS, RADIUS)), True
+            msg["value"] = transform(like.new_empty(shape).uniform_(-RADIUS, RADIUS))
+            msg["done"] = True
 
     def _pyro_param(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
@@ -78,7 +81,8 @@ class Supply(Messenger):
             value = self.held[name]
         else:
             value = self._initial(msg)
-        msg["value"], msg["done"] = value, True
+        msg["value"] = value
+        msg["done"] = True
 
     def _initial(self, msg: dict[str, Any]) -> Tensor:
         """Where a point parameter begins: where the program says, else where Pyro's store has it."""
@@ -88,7 +92,9 @@ class Supply(Messenger):
             return self.begun[name]
         if init is not None:
             value = init() if callable(init) else init
-        elif name in pyro.get_param_store():  # in a store of its own, of which a PyroModule puts its parameters there
+        elif (
+            name in pyro.get_param_store()
+        ):  # in a store of its own, of which a PyroModule puts its parameters there
             value = pyro.get_param_store()[name]
         elif self.stored is not None and name in self.stored["params"]:
             value = transform_to(self.stored["constraints"][name])(self.stored["params"][name])
@@ -124,7 +130,9 @@ def all_rows(found: dict[str, int]) -> Iterator[None]:
     kind: Any = SubsampleMessenger  # no handler can change how many rows a plate takes
     plate = kind.__init__
 
-    def whole(self: Any, name: str, size: Any = None, subsample_size: Any = None, *rest: Any, **named: Any) -> None:
+    def whole(
+        self: Any, name: str, size: Any = None, subsample_size: Any = None, *rest: Any, **named: Any
+    ) -> None:
         given = rest[0] if rest else named.get("subsample")
         if given is None and subsample_size is not None and subsample_size < size:
             found[name] = int(size)
@@ -161,9 +169,17 @@ class _Widen(TorchFunctionMode):
     """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
 
     def __torch_function__(
-        self, func: Callable[..., Any], types: Iterable[type], args: tuple[Any, ...] = (), kwargs: Any = None
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,
     ) -> Any:
-        return func(*args) if func is Tensor.double else func(*mapped(wide, args), **mapped(wide, kwargs or {}))
+        return (
+            func(*args)
+            if func is Tensor.double
+            else func(*mapped(wide, args), **mapped(wide, kwargs or {}))
+        )
 
 
 def wide(value: Any) -> Any:

@@ -67,7 +67,9 @@ def device_of(nodes: Mapping[str, Node], given: Iterable[Any]) -> torch.device:
 def is_masked(node: Node) -> bool:
     """Whether a mask may take away some of its log probability."""
     masking = (dist.MaskedDistribution, dist.NanMaskedNormal)
-    return not (node["mask"] is None or node["mask"] is True) or isinstance(elementwise(node["fn"]), masking)
+    return not (node["mask"] is None or node["mask"] is True) or isinstance(
+        elementwise(node["fn"]), masking
+    )
 
 
 def elementwise(fn: Any) -> Any:
@@ -138,7 +140,9 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
             continue
         dims = node["value"].dim()
         # pyro.deterministic calls all axes of its value one event, unless its arguments say otherwise
-        events = node["fn"].event_dim if not is_deterministic(node) or node["fn"].event_dim < dims else 0
+        events = (
+            node["fn"].event_dim if not is_deterministic(node) or node["fn"].event_dim < dims else 0
+        )
         named: list[str | None] = [None] * dims
         for plate in node["cond_indep_stack"]:
             axis = None if plate.dim is None else dims - events + plate.dim
@@ -161,7 +165,8 @@ def without_validation() -> Iterator[None]:
 
 def log_prob_sum(node: Node) -> Tensor:
     """The site's log probability, scaled and masked: a float64 scalar, summed from elements in their own dtype."""
-    fn, scale = node["fn"], node["scale"]
+    fn = node["fn"]
+    scale = node["scale"]
     with without_validation():
         if not is_masked(node) and not (isinstance(scale, Tensor) and scale.dim()):
             # the elements of an event are summed here, in float64, not inside the distribution
@@ -233,7 +238,9 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
         return _unmasked(fn, value), None
     mask = torch.as_tensor(mask, device=value.device)
     # where() alone would keep the value clean, but the gradient of what it drops is zero times NaN
-    harmless = torch.where(mask.reshape(mask.shape + (1,) * fn.event_dim), value, _in_support(fn, value))
+    harmless = torch.where(
+        mask.reshape(mask.shape + (1,) * fn.event_dim), value, _in_support(fn, value)
+    )
     log_prob = _unmasked(fn, harmless)
     return torch.where(mask, log_prob, torch.zeros_like(log_prob)), mask
 

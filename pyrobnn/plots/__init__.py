@@ -11,7 +11,19 @@ gets a panel that names them, never an error. Traces, ranks, energies, Pareto k-
 from __future__ import annotations
 
 from pyrobnn.plots.canvas import style
-from pyrobnn.plots.predictive import calibration, predicted_vs_observed, predictive_bands, reliability
+from pyrobnn.plots.predictive import (
+    calibration,
+    predicted_vs_observed,
+    predictive_bands,
+    reliability,
+)
 from pyrobnn.plots.sampling import training
 
-__all__ = ["calibration", "predicted_vs_observed", "predictive_bands", "reliability", "style", "training"]
+__all__ = [
+    "calibration",
+    "predicted_vs_observed",
+    "predictive_bands",
+    "reliability",
+    "style",
+    "training",
+]

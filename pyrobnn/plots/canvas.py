@@ -143,7 +143,9 @@ def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total:
         x, mean: (point,).
         function, total: standard deviations (point,).
     """
-    mean, inner, outer = np.asarray(mean), NORMAL_95 * np.asarray(function), NORMAL_95 * np.asarray(total)
+    mean = np.asarray(mean)
+    inner = NORMAL_95 * np.asarray(function)
+    outer = NORMAL_95 * np.asarray(total)
     for sign, name in ((1.0, "95 % with noise"), (-1.0, None)):
         ends = mean + sign * inner, mean + sign * outer
         axes.fill_between(x, *ends, color=ALEATORIC, alpha=0.35, lw=0, label=name)
@@ -174,11 +176,24 @@ def brief(text: str, most: int = 22) -> str:
 def empty_panel(axes: Axes, message: str) -> None:
     """Show in the panel itself why there is nothing to draw."""
     axes.set_axis_off()
-    axes.text(0.5, 0.5, message, ha="center", va="center", color=MUTED, transform=axes.transAxes, wrap=True)
+    axes.text(
+        0.5,
+        0.5,
+        message,
+        ha="center",
+        va="center",
+        color=MUTED,
+        transform=axes.transAxes,
+        wrap=True,
+    )
 
 
 def one_each(
-    trees: Trees, read: Callable[[Evidence], Found | None], draw: Callable[..., None], missing: str, **options: Any
+    trees: Trees,
+    read: Callable[[Evidence], Found | None],
+    draw: Callable[..., None],
+    missing: str,
+    **options: Any,
 ) -> Figure:
     """A figure with one panel per tree: what ``read`` finds, drawn, or in words that it is ``missing``.
 
@@ -206,6 +221,8 @@ def reference_line(axes: Axes, level: float | None = None) -> None:
     """The dashed line of what is right: a level, else the diagonal."""
     look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}
     if level is None:
-        axes.add_artist(AxLine((0, 0), None, 1, **look))  # unlike axline it leaves the limits to the data
+        axes.add_artist(
+            AxLine((0, 0), None, 1, **look)
+        )  # unlike axline it leaves the limits to the data
     else:
         axes.axhline(level, **look)

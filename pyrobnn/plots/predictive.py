@@ -48,12 +48,17 @@ MAX_POINTS = 400
 
 def outcome_label(evidence: Evidence, output: int) -> str:
     """Name of an output, with its unit where the tree has one."""
-    name, of = output_names(evidence, num_outputs(evidence))[output], unit(evidence)
+    name = output_names(evidence, num_outputs(evidence))[output]
+    of = unit(evidence)
     return brief(f"{name} ({of})" if of else name, 16)
 
 
 def predictive_bands(
-    trees: Trees, *, output: int = 0, xlim: tuple[float, float] | None = None, ylim: tuple[float, float] | None = None
+    trees: Trees,
+    *,
+    output: int = 0,
+    xlim: tuple[float, float] | None = None,
+    ylim: tuple[float, float] | None = None,
 ) -> Figure:
     r"""Data, mean and 95 % bands against a single input, the two kinds of uncertainty apart.
 
@@ -76,10 +81,13 @@ def predictive_bands(
     """
     trees = gather(trees)
     with style():
-        figure, axes = panels(len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True)
+        figure, axes = panels(
+            len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True
+        )
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(brief(label))
-            x, mean = evidence.variable(GRID, "x"), evidence.variable(GRID, "mean")
+            x = evidence.variable(GRID, "x")
+            mean = evidence.variable(GRID, "mean")
             if x is None or mean is None or mean.size == 0:
                 empty_panel(main, "no grid of predictions (1-D input only)")
                 strip.set_axis_off()
@@ -96,38 +104,66 @@ def predictive_bands(
             handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
         if handles:
             columns = min(4, 2 * len(trees))
-            figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
+            figure.legend(
+                list(handles.values()), list(handles), loc="outside lower center", ncols=columns
+            )
         return figure
 
 
-def _bands(main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int) -> None:
-    mean, zero = one_output(means, output).values, xr.zeros_like(means)
+def _bands(
+    main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int
+) -> None:
+    mean = one_output(means, output).values
+    zero = xr.zeros_like(means)
     sds = []
     for kind in ("epistemic", "aleatoric"):
         variance = evidence.variable(GRID, f"{kind}_var")
-        sds.append(np.sqrt(np.maximum(one_output(zero if variance is None else variance, output).values, 0)))
+        sds.append(
+            np.sqrt(
+                np.maximum(one_output(zero if variance is None else variance, output).values, 0)
+            )
+        )
     epistemic, aleatoric = sds
     bands(main, x, mean, epistemic, np.hypot(*sds))
     functions = evidence.variable(GRID, "f_draws")
     if functions is not None:
         for draw in one_output(functions, output).values[spread(functions.sizes["grid_draw"], 8)]:
             main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
-    inputs, outcomes = evidence.variable(CONSTANT_DATA, "x"), evidence.variable(OBSERVED_DATA, "y")
+    inputs = evidence.variable(CONSTANT_DATA, "x")
+    outcomes = evidence.variable(OBSERVED_DATA, "y")
     if inputs is not None and outcomes is not None:
-        at, y = inputs.values.reshape(-1), one_output(outcomes, output).values.reshape(-1)
+        at = inputs.values.reshape(-1)
+        y = one_output(outcomes, output).values.reshape(-1)
         keep = spread(len(y), MAX_POINTS)
         main.plot(at[keep], y[keep], ".", color=INK, markersize=3, alpha=0.55, label="data")
     main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
     truth = evidence.variable(GRID, "true_f")
     if truth is not None:
-        main.plot(x, one_output(truth, output).values, color=INK, linewidth=1.0, linestyle=(0, (4, 2)), label="true f")
+        main.plot(
+            x,
+            one_output(truth, output).values,
+            color=INK,
+            linewidth=1.0,
+            linestyle=(0, (4, 2)),
+            label="true f",
+        )
     strip.plot(x, aleatoric, color=ALEATORIC, label="aleatoric sd")
     strip.plot(x, epistemic, color=EPISTEMIC, label="epistemic sd")
     gap = widest_gap(evidence, output)
     if gap is not None:
         for ax in (main, strip):
-            ax.axvspan(gap.low, gap.high, color=MUTED, alpha=0.10, linewidth=0, zorder=0, label="widest gap")
-        shown = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
+            ax.axvspan(
+                gap.low,
+                gap.high,
+                color=MUTED,
+                alpha=0.10,
+                linewidth=0,
+                zorder=0,
+                label="widest gap",
+            )
+        shown = (
+            "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
+        )
         # between the two axes, where nothing is drawn
         strip.set_title(shown, loc="right", fontsize=8, fontweight="normal", pad=3)
     main.set_ylabel(outcome_label(evidence, output))
@@ -167,13 +203,16 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
         ax.plot(mean[~missed], y[~missed], ".", color=EPISTEMIC, markersize=4)
         ax.plot(mean[missed], y[missed], "x", color=PALETTE[1], markersize=4, markeredgewidth=1.1)
         reference_line(ax)
-        shown = f"{missed.mean():.0%} outside 95 %" + ("" if points.held_out else " (training data)")
+        shown = f"{missed.mean():.0%} outside 95 %" + (
+            "" if points.held_out else " (training data)"
+        )
         ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8)
         ax.margins(y=0.12)  # room for it above the highest point
         name = outcome_label(evidence, output)
         ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
 
-    read, missing = partial(regression_points, output=output), "no predictions with known outcomes"
+    read = partial(regression_points, output=output)
+    missing = "no predictions with known outcomes"
     return one_each(trees, read, draw, missing, size=(3.1, 3.1), sharex=True, sharey=True)
 
 
@@ -193,10 +232,12 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one line per tree.
     """
-    trees, levels = gather(trees), np.linspace(0.0, 1.0, 41)
+    trees = gather(trees)
+    levels = np.linspace(0.0, 1.0, 41)
     with style():
         figure, axes = panels(1, size=(4.2, 3.6))
-        ax, counts = axes[0, 0], []
+        ax = axes[0, 0]
+        counts = []
         for index, (label, evidence) in enumerate(trees.items()):
             points = regression_points(evidence, output)
             if points is not None and points.pit is not None:
@@ -208,17 +249,35 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             return figure
         fewest = min(counts)
         low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
-        ax.fill_between(levels, low, high, color=MUTED, alpha=0.15, lw=0, zorder=0, label="calibrated, 95 % range")
+        ax.fill_between(
+            levels,
+            low,
+            high,
+            color=MUTED,
+            alpha=0.15,
+            lw=0,
+            zorder=0,
+            label="calibrated, 95 % range",
+        )
         reference_line(ax)
         ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
-        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, ha="right", color=MUTED, fontsize=8)
+        ax.text(
+            0.97,
+            0.04,
+            "below: overconfident",
+            transform=ax.transAxes,
+            ha="right",
+            color=MUTED,
+            fontsize=8,
+        )
         legend_below(figure, ax)
         return figure
 
 
 def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
     """Aleatoric and epistemic uncertainty (point,): entropies in nats of classes, else sds in the outcome's units."""
-    labelled, points = class_points(evidence), regression_points(evidence, output)
+    labelled = class_points(evidence)
+    points = regression_points(evidence, output)
     if labelled is not None:
         return labelled.aleatoric, labelled.epistemic
     return (None, None) if points is None else (points.aleatoric_sd, points.epistemic_sd)
@@ -247,9 +306,13 @@ def reliability(trees: Trees) -> Figure:
         # the standard error of a calibrated bin, so that a bin without errors does not claim certainty
         error = 2 * np.sqrt(claimed * (1 - claimed) / count)
         shares = np.full(len(confidence), 1 / len(confidence))
-        ax.hist(confidence, bins=np.linspace(0, 1, 21).tolist(), weights=shares, color=MUTED, alpha=0.25)
+        ax.hist(
+            confidence, bins=np.linspace(0, 1, 21).tolist(), weights=shares, color=MUTED, alpha=0.25
+        )
         reference_line(ax)
-        ax.errorbar(claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2)
+        ax.errorbar(
+            claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2
+        )
         ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
         ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
 

@@ -36,9 +36,16 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     known = list(dict.fromkeys(name for found in tracked.values() for name in found))
     if missing := [name for name in names or () if name not in known]:
         raise ValueError(f"'names' has {missing}, but the histories have {known}")
-    varying = [name for name in known if any(np.ptp(f.get(name, [0])) > 0 for f in tracked.values())]
+    varying = [
+        name for name in known if any(np.ptp(f.get(name, [0])) > 0 for f in tracked.values())
+    ]
     of = {label: evidence.text("method") for label, evidence in evidences.items()}
-    wanted = [(name, of[label]) for name in names or varying for label, found in tracked.items() if name in found]
+    wanted = [
+        (name, of[label])
+        for name in names or varying
+        for label, found in tracked.items()
+        if name in found
+    ]
     chosen = list(dict.fromkeys(wanted))
     with style():
         figure, axes = panels(max(1, len(chosen)), size=(3.4, 2.5), max_columns=3)
@@ -54,16 +61,28 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
                 values = np.convolve(found[name], np.ones(window) / window, mode="valid")
                 at = spread(len(values), MAX_POINTS)
                 # a fit may keep the means of blocks of steps
-                each = max(1.0, evidences[label].number("num_steps", len(found[name])) / len(found[name]))
-                (lines[label],) = ax.plot((at + window / 2) * each, values[at], lw=1.3, **fit_line(index))
+                each = max(
+                    1.0, evidences[label].number("num_steps", len(found[name])) / len(found[name])
+                )
+                (lines[label],) = ax.plot(
+                    (at + window / 2) * each, values[at], lw=1.3, **fit_line(index)
+                )
                 late.append(values[len(values) // 10 :])
-            low, high = np.concatenate(late).min(), np.concatenate(late).max()
+            low = np.concatenate(late).min()
+            high = np.concatenate(late).max()
             if low < high:
                 ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-            title = name.replace("_", " ") + f", {which}" * (which != "" and len(set(of.values())) > 1)
+            title = name.replace("_", " ") + f", {which}" * (
+                which != "" and len(set(of.values())) > 1
+            )
             ax.set(xlabel="step", title=title)
         if len(lines) > 1:
-            figure.legend(list(lines.values()), list(lines), loc="outside lower center", ncols=min(5, len(lines)))
+            figure.legend(
+                list(lines.values()),
+                list(lines),
+                loc="outside lower center",
+                ncols=min(5, len(lines)),
+            )
         return figure
 
 

@@ -21,8 +21,12 @@ from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
 FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
-    "full_rank": lambda state: dist.MultivariateNormal(state["loc"], scale_tril=state["scale_tril"]),
-    "low_rank": lambda state: dist.LowRankMultivariateNormal(state["loc"], state["cov_factor"], state["cov_diag"]),
+    "full_rank": lambda state: dist.MultivariateNormal(
+        state["loc"], scale_tril=state["scale_tril"]
+    ),
+    "low_rank": lambda state: dist.LowRankMultivariateNormal(
+        state["loc"], state["cov_factor"], state["cov_diag"]
+    ),
 }
 
 DRAWS_AT_ONCE = 64  # of which the log joint is taken together
@@ -59,8 +63,11 @@ class SampleStats(UserDict[str, Tensor]):
         pending: gives the others, such as log_p and log_q of an approximation: a pass over the data per draw.
     """
 
-    def __init__(self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None):
-        self._known, self._pending = dict(known), pending
+    def __init__(
+        self, known: Mapping[str, Tensor], pending: Callable[[], Mapping[str, Tensor]] | None = None
+    ):
+        self._known = dict(known)
+        self._pending = pending
 
     @property
     def data(self) -> dict[str, Tensor]:  # type: ignore[override]
@@ -90,7 +97,8 @@ class FlatApproximation:
     """
 
     def __init__(self, layout: Density, family: str, state: Mapping[str, Tensor]):
-        self.layout, self.family = layout, family
+        self.layout = layout
+        self.family = family
         self._state = {name: value.detach() for name, value in state.items()}
         self.distribution = FAMILIES[family](self._state)
 
@@ -102,12 +110,16 @@ class FlatApproximation:
         """log q of constrained draws (\\*batch, \\*shape); (\\*batch,)."""
         z = self.layout.unconstrain(draws)
         # low-rank and full families hold float64 factors; the Jacobian is that of the draws
-        return self.distribution.log_prob(z.to(self._state["loc"].dtype)) - self.layout.log_jacobian(z)
+        return self.distribution.log_prob(
+            z.to(self._state["loc"].dtype)
+        ) - self.layout.log_jacobian(z)
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
-        z = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}).to(self.layout.dtype)
+        z = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}).to(
+            self.layout.dtype
+        )
         return state_sites(self.layout, z, self.layout.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
@@ -120,7 +132,9 @@ def state_sites(layout: Density, z: Tensor, drawn: Sequence[Site]) -> dict[str, 
     values = layout.constrain(z)
     for site in layout.sites:
         density = -layout.log_jacobian(z, site) if site in drawn else z.new_zeros(())
-        value = values[site.name].to(layout.own_dtypes[site.name])  # as the program has it, which Pyro runs
+        value = values[site.name].to(
+            layout.own_dtypes[site.name]
+        )  # as the program has it, which Pyro runs
         pyro.sample(site.name, dist.Delta(value, log_density=density, event_dim=len(site.shape)))
     return values
 
@@ -140,7 +154,9 @@ def state_points(layout: Density) -> None:
         for name, value in points:
             own = value.to(layout.own_dtypes.get(name, value.dtype), copy=True)
             stored = pyro.param(name, own, constraint=layout.constraints[name]).detach()
-            if stored.shape != value.shape or not torch.allclose(stored, value.to(stored), rtol=1e-4, atol=1e-6):
+            if stored.shape != value.shape or not torch.allclose(
+                stored, value.to(stored), rtol=1e-4, atol=1e-6
+            ):
                 raise ValueError(
                     f"Pyro's param store holds {stored} as {name!r} where this fit has {value}, and the program would "
                     "use it: call guide and program inside 'with pyro.get_param_store().scope():'"
@@ -156,13 +172,17 @@ def state_points(layout: Density) -> None:
 
 
 @torch.no_grad()
-def log_importance(density: Density, approximation: Approximation, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def log_importance(
+    density: Density, approximation: Approximation, draws: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
     """log p (joint, constrained space) and log q of draws (chain, draw, \\*shape), both (chain, draw) in float64.
 
     In batches of draws, and where the program is a BNN's of rows too.
     """
     z = density.unconstrain(draws)
-    log_p = torch.cat([_log_joint(density, part) for part in z.reshape(-1, density.dim).split(DRAWS_AT_ONCE)])
+    log_p = torch.cat(
+        [_log_joint(density, part) for part in z.reshape(-1, density.dim).split(DRAWS_AT_ONCE)]
+    )
     return {"log_p": log_p.reshape(z.shape[:-1]), "log_q": approximation.log_prob(draws).double()}
 
 
@@ -178,7 +198,9 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
     return parts[-1][1] + sum(likelihood * (rows / len(x)) for rows, _, likelihood in parts)
 
 
-def density_of(posterior: Any, program: Any, args: tuple[Any, Any], fixed: Mapping[str, Tensor]) -> Density:
+def density_of(
+    posterior: Any, program: Any, args: tuple[Any, Any], fixed: Mapping[str, Tensor]
+) -> Density:
     """The density of a program and its data, in float64 where the draws are finer than the program's own tensors.
 
     Raises:
@@ -188,6 +210,10 @@ def density_of(posterior: Any, program: Any, args: tuple[Any, Any], fixed: Mappi
     if isinstance(posterior.model, BNN):
         return Density(program, args, points="held", values=fixed)
     with types_explained(program, dict(zip("xy", args, strict=True))):
-        density = Density(program, args, points="held", values=fixed, double=double).as_fine_as(posterior.draws)
-        density.log_joint(density.unconstrain({name: value[0, 0] for name, value in posterior.draws.items()}))
+        density = Density(program, args, points="held", values=fixed, double=double).as_fine_as(
+            posterior.draws
+        )
+        density.log_joint(
+            density.unconstrain({name: value[0, 0] for name, value in posterior.draws.items()})
+        )
     return density

@@ -30,7 +30,8 @@ from pyrobnn.posterior.prediction import Prediction
 #: (draws × points) above which draws are thinned in the groups that hold one value for each pair
 MAX_PAIRS = 50_000_000
 #: draws by which the linearised net is compared with the net itself, and roundings of a value that are no difference
-_LINEARIZED_DRAWS, _ROUNDINGS = 100, 8.0
+_LINEARIZED_DRAWS = 100
+_ROUNDINGS = 8.0
 MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
 Dims = Mapping[str, Sequence[str | None]]
 
@@ -49,7 +50,9 @@ def network_groups(
     seed: int,
 ) -> dict[str, xr.Dataset]:
     """The groups of a BNN's tree that rest on its training inputs; arguments as of ``to_datatree``."""
-    probe_x, kinds = probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+    probe_x, kinds = (
+        probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
+    )
     probe_x = posterior.bnn.unit_exposure(probe_x)
     groups = {}
     if y is not None:
@@ -63,7 +66,9 @@ def network_groups(
     return groups | _grid_group(posterior, x, grid, true_function)
 
 
-def whole_tree(posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None) -> xr.DataTree:
+def whole_tree(
+    posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None
+) -> xr.DataTree:
     """The tree of a posterior's own groups and of those made of data, with its provenance."""
     own = {group.POSTERIOR: _draws(posterior.draws, posterior.meta.get("axes", {}))}
     if posterior.sample_stats:
@@ -84,14 +89,20 @@ def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[
         group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
         group.OBSERVED_DATA: _observed(few.bnn, y, "obs"),
         group.LOG_LIKELIHOOD: _dataset(y=(log_likelihood, "obs")),
-        group.CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}),
-        group.POSTERIOR_PREDICTIVE: xr.Dataset(_replicates(few, few.predict(x), y, "obs", fewest, seed)),
+        group.CONSTANT_DATA: xr.Dataset(
+            {"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}
+        ),
+        group.POSTERIOR_PREDICTIVE: xr.Dataset(
+            _replicates(few, few.predict(x), y, "obs", fewest, seed)
+        ),
     }
 
 
 def _dataset(**values: tuple[Any, ...]) -> xr.Dataset:
     """Draws (chain, draw, …), each with the names of its other dimensions."""
-    return xr.Dataset({n: ((*group.SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()})
+    return xr.Dataset(
+        {n: ((*group.SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()}
+    )
 
 
 def _thinned(posterior: Posterior, num_points: int) -> Posterior:
@@ -106,10 +117,14 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
-        log_prior, terms = _log_densities_by_site(posterior, cast(Density, posterior_density(posterior, x, y)))
+        log_prior, terms = _log_densities_by_site(
+            posterior, cast(Density, posterior_density(posterior, x, y))
+        )
         flat = [value.flatten(2) for value in terms.values()]
         return log_prior, torch.cat([log_prior.new_zeros(*log_prior.shape, 0), *flat], -1)
-    prior = sum(site.log_prob(posterior.draws[name]) for name, site in posterior.model.priors.items())
+    prior = sum(
+        site.log_prob(posterior.draws[name]) for name, site in posterior.model.priors.items()
+    )
     x = torch.as_tensor(x)
     size = max(1, 4_000_000 // (posterior.num_chains * posterior.num_draws))  # points at once
     pieces = zip(x.split(size), torch.as_tensor(y).split(size))
@@ -117,19 +132,32 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
 
 
 def _function_groups(
-    posterior: Posterior, probe_x: Tensor, kinds: list[str], known: Mapping[str, xr.Dataset], num_prior: int, seed: int
+    posterior: Posterior,
+    probe_x: Tensor,
+    kinds: list[str],
+    known: Mapping[str, xr.Dataset],
+    num_prior: int,
+    seed: int,
 ) -> dict[str, xr.Dataset]:
-    norms, likelihood = layer_norms(posterior.draws), posterior.bnn.likelihood
+    norms = layer_norms(posterior.draws)
+    likelihood = posterior.bnn.likelihood
     found = _dataset(
-        f=(posterior.function(probe_x), "probe", "output"), layer_norm=(torch.stack(list(norms.values()), -1), "layer")
+        f=(posterior.function(probe_x), "probe", "output"),
+        layer_norm=(torch.stack(list(norms.values()), -1), "layer"),
     )
     found["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
     found["probe_kind"] = (("probe",), np.array(kinds))
-    if group.LOG_LIKELIHOOD in known and known[group.LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws:
+    if (
+        group.LOG_LIKELIHOOD in known
+        and known[group.LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws
+    ):
         found["log_likelihood"] = known[group.LOG_LIKELIHOOD]["y"].sum("obs")
         found["log_prior"] = known[group.LOG_PRIOR]["log_prior"]
     if likelihood.own.priors and likelihood.targets.normal:
-        found["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(posterior.predict(probe_x[:1]).scale[:, :, 0]))
+        found["noise"] = (
+            (*group.SAMPLE_DIMS, "output"),
+            to_numpy(posterior.predict(probe_x[:1]).scale[:, :, 0]),
+        )
     groups = {group.FUNCTION: found.assign_coords(layer=list(norms))}
     if num_prior:
         prior = prior_posterior(posterior.bnn, num_prior, seed)
@@ -157,18 +185,24 @@ def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
     """Draws from the prior as a :class:`Posterior`, which predicts and is plotted like any other."""
     with seeded(seed, model.device):
         draws = {name: site.sample((1, num_draws)) for name, site in model.priors.items()}
-    fixed = model.initial_values() | {name: init for name, (init, _) in model.likelihood.own.points.items()}
+    fixed = model.initial_values() | {
+        name: init for name, (init, _) in model.likelihood.own.points.items()
+    }
     draws |= {n: v.expand(1, num_draws, *v.shape) for n, v in fixed.items() if n not in draws}
     return Posterior(model, draws, meta={"method": "Prior", "iid": True})
 
 
 def _grid_group(
-    posterior: Posterior, x: Tensor, grid: Tensor | None, true_function: Callable[[Tensor], Tensor] | None
+    posterior: Posterior,
+    x: Tensor,
+    grid: Tensor | None,
+    true_function: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, xr.Dataset]:
     if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.targets.classes:
         return {}
     if grid is None:
-        low, high = float(x.min()), float(x.max())
+        low = float(x.min())
+        high = float(x.max())
         reach = 0.5 * (high - low)
         grid = torch.linspace(low - reach, high + reach, 200, dtype=x.dtype)[:, None]
     prediction = posterior.predict(grid)
@@ -188,7 +222,8 @@ def _grid_group(
 def held_out_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str, xr.Dataset]:
     """The groups of held-out points: what is predicted there, and what was observed."""
     x = torch.as_tensor(x)
-    y, few = posterior.bnn.likelihood.targets.read(y), _thinned(posterior, len(x))
+    y = posterior.bnn.likelihood.targets.read(y)
+    few = _thinned(posterior, len(x))
     prediction = few.predict(x)
     found = _dataset(f=(prediction.f, "pred_point", "output"))
     found["log_prob"] = (("pred_point",), to_numpy(prediction.log_prob(y)))
@@ -201,14 +236,18 @@ def held_out_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[
         for name in MOMENTS:
             found[name] = (("pred_point", "output"), to_numpy(getattr(prediction, name)))
     inputs = (("pred_point", "feature"), to_numpy(x.reshape(len(x), -1)))
-    return {group.PREDICTIONS: found, group.HELD_OUT: _observed(few.bnn, y, "pred_point").assign(x=inputs)}
+    return {
+        group.PREDICTIONS: found,
+        group.HELD_OUT: _observed(few.bnn, y, "pred_point").assign(x=inputs),
+    }
 
 
 def _replicates(
     posterior: Posterior, prediction: Prediction, y: Tensor, point: str, fewest: int, seed: int
 ) -> dict[str, Any]:
     """New outcomes as they would have been seen where ``y`` was: one of each draw, and several where draws are few."""
-    total, cut = posterior.num_chains * posterior.num_draws, prediction.likelihood.targets.as_observed
+    total = posterior.num_chains * posterior.num_draws
+    cut = prediction.likelihood.targets.as_observed
     found = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
     if total < fewest:
         drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(fewest / total)), y)
@@ -222,7 +261,11 @@ def _observed(model: BNN, y: Tensor, point: str) -> xr.Dataset:
     values = targets.values(y)
     values = values if targets.classes or values.is_floating_point() else values.double()
     found = xr.Dataset({"y": _targets(values, point)})
-    return found if targets.censoring is None else found.assign(observed=((point,), to_numpy(y[..., 1])))
+    return (
+        found
+        if targets.censoring is None
+        else found.assign(observed=((point,), to_numpy(y[..., 1])))
+    )
 
 
 def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
@@ -250,7 +293,8 @@ def probes(x: Tensor) -> tuple[Tensor, list[str]]:
     gaps = (ordered[1:] - ordered[:-1]).norm(dim=1)
     # in one dimension the widest gaps; in many, midpoints of neighbours along the spread, which are as far apart as any
     widest = gaps.topk(min(5, len(gaps))).indices.sort().values
-    between, center = (ordered[widest] + ordered[widest + 1]) / 2, x.mean(0)
+    between = (ordered[widest] + ordered[widest + 1]) / 2
+    center = x.mean(0)
     far = torch.stack([ordered[0], ordered[-1]])
     reach = torch.tensor([1.25, 1.5], dtype=x.dtype)
     outside = (center + reach[:, None, None] * (far - center)).reshape(-1, x.shape[1])
@@ -297,7 +341,9 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
     for name, value in meta.items():
         if name not in found and value is not None:
             plain = isinstance(value, (str, int, float)) and value == value
-            found[name] = json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
+            found[name] = (
+                json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
+            )
     return found
 
 
@@ -314,14 +360,23 @@ def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
         return {"program": getattr(model, "__name__", type(model).__name__)}
     parts = [part for part in model.net.modules() if not list(part.children())]
     linear = [part for part in parts if isinstance(part, nn.Linear)]
-    names = [name for name in dict.fromkeys(type(part).__name__ for part in parts) if name != "Linear"]
+    names = [
+        name for name in dict.fromkeys(type(part).__name__ for part in parts) if name != "Linear"
+    ]
     if linear and linear == [part for part in parts if list(part.parameters(recurse=False))]:
         widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
         net = ", ".join(["-".join(map(str, widths)), *names])
     else:
         net = f"{type(model.net).__name__} of {', '.join(['Linear'] * bool(linear) + names)}"
-    own = [f"{name.rpartition('.')[-1]} ~ {_called(d)}" for name, d in model.likelihood.own.priors.items()]
-    units = "" if model.standardizer is None or model.likelihood.targets.classes else " (in standard units)"
+    own = [
+        f"{name.rpartition('.')[-1]} ~ {_called(d)}"
+        for name, d in model.likelihood.own.priors.items()
+    ]
+    units = (
+        ""
+        if model.standardizer is None or model.likelihood.targets.classes
+        else " (in standard units)"
+    )
     return {
         "net": f"{net}, {model.num_weights:,} weights",
         "prior": _called(model.prior),
@@ -333,7 +388,9 @@ def _called(thing: Any) -> str:
     """A prior or distribution as one would write it: its name and its numbers."""
     while type(thing).__name__ in ("Independent", "ExpandedDistribution"):
         thing = thing.base_dist
-    law, parts, shown = torch.distributions.Distribution, dict(vars(thing)), {}
+    law = torch.distributions.Distribution
+    parts = dict(vars(thing))
+    shown = {}
     if isinstance(thing, law):
         parts = {name: getattr(thing, name, None) for name in thing.arg_constraints}
     for name, value in parts.items():
@@ -341,26 +398,43 @@ def _called(thing: Any) -> str:
             shown[name.lstrip("_")] = value if isinstance(value, str) else _called(value)
         elif isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
             shown[name.lstrip("_")] = format(float(value), ".4g")
-    return f"{type(thing).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+    return (
+        f"{type(thing).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+    )
 
 
 # -- plain programs: every observed site under its own name ----------------------------------------------------------
 
 
-def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: int) -> dict[str, xr.Dataset]:
+def program_groups(
+    posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: int
+) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
     density = cast(Density, posterior_density(posterior, x, y))
-    axes, sizes = density.derived.axes, density.derived.replicated
+    axes = density.derived.axes
+    sizes = density.derived.replicated
     few = _thinned(posterior, max(sum(sizes.values()), 1))
     log_prior, terms = _log_densities_by_site(few, density)
-    before, replicated = derived.prior(density, num_prior_draws, seed) if num_prior_draws else ({}, {})
-    first, last = (density.trace({n: v[at] for n, v in few.draws.items()}) for at in ((0, 0), (-1, -1)))
+    before, replicated = (
+        derived.prior(density, num_prior_draws, seed) if num_prior_draws else ({}, {})
+    )
+    first, last = (
+        density.trace({n: v[at] for n, v in few.draws.items()}) for at in ((0, 0), (-1, -1))
+    )
     pairs = {name: (first[name]["value"], last[name]["value"]) for name in sizes}
-    fixed = {name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in pairs.items()}
+    fixed = {
+        name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in pairs.items()
+    }
     # residuals that a program computes from latent values are not data; gaps that those fill may stay
-    data = {name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()}
+    data = {
+        name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()
+    }
     shapes = {name: first[name]["value"].shape[: value.dim() - 2] for name, value in terms.items()}
-    of_terms = {n: axes[n][: len(shapes[n])] for n, v in terms.items() if n in axes and v.shape[2:] == shapes[n]}
+    of_terms = {
+        n: axes[n][: len(shapes[n])]
+        for n, v in terms.items()
+        if n in axes and v.shape[2:] == shapes[n]
+    }
     drawn = derived.replicates(density, few.draws, seed)
     groups = {
         group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
@@ -371,7 +445,9 @@ def program_groups(posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: i
         group.PRIOR_PREDICTIVE: _draws({n: v for n, v in replicated.items() if n in data}, axes),
     }
     if isinstance(x, Tensor) and x.dim():
-        rows = {(axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()}
+        rows = {
+            (axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()
+        }
         row, length = next(iter(rows)) if len(rows) == 1 else (None, None)
         dims = (row if row and length == len(x) else "obs", "feature")
         groups[group.CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
@@ -392,7 +468,9 @@ def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, di
     return base, {n: v.reshape(*z.shape[:-1], *(v.shape[1:] or (1,))) for n, v in terms.items()}
 
 
-def _draws(values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS) -> xr.Dataset:
+def _draws(
+    values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS
+) -> xr.Dataset:
     """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
     known: dict[Hashable, Sequence[Hashable]]
     known = {group.variable(n): [*sample_dims, *dims[n]] for n in values if n in dims}

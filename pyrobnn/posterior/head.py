@@ -60,17 +60,27 @@ def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Ten
     parameter that is also used before, say) makes the output differ from that of the whole net when the varying
     parameters are moved, and then there is no trunk.
     """
-    whole, moved = Split(model, params), {n: v + 0.1 if n in set(names) else v for n, v in params.items()}
+    whole = Split(model, params)
+    moved = {n: v + 0.1 if n in set(names) else v for n, v in params.items()}
     with torch.no_grad():
         expected = model.forward(moved, x[:2])
-        for path in _paths(model.eval_net, [name.removeprefix(NET) for name in names if name.startswith(NET)]):
+        for path in _paths(
+            model.eval_net, [name.removeprefix(NET) for name in names if name.startswith(NET)]
+        ):
             found = replace(whole, path=path)
             try:
                 given = found.head.forward(moved, features := found.features(x[:2]))
-            except (RuntimeError, TypeError):  # a module that is not reached, or takes more than features
+            except (
+                RuntimeError,
+                TypeError,
+            ):  # a module that is not reached, or takes more than features
                 continue
             if given.shape == expected.shape and torch.allclose(given, expected):
-                return whole if features.shape == x[:2].shape and torch.equal(features, x[:2]) else found
+                return (
+                    whole
+                    if features.shape == x[:2].shape and torch.equal(features, x[:2])
+                    else found
+                )
     return whole
 
 
@@ -79,7 +89,11 @@ def _paths(module: nn.Module, names: Sequence[str]) -> list[str]:
     owners = {name.partition(".")[0] for name in names}
     children = dict(module.named_children())
     first = next((name for name in children if name in owners), None)
-    if first is None or not owners <= children.keys() or (len(owners) > 1 and type(module) is not nn.Sequential):
+    if (
+        first is None
+        or not owners <= children.keys()
+        or (len(owners) > 1 and type(module) is not nn.Sequential)
+    ):
         return []
     inside = [name.removeprefix(f"{first}.") for name in names if name.startswith(f"{first}.")]
     return [*(f"{first}.{path}" for path in _paths(children[first], inside)), first]
@@ -95,7 +109,8 @@ def _from(net: nn.Module, path: Sequence[str]) -> nn.Module:
 def _tail(module: nn.Module, path: Sequence[str]) -> nn.Module:
     if not path:
         return module
-    children, (first, *rest) = list(module.named_children()), path
+    children = list(module.named_children())
+    (first, *rest) = path
     start = [name for name, _ in children].index(first)
     kept = children[start:] if type(module) is nn.Sequential else children[start : start + 1]
     named = ((name, _tail(child, rest) if name == first else child) for name, child in kept)

@@ -16,11 +16,15 @@ from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.posterior.approximation import density_of
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
-NUM_DIRECTIONS, NUM_SINGLE = 4, 4
+NUM_DIRECTIONS = 4
+NUM_SINGLE = 4
 #: draws that are moved, trajectories of each, and leapfrog steps of one
-NUM_DRAWS, NUM_TRAJECTORIES, NUM_STEPS = 128, 10, 6
+NUM_DRAWS = 128
+NUM_TRAJECTORIES = 10
+NUM_STEPS = 6
 #: products of data, weights and gradients that the moves may take; chains are judged by much else
-_MAX_WORK, _MAX_WORK_OF_CHAINS = 2e10, 4e9
+_MAX_WORK = 2e10
+_MAX_WORK_OF_CHAINS = 4e9
 
 
 def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
@@ -66,7 +70,10 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
     dims = ("chain", "draw", "site")
     return xr.Dataset(
         {
-            "virial": (dims, torch.stack([pull[..., c].sum(-1) for c in columns], -1).cpu().numpy()),
+            "virial": (
+                dims,
+                torch.stack([pull[..., c].sum(-1) for c in columns], -1).cpu().numpy(),
+            ),
             "score": ((*dims, "direction"), torch.stack(score, 2).cpu().numpy()),
             "size": ("site", np.array([site.size for site in sites])),
         },
@@ -131,9 +138,14 @@ def moved_functions(posterior: Any, x: Any, y: Any, probe_x: Tensor | None) -> x
     gradient, _ = batched_gradient(density.log_joint, flat[:2])
     end, acceptance = _moved(gradient, flat, flat.std(0))
     moved = replace(few, draws=few.draws | density.constrain(end.reshape(start.shape)))
-    dims, found = ("chain", "draw", "probe", "output"), xr.Dataset({"acceptance": acceptance})
+    dims = ("chain", "draw", "probe", "output")
+    found = xr.Dataset({"acceptance": acceptance})
     for when, each, z in (("before", few, flat), ("after", moved, end)):
-        sites = [each.draws[s.name].reshape(*start.shape[:2], -1) for s in density.sites if s.kind == "latent"]
+        sites = [
+            each.draws[s.name].reshape(*start.shape[:2], -1)
+            for s in density.sites
+            if s.kind == "latent"
+        ]
         f = torch.cat(sites, -1)[..., None] if probe_x is None else each.function(probe_x)
         found[when] = (dims, f.double().cpu().numpy())
         values = gradient(z)[1].detach().double().reshape(start.shape[:2])
@@ -143,8 +155,10 @@ def moved_functions(posterior: Any, x: Any, y: Any, probe_x: Tensor | None) -> x
 
 def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     """Points (draw, dim) after all trajectories, and the share that was accepted; its rate is kept at 0.6 to 0.95."""
-    random, factor = generator(0), 1.6
-    step, accepted = float(z.shape[1]) ** -0.25, []
+    random = generator(0)
+    factor = 1.6
+    step = float(z.shape[1]) ** -0.25
+    accepted = []
     for _ in range(10):
         if _trajectory(gradient, z, scale * step, 2, random)[1] > 0.6:
             break
@@ -163,7 +177,8 @@ def _trajectory(
     """One Hamiltonian trajectory of every point, steps per weight (dim,), and the mean acceptance rate."""
     momentum = torch.randn(z.shape, generator=random).to(z)
     slope, begun = gradient(z)
-    begun, end = begun - 0.5 * momentum.square().sum(-1), z
+    begun = begun - 0.5 * momentum.square().sum(-1)
+    end = z
     for _ in range(num_steps):
         momentum = momentum + 0.5 * step * slope
         end = end + step * momentum

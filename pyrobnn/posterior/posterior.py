@@ -123,9 +123,15 @@ class Posterior:
         own tensors (``meta["float64"]``) are rounded to the type of those, beside which Pyro runs it; ``draws`` has
         every digit.
         """
-        computed, own = self.meta.get("deterministic_sites", ()), self.meta.get("program_dtypes", {})
-        found = {name: value.flatten(0, 1) for name, value in self.draws.items() if name not in computed}
-        return {name: value.to(getattr(torch, own[name])) if name in own else value for name, value in found.items()}
+        computed = self.meta.get("deterministic_sites", ())
+        own = self.meta.get("program_dtypes", {})
+        found = {
+            name: value.flatten(0, 1) for name, value in self.draws.items() if name not in computed
+        }
+        return {
+            name: value.to(getattr(torch, own[name])) if name in own else value
+            for name, value in found.items()
+        }
 
     def thin(self, num_draws: int) -> Posterior:
         """This posterior with at most ``num_draws`` evenly spaced draws of each chain."""
@@ -155,7 +161,8 @@ class Posterior:
         linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
         moments = cast(Any, self.moments)(self.inputs(x)) if linear else None
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
-        f, likelihood = few.standard_function(x), self.bnn.likelihood
+        f = few.standard_function(x)
+        likelihood = self.bnn.likelihood
         return Prediction(f, likelihood, few.draws, moments=moments, y_mean=y_mean, y_scale=y_scale)
 
     def function(self, x: Tensor) -> Tensor:
@@ -166,16 +173,21 @@ class Posterior:
     def standard_function(self, x: Tensor) -> Tensor:
         """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program."""
         x = self.inputs(x)
-        model, forward = self.bnn, self.bnn.forward if self.network is None else self.network
+        model = self.bnn
+        forward = self.bnn.forward if self.network is None else self.network
         if hasattr(net := cast(Any, self.network), "head"):  # what no draw moves is computed once
-            x, forward, model = net.features(x), net.head, net.model
+            x = net.features(x)
+            forward = net.head
+            model = net.model
         elif self.network is None and (trunk := self._trunk(x)) is not None:
-            x, model = trunk.features(x), trunk.head
+            x = trunk.features(x)
+            model = trunk.head
             forward = model.forward
         params = {n: v for n, v in self.stacked().items() if n.startswith(NET)}
         # values that all draws share take no memory of their own
         size = max(1, sum(value[0].numel() for value in params.values() if value.stride(0)))
-        total, widest = self.num_chains * self.num_draws, max(widest_layer(model, x), 1)
+        total = self.num_chains * self.num_draws
+        widest = max(widest_layer(model, x), 1)
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
         draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
 
@@ -190,7 +202,9 @@ class Posterior:
         params = {name: value for name, value in self.draws.items() if name.startswith(NET)}
         shared = [name for name in self.meta.get("point_sites", ()) if name in params]
         values = [params[name] for name in shared]
-        if not shared or any(any(v.stride()[:2]) and not torch.equal(v, v[:1, :1].expand_as(v)) for v in values):
+        if not shared or any(
+            any(v.stride()[:2]) and not torch.equal(v, v[:1, :1].expand_as(v)) for v in values
+        ):
             return None
         moving = [name for name in params if name not in shared]
         found = split(self.bnn, moving, {name: value[0, 0] for name, value in params.items()}, x)
@@ -236,13 +250,16 @@ class Posterior:
         """
         from pyrobnn.posterior import datatree, invariance
 
-        groups, is_bnn = {}, isinstance(self.model, BNN)
+        groups = {}
+        is_bnn = isinstance(self.model, BNN)
         if is_bnn:
             x = None if x is None else torch.atleast_1d(as_tensor("x", x))
             y = None if y is None else self.bnn.likelihood.targets.read(y)
         has_data = [x is not None, y is not None] == self.meta.get("data_given", [True, True])
         if is_bnn and x is not None:
-            groups = datatree.network_groups(self, x, y, probe_x, grid, true_function, num_prior_draws, seed)
+            groups = datatree.network_groups(
+                self, x, y, probe_x, grid, true_function, num_prior_draws, seed
+            )
         elif not is_bnn and has_data:
             groups = datatree.program_groups(self, x, y, num_prior_draws, seed)
         if has_data and (found := invariance.stein_statistics(self, x, y)) is not None:
@@ -260,9 +277,12 @@ class Posterior:
     def diagnose(self, x: Tensor | None = None, y: Tensor | None = None, **options: Any) -> Verdict:
         """``diagnose(to_datatree(x, y, **options))``; chains and Laplace keep the data of their fit, else TypeError."""
         if y is None and self.rows is not None:
-            x, y = self.rows.checked().x, self.rows.y
+            x = self.rows.checked().x
+            y = self.rows.y
         if [x is not None, y is not None] != self.meta.get("data_given", [True, True]):
-            raise TypeError("a posterior is judged with the data of its fit: give them, as diagnose(x, y)")
+            raise TypeError(
+                "a posterior is judged with the data of its fit: give them, as diagnose(x, y)"
+            )
         judging = importlib.import_module("pyrobnn.diagnostics")
         return cast("Verdict", judging.diagnose(self.to_datatree(x, y, **options)))
 
@@ -331,11 +351,19 @@ class Posterior:
 
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
-        less, volume, rows = self.remove(row, seed=seed), 0.0, cast(Rows, self.rows).at(torch.tensor([row]))
+        less = self.remove(row, seed=seed)
+        volume = 0.0
+        rows = cast(Rows, self.rows).at(torch.tensor([row]))
         if isinstance(self.model, BNN) and self.model.units is not None:
-            volume = float(self.bnn.likelihood.targets.log_volume(rows.y.reshape(1, -1), self.model.units[1]))
+            volume = float(
+                self.bnn.likelihood.targets.log_volume(rows.y.reshape(1, -1), self.model.units[1])
+            )
         tree = less.to_datatree(rows.x, rows.y, num_prior_draws=0, seed=seed)
-        return -less.meta["log_evidence_added"] - volume, less.meta["log_evidence_added_error"], tree
+        return (
+            -less.meta["log_evidence_added"] - volume,
+            less.meta["log_evidence_added_error"],
+            tree,
+        )
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle)."""
@@ -367,7 +395,9 @@ class Posterior:
         table = x.is_floating_point() and len(shape) == 1  # images and words may vary in size
         if x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0]):
             expected = ", ".join(["points", *map(str, shape)])
-            raise ValueError(f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})")
+            raise ValueError(
+                f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})"
+            )
         device = next(iter(self.draws.values())).device
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
 

@@ -59,12 +59,15 @@ class Prediction:
         y_scale: float | Tensor = 1.0,
     ):
         own = likelihood.own.priors | likelihood.own.points
-        self.standard_f, self.likelihood, self.task = standard_f, likelihood, likelihood.task
+        self.standard_f = standard_f
+        self.likelihood = likelihood
+        self.task = likelihood.task
         self.params = {name: value for name, value in params.items() if name in own}
         self._moments = moments
         # numbers of the data's own type: float32 has no room for a mean of 1e8 and a spread of 1
         self._y_mean, self._y_scale = (
-            value.to(standard_f.device) if isinstance(value, Tensor) else float(value) for value in (y_mean, y_scale)
+            value.to(standard_f.device) if isinstance(value, Tensor) else float(value)
+            for value in (y_mean, y_scale)
         )
 
     @property
@@ -123,7 +126,9 @@ class Prediction:
         check_count("num_draws", num_draws)
         total = self.f.shape[0] * self.f.shape[1]
         keep = torch.linspace(0, total - 1, min(num_draws, total)).round().long()
-        f, *values = (each.flatten(0, 1)[keep][None] for each in (self.standard_f, *self.params.values()))
+        f, *values = (
+            each.flatten(0, 1)[keep][None] for each in (self.standard_f, *self.params.values())
+        )
         params = dict(zip(self.params, values, strict=True))
         return Prediction(f, self.likelihood, params, y_mean=self._y_mean, y_scale=self._y_scale)
 
@@ -156,8 +161,10 @@ class Prediction:
         from scipy.optimize import elementwise  # imported late: a fit needs none of it
 
         y = _mean(self._mean_variance[0].double()).nan_to_num(0.0, 0.0, 0.0).flatten().cpu().numpy()
-        num, whole = self.standard_f[..., 0, 0].numel(), self.likelihood.targets.kind == "count"
-        reach, rows = 1.0, np.arange(len(y))
+        num = self.standard_f[..., 0, 0].numel()
+        whole = self.likelihood.targets.kind == "count"
+        reach = 1.0
+        rows = np.arange(len(y))
         for every in (num // 128, 1) if num >= 256 else (1,):
 
             def gap(at: np.ndarray, rows: np.ndarray, every: int = every) -> np.ndarray:
@@ -176,12 +183,18 @@ class Prediction:
 
     def _below(self, y: np.ndarray, rows: np.ndarray, every: int) -> np.ndarray:
         """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
-        draws, out = self.standard_f.flatten(0, 1)[::every], self.loc.shape[-1]
+        draws = self.standard_f.flatten(0, 1)[::every]
+        out = self.loc.shape[-1]
         params = {name: value.flatten(0, 1)[::every] for name, value in self.params.items()}
-        found, at_once = [], max(1, 2**17 // len(draws))  # scalars that fit in the cache of a core
+        # scalars that fit in the cache of a core
+        found = []
+        at_once = max(1, 2**17 // len(draws))
         for at in range(0, len(y), at_once):
-            here, which = (torch.from_numpy(v[at : at + at_once]).to(draws.device) for v in (y, rows))
-            f, here = draws[:, which // out], here[:, None].expand(-1, out)
+            here, which = (
+                torch.from_numpy(v[at : at + at_once]).to(draws.device) for v in (y, rows)
+            )
+            f = draws[:, which // out]
+            here = here[:, None].expand(-1, out)
             reached = self.likelihood.cdf(f, here, params)[1].mean(0)
             found.append(reached.gather(1, (which % out)[:, None])[:, 0])
         return torch.cat(found).cpu().numpy()
@@ -229,8 +242,13 @@ class Prediction:
         """
         y = self._target(y)
         f, params = self._wide
-        log_prob, targets = self.likelihood.log_prob(f, self._standard(y), params), self.likelihood.targets
-        return log_prob if targets.measured is None else log_prob - targets.log_volume(y, self._y_scale)
+        log_prob = self.likelihood.log_prob(f, self._standard(y), params)
+        targets = self.likelihood.targets
+        return (
+            log_prob
+            if targets.measured is None
+            else log_prob - targets.log_volume(y, self._y_scale)
+        )
 
     def pit(self, y: Tensor, *, seed: int = 0) -> Tensor:
         """Probability integral transform of ``y``, (point, out): uniform where the prediction is right.
@@ -246,14 +264,18 @@ class Prediction:
         (Gelman et al., 2000); Randomized quantile residuals (Dunn & Smyth, 1996).
         """
         f, params = self._wide
-        lower, upper = (_mean(p) for p in self.likelihood.cdf(f, self._standard(self._target(y)), params))
+        lower, upper = (
+            _mean(p) for p in self.likelihood.cdf(f, self._standard(self._target(y)), params)
+        )
         u = torch.rand(lower.shape, generator=generator(~seed), dtype=lower.dtype).to(lower.device)
         return lower + u * (upper - lower)
 
     @property
     def _wide(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The network's output and the likelihood's own parameters in float64."""
-        return self.standard_f.double(), {name: value.double() for name, value in self.params.items()}
+        return self.standard_f.double(), {
+            name: value.double() for name, value in self.params.items()
+        }
 
     def _target(self, y: Tensor) -> Tensor:
         y = self.likelihood.targets.read(y).to(self.standard_f.device)
@@ -311,9 +333,13 @@ def widest_layer(model: BNN, x: Tensor) -> int:
 
 
 @contextmanager
-def hooked(modules: Mapping[str, torch.nn.Module], hook: Callable[[str, Any, Any], Any]) -> Iterator[None]:
+def hooked(
+    modules: Mapping[str, torch.nn.Module], hook: Callable[[str, Any, Any], Any]
+) -> Iterator[None]:
     """Inside, ``hook(name, inputs, output)`` is called after each of the modules, and may return another output."""
     with ExitStack() as handles:
         for name, module in modules.items():
-            handles.enter_context(module.register_forward_hook(lambda _, *call, name=name: hook(name, *call)))
+            handles.enter_context(
+                module.register_forward_hook(lambda _, *call, name=name: hook(name, *call))
+            )
         yield

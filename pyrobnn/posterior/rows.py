@@ -35,7 +35,8 @@ class Rows:
         if isinstance(x, (DataLoader, Dataset)) or y is None:
             return None
         if isinstance(model, BNN):
-            x, y = as_tensor("x", x), model.likelihood.targets.read(y)
+            x = as_tensor("x", x)
+            y = model.likelihood.targets.read(y)
         tensors = isinstance(y, Tensor) and (x is None or isinstance(x, Tensor))
         if not tensors or not y.dim() or (x is not None and (not x.dim() or len(x) != len(y))):
             return None
@@ -85,7 +86,11 @@ class Rows:
 def digest(x: Tensor | None, y: Tensor) -> Tensor:
     """A number for every row, (N,) int64 on the CPU, that changes with any value in it."""
     total = torch.zeros(len(y), dtype=torch.int64)
-    for part in (each.detach().reshape(len(y), each[:1].numel()) for each in (x, y) if each is not None and len(y)):
+    for part in (
+        each.detach().reshape(len(y), each[:1].numel())
+        for each in (x, y)
+        if each is not None and len(y)
+    ):
         factors = torch.arange(1, part.shape[1] + 1, device=part.device) * _ODD | 1
         some = part.split(max(1, 2**24 // max(part.shape[1], 1)))  # memory
         bits = (each.double().contiguous().view(torch.int64) for each in some)

@@ -111,7 +111,9 @@ def check_writable(folder: str | Path) -> None:
             probe.unlink(missing_ok=True)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise ValueError(f"cannot write to the folder {str(folder)!r} ({reason}): choose another") from error
+        raise ValueError(
+            f"cannot write to the folder {str(folder)!r} ({reason}): choose another"
+        ) from error
 
 
 def load(path: str | Path, model: Any) -> Posterior:
@@ -128,22 +130,36 @@ def load(path: str | Path, model: Any) -> Posterior:
     Warns:
         UserWarning: the posterior's approximation is of a family that nobody has registered, and is left out.
     """
-    tree, name = read(path), repr(str(path))
+    tree = read(path)
+    name = repr(str(path))
     if tree.attrs.get("format") != FORMAT:
-        raise ValueError(f"{name} is netCDF but not a saved posterior: use Posterior.save to write one")
+        raise ValueError(
+            f"{name} is netCDF but not a saved posterior: use Posterior.save to write one"
+        )
     if tree.attrs["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{name} was written by a newer pyrobnn: upgrade to read it")
     device = getattr(model, "device", torch.device("cpu"))
-    draws, stats, history = (_tensors(tree, group, device) for group in (POSTERIOR, SAMPLE_STATS, HISTORY))
+    draws, stats, history = (
+        _tensors(tree, group, device) for group in (POSTERIOR, SAMPLE_STATS, HISTORY)
+    )
     for site, prior in getattr(model, "priors", {}).items():
-        found, shape = tuple(draws[site].shape[2:]) if site in draws else None, tuple(prior.shape())
+        found = tuple(draws[site].shape[2:]) if site in draws else None
+        shape = tuple(prior.shape())
         if found != shape:
-            raise ValueError(f"{name} was fitted with another model: {site!r} of shape {found}, not {shape}")
-    meta, evidence, family = (json.loads(tree.attrs[key]) for key in ("meta", "log_evidence", "family"))
+            raise ValueError(
+                f"{name} was fitted with another model: {site!r} of shape {found}, not {shape}"
+            )
+    meta, evidence, family = (
+        json.loads(tree.attrs[key]) for key in ("meta", "log_evidence", "family")
+    )
     rows = Rows.from_state(_tensors(tree, ROWS, device))
-    posterior = Posterior(model, draws, stats, log_evidence=evidence, history=history, meta=meta, rows=rows)
+    posterior = Posterior(
+        model, draws, stats, log_evidence=evidence, history=history, meta=meta, rows=rows
+    )
     if family is None or not isinstance(model, BNN):
-        return posterior  # of a program log_q of the draws is there; q at other points needs its data
+        return (
+            posterior  # of a program log_q of the draws is there; q at other points needs its data
+        )
     if family not in FAMILIES and family not in RESTORERS:
         warnings.warn(
             f"an approximation of the family {family!r} cannot be rebuilt here: predictions put its draws through the "
@@ -193,5 +209,10 @@ def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
     if group not in tree.children:
         return {}
-    variables = {data.attrs.get("site", str(name)): data.values for name, data in tree[group].data_vars.items()}
-    return {site: torch.from_numpy(np.array(values)).to(device) for site, values in variables.items()}
+    variables = {
+        data.attrs.get("site", str(name)): data.values
+        for name, data in tree[group].data_vars.items()
+    }
+    return {
+        site: torch.from_numpy(np.array(values)).to(device) for site, values in variables.items()
+    }

@@ -55,16 +55,21 @@ class Problem:
         rows = self.source()
         chosen = _spread(rows.num_data, self.num_data)
         others = torch.tensor(sorted(set(range(rows.num_data)) - set(chosen.tolist())))
-        train, rest = rows.subset(chosen), rows.subset(others)
+        train = rows.subset(chosen)
+        rest = rows.subset(others)
         held_out = rest.subset(_spread(rest.num_data, min(100, rest.num_data)))
         units = Standardizer.fit(train)
         if not self.standard_y:
-            units = replace(units, y_mean=torch.zeros_like(units.y_mean), y_scale=torch.ones_like(units.y_scale))
+            units = replace(
+                units, y_mean=torch.zeros_like(units.y_mean), y_scale=torch.ones_like(units.y_scale)
+            )
         return units.transform(train), units.transform(held_out)
 
     def model(self) -> BNN:
         """The net's program in standard units, its initial weights always the same."""
-        net = networks.mlp(self.data()[0].x.shape[1], self.hidden, self.num_outputs, activation="tanh", seed=0)
+        net = networks.mlp(
+            self.data()[0].x.shape[1], self.hidden, self.num_outputs, activation="tanh", seed=0
+        )
         return BNN(net, priors.FanInNormal(self.prior_scale), self.likelihood())
 
 
@@ -76,7 +81,9 @@ def _moons() -> Dataset:
     from sklearn import datasets
 
     x, y = datasets.make_moons(400, noise=0.25, random_state=0)
-    return Dataset(x.astype("float32"), y, "moons", "classification", ("x1", "x2"), "moon", ("upper", "lower"))
+    return Dataset(
+        x.astype("float32"), y, "moons", "classification", ("x1", "x2"), "moon", ("upper", "lower")
+    )
 
 
 def _small_digits() -> Dataset:
@@ -90,8 +97,10 @@ def _small_digits() -> Dataset:
 def problems() -> dict[str, Problem]:
     """The problems by name."""
     inferred = partial(likelihoods.HomoskedasticGaussian, dist.HalfNormal(1.0))
-    fixed, varying = partial(likelihoods.HomoskedasticGaussian, 0.4), partial(likelihoods.HeteroskedasticGaussian, 0.05)
-    long_gap, hetero = partial(gap, 480), partial(polynomial, 300, noise="heteroskedastic")
+    fixed = partial(likelihoods.HomoskedasticGaussian, 0.4)
+    varying = partial(likelihoods.HeteroskedasticGaussian, 0.05)
+    long_gap = partial(gap, 480)
+    hetero = partial(polynomial, 300, noise="heteroskedastic")
     on_gap: dict[str, Any] = {"prior_scale": 2.0, "standard_y": False}
     return {
         "gap_1": Problem(long_gap, 60, (1,), inferred, **on_gap),
@@ -110,7 +119,8 @@ def problems() -> dict[str, Problem]:
 
 
 #: kinds of quantities beside those of the probes
-NOISE, DENSITY = "noise", "density"
+NOISE = "noise"
+DENSITY = "density"
 MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
 _FOLDER = "stored"
 
@@ -176,11 +186,21 @@ class Reference:
             "probe_x": (("probe", "feature"), self.probe_x.reshape(len(self.probe_x), -1).numpy()),
             "probe_kind": (("probe",), np.array(self.probe_kinds)),
         }
-        names = [str(name).replace("-", "_").replace(" ", "_") for name in self.summary["quantity"].values]
+        names = [
+            str(name).replace("-", "_").replace(" ", "_")
+            for name in self.summary["quantity"].values
+        ]
         rest = np.flatnonzero(~of_function)
         density = {names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in rest}
-        tree = xr.DataTree.from_dict({POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)})
-        tree.attrs |= {"method": "NUTS", "label": f"reference {self.name}", "kind": "chains", "claim": "exact"}
+        tree = xr.DataTree.from_dict(
+            {POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)}
+        )
+        tree.attrs |= {
+            "method": "NUTS",
+            "label": f"reference {self.name}",
+            "kind": "chains",
+            "claim": "exact",
+        }
         tree.attrs |= {"iid": 0, "likelihood": self.model().likelihood.task}
         return tree
 

@@ -64,8 +64,12 @@ class Spec:
             return [self._block(have, output, name) for output, name in enumerate(outputs)]
         except Exception as error:
             if len(trees) > 1:  # those that can be drawn are, each beside the others' reasons
-                return [block for label, tree in trees.items() for block in self.blocks({label: tree})]
-            return [Block(f"{', '.join(trees)}: {self.title}", "", note=f"Not drawn: {said(error)}.")]
+                return [
+                    block for label, tree in trees.items() for block in self.blocks({label: tree})
+                ]
+            return [
+                Block(f"{', '.join(trees)}: {self.title}", "", note=f"Not drawn: {said(error)}.")
+            ]
 
     def _block(self, trees: Trees, output: int, name: str) -> Block:
         title = f"{self.title}: {name}" if name else self.title
@@ -82,7 +86,10 @@ def output_labels(trees: Trees) -> list[str]:
 def build_sections(trees: Trees) -> dict[str, list[Block]]:
     """Key of `SECTIONS` → the figures, where there is one of at least one of the trees."""
     found: dict[str, list[Block]] = {section: [] for section in SECTIONS}
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning), np.errstate(all="ignore"):
+    with (
+        warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+        np.errstate(all="ignore"),
+    ):
         for spec in SPECS:
             found[spec.section] += spec.blocks(trees)
     return {section: blocks for section, blocks in found.items() if blocks}
@@ -141,7 +148,8 @@ SPECS = (
 
 def as_image(figure: Figure) -> str:
     """The figure as SVG in the address of an image; a page that holds it refers to nothing outside itself."""
-    buffer, no_metadata = io.BytesIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    buffer = io.BytesIO()
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
         figure.savefig(buffer, format="svg", metadata=no_metadata)
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -142,7 +142,9 @@ def write_summary(
         "not_finite": sum(len(row.not_finite) for row in results.rows),
         "left_out": results.left_out,
         "methods": methods,
-        "baselines": {r.label: {"scores": r.values, "standard_errors": r.errors} for r in results.floor},
+        "baselines": {
+            r.label: {"scores": r.values, "standard_errors": r.errors} for r in results.floor
+        },
     }
     return _write(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
 
@@ -159,7 +161,9 @@ def _deciding(verdict: Verdict) -> str:
     deciding = [*verdict.failed, *verdict.warned][:2]
     if deciding:
         return " ".join(check.evidence.rstrip(".") + "." for check in deciding)
-    return f"All {len(verdict.passed)} checks passed." if verdict.passed else "No check could be made."
+    return (
+        f"All {len(verdict.passed)} checks passed." if verdict.passed else "No check could be made."
+    )
 
 
 def _table(results: Results) -> dict[str, object]:
@@ -171,10 +175,15 @@ def _table(results: Results) -> dict[str, object]:
         if column.key not in _ELSEWHERE
         and any(column.key in row.values or column.key in row.not_finite for row in results.rows)
     ]
-    if [column.key for column in columns] == ["fit_seconds"]:  # seconds alone stand with the settings
+    if [column.key for column in columns] == [
+        "fit_seconds"
+    ]:  # seconds alone stand with the settings
         return {}
     best = {column.key: best_labels(rows, column) for column in columns}
-    cells = [(row.label, [(*cell(row, column), row.label in best[column.key]) for column in columns]) for row in rows]
+    cells = [
+        (row.label, [(*cell(row, column), row.label in best[column.key]) for column in columns])
+        for row in rows
+    ]
     return {"columns": columns, "rows": cells}
 
 

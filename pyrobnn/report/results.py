@@ -53,7 +53,10 @@ COLUMNS = (
     Column("crps_standardized", "CRPS / sd", "mean of outputs", "lower"),
     Column("brier", "Brier", "", "lower"),
     Column("ece", "ECE", "", "lower"),
-    *(Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}") for level in LEVELS),
+    *(
+        Column(f"coverage_{100 * level:.0f}", f"{level:.0%}", "covered", "nominal", "{:.0%}")
+        for level in LEVELS
+    ),
     Column("aleatoric", "aleatoric", "mean"),
     Column("epistemic", "epistemic", "mean"),
     Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),
@@ -99,9 +102,15 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     approximation never get an R-hat.
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
-    reference, ranked = reference_label(evidence), same_data(evidence.values())
+    reference = reference_label(evidence)
+    ranked = same_data(evidence.values())
     return [
-        _row(label, each, evidence[reference] if ranked and reference not in (None, label) else None, ranked)
+        _row(
+            label,
+            each,
+            evidence[reference] if ranked and reference not in (None, label) else None,
+            ranked,
+        )
         for label, each in evidence.items()
     ]
 
@@ -129,13 +138,18 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None, ranked: boo
         "convergence": lambda: _convergence(evidence),
         "k-hat": lambda: {"khat": getattr(importance(evidence), "k", None)},
         "distance": distance,
-        "seconds": lambda: {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")},
+        "seconds": lambda: {
+            f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")
+        },
     }
     values: dict[str, float] = {}
     lost = []
     for what, source in sources.items():
         try:
-            with warnings.catch_warnings(action="ignore", category=RuntimeWarning), np.errstate(all="ignore"):
+            with (
+                warnings.catch_warnings(action="ignore", category=RuntimeWarning),
+                np.errstate(all="ignore"),
+            ):
                 values |= {name: value for name, value in source().items() if value is not None}
         except Exception as error:
             lost.append(f"{label}: no {what} ({said(error)})")
@@ -159,7 +173,11 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     if not (floor > 0).all():
         return {}
     gone = np.round(1.0 - left / floor, 12) + 0.0  # no minus before a zero
-    each = {f"r2[{output}]": float(share) for output, share in enumerate(gone)} if len(gone) > 1 else {}
+    each = (
+        {f"r2[{output}]": float(share) for output, share in enumerate(gone)}
+        if len(gone) > 1
+        else {}
+    )
     return {"r2": float(gone.mean()), **each}
 
 
@@ -204,7 +222,8 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
         return set()
     sign = -1.0 if column.better == "higher" and column.key != "r2" else 1.0
     best = min(have.values(), key=lambda row: sign * float(row.points[column.key].mean()))
-    theirs, close = best.points[column.key], {best.label}
+    theirs = best.points[column.key]
+    close = {best.label}
     for label, row in have.items():
         ours = row.points[column.key]
         if ours.shape == theirs.shape and len(ours) > 1:
@@ -228,7 +247,12 @@ class Results:
     left_out: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trees: Mapping[str, Any], verdicts: Mapping | None = None, left_out: Mapping | None = None) -> Results:
+    def of(
+        cls,
+        trees: Mapping[str, Any],
+        verdicts: Mapping | None = None,
+        left_out: Mapping | None = None,
+    ) -> Results:
         """The results of these trees, diagnosed here where no verdicts are given.
 
         Raises:

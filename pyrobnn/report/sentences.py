@@ -10,7 +10,14 @@ import numpy as np
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import class_names, feature_names, has_classes, outcome, output_names, unit
+from pyrobnn.diagnostics.points import (
+    class_names,
+    feature_names,
+    has_classes,
+    outcome,
+    output_names,
+    unit,
+)
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
@@ -42,7 +49,8 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
 
     def order(row: Row) -> tuple[bool, int, int, bool, float]:
         verdict = verdicts[row.label]
-        draws, model = verdict.shown_answer("draws"), verdict.shown_answer("model")
+        draws = verdict.shown_answer("draws")
+        model = verdict.shown_answer("model")
         unseen = draws != "pass" and model == "not checked"
         ranks = RANKS.index("warn" if draws == "not checked" else draws), RANKS.index(model)
         point = any(check.code == "point_estimate" for check in verdict.checks)
@@ -64,20 +72,36 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
         return f"These runs used different data and are not ranked. Their verdicts: {each}.", ""
     if not any(check.question == "draws" for each in verdicts.values() for check in each.checks):
         return " ".join(each.summary for each in verdicts.values()), ""
-    verdict, others = verdicts[best], [row.label for row in rows if row.label != best]
-    draws, action = verdict.shown_answer("draws"), verdict.action.strip().rstrip(".")
-    todo = f"Next{f' for {best}' if others else ''}: {action}." if action else "See the checks below."
+    verdict = verdicts[best]
+    others = [row.label for row in rows if row.label != best]
+    draws = verdict.shown_answer("draws")
+    action = verdict.action.strip().rstrip(".")
+    todo = (
+        f"Next{f' for {best}' if others else ''}: {action}." if action else "See the checks below."
+    )
     if draws == "fail":
-        first = f"No method can be trusted yet: for {best}, " if others else f"{best} cannot be trusted yet: "
+        first = (
+            f"No method can be trusted yet: for {best}, "
+            if others
+            else f"{best} cannot be trusted yet: "
+        )
         return f"{first}{verdict.fault('draws')}.", todo
-    first = f"Trust the draws of {best}." if draws == "pass" else f"Use {best}, with care: {verdict.fault('draws')}."
+    first = (
+        f"Trust the draws of {best}."
+        if draws == "pass"
+        else f"Use {best}, with care: {verdict.fault('draws')}."
+    )
     return first, " ".join(filter(None, (_others(others, verdicts), action and todo)))
 
 
 def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:
     """The worst of the others, with their faults."""
     for status, opening in (("fail", "Do not rely on"), ("warn", "Take care with")):
-        found = {label: verdicts[label].fault("draws") for label in others if verdicts[label].draws == status}
+        found = {
+            label: verdicts[label].fault("draws")
+            for label in others
+            if verdicts[label].draws == status
+        }
         if named := ", ".join(f"{label} ({fault})" for label, fault in found.items()):
             return f"{opening} {named}."
     return ""
@@ -104,28 +128,37 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
 
 def _against_linear(own: Row, rows: Sequence[Row]) -> str:
     """How its log density compares with the linear baseline's, by their paired difference."""
-    linear = next((row for row in rows if row.label in ("linear model", "logistic regression")), None)
+    linear = next(
+        (row for row in rows if row.label in ("linear model", "logistic regression")), None
+    )
     close = best_labels([own, linear], LOG_PROB) if linear is not None else set()
     if linear is None or not close:
         return ""
     name = f"a {linear.label}" if linear.label == "linear model" else linear.label
     if own.label not in close:
         return f", and predicts worse than {name}"
-    return f", no better than {name}" if linear.label in close else f", and predicts better than {name}"
+    return (
+        f", no better than {name}"
+        if linear.label in close
+        else f", and predicts better than {name}"
+    )
 
 
 def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
     """Data, model, command and seed in words, name → the value of all trees, or their different values."""
     found: dict[str, list[str]] = {}
     for evidence in trees.values():
-        model, config = evidence.json("model"), evidence.json("config")
+        model = evidence.json("model")
+        config = evidence.json("config")
         parts = {"likelihood": evidence.likelihood} | (model if isinstance(model, dict) else {})
         quick = isinstance(config, dict) and config.get("quick") is True
         own = {
             "data": _data(evidence),
             "inputs": _inputs(evidence),
             "target": _target(evidence),
-            **{part: str(parts.get(part, "")) for part in ("net", "program", "prior", "likelihood")},
+            **{
+                part: str(parts.get(part, "")) for part in ("net", "program", "prior", "likelihood")
+            },
             "run": "quick: fewer steps and draws than in full, 500 rows at most" if quick else "",
             **{name: evidence.text(name) for name in ("command", "seed")},
         }
@@ -133,12 +166,16 @@ def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
             if words and words not in found.setdefault(name, []):
                 found[name].append(words)
     return {
-        name: words[0] if len(words) == 1 else f"differs: {'; '.join(words)}" for name, words in found.items() if words
+        name: words[0] if len(words) == 1 else f"differs: {'; '.join(words)}"
+        for name, words in found.items()
+        if words
     }
 
 
 def _data(evidence: Evidence) -> str:
-    outcomes = [evidence.values(group, outcome(evidence) or "y") for group in (OBSERVED_DATA, HELD_OUT)]
+    outcomes = [
+        evidence.values(group, outcome(evidence) or "y") for group in (OBSERVED_DATA, HELD_OUT)
+    ]
     train, test = (0 if each is None else len(np.atleast_1d(each)) for each in outcomes)
     counts = {"training": train or int(evidence.number("num_data", 0)), "held-out": test}
     shown = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -160,7 +197,9 @@ def _target(evidence: Evidence) -> str:
     if has_classes(evidence):
         counts = np.bincount(y.reshape(-1).astype(int), minlength=2)
         names = class_names(evidence, len(counts))
-        shares = [f"{name} ({count / y.size:.0%})" for name, count in zip(names, counts, strict=True)]
+        shares = [
+            f"{name} ({count / y.size:.0%})" for name, count in zip(names, counts, strict=True)
+        ]
         return ": ".join(filter(None, (evidence.text("target"), _first(shares, ", "))))
     y = y.astype(np.float64).reshape(len(y), -1)
     of = f" {unit(evidence)}" if unit(evidence) else ""

@@ -67,7 +67,9 @@ def run_study(
             del waiting[name]
             yield name, tree
     for name, (method, arguments) in waiting.items():
-        announce(f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}")
+        announce(
+            f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
+        )
         try:
             kept = _checkpoint(method, out / f"{name}.checkpoint", resume)
             shared = {"seed": seed, "device": device, "progress": progress}
@@ -79,7 +81,9 @@ def run_study(
             if isinstance(error, Refused):
                 announce(f"{name} is skipped: {error}")
             else:
-                announce(f"{name} failed and is skipped: {said(error)} ({name}.error.txt has the traceback)")
+                announce(
+                    f"{name} failed and is skipped: {said(error)} ({name}.error.txt has the traceback)"
+                )
                 (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
             yield name, error
             continue
@@ -112,7 +116,11 @@ def _checkpoint(method: Method, path: Path, resume: bool) -> dict[str, Path]:
 
 
 def _fitted(
-    name: str, method: Method, study: Study, announce: Callable[[str], None], arguments: dict[str, Any]
+    name: str,
+    method: Method,
+    study: Study,
+    announce: Callable[[str], None],
+    arguments: dict[str, Any],
 ) -> Posterior:
     """The posterior; whatever the fit warned of is announced."""
     with warnings.catch_warnings(record=True) as caught:
@@ -130,11 +138,15 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     posterior.predict(study.test.x)
     timings = posterior.meta["timings"] | {"predict": time.perf_counter() - started}
     posterior = dataclasses.replace(posterior, meta=posterior.meta | {"timings": timings})
-    train, test, f = study.train, (study.test.x, study.test.y), study.train.true_function
+    train = study.train
+    test = (study.test.x, study.test.y)
+    f = study.train.true_function
     tree = posterior.to_datatree(train.x, train.y, test=test, true_function=f, label=label)
     coords = names(train, study.settings["num_outputs"])
     for part in tree.children.values():
-        part.dataset = part.to_dataset().assign_coords({d: v for d, v in coords.items() if d in part.dims})
+        part.dataset = part.to_dataset().assign_coords(
+            {d: v for d, v in coords.items() if d in part.dims}
+        )
     if OBSERVED_DATA in tree.children and study.train.target_unit:
         tree[OBSERVED_DATA]["y"].attrs["units"] = study.train.target_unit
     tree.attrs["data"] = study.train.name
@@ -145,10 +157,17 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
 
 def names(dataset: Dataset, num_outputs: int) -> dict[str, list[str]]:
     """The data set's names of features, outputs and classes, as coordinates of a tree."""
-    found = {"feature": list(dataset.feature_names)} if dataset.feature_names and dataset.x.ndim == 2 else {}
+    found = (
+        {"feature": list(dataset.feature_names)}
+        if dataset.feature_names and dataset.x.ndim == 2
+        else {}
+    )
     if dataset.task == "regression":
-        count, target = num_outputs, dataset.target_name
-        return found | {"output": [target] if count == 1 else [f"{target}[{i}]" for i in range(count)]}
+        count = num_outputs
+        target = dataset.target_name
+        return found | {
+            "output": [target] if count == 1 else [f"{target}[{i}]" for i in range(count)]
+        }
     if dataset.class_names:
         found |= {"class": list(dataset.class_names)}
     return found

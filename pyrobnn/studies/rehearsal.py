@@ -71,7 +71,9 @@ class Rehearsal:
         return asdict(self) | {"ok": self.ok}
 
     def __str__(self) -> str:
-        lines = [f"On data like yours, in {self.num_worlds} worlds of {self.worlds}, intervals of {self.method} held:"]
+        lines = [
+            f"On data like yours, in {self.num_worlds} worlds of {self.worlds}, intervals of {self.method} held:"
+        ]
         for row in self.coverage:
             where = f"{row.quantity}, {row.region}"
             found = f"{row.share:4.0%} ± {row.error:.0%}"
@@ -137,20 +139,30 @@ def rehearse(
     check_type("worlds", worlds, Posterior | None, "a Posterior")
     check_type("regions", regions, Mapping | None, "a dict of points by name")
     check_data(model, x, y, model.device)
-    x, y = as_tensor("x", x), model.likelihood.targets.read(y)
-    places = {name: as_tensor("regions", each) for name, each in (_regions(x) if regions is None else regions).items()}
+    x = as_tensor("x", x)
+    y = model.likelihood.targets.read(y)
+    places = {
+        name: as_tensor("regions", each)
+        for name, each in (_regions(x) if regions is None else regions).items()
+    }
     for name, each in places.items():
         check_finite(f"regions[{name!r}]", each)
-    if not places or any(each.shape[1:] != x.shape[1:] or not len(each) for each in places.values()):
-        raise ValueError(f"'regions' must map names to points of shape (point, {x.shape[1:].numel()}), one at least")
+    if not places or any(
+        each.shape[1:] != x.shape[1:] or not len(each) for each in places.values()
+    ):
+        raise ValueError(
+            f"'regions' must map names to points of shape (point, {x.shape[1:].numel()}), one at least"
+        )
     started = time.perf_counter()
     first = method.fit(model, x, y, num_draws=num_draws, seed=seed)
     fit_seconds = time.perf_counter() - started
     source = worlds or _worlds(method, first, x, y, seed)
-    points, total = torch.cat([*places.values()]), source.num_chains * source.num_draws
+    points = torch.cat([*places.values()])
+    total = source.num_chains * source.num_draws
     chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
     truths = [_one_draw(source, int(chosen[world % total])) for world in range(num_worlds)]
-    started, held = time.perf_counter(), []
+    started = time.perf_counter()
+    held = []
     count = method.default_draws if num_draws is None else num_draws
     for index, fitted in enumerate(_refits(method, model, x, y, truths, count, seed + 1)):
         held.append(_held(truths[index], fitted, points, seed + index))
@@ -173,20 +185,31 @@ def _worlds(method: Method, first: Posterior, x: Tensor, y: Tensor, seed: int) -
         nuts = NUTS(until="converged", max_seconds=60.0, compile=getattr(method, "compile", True))
         with contextlib.suppress(Refused), warnings.catch_warnings(action="ignore"):
             found = nuts.fit(first.bnn, x, y, num_draws=2000, seed=seed)
-            if found.meta["convergence"]["rhat"] < 1.1:  # what is hardly mixed is still wider than one mode
+            if (
+                found.meta["convergence"]["rhat"] < 1.1
+            ):  # what is hardly mixed is still wider than one mode
                 return found
     return first
 
 
 def _refits(
-    method: Method, model: BNN, x: Tensor, y: Tensor, truths: list[Posterior], num_draws: int, seed: int
+    method: Method,
+    model: BNN,
+    x: Tensor,
+    y: Tensor,
+    truths: list[Posterior],
+    num_draws: int,
+    seed: int,
 ) -> Iterator[Posterior]:
     """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
-    targets, twice = model.likelihood.targets, torch.cat([x, x])
+    targets = model.likelihood.targets
+    twice = torch.cat([x, x])
     y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
     ys = []
     for world, truth in enumerate(truths):
-        ys.append(torch.cat([y, targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0]).to(y)]))
+        ys.append(
+            torch.cat([y, targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0]).to(y)])
+        )
     search: Any = method.search if isinstance(method, Laplace) else method
     mean_field = isinstance(search, SVI) and search.options.family == "mean_field"
     together = mean_field or isinstance(search, MLE | MAP | DeepEnsemble)
@@ -198,27 +221,42 @@ def _refits(
             read = torch.stack([check_data(model, twice, each, problem.device)[1] for each in ys])
             for world, each in enumerate(search.fit_each(problem, read, FitRun(num_draws, seed))):
                 if search is not method:
-                    alone = partial(method.fit, model, twice, ys[world], num_draws=num_draws, seed=seed + world)
+                    alone = partial(
+                        method.fit, model, twice, ys[world], num_draws=num_draws, seed=seed + world
+                    )
                     each = alone(init=each)
                     # a mode that the common search did not reach is not the method's fault
-                    each = alone() if "not_a_mode" in {one["code"] for one in each.meta["findings"]} else each
+                    each = (
+                        alone()
+                        if "not_a_mode" in {one["code"] for one in each.meta["findings"]}
+                        else each
+                    )
                 yield each
         else:
             for world, each in enumerate(ys):
                 yield method.fit(model, twice, each, num_draws=num_draws, seed=seed + world)
 
 
-def _held(truth: Posterior, fitted: Posterior, points: Tensor, seed: int) -> dict[str, dict[float, Tensor]]:
+def _held(
+    truth: Posterior, fitted: Posterior, points: Tensor, seed: int
+) -> dict[str, dict[float, Tensor]]:
     """Quantity → level → whether the interval held the truth, (point, out)."""
-    true, found = truth.predict(points), fitted.predict(points)
-    f, target = found.f.double().flatten(0, 1), true.f.double()[0, 0]
+    true = truth.predict(points)
+    found = fitted.predict(points)
+    f = found.f.double().flatten(0, 1)
+    target = true.f.double()[0, 0]
     if found.likelihood.targets.kind == "label":  # what logits have in common says nothing
-        f, target = f - f.mean(-1, keepdim=True), target - target.mean(-1, keepdim=True)
+        f = f - f.mean(-1, keepdim=True)
+        target = target - target.mean(-1, keepdim=True)
     pit = found.pit(found.likelihood.targets.observed(true.sample(seed=seed)[0, 0]), seed=seed)
     levels = (0.5, 0.9)
-    ends = {q: f.quantile(torch.tensor([0.5 - q / 2, 0.5 + q / 2], dtype=f.dtype), 0) for q in levels}
+    ends = {
+        q: f.quantile(torch.tensor([0.5 - q / 2, 0.5 + q / 2], dtype=f.dtype), 0) for q in levels
+    }
     return {
-        "function": {level: (low <= target) & (target <= high) for level, (low, high) in ends.items()},
+        "function": {
+            level: (low <= target) & (target <= high) for level, (low, high) in ends.items()
+        },
         "new rows": {level: (pit - 0.5).abs() <= level / 2 for level in levels},
     }
 
@@ -226,9 +264,12 @@ def _held(truth: Posterior, fitted: Posterior, points: Tensor, seed: int) -> dic
 def _coverage(quantity: str, region: str, level: float, held: Tensor) -> Coverage:
     """Of what was held, (world, point, out); points of one world depend on each other."""
     by_world = held.double().flatten(1).mean(1)
-    share, error = float(by_world.mean()), float(by_world.std()) / len(held) ** 0.5
+    share = float(by_world.mean())
+    error = float(by_world.std()) / len(held) ** 0.5
     limit = 3 * max(error, (level * (1 - level) / len(held)) ** 0.5)
-    verdict = "too narrow" if share < level - limit else "too wide" if share > level + limit else "ok"
+    verdict = (
+        "too narrow" if share < level - limit else "too wide" if share > level + limit else "ok"
+    )
     return Coverage(quantity, region, level, share, error, verdict)
 
 
@@ -242,7 +283,11 @@ def _one_draw(posterior: Posterior, index: int) -> Posterior:
 def _regions(x: Tensor) -> dict[str, Tensor]:
     """Points near the data, in the gaps between them and outside."""
     points, kinds = probes(x)
-    found = {word: points[[each == kind for each in kinds]] for kind, word in _REGIONS.items() if kind in kinds}
+    found = {
+        word: points[[each == kind for each in kinds]]
+        for kind, word in _REGIONS.items()
+        if kind in kinds
+    }
     if "gap" in found and x.shape[1] == 1:
         ordered = x[:, 0].sort().values
         widest = int((ordered[1:] - ordered[:-1]).argmax())

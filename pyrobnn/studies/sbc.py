@@ -47,7 +47,14 @@ class Uniformity:
 
 
 def replicate(
-    model: BNN, method: Method, x: Tensor, probe_x: Tensor, *, num_draws: int, num_ranked: int = 99, seed: int = 0
+    model: BNN,
+    method: Method,
+    x: Tensor,
+    probe_x: Tensor,
+    *,
+    num_draws: int,
+    num_ranked: int = 99,
+    seed: int = 0,
 ) -> dict[str, int]:
     r"""One replication: θ* from the prior, y from the likelihood, a fit, and the rank of θ* among its draws.
 
@@ -98,7 +105,9 @@ def fit_batch(
         seed: of starts and of all randomness.
     """
     problems = [prepare(model, x, y, points="held") for y in ys]
-    density, chains, warmup = problems[0].density, method.num_chains * len(problems), method.num_warmup or 0
+    density = problems[0].density
+    chains = method.num_chains * len(problems)
+    warmup = method.num_warmup or 0
     inputs, targets = (
         torch.stack(each).repeat_interleave(method.num_chains, 0)
         for each in zip(*((problem.x, problem.y) for problem in problems))
@@ -107,7 +116,9 @@ def fit_batch(
     form = form_of(method.mass_matrix, True, density.dim)
     with torch.no_grad():
         start = density.sample_prior(chains, seed)
-        machine = method.machine(lambda z: batched(z, inputs, targets), start, max(num_draws, warmup))
+        machine = method.machine(
+            lambda z: batched(z, inputs, targets), start, max(num_draws, warmup)
+        )
         run = Run(machine, seed=seed, num_warmup=warmup, mass_matrix=form, compile=method.compile)
         run.begin(start)
         z = run.sample(num_draws).z.reshape(len(problems), method.num_chains, num_draws, -1)
@@ -124,32 +135,49 @@ def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
 
 
 def rank(
-    truth: Posterior, posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor, num_ranked: int, seed: int
+    truth: Posterior,
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    probe_x: Tensor,
+    num_ranked: int,
+    seed: int,
 ) -> dict[str, int]:
     """Ranks of the truth among the draws of a posterior; arguments and result as of :func:`replicate`."""
     total = posterior.num_chains * posterior.num_draws
     if total < num_ranked:
-        raise ValueError(f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws.")
-    expected, found = ranked_quantities(truth, x, y, probe_x), ranked_quantities(posterior, x, y, probe_x)
+        raise ValueError(
+            f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws."
+        )
+    expected = ranked_quantities(truth, x, y, probe_x)
+    found = ranked_quantities(posterior, x, y, probe_x)
     keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
-    rng, ranks = np.random.default_rng(seed), {}
+    rng = np.random.default_rng(seed)
+    ranks = {}
     for name, value in expected.items():
-        draws, target = found[name].ravel()[keep], float(value.ravel()[0])
+        draws = found[name].ravel()[keep]
+        target = float(value.ravel()[0])
         ranks[name] = int((draws < target).sum() + rng.integers(0, (draws == target).sum() + 1))
     return ranks
 
 
-def ranked_quantities(posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor) -> dict[str, np.ndarray]:
+def ranked_quantities(
+    posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor
+) -> dict[str, np.ndarray]:
     """The ranked quantities of a posterior, name → (chain, draw)."""
     # the raw output: a heteroskedastic net's noise is ranked with its mean
     f = posterior.standard_function(probe_x).detach().double().cpu().numpy()
-    found = {f"f{probe}.{output}": f[:, :, probe, output] for probe, output in np.ndindex(*f.shape[2:])}
+    found = {
+        f"f{probe}.{output}": f[:, :, probe, output] for probe, output in np.ndindex(*f.shape[2:])
+    }
     for name in posterior.bnn.likelihood.own.priors:
         site = posterior.draws[name].detach().double().cpu().numpy()
         columns = site.reshape(*site.shape[:2], -1)
         found |= {f"{name}.{index}": columns[:, :, index] for index in range(columns.shape[2])}
     log_prior, log_likelihood = log_densities(posterior, x, y)
-    found["log_joint"] = (log_prior.double() + log_likelihood.double().sum(-1)).detach().cpu().numpy()
+    found["log_joint"] = (
+        (log_prior.double() + log_likelihood.double().sum(-1)).detach().cpu().numpy()
+    )
     return found
 
 
@@ -183,17 +211,25 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     """
     ranks = np.asarray(ranks)
     if ranks.size < 2 * _MIN_PER_BIN or ranks.min() < 0 or ranks.max() > num_ranked:
-        raise ValueError(f"expected at least {2 * _MIN_PER_BIN} ranks in 0 … {num_ranked}, got {ranks.size}.")
+        raise ValueError(
+            f"expected at least {2 * _MIN_PER_BIN} ranks in 0 … {num_ranked}, got {ranks.size}."
+        )
     num_bins = max(2, min(_MAX_BINS, ranks.size // _MIN_PER_BIN, num_ranked + 1))
     edges = np.round(np.linspace(0, num_ranked + 1, num_bins + 1)).astype(int)
     counts = np.histogram(ranks, bins=edges - 0.5)[0]
     p_value = float(stats.chisquare(counts, ranks.size * np.diff(edges) / (num_ranked + 1)).pvalue)
-    points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[:-1]
-    grid, counted = (points + 1) / (num_ranked + 1), np.arange(ranks.size + 1)[:, None]
+    points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[
+        :-1
+    ]
+    grid = (points + 1) / (num_ranked + 1)
+    counted = np.arange(ranks.size + 1)[:, None]
     # two-sided binomial tail probability of every count (row) at every grid point (column)
-    lower, upper = stats.binom.cdf(counted, ranks.size, grid), stats.binom.sf(counted - 1, ranks.size, grid)
+    lower = stats.binom.cdf(counted, ranks.size, grid)
+    upper = stats.binom.sf(counted - 1, ranks.size, grid)
     tails = 2.0 * np.minimum(lower, upper)
-    simulated = np.random.default_rng(seed).integers(0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size))
+    simulated = np.random.default_rng(seed).integers(
+        0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size)
+    )
     level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
     low = stats.binom.ppf(level / 2, ranks.size, grid) / ranks.size - grid
     high = stats.binom.ppf(1 - level / 2, ranks.size, grid) / ranks.size - grid
@@ -204,4 +240,6 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
     """Smallest tail probability of the ECDF over the grid."""
-    return float(tails[np.searchsorted(np.sort(ranks), points, side="right"), np.arange(points.size)].min())
+    return float(
+        tails[np.searchsorted(np.sort(ranks), points, side="right"), np.arange(points.size)].min()
+    )

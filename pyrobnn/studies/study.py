@@ -36,7 +36,11 @@ Settings = Mapping[str, Any]
 
 def _gaussian(given: Settings) -> Likelihood:
     varies = given["noise"] == "heteroskedastic"
-    return likelihoods.HeteroskedasticGaussian() if varies else likelihoods.HomoskedasticGaussian(_scale(given))
+    return (
+        likelihoods.HeteroskedasticGaussian()
+        if varies
+        else likelihoods.HomoskedasticGaussian(_scale(given))
+    )
 
 
 def _scale(given: Settings) -> Any:
@@ -68,7 +72,9 @@ RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
 _SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
     "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
     "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
-    "beta": lambda given: likelihoods.Beta(dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]),
+    "beta": lambda given: likelihoods.Beta(
+        dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
+    ),
 }
 
 
@@ -129,9 +135,12 @@ def make_study(
     check_choice("response", response, tuple(RESPONSES))
     needed = "classification" if response == "ordinal" else "regression"
     if response != "gaussian" and dataset.task != needed:
-        raise ValueError(f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})")
+        raise ValueError(
+            f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})"
+        )
     train, test = train_test_split(dataset, test_fraction, seed)
-    units, columns = Standardizer.fit(train), dataset.x.shape[1]
+    units = Standardizer.fit(train)
+    columns = dataset.x.shape[1]
     settings: dict[str, Any] = {
         "task": dataset.task,
         "shape": list(dataset.x.shape[1:]),
@@ -146,7 +155,9 @@ def make_study(
         "noise": noise,
         "response": response,
         "seed": seed,
-        "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()] if train.x.ndim == 2 else None,
+        "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()]
+        if train.x.ndim == 2
+        else None,
         "units": {
             name: {"dtype": str(values.dtype).removeprefix("torch."), "values": values.tolist()}
             for name in UNITS
@@ -173,17 +184,25 @@ def some_rows(dataset: Dataset, most: int, seed: int) -> Dataset:
 
 def build(settings: dict[str, Any]) -> BNN:
     """The model of a study's settings."""
-    shape, seed = settings["shape"], settings["seed"]
+    shape = settings["shape"]
+    seed = settings["seed"]
     likelihood = likelihood_of(settings)
     width = likelihood.width(settings["num_outputs"])
     if len(shape) > 1:
         net = networks.small_cnn(width, shape[0], shape[-1], seed=seed)
     else:
         inputs = shape[0] - (likelihood.targets.exposure is not None)
-        net = networks.mlp(inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed)
+        net = networks.mlp(
+            inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
+        )
     stored = [settings["units"][name] for name in UNITS]
     units = [torch.tensor(each["values"], dtype=getattr(torch, each["dtype"])) for each in stored]
-    return BNN(net, priors.FanInNormal(settings["prior_scale"]), likelihood, standardizer=Standardizer(*units))
+    return BNN(
+        net,
+        priors.FanInNormal(settings["prior_scale"]),
+        likelihood,
+        standardizer=Standardizer(*units),
+    )
 
 
 def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
@@ -225,7 +244,8 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) 
 
     prediction = posterior.predict(x)
     if settings["task"] == "classification":
-        names, probs = settings["classes"], prediction.probs.cpu().numpy()
+        names = settings["classes"]
+        probs = prediction.probs.cpu().numpy()
         found = {"class": np.array(names, dtype=object)[probs.argmax(1)]}
         found |= {f"p_{name}": probs[:, index] for index, name in enumerate(names)}
         for kind in ("aleatoric_entropy", "epistemic_entropy"):
@@ -238,7 +258,9 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) 
         "epistemic_sd": prediction.epistemic_var.sqrt(),
         "sd": prediction.var.sqrt(),
     } | {f"q{level:g}": each for level, each in zip(LEVELS, quantiles)}
-    outputs = [""] if settings["num_outputs"] == 1 else [f"_{i}" for i in range(settings["num_outputs"])]
+    outputs = (
+        [""] if settings["num_outputs"] == 1 else [f"_{i}" for i in range(settings["num_outputs"])]
+    )
     return pd.DataFrame(
         {
             f"{name}{output}": values[:, index].cpu().numpy()
@@ -252,11 +274,14 @@ def outside(x: Tensor, settings: dict[str, Any]) -> list[str]:
     """Of each row of ``x`` (point, feature) the names of the features beyond those of the training data, joined."""
     low, high = (torch.tensor(bound, dtype=x.dtype) for bound in settings["ranges"])
     beyond = ((x < low) | (x > high)).tolist()
-    return ["; ".join(name for name, each in zip(settings["features"], row) if each) for row in beyond]
+    return [
+        "; ".join(name for name, each in zip(settings["features"], row) if each) for row in beyond
+    ]
 
 
 def describe(study: Study) -> str:
     """One line on the data and the model."""
-    train, test = study.train, study.test
+    train = study.train
+    test = study.test
     shape = "×".join(str(size) for size in train.x.shape[1:])
     return f"{train.name}: {train.num_data} train and {test.num_data} test points, {shape} inputs; {study.model!r}"

@@ -57,7 +57,9 @@ def linear() -> tuple[pb.BNN, Tensor, Tensor, float]:
     """Five inputs and a bias with N(0, 1) priors: y is jointly normal."""
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(60, 5, generator=generator, dtype=torch.float64)
-    y = x.sum(1, keepdim=True) / 2 + NOISE * torch.randn(60, 1, generator=generator, dtype=torch.float64)
+    y = x.sum(1, keepdim=True) / 2 + NOISE * torch.randn(
+        60, 1, generator=generator, dtype=torch.float64
+    )
     design = torch.cat([x, torch.ones(60, 1, dtype=torch.float64)], 1)
     cov = design @ design.T + NOISE**2 * torch.eye(60, dtype=torch.float64)
     exact = dist.MultivariateNormal(torch.zeros(60, dtype=torch.float64), cov).log_prob(y[:, 0])
@@ -95,7 +97,11 @@ def case(name: str) -> tuple[pb.BNN, Tensor, Tensor, float | None]:
     return bnn(pb.networks.mlp(1, (10,), activation=activation, seed=0), 1.0), *data_of(data), None
 
 
-CASES = ("linear", "one tanh unit", *(f"{act} on {data}" for data in DATA for act in ("tanh", "relu")))
+CASES = (
+    "linear",
+    "one tanh unit",
+    *(f"{act} on {data}" for data in DATA for act in ("tanh", "relu")),
+)
 
 
 def table(records: list[dict]) -> str:
@@ -118,13 +124,24 @@ def table(records: list[dict]) -> str:
         cells = [
             "" if exact is None else f"{exact:.2f}",
             f"{told:.2f} ({several}{max(r['error'] for r in rows):.2f})",
-            *(f"{fmean(values[name, way]):.2f}" if (name, way) in values else "" for way in ("Laplace", "SVI")),
+            *(
+                f"{fmean(values[name, way]):.2f}" if (name, way) in values else ""
+                for way in ("Laplace", "SVI")
+            ),
             f"{fmean(r['cpu_seconds'] for r in rows):.0f}",
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["", "tanh over ReLU, nats:", "", "| data | SMC | Laplace | SVI |", "|---|---|---|---|"]
+    lines += [
+        "",
+        "tanh over ReLU, nats:",
+        "",
+        "| data | SMC | Laplace | SVI |",
+        "|---|---|---|---|",
+    ]
     for data in DATA:
-        pairs = {way: [values.get((f"{act} on {data}", way)) for act in ("tanh", "relu")] for way in WAYS}
+        pairs = {
+            way: [values.get((f"{act} on {data}", way)) for act in ("tanh", "relu")] for way in WAYS
+        }
         if all(all(pair) for pair in pairs.values()):
             gaps = (f"{fmean(tanh) - fmean(relu):+.2f}" for tanh, relu in pairs.values())
             lines.append(f"| {data} | {' | '.join(gaps)} |")
@@ -133,7 +150,9 @@ def table(records: list[dict]) -> str:
 
 def main() -> None:
     """Run what is not in the results file yet; print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--results", type=Path, default=RESULTS)

@@ -39,14 +39,22 @@ def main(argv: list[str] | None = None) -> int:
     import torch
 
     if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
-        print(f"make gpu needs a CUDA device: torch {torch.__version__} finds none here", file=sys.stderr)
+        print(
+            f"make gpu needs a CUDA device: torch {torch.__version__} finds none here",
+            file=sys.stderr,
+        )
         return NO_CUDA
-    stop, failed = time.time() + options.budget, 0
+    stop = time.time() + options.budget
+    failed = 0
     if "tests" in options.only and options.device.startswith("cuda"):
         command = [sys.executable, "-m", "pytest", "-m", "cuda", str(HERE.parents[1] / "tests")]
         failed += subprocess.run(command, check=False).returncode != 0
     known = read_records(options.results)
-    done = {(r["name"], r["device"]) for r in known if r["commit"] == commit() and r["small"] == options.small}
+    done = {
+        (r["name"], r["device"])
+        for r in known
+        if r["commit"] == commit() and r["small"] == options.small
+    }
     for device in dict.fromkeys((options.device, "cpu")):
         for name in options.only:
             if name not in CASES or (name, device) in done:
@@ -58,7 +66,9 @@ def main(argv: list[str] | None = None) -> int:
             failed += "error" in row
             append_record(options.results, row)
             print(row, flush=True)
-    many = [r for r in read_records(options.results) if r["name"] == "nuts-1024" and "per_second" in r]
+    many = [
+        r for r in read_records(options.results) if r["name"] == "nuts-1024" and "per_second" in r
+    ]
     rates = {r["device"]: r["per_second"] for r in many}
     if options.device in rates and "cpu" in rates and not options.small:
         factor = rates[options.device] / rates["cpu"]
@@ -69,7 +79,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     names = ["tests", *CASES]
     add = parser.add_argument
     add("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
@@ -80,14 +92,22 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.results is None:
         real = options.device.startswith("cuda") and not options.small
-        options.results = RESULTS if real else Path(tempfile.gettempdir()) / "pyrobnn-gpu-rehearsal.jsonl"
+        options.results = (
+            RESULTS if real else Path(tempfile.gettempdir()) / "pyrobnn-gpu-rehearsal.jsonl"
+        )
     return options
 
 
 def measure(name: str, device: str, small: bool) -> dict[str, Any]:
     """One row: what a case gave on a device, or its error."""
     started = time.perf_counter()
-    row = {"name": name, "device": device, "small": small, "commit": commit(), "versions": versions()}
+    row = {
+        "name": name,
+        "device": device,
+        "small": small,
+        "commit": commit(),
+        "versions": versions(),
+    }
     try:
         with warnings.catch_warnings(action="ignore"):
             row |= CASES[name](device, small)
@@ -102,7 +122,8 @@ def timed(device: str, work: Callable[[], Any]) -> tuple[float, Any]:
 
     wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
     wait()
-    started, found = time.perf_counter(), work()
+    started = time.perf_counter()
+    found = work()
     wait()
     return time.perf_counter() - started, found
 
@@ -116,8 +137,14 @@ def problem(widths: tuple[int, ...], num_data: int) -> tuple[Any, Any, Any]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(num_data, widths[0], generator=generator)
     classes = widths[-1] > 1
-    y = torch.randint(widths[-1], (num_data,), generator=generator) if classes else torch.sin(x[:, :1])
-    likelihood = pb.likelihoods.Categorical() if classes else pb.likelihoods.HomoskedasticGaussian(0.3)
+    y = (
+        torch.randint(widths[-1], (num_data,), generator=generator)
+        if classes
+        else torch.sin(x[:, :1])
+    )
+    likelihood = (
+        pb.likelihoods.Categorical() if classes else pb.likelihoods.HomoskedasticGaussian(0.3)
+    )
     net = pb.networks.mlp(widths[0], widths[1:-1], widths[-1], seed=0)
     return pb.BNN(net, pb.priors.FanInNormal(), likelihood), x, y
 
@@ -128,8 +155,11 @@ def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
 
     model, x, y = problem((1, 4, 1) if small else (1, 50, 1), 20 if small else 400)
     sizes = (2, 2, 2) if small else (chains, 10, 6)
-    method = pb.NUTS(num_chains=sizes[0], num_warmup=sizes[1], max_tree_depth=sizes[2], compile=not small)
-    short, long = 1, (2 if small else 400 if device.startswith("cuda") else 10)
+    method = pb.NUTS(
+        num_chains=sizes[0], num_warmup=sizes[1], max_tree_depth=sizes[2], compile=not small
+    )
+    short = 1
+    long = 2 if small else 400 if device.startswith("cuda") else 10
     runs: dict[int, tuple[float, int]] = {}
     for draws in (short, long):
         found = method.fit(model, x, y, num_draws=draws, seed=0, device=device).meta
@@ -148,12 +178,16 @@ def search(name: str, device: str, small: bool) -> dict[str, Any]:
     method = {
         "map": pb.MAP(num_steps=steps, polish_steps=0, **batches),
         "svi": pb.SVI(num_steps=steps, **batches),
-        "laplace": pb.Laplace(structure="kron", predictive="linearized", num_steps=steps, compile=not small),
+        "laplace": pb.Laplace(
+            structure="kron", predictive="linearized", num_steps=steps, compile=not small
+        ),
         "swag": pb.SWAG(num_steps=steps, **batches),
         "sghmc": pb.SGHMC(num_chains=2, num_warmup=steps, init_steps=steps, **batches),
     }[name]
     draws = None if name == "map" else 4 if small else 50
-    took, posterior = timed(device, lambda: method.fit(model, x, y, num_draws=draws, seed=0, device=device))
+    took, posterior = timed(
+        device, lambda: method.fit(model, x, y, num_draws=draws, seed=0, device=device)
+    )
     new = x[:10] if small else x
     predicted, probs = timed(device, lambda: posterior.predict(new.to(device)).probs)
     where = {"fit_s": took, "predict_s": predicted, "where": probs.device.type}
@@ -162,7 +196,9 @@ def search(name: str, device: str, small: bool) -> dict[str, Any]:
 
 CASES: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     **{f"nuts-{chains}": functools.partial(nuts, chains) for chains in (4, 64, 1024)},
-    **{name: functools.partial(search, name) for name in ("map", "svi", "laplace", "swag", "sghmc")},
+    **{
+        name: functools.partial(search, name) for name in ("map", "svi", "laplace", "swag", "sghmc")
+    },
 }
 
 

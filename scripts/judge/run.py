@@ -30,15 +30,29 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from records import append_record, read_records  # noqa: E402
 
-SIZES, RATE = (100, 500, 5000), 2e-2
-HEALTHY, SICK = {100: 120, 500: 120, 5000: 18}, {100: 24, 500: 24, 5000: 6}
+SIZES = (100, 500, 5000)
+RATE = 2e-2
+HEALTHY = {100: 120, 500: 120, 5000: 18}
+SICK = {100: 24, 500: 24, 5000: 6}
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: fault → scale of the predicted sd, shift of the mean in sds
-WIDTHS = {"right": (1.0, 0.0), "sd × 0.7": (0.7, 0.0), "sd × 1.4": (1.4, 0.0), "biased by 0.5 sd": (1.0, 0.5)}
-SHAPES = ("noise grows with x, sd constant", "mean 1 sd off in a quarter of x", "skewed errors as normal")
+WIDTHS = {
+    "right": (1.0, 0.0),
+    "sd × 0.7": (0.7, 0.0),
+    "sd × 1.4": (1.4, 0.0),
+    "biased by 0.5 sd": (1.0, 0.5),
+}
+SHAPES = (
+    "noise grows with x, sd constant",
+    "mean 1 sd off in a quarter of x",
+    "skewed errors as normal",
+)
 COPIED = "half of the rows copied from training"
-LINE, PROCESS, BOOSTING = "Bayesian ridge", "Gaussian process", "gradient boosting, quantiles"
-TREES, INTERVALS = "random forest, its trees as draws", "random forest, MAPIE's intervals"
+LINE = "Bayesian ridge"
+PROCESS = "Gaussian process"
+BOOSTING = "gradient boosting, quantiles"
+TREES = "random forest, its trees as draws"
+INTERVALS = "random forest, MAPIE's intervals"
 #: fault of classes → power of the probabilities, log odds of the first class
 CLASSES = {
     "right": (1.0, 0.0),
@@ -64,7 +78,8 @@ def regression(fault: str, n: int, rng: np.random.Generator) -> dict[str, Any]:
     y_train = f_train + rng.normal(size=n)
     if fault == COPIED:
         half = slice(0, n // 2)
-        x_train[half], y_train[half] = x[half], y[half]
+        x_train[half] = x[half]
+        y_train[half] = y[half]
 
     def ratio(y: np.ndarray) -> np.ndarray:
         truth = np.maximum(law.logpdf((y - f) / sd), -50.0) - np.log(sd)
@@ -78,7 +93,12 @@ def regression(fault: str, n: int, rng: np.random.Generator) -> dict[str, Any]:
         "draws": said + said_sd * rng.normal(size=(200, n)),
     }
     best = 1.0 if fault == COPIED else power(ratio(null), ratio(alternative))
-    return {"forms": forms, "y": y, "known": {"x": x, "x_train": x_train, "y_train": y_train}, "power": best}
+    return {
+        "forms": forms,
+        "y": y,
+        "known": {"x": x, "x_train": x_train, "y_train": y_train},
+        "power": best,
+    }
 
 
 def classes(fault: str, n: int, rng: np.random.Generator) -> dict[str, Any]:
@@ -116,9 +136,13 @@ def study(path: Path) -> None:
                 rng = np.random.default_rng([n, seed, *fault.encode()])
                 case = (classes if kind == "classes" else regression)(fault, n, rng)
                 form, said = list(case["forms"].items())[seed % len(case["forms"])]
-                rows.setdefault(form, []).append((pb.judge(said, case["y"], **case["known"]), case["power"]))
+                rows.setdefault(form, []).append(
+                    (pb.judge(said, case["y"], **case["known"]), case["power"])
+                )
             for form, cases in rows.items():
-                found = Counter(c.name for verdict, _ in cases for c in (*verdict.failed, *verdict.warned))
+                found = Counter(
+                    c.name for verdict, _ in cases for c in (*verdict.failed, *verdict.warned)
+                )
                 row = {"kind": kind, "fault": fault, "n": n, "form": form, "found_by": dict(found)}
                 row |= {"counts": dict(Counter(verdict.model for verdict, _ in cases))}
                 append_record(path, row | {"power": float(np.mean([power for _, power in cases]))})
@@ -128,7 +152,10 @@ def study(path: Path) -> None:
 def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
     """Predictions of a regressor, as its package gives them."""
     if name == BOOSTING:
-        fits = {q: ensemble.GradientBoostingRegressor(loss="quantile", alpha=q, random_state=0) for q in LEVELS}
+        fits = {
+            q: ensemble.GradientBoostingRegressor(loss="quantile", alpha=q, random_state=0)
+            for q in LEVELS
+        }
         quantiles = np.sort([fit.fit(x, y).predict(new) for fit in fits.values()], axis=0)
         return dict(zip(LEVELS, quantiles, strict=True))
     if name == TREES:
@@ -138,11 +165,17 @@ def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
         forest = ensemble.RandomForestRegressor(100, random_state=0)
         split = mapie.regression.SplitConformalRegressor(forest, 0.9, prefit=False)
         half = len(y) * 2 // 3
-        intervals = split.fit(x[:half], y[:half]).conformalize(x[half:], y[half:]).predict_interval(new)[1]
+        intervals = (
+            split.fit(x[:half], y[:half]).conformalize(x[half:], y[half:]).predict_interval(new)[1]
+        )
         return {0.05: intervals[:, 0, 0], 0.95: intervals[:, 1, 0]}
     kernel = gp.kernels.ConstantKernel(1.0) * gp.kernels.RBF(2.0) + gp.kernels.WhiteKernel(0.1)
     process = gp.GaussianProcessRegressor(kernel, normalize_y=True)
-    mean, sd = (linear_model.BayesianRidge() if name == LINE else process).fit(x, y).predict(new, return_std=True)
+    mean, sd = (
+        (linear_model.BayesianRidge() if name == LINE else process)
+        .fit(x, y)
+        .predict(new, return_std=True)
+    )
     return stats.norm(mean, sd)
 
 
@@ -153,15 +186,25 @@ def regressors(path: Path, files: list[Path]) -> None:
     for file in files:
         options: dict[str, Any] = {"delimiter": ",", "skiprows": 1} if file.suffix == ".csv" else {}
         tables[file.stem if options else file.parent.name] = np.loadtxt(file, **options)
-    for name, regressor in ((name, each) for name in tables for each in (BOOSTING, PROCESS, LINE, TREES, INTERVALS)):
+    for name, regressor in (
+        (name, each) for name in tables for each in (BOOSTING, PROCESS, LINE, TREES, INTERVALS)
+    ):
         if (name, regressor) in done:
             continue
         rows = np.random.default_rng(0).permutation(tables[name])[:1200]
-        x, y, cut = preprocessing.scale(rows[:, :-1]), rows[:, -1], len(rows) * 2 // 3
+        x = preprocessing.scale(rows[:, :-1])
+        y = rows[:, -1]
+        cut = len(rows) * 2 // 3
         said = predicted(regressor, x[:cut], y[:cut], x[cut:])
         verdict = pb.judge(said, y[cut:], x=x[cut:], x_train=x[:cut], y_train=y[:cut])
         against = next(check.value for check in verdict.checks if check.name == "baseline")
-        row = {"table": name, "regressor": regressor, "model": verdict.model, "rows": len(y) - cut, "ratio": against}
+        row = {
+            "table": name,
+            "regressor": regressor,
+            "model": verdict.model,
+            "rows": len(y) - cut,
+            "ratio": against,
+        }
         append_record(path, row | {"seen": [c.name for c in (*verdict.failed, *verdict.warned)]})
 
 

@@ -36,7 +36,16 @@ from records import append_record, commit  # noqa: E402
 
 RESULTS = HERE / "records.jsonl"
 #: what the numbers depend on; a Python without one of them has none
-LIBRARIES = ("torch", "pyro-ppl", "numpy", "scipy", "arviz", "arviz-stats", "matplotlib", "scikit-learn")
+LIBRARIES = (
+    "torch",
+    "pyro-ppl",
+    "numpy",
+    "scipy",
+    "arviz",
+    "arviz-stats",
+    "matplotlib",
+    "scikit-learn",
+)
 #: CPU seconds of this command are the last number
 COMPARE = ("compare", "--quick", "--methods", "nuts", "--data", "gap")
 Record = Mapping[str, Any]
@@ -79,16 +88,34 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
-    add("tests", nargs="*", default=["tests"], help="files or folders of tests, relative to the repository")
-    add("--pinned", type=Path, default=ROOT / ".venv" / "bin" / "python", help="Python of the pinned environment")
+    add(
+        "tests",
+        nargs="*",
+        default=["tests"],
+        help="files or folders of tests, relative to the repository",
+    )
+    add(
+        "--pinned",
+        type=Path,
+        default=ROOT / ".venv" / "bin" / "python",
+        help="Python of the pinned environment",
+    )
     add("--workers", default="auto", help="of pytest-xdist")
     add("--results", type=Path, default=RESULTS, help="the file of the records")
-    add("--numbers", action="store_true", help="print the numbers of this environment alone, as JSON")
+    add(
+        "--numbers",
+        action="store_true",
+        help="print the numbers of this environment alone, as JSON",
+    )
     options = parser.parse_args(argv)
     if not options.numbers and not options.pinned.exists():
-        parser.error(f"--pinned: {options.pinned} does not exist: 'make newest' makes it, or name a Python")
+        parser.error(
+            f"--pinned: {options.pinned} does not exist: 'make newest' makes it, or name a Python"
+        )
     return options
 
 
@@ -99,8 +126,20 @@ def run_tests(asked: Sequence[str], workers: str) -> Tests:
     """The tests in this environment; pytest prints as it runs."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-n", workers, "--dist", "worksteal", f"--junitxml={report}"]
-        code = subprocess.run([*command, *asked], cwd=ROOT, env=environment(), check=False).returncode
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-n",
+            workers,
+            "--dist",
+            "worksteal",
+            f"--junitxml={report}",
+        ]
+        code = subprocess.run(
+            [*command, *asked], cwd=ROOT, env=environment(), check=False
+        ).returncode
         if not report.exists():
             raise RuntimeError(f"pytest ended with {code} and wrote no report: {' '.join(command)}")
         return outcomes(asked, report)
@@ -122,7 +161,9 @@ def outcomes(asked: Sequence[str], report: Path) -> Tests:
 def numbers_of(python: str | Path) -> dict[str, Any]:
     """Versions and numbers of an environment, by a process of its interpreter."""
     command = [str(python), str(Path(__file__).resolve()), "--numbers"]
-    answer = subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
+    answer = subprocess.run(
+        command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True
+    )
     found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return found
 
@@ -157,7 +198,9 @@ def numbers() -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pyrobnn", *COMPARE, "--out", folder]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, cwd=folder, env=environment(), check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            command, cwd=folder, env=environment(), check=True, stdout=subprocess.DEVNULL
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return {**values, "compare": round(seconds, 2)}
@@ -168,12 +211,19 @@ def numbers() -> dict[str, float]:
 
 def table(records: Sequence[Record]) -> str:
     """Versions and tests, a row a record, the newest first; then the times of the last record in both environments."""
-    lines = ["| run | Python | torch | NumPy | ArviZ | matplotlib | scikit-learn | tests | passed, failed |"]
+    lines = [
+        "| run | Python | torch | NumPy | ArviZ | matplotlib | scikit-learn | tests | passed, failed |"
+    ]
     lines.append("|---" * 9 + "|")
     for record in reversed(records):
-        installed, tests = record["newest"]["versions"], record["tests"]
+        installed = record["newest"]["versions"]
+        tests = record["tests"]
         names = ("python", "torch", "numpy", "arviz-stats", "matplotlib", "scikit-learn")
-        cells = [record["finished_at"][:10], *(installed[name] for name in names), " ".join(tests["asked"])]
+        cells = [
+            record["finished_at"][:10],
+            *(installed[name] for name in names),
+            " ".join(tests["asked"]),
+        ]
         lines.append(f"| {' | '.join(cells)} | {tests['passed']}, {len(tests['failed'])} |")
     last = records[-1]
     labels = labelled(last)
@@ -193,8 +243,13 @@ def labelled(record: Record) -> list[tuple[str, float, float]]:
     times = ("nuts gradient", "svi step", "laplace fit", "predict")
     labels = {name: NUMBERS[name].label for name in times}
     labels["compare"] = f"`pyrobnn {' '.join(COMPARE)}`, CPU seconds"
-    new, old = record["newest"]["numbers"], record["pinned"]["numbers"]
-    return [(label, new[name], old[name]) for name, label in labels.items() if name in new and name in old]
+    new = record["newest"]["numbers"]
+    old = record["pinned"]["numbers"]
+    return [
+        (label, new[name], old[name])
+        for name, label in labels.items()
+        if name in new and name in old
+    ]
 
 
 def sentence(records: Sequence[Record]) -> str:
@@ -203,7 +258,9 @@ def sentence(records: Sequence[Record]) -> str:
     texts = []
     for side in ("pinned", "newest"):
         installed = record[side]["versions"]
-        texts.append(f"torch {installed['torch'].split('+')[0]}, NumPy {installed['numpy']} ({side})")
+        texts.append(
+            f"torch {installed['torch'].split('+')[0]}, NumPy {installed['numpy']} ({side})"
+        )
     return f"Run with {texts[0]} and {texts[1]}: [what passed, how fast](scripts/newest/claim.md)."
 
 

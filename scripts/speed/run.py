@@ -40,9 +40,12 @@ sys.path.insert(0, str(HERE.parent))
 
 from records import append_record, commit, peak_mb, read_records, versions  # noqa: E402
 
-RESULTS, PEERS = HERE / "records.jsonl", HERE / "nuts.jsonl"
+RESULTS = HERE / "records.jsonl"
+PEERS = HERE / "nuts.jsonl"
 #: fewest repeats; chance that an unchanged number is measured again; and that any number is then called worse
-FEWEST, SUSPECTED, FALSE_ALARMS = 3, 0.1, 0.01
+FEWEST = 3
+SUSPECTED = 0.1
+FALSE_ALARMS = 0.01
 #: timings of one repeat, each in turn with the reference
 TURNS = 4
 
@@ -88,11 +91,17 @@ NUMBERS = {
 def main(argv: list[str] | None = None) -> int:
     """Measure; record or check."""
     options = parse(argv)
-    results, repeats = options.results or (PEERS if options.peers else RESULTS), options.repeats
+    results = options.results or (PEERS if options.peers else RESULTS)
+    repeats = options.repeats
     if options.peers:
         for name, chains in itertools.product(options.cases, options.chains):
             append_record(results, row := beside_peers(name, chains, repeats))
-            print("  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()), flush=True)
+            print(
+                "  ".join(
+                    f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
+                ),
+                flush=True,
+            )
         return 0
     history = read_records(results)
     against = options.against or next((record["commit"] for record in reversed(history)), None)
@@ -116,18 +125,31 @@ def main(argv: list[str] | None = None) -> int:
         append_record(results, now)
         return 0
     found = worse(now, FALSE_ALARMS / len(NUMBERS))
-    print("\n".join([*found, f"{len(NUMBERS) - len(found)} of {len(NUMBERS)} numbers are no worse than at {against}"]))
+    print(
+        "\n".join(
+            [
+                *found,
+                f"{len(NUMBERS) - len(found)} of {len(NUMBERS)} numbers are no worse than at {against}",
+            ]
+        )
+    )
     return 1 if found else 0
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--check", action="store_true", help="compare, add no record; 1 where something is worse")
     add("--against", metavar="COMMIT", help="what to compare with; the commit of the newest record")
     add("--repeats", type=int, default=5, help=f"processes of each code, at least {FEWEST}")
-    add("--peers", action="store_true", help="a gradient of NUTS and its ESS, beside NumPyro's and Pyro's")
+    add(
+        "--peers",
+        action="store_true",
+        help="a gradient of NUTS and its ESS, beside NumPyro's and Pyro's",
+    )
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of --peers")
     add("--chains", nargs="+", type=int, default=[4, 16, 64], help="of --peers")
     add("--results", type=Path, help="the file of the records")
@@ -143,11 +165,14 @@ def worse(record: Record, level: float) -> list[str]:
 
     found = []
     for name, number in NUMBERS.items():
-        old, new = record["old"][name], record["new"][name]
+        old = record["old"][name]
+        new = record["new"][name]
         change, error = number.change(old, new)
         change *= 1.0 if number.worse == "higher" else -1.0
         if change > error * t.isf(level, len(new) - 1):
-            found.append(f"{number.label}: {median(old):.3g} at {record['against']}, {median(new):.3g} now")
+            found.append(
+                f"{number.label}: {median(old):.3g} at {record['against']}, {median(new):.3g} now"
+            )
     return found
 
 
@@ -164,7 +189,9 @@ def unpack(revision: str, folder: Path) -> None:
 
 def measure(seeds: Sequence[int], other: Path) -> dict[str, Any]:
     """Every number of the package in ``other`` and of this one, in turn, each repeat in a process of its own."""
-    values: dict[str, dict[str, list[float]]] = {code: {name: [] for name in NUMBERS} for code in ("old", "new")}
+    values: dict[str, dict[str, list[float]]] = {
+        code: {name: [] for name in NUMBERS} for code in ("old", "new")
+    }
     os.environ["OMP_NUM_THREADS"] = "1"
     for seed, turn in itertools.product(seeds, (0, 1)):
         code = ("old", "new")[(seed + turn) % 2]  # each goes first in every other repeat
@@ -206,8 +233,10 @@ def reference() -> Callable[[], float]:
     import numpy as np
 
     generator = np.random.default_rng(0)
-    x, y = generator.standard_normal((400, 1)), generator.standard_normal((400, 1))
-    first, second = generator.standard_normal((4, 1, 50)), generator.standard_normal((4, 50, 1))
+    x = generator.standard_normal((400, 1))
+    y = generator.standard_normal((400, 1))
+    first = generator.standard_normal((4, 1, 50))
+    second = generator.standard_normal((4, 50, 1))
 
     def gradients() -> None:
         for _ in range(200):
@@ -222,9 +251,11 @@ def reference() -> Callable[[], float]:
 def in_turn(seconds: Callable[[], float]) -> float:
     """Median of what is timed over the reference before and after it; the first turn, a warm-up, is dropped."""
     other = reference()
-    ratios, before = [], other()
+    ratios = []
+    before = other()
     for _ in range(TURNS + 1):
-        found, after = seconds(), other()
+        found = seconds()
+        after = other()
         ratios.append(2 * found / (before + after))
         before = after
     return median(ratios[1:])
@@ -243,7 +274,8 @@ def clocked(work: Callable[[], object]) -> Callable[[], float]:
 
 def difference(short: Callable[[], object], long: Callable[[], object]) -> Callable[[], float]:
     """CPU seconds by which one call takes longer than another: what both share cancels."""
-    first, second = clocked(short), clocked(long)
+    first = clocked(short)
+    second = clocked(long)
     return lambda: max(second() - first(), 1e-9)
 
 
@@ -252,14 +284,18 @@ def nuts(seed: int) -> dict[str, float]:
     import pyrobnn as pb
 
     case = CASES["1-50-1"]
-    program, (x, y) = torch_program(case), torch_data(case)
+    program = torch_program(case)
+    (x, y) = torch_data(case)
     method = pb.NUTS(num_chains=4, num_warmup=100)
     fits = [partial(method.fit, program, x, y, num_draws=draws, seed=seed) for draws in (10, 60)]
     short, long = (fit() for fit in fits)
     gradients = long.meta["num_gradients"] - short.meta["num_gradients"]
     cost = in_turn(difference(*fits))
     values = long.predict(x[:: len(x) // 16]).f[..., 0].numpy()
-    return {"nuts gradient": cost * 30_000 / gradients, "nuts ess": 1000 * slowest(values) / long.meta["num_gradients"]}
+    return {
+        "nuts gradient": cost * 30_000 / gradients,
+        "nuts ess": 1000 * slowest(values) / long.meta["num_gradients"],
+    }
 
 
 def svi(seed: int) -> dict[str, float]:
@@ -273,9 +309,14 @@ def svi(seed: int) -> dict[str, float]:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = torch.nn.Sequential(torch.nn.Linear(1, 50), torch.nn.Tanh(), torch.nn.Linear(50, 1))
-    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1))
+    model = pb.BNN(
+        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1)
+    )
     methods = [pb.SVI(num_steps=steps) for steps in (1000, 11_000)]
-    short, long = (lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed) for method in methods)
+    short, long = (
+        lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed)
+        for method in methods
+    )
     return {"svi step": in_turn(difference(short, long)) / 10}
 
 
@@ -288,7 +329,9 @@ def laplace_and_predict(seed: int) -> dict[str, float]:
 
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(13, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 1))
+        net = nn.Sequential(
+            nn.Linear(13, 50), nn.Tanh(), nn.Linear(50, 50), nn.Tanh(), nn.Linear(50, 1)
+        )
         x = torch.randn(506, 13)
         y = torch.tanh(x @ torch.randn(13, 1) / 13**0.5) + 0.3 * torch.randn(506, 1)
         optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, weight_decay=1 / 455)
@@ -300,7 +343,10 @@ def laplace_and_predict(seed: int) -> dict[str, float]:
     method = pb.Laplace(map=pb.MAP(num_steps=1, polish_steps=0, compile=False))
     posterior = method.fit(model, x[:455], y[:455], init=net, num_draws=400, seed=seed)
     fit = clocked(lambda: method.fit(model, x[:455], y[:455], init=net, num_draws=1, seed=seed))
-    return {"laplace fit": in_turn(fit), "predict": in_turn(clocked(lambda: posterior.predict(x[455:])))}
+    return {
+        "laplace fit": in_turn(fit),
+        "predict": in_turn(clocked(lambda: posterior.predict(x[455:]))),
+    }
 
 
 def scores(seed: int) -> dict[str, float]:
@@ -309,10 +355,13 @@ def scores(seed: int) -> dict[str, float]:
 
     import pyrobnn as pb
 
-    train, generator = pb.data.gap(seed=seed), torch.Generator().manual_seed(1000 + seed)
+    train = pb.data.gap(seed=seed)
+    generator = torch.Generator().manual_seed(1000 + seed)
     x = (6 * torch.rand(1200, 1, generator=generator, dtype=torch.float64) - 3).to(train.x.dtype)
     noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    every = pb.data.Dataset(x, train.true_function(x) + train.true_noise.mean() * noise, "gap", "regression")
+    every = pb.data.Dataset(
+        x, train.true_function(x) + train.true_noise.mean() * noise, "gap", "regression"
+    )
     test = every.subset((x[:, 0].abs() > 1).nonzero()[:, 0])
     found = {}
     for name, method in {
@@ -322,7 +371,11 @@ def scores(seed: int) -> dict[str, float]:
         net = pb.networks.mlp(1, (50,), activation="tanh", seed=seed)
         model = pb.BNN(net, pb.priors.FanInNormal(2.0), pb.likelihoods.HomoskedasticGaussian(0.2))
         prediction = method.fit(model, train.x, train.y, seed=seed).predict(test.x)
-        each = torch.distributions.Normal(prediction.loc, prediction.scale).log_prob(test.y).flatten(0, 1)
+        each = (
+            torch.distributions.Normal(prediction.loc, prediction.scale)
+            .log_prob(test.y)
+            .flatten(0, 1)
+        )
         found[f"{name} score"] = float((each.logsumexp(0) - math.log(len(each))).mean())
     return found
 
@@ -337,7 +390,9 @@ def table(records: Sequence[Record]) -> str:
             change, error = number.change(record["old"][name], record["new"][name])
             factor = math.exp(change)
             cells.append(
-                f"× {factor:.2f} ± {factor * error:.2f}" if number.kind == "factor" else f"{change:+.3f} ± {error:.3f}"
+                f"× {factor:.2f} ± {factor * error:.2f}"
+                if number.kind == "factor"
+                else f"{change:+.3f} ± {error:.3f}"
             )
         lines.append(f"| {record['commit']} | {record['against']} | {' | '.join(cells)} |")
     return "\n".join(lines)
@@ -383,14 +438,22 @@ def torch_program(case: Case) -> Any:
     import pyrobnn as pb
 
     if "groups" not in case:
-        net = pb.networks.mlp(case["inputs"], (case["hidden"],), activation=case["activation"], seed=0)
-        return pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(case["noise"]))
+        net = pb.networks.mlp(
+            case["inputs"], (case["hidden"],), activation=case["activation"], seed=0
+        )
+        return pb.BNN(
+            net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(case["noise"])
+        )
 
     def program(x, y):
         mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
         spread = pyro.sample("spread", dist.HalfNormal(1.0))
-        offset = pyro.sample("offset", dist.Normal(torch.zeros(case["groups"], device=x.device), 1.0).to_event(1))
-        slope = pyro.sample("slope", dist.Normal(torch.zeros(case["inputs"], device=x.device), 1.0).to_event(1))
+        offset = pyro.sample(
+            "offset", dist.Normal(torch.zeros(case["groups"], device=x.device), 1.0).to_event(1)
+        )
+        slope = pyro.sample(
+            "slope", dist.Normal(torch.zeros(case["inputs"], device=x.device), 1.0).to_event(1)
+        )
         scale = pyro.sample("scale", dist.HalfNormal(1.0))
         loc = mean + spread * offset[x[:, -1].long()] + x[:, :-1] @ slope
         with pyro.plate("data", len(x)):
@@ -405,8 +468,11 @@ class Ours:
     def __init__(self, case: Case, options: Mapping[str, int]) -> None:
         import pyrobnn as pb
 
-        self.case, self.program, (self.x, self.y) = case, torch_program(case), torch_data(case)
-        self.method, self.num_draws = pb.NUTS(**options), 100
+        self.case = case
+        self.program = torch_program(case)
+        (self.x, self.y) = torch_data(case)
+        self.method = pb.NUTS(**options)
+        self.num_draws = 100
         self.first, _ = self.run(1)
 
     def run(self, num_draws: int) -> tuple[Any, float]:
@@ -420,7 +486,11 @@ class Ours:
         """The posterior; seconds and gradients of its draws but the first."""
         _, before = self.run(1)
         posterior, seconds = self.run(num_draws)
-        return posterior, seconds - before, posterior.meta["num_gradients"] - self.first.meta["num_gradients"]
+        return (
+            posterior,
+            seconds - before,
+            posterior.meta["num_gradients"] - self.first.meta["num_gradients"],
+        )
 
     def fit(self, num_draws: int) -> tuple[float, float, float]:
         """Seconds of ``num_draws`` draws after the warm-up, ESS of the slowest function value, gradients per draw."""
@@ -428,7 +498,9 @@ class Ours:
 
         posterior, seconds, gradients = self.longer(num_draws)
         if "groups" in self.case:
-            values = torch.cat([value.reshape(*value.shape[:2], -1) for value in posterior.draws.values()], -1)
+            values = torch.cat(
+                [value.reshape(*value.shape[:2], -1) for value in posterior.draws.values()], -1
+            )
         else:
             values = posterior.predict(self.x[:: max(1, len(self.x) // NUM_PROBES)]).f[..., 0]
         ess = slowest(values.double().cpu().numpy())
@@ -450,7 +522,9 @@ def pyro_gradient(case: Case) -> float:
 
     import pyrobnn as pb
 
-    program, (x, y), calls = torch_program(case), torch_data(case), 0
+    program = torch_program(case)
+    (x, y) = torch_data(case)
+    calls = 0
     program = program.pyro_model if isinstance(program, pb.BNN) else program
     kernel = NUTS(program, max_tree_depth=6)
     with torch.random.fork_rng():
@@ -464,7 +538,8 @@ def pyro_gradient(case: Case) -> float:
             return potential(z)
 
         kernel.potential_fn = counting
-        start, params = time.perf_counter(), kernel.initial_params
+        start = time.perf_counter()
+        params = kernel.initial_params
         for _ in range(4):
             params = kernel.sample(params)
         return (time.perf_counter() - start) / max(calls, 1)
@@ -482,16 +557,21 @@ def numpyro_program(case: Case) -> tuple[Any, Any]:
         def program(x, y):
             mean = numpyro.sample("mean", dist.Normal(0, 1))
             spread = numpyro.sample("spread", dist.HalfNormal(1))
-            offset = numpyro.sample("offset", dist.Normal(0, 1).expand([case["groups"]]).to_event(1))
+            offset = numpyro.sample(
+                "offset", dist.Normal(0, 1).expand([case["groups"]]).to_event(1)
+            )
             slope = numpyro.sample("slope", dist.Normal(0, 1).expand([case["inputs"]]).to_event(1))
             scale = numpyro.sample("scale", dist.HalfNormal(1))
             loc = mean + spread * offset[x[:, -1].astype(int)] + x[:, :-1] @ slope
             with numpyro.plate("data", len(x)):
                 numpyro.sample("y", dist.Normal(loc, scale), obs=y)
 
-        return program, lambda s, x: jnp.concatenate([v.reshape(*v.shape[:2], -1) for v in s.values()], -1)
+        return program, lambda s, x: jnp.concatenate(
+            [v.reshape(*v.shape[:2], -1) for v in s.values()], -1
+        )
 
-    inputs, hidden = case["inputs"], case["hidden"]
+    inputs = case["inputs"]
+    hidden = case["hidden"]
     act = jnp.tanh if case["activation"] == "tanh" else jax.nn.relu
 
     def forward(w1, b1, w2, b2, x):
@@ -507,7 +587,9 @@ def numpyro_program(case: Case) -> tuple[Any, Any]:
 
     def values(s, x):
         rows = jnp.linspace(0, len(x) - 1, NUM_PROBES).astype(int)
-        return jax.vmap(jax.vmap(lambda *p: forward(*p, x[rows])))(s["w1"], s["b1"], s["w2"], s["b2"])
+        return jax.vmap(jax.vmap(lambda *p: forward(*p, x[rows])))(
+            s["w1"], s["b1"], s["w2"], s["b2"]
+        )
 
     return program, values
 
@@ -520,16 +602,29 @@ class NumPyro:
         import jax.numpy as jnp
         from numpyro.infer import MCMC, NUTS, init_to_sample
 
-        self.data, self.compiling = tuple(jnp.asarray(part) for part in data(case)), 0.0
+        self.data = tuple(jnp.asarray(part) for part in data(case))
+        self.compiling = 0.0
         program, self.values = numpyro_program(case)
-        jax.monitoring.register_event_duration_secs_listener(self._listen)  # NumPyro compiles at every run
-        kernel = NUTS(program, init_strategy=init_to_sample, max_tree_depth=options["max_tree_depth"])
+        jax.monitoring.register_event_duration_secs_listener(
+            self._listen
+        )  # NumPyro compiles at every run
+        kernel = NUTS(
+            program, init_strategy=init_to_sample, max_tree_depth=options["max_tree_depth"]
+        )
         chains = options["num_chains"]
         how = {"chain_method": "vectorized" if chains > 1 else "sequential", "progress_bar": False}
-        self.whole = MCMC(kernel, num_warmup=options["num_warmup"], num_samples=num_draws, num_chains=chains, **how)
+        self.whole = MCMC(
+            kernel,
+            num_warmup=options["num_warmup"],
+            num_samples=num_draws,
+            num_chains=chains,
+            **how,
+        )
         self.fit(0)  # compiles
         steps = int(self.whole.get_extra_fields()["num_steps"].sum())
-        draws = max(2, round(30_000 * num_draws / steps))  # so many leapfrogs, over all chains, are timed
+        draws = max(
+            2, round(30_000 * num_draws / steps)
+        )  # so many leapfrogs, over all chains, are timed
 
         @jax.jit
         def continued(state: Any) -> Any:
@@ -551,7 +646,8 @@ class NumPyro:
         import jax
         import numpy as np
 
-        start, self.compiling = time.perf_counter(), 0.0
+        start = time.perf_counter()
+        self.compiling = 0.0
         self.whole.run(jax.random.PRNGKey(seed), *self.data, extra_fields=("num_steps",))
         jax.block_until_ready(self.whole.get_samples())
         seconds = time.perf_counter() - start - self.compiling
@@ -574,14 +670,25 @@ Manager.register("NumPyro", NumPyro)
 
 def beside_peers(name: str, num_chains: int, repeats: int) -> dict[str, Any]:
     """One row: medians over alternating repeats, microseconds; with more than 16 chains gradients alone are timed."""
-    case, fit = CASES[name], num_chains <= 16
+    case = CASES[name]
+    fit = num_chains <= 16
     row: dict[str, Any] = {"case": name, "chains": num_chains}
     num_draws = max(50, 1000 // num_chains) if fit else 10
     # the cost of a gradient doesn't depend on the depth of trees; a warm-up that isn't used need not be long
-    options = {"num_chains": num_chains, "num_warmup": 200 if fit else 20, "max_tree_depth": 10 if fit else 6}
-    ours, mine, theirs = Ours(case, options), list[float](), list[float]()
+    options = {
+        "num_chains": num_chains,
+        "num_warmup": 200 if fit else 20,
+        "max_tree_depth": 10 if fit else 6,
+    }
+    ours = Ours(case, options)
+    mine = list[float]()
+    theirs = list[float]()
     with Manager(ctx=get_context("spawn")) as manager:
-        peer = manager.NumPyro(case, options, num_draws) if importlib.util.find_spec("numpyro") else None
+        peer = (
+            manager.NumPyro(case, options, num_draws)
+            if importlib.util.find_spec("numpyro")
+            else None
+        )
         if fit:
             seconds, ess, steps = ours.fit(num_draws)
             row |= {"steps per draw": steps, "ess": ess, "fit_s": seconds}

@@ -38,7 +38,9 @@ DATA = ("four_clusters", "four_cubic_clusters", "two_clusters", "two_cubic_clust
 NOISES = ("inferred", "heteroskedastic")
 #: s, and the scale of the biases, of the prior N(0, s² / fan-in)
 PRIOR = (3.0, 1.0)
-DEPTH, WARMUP, ACCEPT = 12, 200, 0.9
+DEPTH = 12
+WARMUP = 200
+ACCEPT = 0.9
 #: seed of the 400 fresh points at which predictions are scored
 UNSEEN = 1000
 
@@ -46,7 +48,8 @@ UNSEEN = 1000
 def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.BNN:
     """The net of the study under a fan-in normal prior."""
     varying = noise == "heteroskedastic"
-    one, own = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), pb.likelihoods.HeteroskedasticGaussian()
+    one = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    own = pb.likelihoods.HeteroskedasticGaussian()
     net = pb.networks.mlp(1, (50,), 2 if varying else 1, seed=0)
     prior = pb.priors.FanInNormal(scale, bias_scale)
     return pb.BNN(net, prior, own if varying else one, standardizer=pb.data.Standardizer.fit(data))
@@ -70,7 +73,9 @@ def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[st
     """NUTS and SVI on fresh draws of the data."""
     methods = {
         "nuts": options.nuts,
-        "svi": pb.SVI(num_steps=5000, kl_weight=pb.inference.vi.kl_schedules.Linear(warmup=0.1, full=0.5)),
+        "svi": pb.SVI(
+            num_steps=5000, kl_weight=pb.inference.vi.kl_schedules.Linear(warmup=0.1, full=0.5)
+        ),
     }
     for seed in options.seeds:
         for method, config in methods.items():
@@ -84,11 +89,19 @@ def study(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[s
     """NUTS on the study's four clusters with noise from a second output; 50 draws of each chain are kept."""
     if (name, noise) == ("four_clusters", "heteroskedastic"):
         key = {"part": "study", "data": name, "noise": noise}
-        yield key | _judged(options.nuts, name, pb.data.study(name), noise, options, seed=1, draws=DRAWS)
+        yield key | _judged(
+            options.nuts, name, pb.data.study(name), noise, options, seed=1, draws=DRAWS
+        )
 
 
 def _judged(
-    method: Any, name: str, data: Dataset, noise: str, options: argparse.Namespace, seed: int, draws: Path | None = None
+    method: Any,
+    name: str,
+    data: Dataset,
+    noise: str,
+    options: argparse.Namespace,
+    seed: int,
+    draws: Path | None = None,
 ) -> dict[str, Any]:
     started = time.process_time()
     kept = {}
@@ -139,9 +152,13 @@ def chain_table(records: list[dict[str, Any]]) -> str:
         "| gap ratio | verdict | its reasons |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in sorted((r for r in records if r["part"] == "chains"), key=lambda r: (r["data"], r["noise"])):
+    for r in sorted(
+        (r for r in records if r["part"] == "chains"), key=lambda r: (r["data"], r["noise"])
+    ):
         spoken = [each for each in r["not passed"] if each.endswith((" warn", " fail"))]
-        reasons = ", ".join(f"`{each.rsplit(' ', 1)[0]}`" for each in spoken if "fit_warnings" not in each)
+        reasons = ", ".join(
+            f"`{each.rsplit(' ', 1)[0]}`" for each in spoken if "fit_warnings" not in each
+        )
         ratio = "" if r["gap_ratio"] is None else f"{r['gap_ratio']:.1f}"
         lines.append(
             f"| {r['data']} | {r['noise']} | {r['rhat_function']:.3f} | {r['ess_function']:.0f} | {r['draws']} "
@@ -161,7 +178,11 @@ def gap_table(records: list[dict[str, Any]]) -> str:
     rows = [record for record in records if record["part"] == "gaps"]
     for name, noise in itertools.product(DATA, NOISES):
         cases = {m: {r["seed"]: r for r in rows if _is(r, name, noise, m)} for m in ("nuts", "svi")}
-        both = [(cases["nuts"][seed], cases["svi"][seed]) for seed in cases["nuts"] if seed in cases["svi"]]
+        both = [
+            (cases["nuts"][seed], cases["svi"][seed])
+            for seed in cases["nuts"]
+            if seed in cases["svi"]
+        ]
         if len(both) < 2:
             continue
         at_data = [nuts["sd at data"] / svi["sd at data"] for nuts, svi in both]
@@ -180,17 +201,25 @@ def _is(record: dict[str, Any], name: str, noise: str, method: str) -> bool:
 
 def main() -> None:
     """Run the parts that are asked for; print and append their records."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
     parser.add_argument("--noise", nargs="+", default=NOISES, choices=NOISES)
     parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="of the fresh data")
     parser.add_argument("--prior", type=float, nargs=2, default=PRIOR, metavar=("S", "BIAS"))
-    parser.add_argument("--seconds", type=float, default=600.0, help="the most that a run of NUTS takes")
+    parser.add_argument(
+        "--seconds", type=float, default=600.0, help="the most that a run of NUTS takes"
+    )
     parser.add_argument("--depth", type=int, default=DEPTH, help="of NUTS' trees, at most")
     parser.add_argument("--warmup", type=int, default=WARMUP, help="transitions, at first")
-    parser.add_argument("--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill")
+    parser.add_argument(
+        "--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at"
+    )
+    parser.add_argument(
+        "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     options.nuts = pb.NUTS(

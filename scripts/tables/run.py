@@ -32,7 +32,13 @@ TABLES = {
     "bike": ("bike_sharing_hour.csv", "cnt", ("instant", "dteday", "casual", "registered")),
 }
 FORMS = {"crps": ".4g", "rmse": ".4g", "coverage_90": ".1%", "cpu": ".0f"}
-SMALL = {"rmse": ".3f", "nll": ".2f", "nll_mixture": ".2f", "coverage_90": ".1%", "cpu_seconds": ".0f"}
+SMALL = {
+    "rmse": ".3f",
+    "nll": ".2f",
+    "nll_mixture": ".2f",
+    "coverage_90": ".1%",
+    "cpu_seconds": ".0f",
+}
 
 
 class Rule(NamedTuple):
@@ -66,14 +72,25 @@ class Rule(NamedTuple):
             share = self.share
 
         prior = pb.priors.IIDPrior(dist.Normal(0.0, self.prior_scale))
-        widths, act = [x.shape[1], *self.hidden], ACTIVATIONS[self.activation]
-        layers = [part for pair in zip(widths, self.hidden) for part in (Layer(*pair), act())] + [Layer(widths[-1], 2)]
-        mean, both = (nn.Sequential(*layers, Heads(self.noise, mean_only)) for mean_only in (True, False))
-        members = pb.DeepEnsemble(num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch)
+        widths = [x.shape[1], *self.hidden]
+        act = ACTIVATIONS[self.activation]
+        layers = [part for pair in zip(widths, self.hidden) for part in (Layer(*pair), act())] + [
+            Layer(widths[-1], 2)
+        ]
+        mean, both = (
+            nn.Sequential(*layers, Heads(self.noise, mean_only)) for mean_only in (True, False)
+        )
+        members = pb.DeepEnsemble(
+            num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch
+        )
         known = pb.BNN(mean, prior, pb.likelihoods.HomoskedasticGaussian(self.noise))
         starts = members.fit(known, x, y, seed=seed)
         # the momentum lasts for thousands of steps: the chains have a long way from where the members were trained
-        steps: dict[str, Any] = {"num_warmup": self.warmup, "thinning": self.thinning, "friction": self.friction}
+        steps: dict[str, Any] = {
+            "num_warmup": self.warmup,
+            "thinning": self.thinning,
+            "friction": self.friction,
+        }
         chains = Chains(num_chains=self.members, preconditioner="rmsprop", **steps)
         model = pb.BNN(both, prior, pb.likelihoods.HeteroskedasticGaussian())
         return chains.fit(model, x, y, num_draws=self.draws, init=starts, seed=seed)
@@ -90,7 +107,8 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import PowerTransformer, StandardScaler
 
-    least, positive = x.min(0), x.min(0) > 0
+    least = x.min(0)
+    positive = x.min(0) > 0
     power = make_column_transformer(
         (PowerTransformer("box-cox"), np.flatnonzero(positive)),
         (make_pipeline(StandardScaler(), PowerTransformer()), np.flatnonzero(~positive)),
@@ -108,7 +126,9 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     return shrink * lifted[0], shrink * lifted[1]
 
 
-def split(spec: str, others: tuple[str, ...] = (), standard: bool = False) -> tuple[str, Any, Any, Any, Any]:
+def split(
+    spec: str, others: tuple[str, ...] = (), standard: bool = False
+) -> tuple[str, Any, Any, Any, Any]:
     """Name, x, x_test, y, y_test of ``FILE:TARGET`` (else the last column) without ``others``; a fifth is held out."""
     import pandas as pd
     from sklearn.model_selection import train_test_split
@@ -118,7 +138,9 @@ def split(spec: str, others: tuple[str, ...] = (), standard: bool = False) -> tu
     frame = pd.read_csv(file, **text).dropna().rename(columns=str).filter(regex="^(?!Unnamed)")
     name = Path(file).stem if file.endswith("csv") else Path(file).parent.name
     y = frame.pop(target or frame.columns[-1]).to_numpy(float)
-    x, x_test, y, y_test = train_test_split(frame.drop(columns=[*others]), y, test_size=0.2, random_state=0)
+    x, x_test, y, y_test = train_test_split(
+        frame.drop(columns=[*others]), y, test_size=0.2, random_state=0
+    )
     mean, sd = (y.mean(), y.std()) if standard else (0.0, 1.0)
     return name, x, x_test, (y - mean) / sd, (y_test - mean) / sd
 
@@ -129,7 +151,8 @@ def ours(rule: Rule, x: Any, x_test: Any, y: Any, y_test: Any, seed: int) -> dic
     import torch
     from arviz_stats.base import array_stats
 
-    wall, cpu = time.perf_counter(), time.process_time()
+    wall = time.perf_counter()
+    cpu = time.process_time()
     lifted = lift(x.to_numpy(dtype=float), x_test.to_numpy(dtype=float), rule.waves)
     x, x_test, y = (torch.tensor(part, dtype=torch.float32) for part in (*lifted, y))
     with warnings.catch_warnings(record=True) as told:
@@ -149,13 +172,16 @@ def scores(prediction: Any, y: Any) -> dict[str, float]:
     import numpy as np
     import torch
 
-    mean, sd = prediction.mean[:, 0].double().numpy(), prediction.var[:, 0].double().sqrt().numpy()
+    mean = prediction.mean[:, 0].double().numpy()
+    sd = prediction.var[:, 0].double().sqrt().numpy()
     z = (y - mean) / sd
     return {
         "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
         "nll": float(np.mean(0.5 * z**2 + np.log(sd)) + 0.5 * math.log(2 * math.pi)),
         "coverage_90": float(np.mean(np.abs(z) < 1.6448536)),
-        "nll_mixture": -float(prediction.log_prob(torch.tensor(y, dtype=torch.float32)[:, None]).mean()),
+        "nll_mixture": -float(
+            prediction.log_prob(torch.tensor(y, dtype=torch.float32)[:, None]).mean()
+        ),
     }
 
 
@@ -168,15 +194,29 @@ def small(spec: str, max_seconds: float | None) -> list[dict[str, Any]]:
     from pyrobnn import BNNRegressor
 
     name, x, x_test, y, y_test = split(spec, standard=True)
-    found, models = [], [BNNRegressor(random_state=0, max_seconds=max_seconds), catboost(x), XGBRegressor(n_jobs=1)]
+    found = []
+    models = [
+        BNNRegressor(random_state=0, max_seconds=max_seconds),
+        catboost(x),
+        XGBRegressor(n_jobs=1),
+    ]
     for model in models[: 1 if max_seconds else 3]:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall = time.perf_counter()
+        cpu = time.process_time()
         model.fit(x, y)
-        row = {"table": name, "method": type(model).__name__, "rows": len(x), "max_seconds": max_seconds}
+        row = {
+            "table": name,
+            "method": type(model).__name__,
+            "rows": len(x),
+            "max_seconds": max_seconds,
+        }
         row |= {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
         if isinstance(model, BNNRegressor):
             row |= {"reason": model.method_reason_}
-            row |= scores(model.posterior_.predict(torch.tensor(x_test.to_numpy(), dtype=torch.float32)), y_test)
+            row |= scores(
+                model.posterior_.predict(torch.tensor(x_test.to_numpy(), dtype=torch.float32)),
+                y_test,
+            )
         elif isinstance(model, XGBRegressor):
             row |= {"rmse": float(np.sqrt(np.mean((y_test - model.predict(x_test)) ** 2)))}
         else:
@@ -191,8 +231,16 @@ def catboost(x: Any) -> Any:
     """CatBoost with a normal's mean and variance, at its defaults."""
     from catboost import CatBoostRegressor
 
-    options = {"loss_function": "RMSEWithUncertainty", "random_seed": 0, "thread_count": 1, "verbose": 0}
-    options |= {"cat_features": list(x.select_dtypes(exclude="number")), "allow_writing_files": False}
+    options = {
+        "loss_function": "RMSEWithUncertainty",
+        "random_seed": 0,
+        "thread_count": 1,
+        "verbose": 0,
+    }
+    options |= {
+        "cat_features": list(x.select_dtypes(exclude="number")),
+        "allow_writing_files": False,
+    }
     return CatBoostRegressor(**options)
 
 
@@ -202,7 +250,9 @@ def small_table(records: list[dict]) -> str:
         "| table | method | RMSE | NLL | NLL of the mixture | mean ± 1.64 sd covers | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in sorted(records, key=lambda row: (row["table"], row["method"], row["max_seconds"] or 0)):
+    for row in sorted(
+        records, key=lambda row: (row["table"], row["method"], row["max_seconds"] or 0)
+    ):
         limit = row["max_seconds"] and f", {row['max_seconds']:.0f} s: took {row['seconds']:.0f}"
         cells = (f"{row[key]:{form}}" if key in row else "" for key, form in SMALL.items())
         lines.append(f"| {row['table']} | {row['method']}{limit or ''} | {' | '.join(cells)} |")
@@ -217,12 +267,19 @@ def boosting(spec: str) -> list[dict[str, Any]]:
     from pyrobnn.estimators import BNNRegressor
 
     name, x, x_test, y, y_test = split(spec)
-    levels, (x_test, y_test) = np.array([0.05, 0.95, *(np.arange(40) + 0.5) / 40]), (x_test[:2000], y_test[:2000])
+    levels = np.array([0.05, 0.95, *(np.arange(40) + 0.5) / 40])
+    x_test = x_test[:2000]
+    y_test = y_test[:2000]
     found = []
     for model in (BNNRegressor(random_state=0), catboost(x)):
         cpu = time.process_time()
         model.fit(x, y)
-        row = {"table": name, "method": type(model).__name__, "rows": len(x), "cpu": time.process_time() - cpu}
+        row = {
+            "table": name,
+            "method": type(model).__name__,
+            "rows": len(x),
+            "cpu": time.process_time() - cpu,
+        }
         mean = model.predict(x_test)
         if not isinstance(model, BNNRegressor):
             mean, var = mean.T
@@ -232,14 +289,21 @@ def boosting(spec: str) -> list[dict[str, Any]]:
         error = y_test[:, None] - q
         crps = 2 * np.maximum(levels * error, (levels - 1) * error)[:, 2:].mean()
         covered = (error[:, 0] >= 0) & (error[:, 1] <= 0)
-        row |= {"crps": crps, "rmse": np.sqrt(np.mean((y_test - mean) ** 2)), "coverage_90": covered.mean()}
+        row |= {
+            "crps": crps,
+            "rmse": np.sqrt(np.mean((y_test - mean) ** 2)),
+            "coverage_90": covered.mean(),
+        }
         found.append(row | {"reason": getattr(model, "method_reason_", "")})
     return found
 
 
 def beside_boosting(records: list[dict]) -> str:
     """Markdown: a row a table, BNNRegressor() first and CatBoost second."""
-    lines = ["| table | rows | CRPS | ratio | RMSE | 90 % covers | CPU s |", "|---|---|---|---|---|---|---|"]
+    lines = [
+        "| table | rows | CRPS | ratio | RMSE | 90 % covers | CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for ours, cat in zip(records[::2], records[1::2]):
         cells = [f"{ours[key]:{form}}, {cat[key]:{form}}" for key, form in FORMS.items()]
         cells.insert(1, f"{ours['crps'] / cat['crps']:.2f}")
@@ -251,7 +315,9 @@ def over_seeds(records: list[dict]) -> dict[str, Any]:
     """Means over runs that differ by their seed and threads; the worst of what says whether the chains agree."""
     means = ("rmse", "nll", "nll_mixture", "coverage_90", "rhat", "seconds", "cpu_seconds")
     folds = dict.fromkeys(means, fmean) | {"rhat_max": max, "ess_min": min}
-    found = records[-1] | {key: fold(record[key] for record in records) for key, fold in folds.items()}
+    found = records[-1] | {
+        key: fold(record[key] for record in records) for key, fold in folds.items()
+    }
     if len(records) > 1:
         found["method"] += f", mean of {len(records)} seeds"
     return found
@@ -271,20 +337,30 @@ def table(records: list[dict]) -> str:
         for (of, method), rule in latest.items():
             key = {"table": of, "method": method, "rule": rule}
             if of == name:
-                rows.append(over_seeds([record for record in measured if key.items() <= record.items()]))
+                rows.append(
+                    over_seeds([record for record in measured if key.items() <= record.items()])
+                )
         for row in rows:
-            nll, cells = f"{row['nll']:.4f}" if "nll" in row else "", " |  | "
-            cpu, method = "on 10 cores", f"*{row['method']}*"
+            nll = f"{row['nll']:.4f}" if "nll" in row else ""
+            cells = " |  | "
+            cpu = "on 10 cores"
+            method = f"*{row['method']}*"
             if "part" in row:
                 cells = f"{row['coverage_90']:.1%} | {row['rhat']:.2f} ({row['rhat_max']:.2f}) | {row['ess_min']:.0f}"
-                nll, cpu, method = f"{nll} ({row['nll_mixture']:.4f})", f"({row['cpu_seconds']:.0f})", row["method"]
-            lines.append(f"| {name} | {method} | {row['rmse']:.4f} | {nll} | {cells} | {row['seconds']:.0f} {cpu} |")
+                nll = f"{nll} ({row['nll_mixture']:.4f})"
+                cpu = f"({row['cpu_seconds']:.0f})"
+                method = row["method"]
+            lines.append(
+                f"| {name} | {method} | {row['rmse']:.4f} | {nll} | {cells} | {row['seconds']:.0f} {cpu} |"
+            )
     return "\n".join(lines)
 
 
 def main() -> None:
     """Run what is missing, then print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, help="folder of the two files")
     parser.add_argument("--boosting", nargs="*", metavar="FILE:TARGET", default=[])
     parser.add_argument("--small", nargs="*", metavar="FILE:TARGET", default=[])
@@ -297,14 +373,25 @@ def main() -> None:
     sys.path.insert(0, str(HERE.parent))
     from records import append_record, read_records
 
-    results, rule = HERE / "records.jsonl", Rule()
+    results = HERE / "records.jsonl"
+    rule = Rule()
     for found in (row for spec in options.boosting for row in boosting(spec)):
         append_record(HERE / "boosting.jsonl", found)
     for found in (row for spec in options.small for row in small(spec, options.max_seconds)):
         append_record(HERE / "small.jsonl", found)
-    for name, seed in ((name, seed) for name in options.tables if options.data for seed in options.seeds):
-        key = {"table": name, "method": "pyrobnn", "part": "test", "seed": seed, "threads": options.threads}
-        key["rule"] = ",".join(f"{field}={value}" for field, value in rule._asdict().items()).replace(" ", "")
+    for name, seed in (
+        (name, seed) for name in options.tables if options.data for seed in options.seeds
+    ):
+        key = {
+            "table": name,
+            "method": "pyrobnn",
+            "part": "test",
+            "seed": seed,
+            "threads": options.threads,
+        }
+        key["rule"] = ",".join(
+            f"{field}={value}" for field, value in rule._asdict().items()
+        ).replace(" ", "")
         if not any(key.items() <= record.items() for record in read_records(results)):
             file, target, others = TABLES[name]
             data = split(f"{options.data / file}:{target}", others, standard=True)

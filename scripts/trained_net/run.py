@@ -33,13 +33,27 @@ HERE = Path(__file__).parent
 
 def sets() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Classification sets that come with scikit-learn, and made ones of several difficulties."""
-    found = {n: getattr(datasets, f"load_{n}")(return_X_y=True) for n in ("digits", "wine", "breast_cancer", "iris")}
+    found = {
+        n: getattr(datasets, f"load_{n}")(return_X_y=True)
+        for n in ("digits", "wine", "breast_cancer", "iris")
+    }
     for k in range(8):
-        shape = {"n_samples": (150, 400)[k % 2], "n_features": 10, "n_informative": 6, "n_classes": 2 + k % 3}
-        found[f"made_{k}"] = datasets.make_classification(flip_y=0.1 * (k % 4), random_state=k, **shape)
+        shape = {
+            "n_samples": (150, 400)[k % 2],
+            "n_features": 10,
+            "n_informative": 6,
+            "n_classes": 2 + k % 3,
+        }
+        found[f"made_{k}"] = datasets.make_classification(
+            flip_y=0.1 * (k % 4), random_state=k, **shape
+        )
     for k in range(4):
-        found[f"moons_{k}"] = datasets.make_moons(100 + 100 * k, noise=0.2 + 0.1 * k, random_state=k)
-        found[f"circles_{k}"] = datasets.make_circles(100 + 100 * k, noise=0.1 + 0.05 * k, factor=0.5, random_state=k)
+        found[f"moons_{k}"] = datasets.make_moons(
+            100 + 100 * k, noise=0.2 + 0.1 * k, random_state=k
+        )
+        found[f"circles_{k}"] = datasets.make_circles(
+            100 + 100 * k, noise=0.1 + 0.05 * k, factor=0.5, random_state=k
+        )
     return found
 
 
@@ -60,7 +74,8 @@ def mixture(f: Tensor) -> Tensor:
 def scores(log_p: Tensor, y: Tensor) -> dict[str, float]:
     """Mean log density and expected calibration error in 15 bins."""
     confidence, label = log_p.exp().max(1)
-    bins, right = (confidence * 15).long().clamp_max(14), (label == y).double()
+    bins = (confidence * 15).long().clamp_max(14)
+    right = (label == y).double()
     gaps = [(confidence[bins == b] - right[bins == b]).sum().abs() for b in range(15)]
     return {"log_density": -float(nll_loss(log_p, y)), "ece": float(sum(gaps)) / len(y)}
 
@@ -69,19 +84,36 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
     """One net on a third of a set, tuned by a third, judged by the rest and by noise from elsewhere."""
     torch.manual_seed(seed)
     order = torch.randperm(len(x))
-    xs, ys = torch.tensor(x).float()[order], torch.tensor(y)[order].long()
+    xs = torch.tensor(x).float()[order]
+    ys = torch.tensor(y)[order].long()
     n = len(xs) // 3
     xs = (xs - xs[:n].mean(0)) / xs[:n].std(0).clamp_min(1e-3)
-    (xt, yt), held, (xn, yn) = (xs[:n], ys[:n]), (xs[n : 2 * n], ys[n : 2 * n]), (xs[2 * n :], ys[2 * n :])
-    net = train(nn.Sequential(nn.Linear(xs.shape[1], 50), nn.ReLU(), nn.Linear(50, int(ys.max()) + 1)), xt, yt)
+    xt = xs[:n]
+    yt = ys[:n]
+    held = (xs[n : 2 * n], ys[n : 2 * n])
+    xn = xs[2 * n :]
+    yn = ys[2 * n :]
+    net = train(
+        nn.Sequential(nn.Linear(xs.shape[1], 50), nn.ReLU(), nn.Linear(50, int(ys.max()) + 1)),
+        xt,
+        yt,
+    )
     far = 3 * torch.randn(len(xn), xs.shape[1])
     given = pb.posthoc(net, xt, yt, held_out=held)
     alone = pb.posthoc(net, xt, yt)
-    torch_kron = Torch(copy.deepcopy(net), "classification", subset_of_weights="last_layer", hessian_structure="kron")
+    torch_kron = Torch(
+        copy.deepcopy(net),
+        "classification",
+        subset_of_weights="last_layer",
+        hessian_structure="kron",
+    )
     torch_kron.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(xt, yt), 64))
     torch_kron.optimize_prior_precision(method="marglik")
     with torch.no_grad():
-        best = min(torch.logspace(-1, 1.5, 60), key=lambda t: float(cross_entropy(net(held[0]) / t, held[1])))
+        best = min(
+            torch.logspace(-1, 1.5, 60),
+            key=lambda t: float(cross_entropy(net(held[0]) / t, held[1])),
+        )
     ways = {
         "net": lambda z: net(z).log_softmax(1),
         "temperature": lambda z: (net(z) / best).log_softmax(1),
@@ -89,7 +121,12 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
         "posthoc, no held-out": lambda z: mixture(alone.predict(z).f[0]),
         "laplace-torch": lambda z: torch_kron(z).clamp_min(1e-30).log(),
     }
-    found: dict = {"set": name, "seed": seed, "chosen": given.meta["chosen"], "alone": alone.meta["chosen"]}
+    found: dict = {
+        "set": name,
+        "seed": seed,
+        "chosen": given.meta["chosen"],
+        "alone": alone.meta["chosen"],
+    }
     with torch.no_grad():
         base = ways["net"](xn).gather(1, yn[:, None])[:, 0]
         for way, log_p in ways.items():

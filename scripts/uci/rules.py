@@ -43,7 +43,8 @@ METRICS = {
 }
 FLOOR = "linear"
 #: splits from which a standard error is given, and the standard errors by which a method beats the linear model
-FEWEST, CLEARLY = 3, 5.0
+FEWEST = 3
+CLEARLY = 5.0
 
 Record = Mapping[str, Any]
 #: data set → method → split → value
@@ -72,7 +73,9 @@ def mixture_scores(
         )
     if not 0 < level < 1:
         raise ValueError(f"'level' must lie in (0, 1), got {level}")
-    loc, scale, y = loc.double(), scale.double(), y.double()
+    loc = loc.double()
+    scale = scale.double()
+    y = y.double()
     centre = loc.mean(0) if mean is None else mean.double()
     standard = (y - loc) / scale
     per_draw = -0.5 * standard.square() - scale.log() - 0.5 * math.log(2 * math.pi)
@@ -103,7 +106,8 @@ def mixture_crps(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
     """
     if len(loc) > MAX_CRPS_COMPONENTS:
         keep = torch.linspace(0, len(loc) - 1, MAX_CRPS_COMPONENTS).round().long()
-        loc, scale = loc[keep], scale[keep]
+        loc = loc[keep]
+        scale = scale[keep]
     first = _mean_abs(y - loc, scale.square()).mean(0)
     pairs = torch.zeros_like(first)
     for one, its_scale in zip(loc, scale):  # row by row: S² pairs of N points would not fit
@@ -138,7 +142,8 @@ class LinearFloor:
         units = Standardizer.fit(train)
         flat = {"alpha_1": 0.0, "alpha_2": 0.0, "lambda_1": 0.0, "lambda_2": 0.0}
         ridge = BayesianRidge(max_iter=500, tol=1e-12, fit_intercept=False, **flat)
-        x, y = units.transform_x(train.x).double(), units.transform_y(train.y)[:, 0].double()
+        x = units.transform_x(train.x).double()
+        y = units.transform_y(train.y)[:, 0].double()
         return cls(ridge.fit(x.numpy(), y.numpy()), units)
 
     @property
@@ -150,7 +155,9 @@ class LinearFloor:
         """Mean and standard deviation of y (point,) at inputs (point, feature), in original units."""
         units = self.standardizer
         mean, sd = self.ridge.predict(units.transform_x(x).double().numpy(), return_std=True)
-        return torch.as_tensor(mean) * units.y_scale + units.y_mean, torch.as_tensor(sd) * units.y_scale
+        return torch.as_tensor(mean) * units.y_scale + units.y_mean, torch.as_tensor(
+            sd
+        ) * units.y_scale
 
 
 def published() -> dict[str, Any]:
@@ -170,34 +177,52 @@ def values_of(records: Sequence[Record], metric: str) -> Values:
 
 def overlaps(records: Sequence[Record]) -> dict[str, float]:
     """Test rows over training rows, by data set."""
-    return {record["dataset"]: record.get("num_test", 0) / record.get("num_train", 1) for record in records}
+    return {
+        record["dataset"]: record.get("num_test", 0) / record.get("num_train", 1)
+        for record in records
+    }
 
 
-def markdown(records: Sequence[Record], metric: str, methods: Sequence[str], table: Mapping[str, Any]) -> str:
+def markdown(
+    records: Sequence[Record], metric: str, methods: Sequence[str], table: Mapping[str, Any]
+) -> str:
     """A row per method and a column per data set, mean ± standard error [splits]; published rows below."""
-    values, shares = values_of(records, metric), overlaps(records)
+    values = values_of(records, metric)
+    shares = overlaps(records)
     names = sorted(values)
     lines = [f"| {METRICS[metric]} [splits] | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for method in methods:
         cells = [values[name].get(method) for name in names]
         texts = [
-            _text(list(cell.values()), shares[name]) if cell else "" for name, cell in zip(names, cells, strict=True)
+            _text(list(cell.values()), shares[name]) if cell else ""
+            for name, cell in zip(names, cells, strict=True)
         ]
         lines += [f"| {method} | {' | '.join(texts)} |"] if any(texts) else []
     for column in table["columns"]:
         entries = [column.get(metric, {}).get(name) for name in names]
         if any(entries):
-            facts = ["± sd"] * (column["spread"] != "se") + ["own splits"] * (column["splits"] != "standard")
+            facts = ["± sd"] * (column["spread"] != "se") + ["own splits"] * (
+                column["splits"] != "standard"
+            )
             facts += ["heteroskedastic"] * (column["noise"] != "homoskedastic")
             label = f"*{column['label']}{', '.join(['', *facts])}*"
-            shown = ["" if e is None else f"{e[0]:g}" + ("" if e[1] is None else f" ± {e[1]:g}") for e in entries]
+            shown = [
+                "" if e is None else f"{e[0]:g}" + ("" if e[1] is None else f" ± {e[1]:g}")
+                for e in entries
+            ]
             lines.append(f"| {label} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
 def _text(values: Sequence[float], overlap: float) -> str:
     mean, error = mean_and_error(values, overlap)
-    digits = 1 - math.floor(math.log10(abs(mean))) if 0 < abs(mean) < 0.01 else 3 if abs(mean) < 100 else 0
+    digits = (
+        1 - math.floor(math.log10(abs(mean)))
+        if 0 < abs(mean) < 0.01
+        else 3
+        if abs(mean) < 100
+        else 0
+    )
     spread = f" ± {error:.{digits}f}" if math.isfinite(error) else ""
     return f"{mean:.{digits}f}{spread} [{len(values)}]"
 
@@ -207,26 +232,34 @@ def beats_floor(records: Sequence[Record]) -> dict[tuple[str, str], tuple[float,
 
     The smaller of the gains in log density and in RMSE counts; cells of fewer than three splits are not judged.
     """
-    shares, found = overlaps(records), {}
-    density, rmse = values_of(records, "log_density"), values_of(records, "rmse")
+    shares = overlaps(records)
+    found = {}
+    density = values_of(records, "log_density")
+    rmse = values_of(records, "rmse")
     for name, methods in density.items():
         for method in methods:
             if method == FLOOR or FLOOR not in methods:
                 continue
             gains = []
             for values, sign in ((density, 1.0), (rmse, -1.0)):
-                one, two = values[name][method], values[name][FLOOR]
+                one = values[name][method]
+                two = values[name][FLOOR]
                 shared = sorted(one.keys() & two.keys())
-                mean, error = mean_and_error([sign * (one[k] - two[k]) for k in shared], shares[name])
+                mean, error = mean_and_error(
+                    [sign * (one[k] - two[k]) for k in shared], shares[name]
+                )
                 gains.append(mean / error if error else math.copysign(math.inf, mean))
             if math.isfinite(min(gains)) or not any(map(math.isnan, gains)):
                 found[name, method] = min(gains), min(gains) > CLEARLY
     return found
 
 
-def best_published(records: Sequence[Record], table: Mapping[str, Any]) -> dict[str, tuple[str, float, float]]:
+def best_published(
+    records: Sequence[Record], table: Mapping[str, Any]
+) -> dict[str, tuple[str, float, float]]:
     """By data set: our best method, its log density, and the best published one of one noise on the same splits."""
-    density, found = values_of(records, "log_density"), {}
+    density = values_of(records, "log_density")
+    found = {}
     for name, methods in density.items():
         peers = [
             column["log_density"][name][0]
@@ -235,7 +268,11 @@ def best_published(records: Sequence[Record], table: Mapping[str, Any]) -> dict[
             and (column["noise"], column["splits"]) == ("homoskedastic", "standard")
             and column["id"] != FLOOR
         ]
-        means = {m: mean_and_error(list(s.values()))[0] for m, s in methods.items() if len(s) >= FEWEST and m != FLOOR}
+        means = {
+            m: mean_and_error(list(s.values()))[0]
+            for m, s in methods.items()
+            if len(s) >= FEWEST and m != FLOOR
+        }
         if peers and means:
             best = max(means, key=means.__getitem__)
             found[name] = best, means[best], max(peers)
@@ -246,12 +283,20 @@ def claims(records: Sequence[Record], table: Mapping[str, Any]) -> list[str]:
     """What should hold, and whether it does."""
     floor = beats_floor(records)
     clear = sum(enough for _, enough in floor.values())
-    lines = [f"{clear} of {len(floor)} cells beat the linear model by more than {CLEARLY:g} standard errors"]
+    lines = [
+        f"{clear} of {len(floor)} cells beat the linear model by more than {CLEARLY:g} standard errors"
+    ]
     lines += [
         f"{'met    ' if ours >= theirs else 'NOT MET'} {name}: {best} {ours:.3f}, best published {theirs:.3f}"
         for name, (best, ours, theirs) in sorted(best_published(records, table).items())
     ]
-    return [*lines, *(f"{column['label']}: {column['citation']} {column['url']}" for column in table["columns"])]
+    return [
+        *lines,
+        *(
+            f"{column['label']}: {column['citation']} {column['url']}"
+            for column in table["columns"]
+        ),
+    ]
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -294,12 +339,16 @@ class Candidate:
         scale = dist.HalfNormal(1.0) if noise == "inferred" else noise
         net = mlp(train.x.shape[1], (self.num_hidden,), activation="relu", seed=seed)
         return BNN(
-            net, FanInNormal(self.prior_scale), HomoskedasticGaussian(scale), standardizer=Standardizer.fit(train)
+            net,
+            FanInNormal(self.prior_scale),
+            HomoskedasticGaussian(scale),
+            standardizer=Standardizer.fit(train),
         )
 
     def fit(self, train: Dataset, seed: int, num_draws: int | None) -> Posterior:
         """The posterior of this candidate on ``train``."""
-        model, options = self.model(train, seed), {} if num_draws is None else {"num_draws": num_draws}
+        model = self.model(train, seed)
+        options = {} if num_draws is None else {"num_draws": num_draws}
         if self.init is not None:
             options["init"] = self.init.fit(model, train.x, train.y, seed=seed)
         return self.method.fit(model, train.x, train.y, seed=seed, **options)
@@ -341,13 +390,19 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.choose not in ("evidence", "validation", None):
-            raise ValueError(f"'choose' must be 'evidence', 'validation' or None, got {self.choose!r}")
+            raise ValueError(
+                f"'choose' must be 'evidence', 'validation' or None, got {self.choose!r}"
+            )
         if self.choose is None and len(list(self.candidates())) != 1:
-            raise ValueError("a rule with several candidates must choose: pass choose='validation' or 'evidence'")
+            raise ValueError(
+                "a rule with several candidates must choose: pass choose='validation' or 'evidence'"
+            )
 
     def candidates(self) -> Iterator[Candidate]:
         """The grid."""
-        for variant, scale, noise in itertools.product(self.variants, self.prior_scales, self.noises):
+        for variant, scale, noise in itertools.product(
+            self.variants, self.prior_scales, self.noises
+        ):
             method = dataclasses.replace(self.method, **variant)
             yield Candidate(method, scale, noise, self.init, self.num_hidden)
 
@@ -370,7 +425,9 @@ class Rule:
                 fitted = candidates[best].fit(train, seed, self.num_draws)
             return fitted, candidates[best], self._table(candidates, values)
         part, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
-        values = self._judged(candidates, lambda candidate: self._validate(candidate, part, held_out, seed))
+        values = self._judged(
+            candidates, lambda candidate: self._validate(candidate, part, held_out, seed)
+        )
         table = self._table(candidates, values)
         ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
         for best in ranking[:-1]:
@@ -381,10 +438,14 @@ class Rule:
         last = candidates[ranking[-1]]
         return last.fit(train, seed, self.num_draws), last, table
 
-    def _judged(self, candidates: list[Candidate], judge: Callable[[Candidate], float]) -> list[float]:
+    def _judged(
+        self, candidates: list[Candidate], judge: Callable[[Candidate], float]
+    ) -> list[float]:
         """The value of each candidate; those beyond the ends are appended while an end is the best."""
         values = [judge(candidate) for candidate in candidates]
-        while further := self.beyond(candidates, candidates[max(range(len(values)), key=values.__getitem__)]):
+        while further := self.beyond(
+            candidates, candidates[max(range(len(values)), key=values.__getitem__)]
+        ):
             candidates.append(further)
             values.append(judge(further))
         return values
@@ -400,10 +461,16 @@ class Rule:
             if share and share < best.noise.share:
                 return dataclasses.replace(best, noise=OfLinear(share))
         for name in {name for variant in self.variants for name in variant}:
-            value = _beyond(getattr(best.method, name), {getattr(each.method, name) for each in candidates})
+            value = _beyond(
+                getattr(best.method, name), {getattr(each.method, name) for each in candidates}
+            )
             if value:
-                with contextlib.suppress(TypeError, ValueError):  # no value of that option: the end is one
-                    return dataclasses.replace(best, method=dataclasses.replace(best.method, **{name: value}))
+                with contextlib.suppress(
+                    TypeError, ValueError
+                ):  # no value of that option: the end is one
+                    return dataclasses.replace(
+                        best, method=dataclasses.replace(best.method, **{name: value})
+                    )
         return None
 
     def _validate(self, candidate: Candidate, part: Dataset, held_out: Dataset, seed: int) -> float:
@@ -411,7 +478,9 @@ class Rule:
         candidate = self._judge(candidate)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", UserWarning)  # of candidates that may be far off; the last fit's count
+                warnings.simplefilter(
+                    "ignore", UserWarning
+                )  # of candidates that may be far off; the last fit's count
                 prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
         except FloatingPointError:  # a step size beyond stability: not the one to choose
             return -math.inf
@@ -478,7 +547,10 @@ def _rules() -> dict[str, Rule]:
     inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
-        "ensemble": Rule(DeepEnsemble(num_steps=1000, batch_size=whole), **validated | {"validate_with": unpolished}),
+        "ensemble": Rule(
+            DeepEnsemble(num_steps=1000, batch_size=whole),
+            **validated | {"validate_with": unpolished},
+        ),
         "svi-rt": Rule(svi, **inferred, choose="evidence", num_draws=400),
         "svi-lrt": Rule(lrt, **inferred, choose="evidence", num_draws=400),
         "laplace": Rule(
@@ -490,7 +562,9 @@ def _rules() -> dict[str, Rule]:
         ),
         # an iterate an epoch would be few of many rows. It starts at the mode of the search that chose its noise: at
         # another search's the noise is not what the net leaves
-        "swag": Rule(SWAG(num_steps=2000, collect_every=20), **validated, num_draws=100, init=search),
+        "swag": Rule(
+            SWAG(num_steps=2000, collect_every=20), **validated, num_draws=100, init=search
+        ),
         "mc-dropout": Rule(
             MCDropout(p=0.01, num_steps=1500, batch_size=whole),
             prior_scales=(1.0,),
@@ -527,9 +601,12 @@ def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset,
     folder = _folder(name, root)
     table = np.loadtxt(folder / "data.txt", ndmin=2)
     files = ("features", "target", f"train_{split}", f"test_{split}")
-    features, (target,), *parts = (np.loadtxt(folder / f"index_{file}.txt", ndmin=1).astype(int) for file in files)
+    features, (target,), *parts = (
+        np.loadtxt(folder / f"index_{file}.txt", ndmin=1).astype(int) for file in files
+    )
     names = tuple(f"feature_{column}" for column in features)
-    x, y = _tensor(table[:, features]), _tensor(table[:, [target]])
+    x = _tensor(table[:, features])
+    y = _tensor(table[:, [target]])
     full = Dataset(x, y, folder.name, "regression", names, f"column_{target}")
     train, test = map(full.subset, parts)
     return train, test
@@ -552,12 +629,16 @@ def _folder(name: str, root: str | Path | None) -> Path:
         raise ValueError(f"no directory for UCI set {name!r}: pass 'root' or set PYROBNN_DATA")
     found = {path.parent.name: path.parent for path in Path(root).glob("**/data.txt")}
     if name not in found:
-        raise ValueError(f"there is no UCI set {name!r} in {str(root)!r}: found {', '.join(sorted(found)) or 'none'}")
+        raise ValueError(
+            f"there is no UCI set {name!r} in {str(root)!r}: found {', '.join(sorted(found)) or 'none'}"
+        )
     return found[name]
 
 
 def _tensor(values: np.ndarray) -> Tensor:
     """In float32, or in float64 where float32 would merge distinct values of a column."""
     narrow = values.astype(np.float32)
-    merged = any(len(np.unique(few)) < len(np.unique(many)) for many, few in zip(values.T, narrow.T))
+    merged = any(
+        len(np.unique(few)) < len(np.unique(many)) for many, few in zip(values.T, narrow.T)
+    )
     return torch.tensor(values if merged else narrow)

@@ -48,7 +48,8 @@ DATASETS = {
     "yacht": "yacht",
 }
 #: nats a point, and share of the RMSE, by which a record made again may differ: rounding differs between machines
-MOST_NATS, MOST_RMSE = 0.05, 0.05
+MOST_NATS = 0.05
+MOST_RMSE = 0.05
 NEEDS = ("dataset", "split", "method", "scores", "cpu_seconds")
 
 
@@ -58,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
     work = []
     if not options.table_only:
         try:
-            work = tasks(options.data, options.methods or [FLOOR, *RULES], options.splits, options.data_root)
+            work = tasks(
+                options.data, options.methods or [FLOOR, *RULES], options.splits, options.data_root
+            )
         except ValueError as error:
             print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
             return 2
@@ -73,7 +76,9 @@ def main(argv: list[str] | None = None) -> int:
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
     """The options."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     add = parser.add_argument
     add("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
     add("--data", nargs="+", default=list(DATASETS), metavar="SET", help="names or folders")
@@ -93,7 +98,9 @@ def splits(text: str) -> list[int]:
     found: list[int] = []
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if not (first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)):
+        if not (
+            first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
+        ):
             raise argparse.ArgumentTypeError(f"splits are numbers such as 0-4 or 0,7, got {text!r}")
         found.extend(range(int(first), int(last or first) + 1))
     return found
@@ -105,7 +112,10 @@ def key(record: Record) -> tuple[Any, ...]:
 
 
 def tasks(
-    datasets: Sequence[str], methods: Sequence[str], numbers: Sequence[int] | None, root: str | Path | None
+    datasets: Sequence[str],
+    methods: Sequence[str],
+    numbers: Sequence[int] | None,
+    root: str | Path | None,
 ) -> list[dict[str, Any]]:
     """Every method on every split of every data set, all methods of a split together."""
     for name in methods:
@@ -134,7 +144,9 @@ def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
         if task["method"] == FLOOR:
             mean, scale = rules.LinearFloor.fit(train).predict(test.x)
             return {"scores": rounded(rules.mixture_scores(mean[None], scale[None], test.y[:, 0]))}
-        rule = dataclasses.replace(RULES[task["method"]], num_hidden=rules.uci_num_hidden(folder, root))
+        rule = dataclasses.replace(
+            RULES[task["method"]], num_hidden=rules.uci_num_hidden(folder, root)
+        )
         posterior, chosen, _ = rule.fit(train, task["split"])
         prediction = posterior.predict(test.x)
         return {
@@ -144,7 +156,9 @@ def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
             "diagnosis": diagnosis(posterior, prediction.f),
         }
 
-    return measured(task, work, seed=task["split"], num_train=train.num_data, num_test=test.num_data)
+    return measured(
+        task, work, seed=task["split"], num_train=train.num_data, num_test=test.num_data
+    )
 
 
 def rounded(found: Mapping[str, float]) -> dict[str, float]:
@@ -157,7 +171,8 @@ def diagnosis(posterior: Any, f: Any) -> dict[str, float]:
     if posterior.num_chains < 2 or posterior.meta.get("iid"):
         return {}
     values = f[..., 0].double().cpu().movedim(-1, 0)
-    ratio, worth = rhat(values), ess(values)
+    ratio = rhat(values)
+    worth = ess(values)
     found = {"rhat_f_max": ratio.max(), "rhat_f_median": np.median(ratio), "ess_f_min": worth.min()}
     return {name: round(float(value), 4) for name, value in found.items() if math.isfinite(value)}
 
@@ -167,7 +182,9 @@ def sweep(work: Sequence[Record], records: Sequence[Record], options: argparse.N
     if not work:
         return 0
     runner = Sweep(options.results, key, options.jobs)
-    chosen, rest, seconds = within_budget(runner.pending(work), records, options.budget * options.jobs)
+    chosen, rest, seconds = within_budget(
+        runner.pending(work), records, options.budget * options.jobs
+    )
     print(f"{len(chosen)} fits, about {seconds / options.jobs:.0f} s", flush=True)
     if rest:
         print(f"{len(rest)} fits do not fit into the budget")
@@ -175,7 +192,9 @@ def sweep(work: Sequence[Record], records: Sequence[Record], options: argparse.N
     function = functools.partial(run_task, root=options.data_root)
     try:
         for number, (task, outcome) in enumerate(runner.run(function, chosen), 1):
-            name = f"[{number}/{len(chosen)}] {task['dataset']} split {task['split']} {task['method']}"
+            name = (
+                f"[{number}/{len(chosen)}] {task['dataset']} split {task['split']} {task['method']}"
+            )
             if isinstance(outcome, Exception):
                 failures += 1
                 print(f"{name}: {type(outcome).__name__}: {outcome}", flush=True)
@@ -200,7 +219,10 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
     count = min(len(records), max(1, round(options.check * len(records))))
     drawn = random.Random(options.seed).sample(list(records), count)
     drawn, rest, seconds = within_budget(drawn, records, options.budget)
-    print(f"{len(drawn)} of {len(records)} records again, about {seconds:.0f} s; {len(rest)} too dear", flush=True)
+    print(
+        f"{len(drawn)} of {len(records)} records again, about {seconds:.0f} s; {len(rest)} too dear",
+        flush=True,
+    )
     failed = 0
     for number, record in enumerate(drawn, 1):
         task = {name: record[name] for name in ("dataset", "split", "method")}
@@ -210,17 +232,25 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
         append_record(
             options.results.with_name("checks.jsonl"),
             {**task, "made": record.get("commit"), "commit": again["commit"], "met": not wrong}
-            | {"before": record["scores"], "scores": again["scores"], "finished_at": again["finished_at"]},
+            | {
+                "before": record["scores"],
+                "scores": again["scores"],
+                "finished_at": again["finished_at"],
+            },
         )
         exact = "the same number" if again["scores"] == record["scores"] else "within the tolerance"
-        print(f"[{number}/{len(drawn)}] {' '.join(map(str, task.values()))}: {'; '.join(wrong) or exact}", flush=True)
+        print(
+            f"[{number}/{len(drawn)}] {' '.join(map(str, task.values()))}: {'; '.join(wrong) or exact}",
+            flush=True,
+        )
     print(f"{len(drawn) - failed} of {len(drawn)} records were met")
     return 1 if failed else 0 if drawn else 2
 
 
 def differences(record: Record, again: Record) -> list[str]:
     """What of a record made again lies beyond the tolerance."""
-    old, new = record["scores"], again["scores"]
+    old = record["scores"]
+    new = again["scores"]
     found = []
     if not abs(new["log_density"] - old["log_density"]) <= MOST_NATS:
         found.append(f"log density {new['log_density']:.3f} for {old['log_density']:.3f}")

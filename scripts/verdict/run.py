@@ -53,7 +53,9 @@ class Case:
     iid: bool = False
     errors: tuple[np.ndarray, ...] = ()
 
-    def exact(self, *, count: float = 1.0, prior: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def exact(
+        self, *, count: float = 1.0, prior: float | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Mean and covariance of the posterior, of data counted `count` times."""
         design = np.concatenate([self.x, np.ones((len(self.x), 1))], axis=1)
         precision = count * design.T @ design / self.noise**2
@@ -64,7 +66,9 @@ class Case:
     def sd(self) -> np.ndarray:
         return np.sqrt(np.diag(self.exact()[1]))
 
-    def draws(self, *, kept: float = 0.0, count: float = 1.0, prior: float | None = None) -> np.ndarray:
+    def draws(
+        self, *, kept: float = 0.0, count: float = 1.0, prior: float | None = None
+    ) -> np.ndarray:
         """Stationary chains of it, with correlation `kept` from draw to draw."""
         mean, covariance = self.exact(count=count, prior=prior)
         normal = self.rng.normal(size=(*self.shape, len(mean)))
@@ -73,15 +77,22 @@ class Case:
         return mean + normal @ np.linalg.cholesky(covariance).T
 
 
-def make_case(seed: list[int], shape: tuple[int, int], change: Callable[[Case], None] | None = None) -> Case:
+def make_case(
+    seed: list[int], shape: tuple[int, int], change: Callable[[Case], None] | None = None
+) -> Case:
     """A problem from the model's own prior; `change` may spoil the data before anything is inferred."""
     rng = np.random.default_rng(seed)
-    inputs, num = int(rng.integers(1, 21)), int(rng.integers(40, 201))
+    inputs = int(rng.integers(1, 21))
+    num = int(rng.integers(40, 201))
     noise = float(np.exp(rng.uniform(np.log(0.1), np.log(2.0))))
     weights = rng.normal(size=inputs + 1)
-    x, x_test = rng.normal(size=(num, inputs)), rng.normal(size=(HELD_OUT, inputs))
+    x = rng.normal(size=(num, inputs))
+    x_test = rng.normal(size=(HELD_OUT, inputs))
     errors = tuple(rng.normal(size=len(part)) for part in (x, x_test))
-    y, y_test = (part @ weights[:-1] + weights[-1] + noise * own for part, own in zip((x, x_test), errors, strict=True))
+    y, y_test = (
+        part @ weights[:-1] + weights[-1] + noise * own
+        for part, own in zip((x, x_test), errors, strict=True)
+    )
     case = Case(rng, x, y, x_test, y_test, noise, shape, errors=errors)
     if change is not None:
         change(case)
@@ -97,13 +108,26 @@ def tree_of(case: Case, draws: np.ndarray):
         torch.tensor(part, dtype=torch.float32)
         for part in (draws, case.x, case.y[:, None], case.x_test, case.y_test[:, None])
     )
-    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian", "iid": case.iid}
+    meta = {
+        "method": "NUTS",
+        "kind": "chains",
+        "claim": "exact",
+        "likelihood": "gaussian",
+        "iid": case.iid,
+    }
     sample_stats = {"lp": torch.zeros(draws.shape[:2])}
     if case.iid:
-        meta |= {"method": "SVI", "kind": "independent", "claim": "approximate", "log_evidence_kind": "elbo"}
+        meta |= {
+            "method": "SVI",
+            "kind": "independent",
+            "claim": "approximate",
+            "log_evidence_kind": "elbo",
+        }
         sample_stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
     sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
-    return Posterior(model, sites, sample_stats, meta=meta).to_datatree(*data[:2], test=tuple(data[2:]))
+    return Posterior(model, sites, sample_stats, meta=meta).to_datatree(
+        *data[:2], test=tuple(data[2:])
+    )
 
 
 def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
@@ -127,7 +151,8 @@ def spread(factor: float, chains: slice = EVERY, kept: float = 0.0) -> Callable[
     """Chains whose sd is `factor` times the posterior's."""
 
     def spoil(case: Case) -> np.ndarray:
-        found, mean = case.draws(kept=kept), case.exact()[0]
+        found = case.draws(kept=kept)
+        mean = case.exact()[0]
         found[chains] = mean + factor * (found[chains] - mean)
         return found
 
@@ -135,7 +160,11 @@ def spread(factor: float, chains: slice = EVERY, kept: float = 0.0) -> Callable[
 
 
 def moved(
-    sds: float, chains: slice = EVERY, draws: slice = EVERY, weights: slice = EVERY, kept: float = 0.0
+    sds: float,
+    chains: slice = EVERY,
+    draws: slice = EVERY,
+    weights: slice = EVERY,
+    kept: float = 0.0,
 ) -> Callable[[Case], np.ndarray]:
     """Some of the draws `sds` posterior sd away, in some weights."""
 
@@ -166,7 +195,9 @@ def marginals(case: Case) -> np.ndarray:
 
 def other_data(case: Case) -> np.ndarray:
     found = case.draws()
-    found[0] = replace(case, x=case.x_test, y=case.x_test @ case.rng.normal(size=case.x.shape[1])).draws()[0]
+    found[0] = replace(
+        case, x=case.x_test, y=case.x_test @ case.rng.normal(size=case.x.shape[1])
+    ).draws()[0]
     return found
 
 
@@ -183,7 +214,8 @@ def collinear(case: Case) -> None:
 
 
 def test_is_train(case: Case) -> None:
-    case.x_test, case.y_test = case.x[:HELD_OUT].copy(), case.y[:HELD_OUT].copy()
+    case.x_test = case.x[:HELD_OUT].copy()
+    case.y_test = case.y[:HELD_OUT].copy()
 
 
 def changed(name: str, change: Callable[[Case], Any]) -> Callable[[Case], None]:
@@ -236,7 +268,8 @@ def without_an_input(case: Case) -> None:
 
 def opposite(case: Case) -> np.ndarray:
     """Every other chain the mirror image of the one before."""
-    found, mean = case.draws(kept=0.2), case.exact()[0]
+    found = case.draws(kept=0.2)
+    mean = case.exact()[0]
     found[1::2] = 2.0 * mean - found[::2]
     return found
 
@@ -262,7 +295,8 @@ def jittered(sds: float) -> Callable[[Case], np.ndarray]:
     """One chain as all, each with a little noise of its own."""
 
     def spoil(case: Case) -> np.ndarray:
-        found, sd = copied(case), case.sd
+        found = copied(case)
+        sd = case.sd
         return found + sds * sd * case.rng.normal(size=found.shape)
 
     return spoil
@@ -287,7 +321,8 @@ def without_tails(case: Case) -> np.ndarray:
 
 def a_fifth_is_train(case: Case) -> None:
     few = min(HELD_OUT // 5, len(case.x))
-    case.x_test[:few], case.y_test[:few] = case.x[:few], case.y[:few]
+    case.x_test[:few] = case.x[:few]
+    case.y_test[:few] = case.y[:few]
 
 
 def remade(
@@ -338,14 +373,17 @@ def without_noise(case: Case, tree: xr.DataTree) -> None:
 def blocks(case: Case) -> np.ndarray:
     """Every ten draws twice, one after the other."""
     starts = range(0, case.shape[1] // 2, 10)
-    return case.draws(kept=0.2)[:, np.concatenate([np.r_[at : at + 10, at : at + 10] for at in starts])]
+    return case.draws(kept=0.2)[
+        :, np.concatenate([np.r_[at : at + 10, at : at + 10] for at in starts])
+    ]
 
 
 def at_the_mode(sds: float) -> Callable[[Case], np.ndarray]:
     """Half of the draws, at random, within `sds` of the mode."""
 
     def spoil(case: Case) -> np.ndarray:
-        found, (mean, covariance) = case.draws(kept=0.2), case.exact()
+        found = case.draws(kept=0.2)
+        (mean, covariance) = case.exact()
         chosen = case.rng.random(case.shape) < 0.5
         noise = case.rng.normal(size=(int(chosen.sum()), len(mean)))
         found[chosen] = mean + sds * np.sqrt(np.diag(covariance)) * noise
@@ -358,14 +396,17 @@ def of_the_prior(share: float) -> Callable[[Case], np.ndarray]:
     """A share of the draws, at random, from the prior."""
 
     def spoil(case: Case) -> np.ndarray:
-        found, chosen = case.draws(), case.rng.random(case.shape) < share
+        found = case.draws()
+        chosen = case.rng.random(case.shape) < share
         found[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), found.shape[-1]))
         return found
 
     return spoil
 
 
-def shaped(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -> Callable[[Case], np.ndarray]:
+def shaped(
+    draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray],
+) -> Callable[[Case], np.ndarray]:
     """Draws of another distribution with the posterior's mean and, where `draw` has variance one, its covariance."""
 
     def spoil(case: Case) -> np.ndarray:
@@ -378,7 +419,8 @@ def shaped(draw: Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]) -
 def swinging(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     """Not random at all: each weight of each chain a wave of its own frequency and phase."""
     chains, draws, weights = shape
-    frequency, phase = rng.uniform(0.2, 3.0, weights), rng.uniform(0.0, 2.0 * np.pi, (chains, 1, weights))
+    frequency = rng.uniform(0.2, 3.0, weights)
+    phase = rng.uniform(0.0, 2.0 * np.pi, (chains, 1, weights))
     return np.sqrt(2.0) * np.sin(np.arange(draws)[:, None] * frequency + phase)
 
 
@@ -405,7 +447,9 @@ def one_slow_weight(case: Case) -> np.ndarray:
 
 
 def wider_later(case: Case) -> np.ndarray:
-    found, mean, half = case.draws(kept=0.2), case.exact()[0], case.shape[1] // 2
+    found = case.draws(kept=0.2)
+    mean = case.exact()[0]
+    half = case.shape[1] // 2
     found[:, half:] = mean + 1.6 * (found[:, half:] - mean)
     return found
 
@@ -435,7 +479,8 @@ def few_with_noise(case: Case) -> np.ndarray:
 
 def by_density(case: Case) -> np.ndarray:
     """The draws of each chain in the order of their density."""
-    found, (mean, covariance) = case.draws(), case.exact()
+    found = case.draws()
+    (mean, covariance) = case.exact()
     far = np.einsum("csi,ij,csj->cs", found - mean, np.linalg.inv(covariance), found - mean)
     return np.take_along_axis(found, far.argsort(axis=1)[..., None], axis=1)
 
@@ -464,9 +509,12 @@ HEALTHY = {
     "a fitted normal": Fault(iid=True),
     "a column twice": Fault(data=doubled),
 }
-VIRIAL, SCORE, RHAT = ("virial",), ("score",), ("rhat_function",)
+VIRIAL = ("virial",)
+SCORE = ("score",)
+RHAT = ("rhat_function",)
 SHAPE = ("density_moves",)
-CALIBRATION, LIKELIHOOD = ("pit", "loo_pit"), ("log_likelihood",)
+CALIBRATION = ("pit", "loo_pit")
+LIKELIHOOD = ("log_likelihood",)
 SICK = {
     "sd x 0.5": Fault(spread(0.5), checks=VIRIAL),
     "sd x 2": Fault(spread(2.0), checks=VIRIAL),
@@ -477,9 +525,12 @@ SICK = {
     "data counted ten times": Fault(lambda case: case.draws(count=10.0), checks=VIRIAL),
     "noise taken for half of it": Fault(lambda case: case.draws(count=4.0), checks=VIRIAL),
     "tempered to 0.5": Fault(spread(np.sqrt(0.5)), checks=VIRIAL),
-    "targets permuted": Fault(lambda case: replace(case, y=case.rng.permutation(case.y)).draws(), checks=SCORE),
+    "targets permuted": Fault(
+        lambda case: replace(case, y=case.rng.permutation(case.y)).draws(), checks=SCORE
+    ),
     "no bias": Fault(
-        lambda case: case.draws() * (np.arange(len(case.sd)) < len(case.sd) - 1), checks=("virial", "score")
+        lambda case: case.draws() * (np.arange(len(case.sd)) < len(case.sd) - 1),
+        checks=("virial", "score"),
     ),
     "a chain of other data": Fault(other_data, checks=RHAT),
     "a chain that never moved": Fault(stuck, checks=("moving", "rhat_function")),
@@ -487,49 +538,67 @@ SICK = {
     "half of the chains 1 sd away": Fault(moved(1.0, slice(2)), checks=RHAT),
     "chains that are copies": Fault(copied, checks=("copied_chains",)),
     "chains that are nearly copies": Fault(
-        lambda case: copied(case) + 1e-6 * case.rng.normal(size=(*case.shape, len(case.sd))), checks=("copied_chains",)
+        lambda case: copied(case) + 1e-6 * case.rng.normal(size=(*case.shape, len(case.sd))),
+        checks=("copied_chains",),
     ),
     "draws from 150 distinct ones": Fault(
-        lambda case: case.draws().reshape(-1, len(case.sd))[case.rng.integers(0, 150, size=case.shape)],
+        lambda case: case.draws().reshape(-1, len(case.sd))[
+            case.rng.integers(0, 150, size=case.shape)
+        ],
         checks=("repeated_draws",),
     ),
     "every draw twice": Fault(
         lambda case: np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1), checks=("moving",)
     ),
     "all chains at one point": Fault(
-        lambda case: case.exact()[0] + 1e-3 * case.sd * case.rng.normal(size=(*case.shape, len(case.sd))), checks=VIRIAL
+        lambda case: (
+            case.exact()[0] + 1e-3 * case.sd * case.rng.normal(size=(*case.shape, len(case.sd)))
+        ),
+        checks=VIRIAL,
     ),
     "chains that mirror each other": Fault(opposite, checks=("copied_chains",)),
     "chains that follow one another": Fault(delayed, checks=("repeated_draws",)),
     "half of the draws from the prior": Fault(of_the_prior(0.5), checks=VIRIAL),
     "the posterior of other data": Fault(
         lambda case: replace(
-            case, y=case.x @ case.rng.normal(size=case.x.shape[1]) + case.noise * case.rng.normal(size=len(case.y))
+            case,
+            y=case.x @ case.rng.normal(size=case.x.shape[1])
+            + case.noise * case.rng.normal(size=len(case.y)),
         ).draws(),
         checks=SCORE,
     ),
     "the posterior of half the data": Fault(
-        lambda case: replace(case, x=case.x[: len(case.x) // 2], y=case.y[: len(case.x) // 2]).draws(), checks=VIRIAL
+        lambda case: replace(
+            case, x=case.x[: len(case.x) // 2], y=case.y[: len(case.x) // 2]
+        ).draws(),
+        checks=VIRIAL,
     ),
     "draws drawn again": Fault(drawn_again, checks=("moving",)),
     "chains with a trend": Fault(
-        lambda case: case.draws() + np.linspace(-2, 2, case.shape[1])[:, None] * case.sd, checks=RHAT
+        lambda case: case.draws() + np.linspace(-2, 2, case.shape[1])[:, None] * case.sd,
+        checks=RHAT,
     ),
     "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
     "slow chains": Fault(lambda case: case.draws(kept=0.99), checks=("ess_function",)),
     "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("importance",)),
     "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("importance", "virial")),
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
-    "test rows are training rows, rounded": Fault(data=test_is_nearly_train, checks=("held_out_rows",)),
+    "test rows are training rows, rounded": Fault(
+        data=test_is_nearly_train, checks=("held_out_rows",)
+    ),
     "log-likelihood of other rows": Fault(
-        tree=remade("log_likelihood", lambda c, y: y[..., c.rng.permutation(y.shape[-1])]), checks=LIKELIHOOD
+        tree=remade("log_likelihood", lambda c, y: y[..., c.rng.permutation(y.shape[-1])]),
+        checks=LIKELIHOOD,
     ),
     "log-likelihood of the other sign": Fault(tree=times(-1.0), checks=LIKELIHOOD),
     "a sine in the noise": Fault(data=swallowed(lambda x: np.sin(3 * x)), checks=("pattern",)),
     "a square in the noise": Fault(data=swallowed(np.square), checks=("pattern",)),
-    "noise twice the model's": Fault(data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION),
+    "noise twice the model's": Fault(
+        data=renoised(lambda c, x: 2.2 * c.rng.normal(size=len(x))), checks=CALIBRATION
+    ),
     "noise that grows with an input": Fault(
-        data=renoised(lambda c, x: np.exp(0.8 * x - 0.64) * c.rng.normal(size=len(x))), checks=("coverage_by_region",)
+        data=renoised(lambda c, x: np.exp(0.8 * x - 0.64) * c.rng.normal(size=len(x))),
+        checks=("coverage_by_region",),
     ),
     "noise with heavy tails": Fault(
         data=renoised(lambda c, x: 2.0 * c.rng.standard_t(1.5, size=len(x))), checks=CALIBRATION
@@ -540,7 +609,9 @@ SICK = {
     "log-likelihood halved throughout": Fault(tree=throughout(0.5), checks=LIKELIHOOD),
     "chains sorted": Fault(lambda case: np.sort(case.draws(), axis=1), checks=RHAT),
     "weights shuffled apart": Fault(
-        lambda case: case.rng.permuted(case.draws().reshape(-1, len(case.sd)), axis=0).reshape(*case.shape, -1),
+        lambda case: case.rng.permuted(case.draws().reshape(-1, len(case.sd)), axis=0).reshape(
+            *case.shape, -1
+        ),
         collinear,
         checks=("virial", "score"),
     ),
@@ -548,15 +619,26 @@ SICK = {
     "one chain with noise as all": Fault(jittered(0.5), checks=("copied_chains", "virial")),
     "slow chains dealt into one another": Fault(dealt, checks=("ess_function", "score", "virial")),
     "two places shuffled": Fault(
-        lambda case: case.draws() + 4.0 * case.sd * (case.rng.random(case.shape) < 0.5)[..., None], checks=VIRIAL
+        lambda case: case.draws() + 4.0 * case.sd * (case.rng.random(case.shape) < 0.5)[..., None],
+        checks=VIRIAL,
     ),
     "without its tails": Fault(without_tails, checks=VIRIAL),
-    "of targets in other units": Fault(lambda case: replace(case, y=1.5 * case.y).draws(), checks=SCORE),
-    "of inputs that were moved": Fault(lambda case: replace(case, x=case.x + 0.5).draws(), checks=SCORE),
-    "a fifth of the test rows are training rows": Fault(data=a_fifth_is_train, checks=("held_out_rows",)),
-    "test targets that have moved": Fault(data=changed("y_test", lambda c: c.y_test + 1.5 * c.noise), checks=("pit",)),
+    "of targets in other units": Fault(
+        lambda case: replace(case, y=1.5 * case.y).draws(), checks=SCORE
+    ),
+    "of inputs that were moved": Fault(
+        lambda case: replace(case, x=case.x + 0.5).draws(), checks=SCORE
+    ),
+    "a fifth of the test rows are training rows": Fault(
+        data=a_fifth_is_train, checks=("held_out_rows",)
+    ),
+    "test targets that have moved": Fault(
+        data=changed("y_test", lambda c: c.y_test + 1.5 * c.noise), checks=("pit",)
+    ),
     "predictions without noise": Fault(tree=without_noise, checks=("pit",)),
-    "a weight of one chain 1 sd away": Fault(moved(1.0, slice(1), weights=slice(1), kept=0.2), checks=RHAT),
+    "a weight of one chain 1 sd away": Fault(
+        moved(1.0, slice(1), weights=slice(1), kept=0.2), checks=RHAT
+    ),
     "every ten draws twice": Fault(blocks, checks=("repeated_draws",)),
     "half of the draws at the mode": Fault(at_the_mode(0.0), checks=("repeated_draws", "virial")),
     "half of the draws near the mode": Fault(at_the_mode(0.01), checks=VIRIAL),
@@ -564,17 +646,21 @@ SICK = {
     "noise taken for twice of it": Fault(lambda case: case.draws(count=0.25), checks=VIRIAL),
     "of a prior a tenth as wide": Fault(lambda case: case.draws(prior=0.1), checks=SCORE),
     "a tenth of the draws of the other sign": Fault(
-        lambda case: case.draws(kept=0.2) * np.where(case.rng.random(case.shape) < 0.1, -1.0, 1.0)[..., None],
+        lambda case: (
+            case.draws(kept=0.2) * np.where(case.rng.random(case.shape) < 0.1, -1.0, 1.0)[..., None]
+        ),
         checks=VIRIAL,
     ),
     "a tenth of the draws from the prior": Fault(of_the_prior(0.1), checks=VIRIAL),
     "cut off at 1.5 sd": Fault(
-        shaped(lambda rng, shape: stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)), checks=VIRIAL
+        shaped(lambda rng, shape: stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)),
+        checks=VIRIAL,
     ),
     "every weight in two places": Fault(
         shaped(
             lambda rng, shape: (
-                0.95 * rng.choice([-1.0, 1.0], size=shape) + np.sqrt(1 - 0.95**2) * rng.normal(size=shape)
+                0.95 * rng.choice([-1.0, 1.0], size=shape)
+                + np.sqrt(1 - 0.95**2) * rng.normal(size=shape)
             )
         ),
         checks=SHAPE,
@@ -585,7 +671,9 @@ SICK = {
     "every weight with heavy tails": Fault(
         shaped(lambda rng, shape: rng.standard_t(3, shape) / np.sqrt(3.0)), checks=SHAPE
     ),
-    "every weight skewed": Fault(shaped(lambda rng, shape: rng.exponential(size=shape) - 1.0), checks=SHAPE),
+    "every weight skewed": Fault(
+        shaped(lambda rng, shape: rng.exponential(size=shape) - 1.0), checks=SHAPE
+    ),
     "waves": Fault(shaped(swinging), checks=SHAPE),
     "fifty draws with noise": Fault(few_with_noise),
     "draws in the order of their density": Fault(by_density, checks=RHAT),
@@ -593,7 +681,9 @@ SICK = {
     "one chain 1.5 times as wide": Fault(spread(1.5, slice(1), 0.2), checks=RHAT),
     "a fifth of the rows twice": Fault(
         lambda case: replace(
-            case, x=np.r_[case.x, case.x[: len(case.x) // 5]], y=np.r_[case.y, case.y[: len(case.y) // 5]]
+            case,
+            x=np.r_[case.x, case.x[: len(case.x) // 5]],
+            y=np.r_[case.y, case.y[: len(case.y) // 5]],
         ).draws(),
         checks=("virial", "score"),
     ),
@@ -601,31 +691,52 @@ SICK = {
     "test targets moved by half of their sd": Fault(
         data=changed("y_test", lambda c: c.y_test + 0.5 * c.y.std()), checks=("pit",)
     ),
-    "test inputs permuted": Fault(data=changed("x_test", lambda c: c.rng.permutation(c.x_test)), checks=("pit",)),
+    "test inputs permuted": Fault(
+        data=changed("x_test", lambda c: c.rng.permutation(c.x_test)), checks=("pit",)
+    ),
     "test inputs in other columns": Fault(
-        data=changed("x_test", lambda c: c.x_test[:, ::-1].copy() if c.x_test.shape[1] > 1 else -c.x_test),
+        data=changed(
+            "x_test", lambda c: c.x_test[:, ::-1].copy() if c.x_test.shape[1] > 1 else -c.x_test
+        ),
         checks=("pit",),
     ),
     "test targets with noise": Fault(
-        data=changed("y_test", lambda c: c.y_test + 1.5 * c.noise * c.rng.normal(size=HELD_OUT)), checks=("pit",)
+        data=changed("y_test", lambda c: c.y_test + 1.5 * c.noise * c.rng.normal(size=HELD_OUT)),
+        checks=("pit",),
     ),
-    "a model of twice the noise": Fault(data=changed("noise", lambda c: 2.0 * c.noise), checks=CALIBRATION),
-    "a model of half the noise": Fault(data=changed("noise", lambda c: 0.5 * c.noise), checks=CALIBRATION),
+    "a model of twice the noise": Fault(
+        data=changed("noise", lambda c: 2.0 * c.noise), checks=CALIBRATION
+    ),
+    "a model of half the noise": Fault(
+        data=changed("noise", lambda c: 0.5 * c.noise), checks=CALIBRATION
+    ),
     "predictions in other units": Fault(
         tree=remade("predictions", lambda _, y: 1.5 * y + 0.5, PREDICTED), checks=("pit",)
     ),
-    "predictions with twice the spread": Fault(tree=remade("predictions", widened, ("y", "y_sample")), checks=("pit",)),
+    "predictions with twice the spread": Fault(
+        tree=remade("predictions", widened, ("y", "y_sample")), checks=("pit",)
+    ),
     "replicates without spread": Fault(
-        tree=remade("posterior_predictive", lambda _, y: np.broadcast_to(y.mean((0, 1)), y.shape).copy()),
+        tree=remade(
+            "posterior_predictive", lambda _, y: np.broadcast_to(y.mean((0, 1)), y.shape).copy()
+        ),
         checks=("loo_pit",),
     ),
-    "log-likelihood without its constant": Fault(tree=times(1.0, 0.5 * np.log(2.0 * np.pi)), checks=LIKELIHOOD),
+    "log-likelihood without its constant": Fault(
+        tree=times(1.0, 0.5 * np.log(2.0 * np.pi)), checks=LIKELIHOOD
+    ),
     "observed targets permuted": Fault(
         tree=remade("observed_data", lambda c, y: c.rng.permutation(y)), checks=LIKELIHOOD
     ),
-    "errors that carry over to the next row": Fault(data=renoised(dependent), checks=("row_order",)),
+    "errors that carry over to the next row": Fault(
+        data=renoised(dependent), checks=("row_order",)
+    ),
     "errors that drift": Fault(
-        data=renoised(lambda c, x: (c.rng.normal(size=len(x)) + np.linspace(-1.5, 1.5, len(x))) / np.sqrt(1.75)),
+        data=renoised(
+            lambda c, x: (
+                (c.rng.normal(size=len(x)) + np.linspace(-1.5, 1.5, len(x))) / np.sqrt(1.75)
+            )
+        ),
         checks=("row_order",),
     ),
     "errors of groups of rows": Fault(data=renoised(grouped), checks=("row_order",)),
@@ -649,7 +760,8 @@ def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
         tree = tree_of(case, fault.draws(case))
         if fault.tree is not None:
             fault.tree(case, tree)
-        verdict, audit = pb.diagnose(tree), pb.audit(tree)
+        verdict = pb.diagnose(tree)
+        audit = pb.audit(tree)
     return {
         "healthy": kind in HEALTHY,
         "kind": kind,
@@ -660,7 +772,9 @@ def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
         "model": verdict.model,
         "audit": audit.status,
         "words": len(str(verdict).split()),
-        "checks": {check.name: [check.status, check.value] for check in (*verdict.checks, *audit.checks)},
+        "checks": {
+            check.name: [check.status, check.value] for check in (*verdict.checks, *audit.checks)
+        },
     }
 
 
@@ -677,7 +791,9 @@ def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
         sick = [_spoke(row, name) for row in planted if silent or name in row["checks"]]
         if any(healthy) or sick:
             counts = len(healthy), sum(healthy), len(sick), sum(sick)
-            found[name] = dict(zip(("healthy", "false_alarms", "sick", "seen"), counts, strict=True))
+            found[name] = dict(
+                zip(("healthy", "false_alarms", "sick", "seen"), counts, strict=True)
+            )
     return found
 
 
@@ -686,12 +802,20 @@ def _spoke(row: dict, name: str) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("records.jsonl"))
-    parser.add_argument("--rates", type=Path, default=RATES, help="where the package keeps what follows from them")
-    parser.add_argument("--healthy", type=int, default=60, help="cases of each healthy kind and length")
+    parser.add_argument(
+        "--rates", type=Path, default=RATES, help="where the package keeps what follows from them"
+    )
+    parser.add_argument(
+        "--healthy", type=int, default=60, help="cases of each healthy kind and length"
+    )
     parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
-    parser.add_argument("--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs")
+    parser.add_argument(
+        "--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs"
+    )
     arguments = parser.parse_args()
     torch.manual_seed(0)
     done = {(row["kind"], row["length"], row["seed"]) for row in read_records(arguments.results)}

@@ -12,11 +12,15 @@ import pyrobnn as pb
 
 def prediction(f, likelihood=None):
     """Draws f (draw, point) of one output with known noise."""
-    return pb.Prediction(f[None, :, :, None], likelihood or pb.likelihoods.HomoskedasticGaussian(0.5), {})
+    return pb.Prediction(
+        f[None, :, :, None], likelihood or pb.likelihoods.HomoskedasticGaussian(0.5), {}
+    )
 
 
 def normal_f(scales, num=256):
-    z = torch.randn(num, len(scales), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z = torch.randn(
+        num, len(scales), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     return z * torch.tensor(scales, dtype=torch.float64)
 
 
@@ -34,16 +38,25 @@ def test_a_row_asked_for_already_tells_nothing_more_and_its_twin_little():
     assert pb.acquire.bald(p, given=[0])[0] == 0
     gain = pb.acquire.bald(p, given=[0]) - pb.acquire.bald(p)[0]
     assert gain[1] < gain[2]
-    assert set(pb.acquire.batch(lambda rows: pb.acquire.bald(p, given=rows), 2).tolist()) in ({0, 2}, {1, 2})
+    assert set(pb.acquire.batch(lambda rows: pb.acquire.bald(p, given=rows), 2).tolist()) in (
+        {0, 2},
+        {1, 2},
+    )
 
 
 @pytest.mark.parametrize("likelihood", [pb.likelihoods.Bernoulli(), pb.likelihoods.Categorical()])
-def test_bald_of_classes_given_nothing_is_their_mutual_information_and_agrees_with_its_estimate(likelihood):
-    f = 2 * torch.randn(1, 200, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+def test_bald_of_classes_given_nothing_is_their_mutual_information_and_agrees_with_its_estimate(
+    likelihood,
+):
+    f = 2 * torch.randn(
+        1, 200, 5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     p = pb.Prediction(f if likelihood.targets.kind == "label" else f[..., :1], likelihood, {})
     exact = pb.acquire.bald(p)
     assert torch.equal(exact, p.epistemic_entropy)
-    sure = torch.zeros_like(p.standard_f[:, :, :1])  # a point that tells nothing, given: the estimate of the others
+    sure = torch.zeros_like(
+        p.standard_f[:, :, :1]
+    )  # a point that tells nothing, given: the estimate of the others
     with_one = pb.Prediction(torch.cat([sure, p.standard_f], 2), likelihood, {})
     estimates = torch.stack([pb.acquire.bald(with_one, given=[0], seed=s)[1:] for s in range(8)])
     assert ((estimates.mean(0) - exact).abs() < 5 * estimates.std(0) / 8**0.5 + 1e-3).all()
@@ -51,11 +64,18 @@ def test_bald_of_classes_given_nothing_is_their_mutual_information_and_agrees_wi
 
 def test_epig_prefers_what_bears_on_the_targets():
     z = normal_f([1.0, 3.0], 512)
-    candidates, targets = (prediction(z), prediction(z[:, :1]))  # the wide candidate has nothing to do with the target
-    epig, bald = pb.acquire.epig(candidates, targets), pb.acquire.bald(candidates)
+    # the wide candidate has nothing to do with the target
+    candidates = prediction(z)
+    targets = prediction(z[:, :1])
+    epig = pb.acquire.epig(candidates, targets)
+    bald = pb.acquire.bald(candidates)
     assert bald.argmax() == 1 and epig.argmax() == 0
-    found = torch.stack([pb.acquire.epig(candidates, targets, num_draws=512, seed=10 * s)[0] for s in range(4)])
-    exact = -0.5 * math.log(1 - (1 / 1.25) ** 2)  # ρ of two targets of one f with variance 1 and noise 0.5
+    found = torch.stack(
+        [pb.acquire.epig(candidates, targets, num_draws=512, seed=10 * s)[0] for s in range(4)]
+    )
+    exact = -0.5 * math.log(
+        1 - (1 / 1.25) ** 2
+    )  # ρ of two targets of one f with variance 1 and noise 0.5
     assert abs(float(found.mean()) - exact) < 4 * float(found.std()) / 2 + 0.05
 
 
@@ -85,18 +105,32 @@ def test_thompson_takes_each_draw_at_its_best_and_no_row_twice():
     with pytest.raises(ValueError, match="ask for fewer"):
         pb.acquire.thompson(prediction(f), 5)
     with pytest.raises(ValueError, match="there are 4 candidates: ask for fewer"):
-        pb.acquire.batch(lambda rows: pb.acquire.expected_improvement(prediction(f), 0.5, given=rows), 5)
+        pb.acquire.batch(
+            lambda rows: pb.acquire.expected_improvement(prediction(f), 0.5, given=rows), 5
+        )
 
 
 @pytest.mark.parametrize(
     ("score", "message"),
     [
         (lambda p: pb.acquire.thompson(p, output=3), "'output' is 3, but f has 1 columns"),
-        (lambda p: pb.acquire.expected_improvement(p, 0.0, output=1), "'output' is 1, but f has 1 columns"),
+        (
+            lambda p: pb.acquire.expected_improvement(p, 0.0, output=1),
+            "'output' is 1, but f has 1 columns",
+        ),
         (lambda p: pb.acquire.expected_improvement(p, math.nan), "'best' must be finite"),
-        (lambda p: pb.acquire.expected_improvement(p, 0.0, given=[4]), "'given' has row 4, but there are 4 candidates"),
-        (lambda p: pb.acquire.bald(p, given=[-1]), "'given' has row -1, but there are 4 candidates"),
-        (lambda p: pb.acquire.epig(p, p, given=torch.tensor([9])), "'given' has row 9, but there are 4 candidates"),
+        (
+            lambda p: pb.acquire.expected_improvement(p, 0.0, given=[4]),
+            "'given' has row 4, but there are 4 candidates",
+        ),
+        (
+            lambda p: pb.acquire.bald(p, given=[-1]),
+            "'given' has row -1, but there are 4 candidates",
+        ),
+        (
+            lambda p: pb.acquire.epig(p, p, given=torch.tensor([9])),
+            "'given' has row 9, but there are 4 candidates",
+        ),
     ],
 )
 def test_a_row_or_an_output_that_is_not_there_is_refused(score, message):

@@ -19,7 +19,8 @@ def posterior():
     x = 4 * torch.rand(20, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     y = torch.stack([100 - (x - 2).square().sum(1), x[:, 0]], 1)
     units = pb.data.Standardizer.fit(pb.data.Dataset(x, y, "hill", "regression"))
-    net, prior = pb.networks.mlp(2, (10,), 2, seed=0), pb.priors.FanInNormal()
+    net = pb.networks.mlp(2, (10,), 2, seed=0)
+    prior = pb.priors.FanInNormal()
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.2), standardizer=units)
     nuts = pb.NUTS(num_chains=2, num_warmup=100, max_tree_depth=5, compile=False)
     return nuts.fit(model, x, y, num_draws=50)
@@ -30,7 +31,9 @@ def test_values_are_those_of_predict_and_gradients_flow(posterior):
     from pyrobnn.botorch import BNNModel
 
     model = BNNModel(posterior, num_draws=50)
-    X = (4 * torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)).requires_grad_()
+    X = (
+        4 * torch.rand(3, 4, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ).requires_grad_()
     found = model.posterior(X)
     assert found.values.shape == (3, 100, 4, 2) and model.num_outputs == 2
     expected = posterior.predict(X.detach()[1]).f.flatten(0, 1)
@@ -45,7 +48,9 @@ def test_values_are_those_of_predict_and_gradients_flow(posterior):
 def test_what_has_no_function_there_is_refused_in_words(posterior):
     from pyrobnn.botorch import BNNModel
 
-    with pytest.raises(ValueError, match=r"shape \(1, 3\), but the model was fitted to \(points, 2\)"):
+    with pytest.raises(
+        ValueError, match=r"shape \(1, 3\), but the model was fitted to \(points, 2\)"
+    ):
         BNNModel(posterior).posterior(torch.zeros(1, 3, dtype=torch.float64))
     with pytest.raises(TypeError, match="a program predicts by"):
         BNNModel(pb.Posterior(lambda x, y: None, {"w": torch.zeros(4, 20)}))
@@ -68,8 +73,12 @@ def test_an_acquisition_function_is_optimised_and_rows_are_added(posterior):
     with seeded():
         best, value = optimize_acqf(acquire, bounds, q=2, num_restarts=2, raw_samples=32)
     np.random.set_state(before)
-    pairs = 4 * torch.rand(200, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    assert value >= acquire(pairs).max()  # a pair that gradients found is no worse than the best of 200 at random
+    pairs = 4 * torch.rand(
+        200, 2, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64
+    )
+    assert (
+        value >= acquire(pairs).max()
+    )  # a pair that gradients found is no worse than the best of 200 at random
     assert ((best >= 0) & (best <= 4)).all()
     x = torch.tensor([[2.0, 2.0]], dtype=torch.float64)
     more = model.condition_on_observations(x, torch.tensor([[100.0, 2.0]], dtype=torch.float64))

@@ -45,13 +45,28 @@ def table(tmp_path):
 
 def test_compare_writes_report_summary_and_trees(table, tmp_path, capsys):
     out = tmp_path / "out"
-    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map", "ensemble", "--out", str(out)]
+    argv = [
+        "compare",
+        "--data",
+        str(table),
+        "--target",
+        "price",
+        "--methods",
+        "map",
+        "ensemble",
+        "--out",
+        str(out),
+    ]
     assert cli.main([*argv, *FAST]) == 0
     summary = json.loads((out / "summary.json").read_text())
     assert set(summary["methods"]) == {"map", "ensemble"}
     facts = summary["facts"]
-    assert facts["inputs"] == "2: a, <script>b</script>" and facts["target"].startswith("price, mean")
-    assert facts["net"] == "2-5-1, Tanh, 21 weights" and "HalfNormal(scale=1)" in facts["likelihood"]
+    assert facts["inputs"] == "2: a, <script>b</script>" and facts["target"].startswith(
+        "price, mean"
+    )
+    assert (
+        facts["net"] == "2-5-1, Tanh, 21 weights" and "HalfNormal(scale=1)" in facts["likelihood"]
+    )
     assert facts["seed"] == "0" and facts["command"].startswith("pyrobnn compare --data ")
     assert summary["baselines"]["linear model"]["scores"]["r2"] > 0.9
     # in units of the price, not of its standard deviation
@@ -109,7 +124,16 @@ def test_a_quick_run_of_a_large_table_takes_some_rows_and_says_so(tmp_path, caps
     generator = torch.Generator().manual_seed(0)
     frame = pd.DataFrame(torch.randn(3000, 3, generator=generator), columns=["a", "b", "price"])
     frame.to_csv(tmp_path / "large.csv", index=False)
-    argv = ["compare", "--data", str(tmp_path / "large.csv"), "--target", "price", "--methods", "mle", *FAST]
+    argv = [
+        "compare",
+        "--data",
+        str(tmp_path / "large.csv"),
+        "--target",
+        "price",
+        "--methods",
+        "mle",
+        *FAST,
+    ]
     assert cli.main([*argv, "--out", str(tmp_path)]) == 0
     told = "500 of its 3,000 rows, drawn at random for --quick"
     assert told in capsys.readouterr().out
@@ -120,7 +144,9 @@ def test_a_quick_run_of_a_large_table_takes_some_rows_and_says_so(tmp_path, caps
 
 def test_a_quick_part_keeps_the_shares_of_the_classes_and_small_tables_whole():
     labels = torch.arange(2000) % 10 // 9
-    whole = pb.data.Dataset(torch.arange(4000.0).reshape(2000, 2), labels, "labels", "classification")
+    whole = pb.data.Dataset(
+        torch.arange(4000.0).reshape(2000, 2), labels, "labels", "classification"
+    )
     part = some_rows(whole, 500, seed=0)
     assert part.num_data == 500 and int(part.y.sum()) == 50
     assert some_rows(part, 500, seed=0) is part
@@ -147,7 +173,17 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
 
     monkeypatch.setattr(pb.MAP, "fit", stopped)
     out = tmp_path / "out"
-    argv = ["compare", "--data", str(table), "--target", "price", "--methods", "mle", "map", "ensemble"]
+    argv = [
+        "compare",
+        "--data",
+        str(table),
+        "--target",
+        "price",
+        "--methods",
+        "mle",
+        "map",
+        "ensemble",
+    ]
     assert cli.main([*argv, "--out", str(out), *FAST]) == 130
     content = json.loads((out / "summary.json").read_text("utf-8"))
     assert set(content["methods"]) == {"mle", "map"} and set(content["left_out"]) == {"ensemble"}
@@ -165,7 +201,9 @@ def test_an_interrupted_fit_is_kept_marked_and_the_last(table, tmp_path, monkeyp
         pytest.param(FloatingPointError("the loss is nan at step 3"), marks=pytest.mark.slow),
         ValueError("an odd value"),
         pytest.param(IndexError("index 3 is out of bounds"), marks=pytest.mark.slow),
-        pytest.param(pb.Refused("this net has no dropout layer: pass p=0.05"), marks=pytest.mark.slow),
+        pytest.param(
+            pb.Refused("this net has no dropout layer: pass p=0.05"), marks=pytest.mark.slow
+        ),
     ],
     ids=lambda error: type(error).__name__,
 )
@@ -185,7 +223,9 @@ def test_a_method_that_fails_is_left_out_and_named(error, table, tmp_path, monke
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(place, table, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_refused_before_any_fit(
+    place, table, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(compare, "_fitted", None)
     (tmp_path / "file").write_text("in the way")
     argv = ["compare", "--data", str(table), "--target", "price", "--methods", "map"]
@@ -213,13 +253,19 @@ def test_nothing_that_is_printed_costs_the_page(kind, table, tmp_path, monkeypat
 
 def test_the_version_is_told_and_the_package_runs_as_a_module():
     done = subprocess.run(
-        [sys.executable, "-m", "pyrobnn", "--version"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "pyrobnn", "--version"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.split() == ["pyrobnn", pb.__version__]
 
 
 @pytest.mark.parametrize("user", ["folder", "name"])
-def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(user, tmp_path, monkeypatch):
+def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(
+    user, tmp_path, monkeypatch
+):
     from pyrobnn.model.compile import inductor
 
     monkeypatch.setenv(inductor.FOLDER, "/proc/none/cache")
@@ -245,7 +291,13 @@ class Answers:
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [([], 0), (["--strict", "draws"], 0), (["--strict", "model"], 1), (["--strict", "all"], 1), (["--strict"], 1)],
+    [
+        ([], 0),
+        (["--strict", "draws"], 0),
+        (["--strict", "model"], 1),
+        (["--strict", "all"], 1),
+        (["--strict"], 1),
+    ],
 )
 def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeypatch):
     monkeypatch.setattr("pyrobnn.cli.saved.judge_saved", lambda *written: {"a": Answers()})
@@ -256,11 +308,17 @@ def test_strict_asks_the_question_that_it_names(words, status, tmp_path, monkeyp
 
 @pytest.mark.slow
 def test_the_doctor_has_a_line_for_each_thing_and_its_fit_runs(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # no machine code of an earlier process
-    monkeypatch.setattr("pyrobnn.core.private.lacks_compiler", lambda: True)  # and nothing is compiled
+    monkeypatch.setenv(
+        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path)
+    )  # no machine code of an earlier process
+    monkeypatch.setattr(
+        "pyrobnn.core.private.lacks_compiler", lambda: True
+    )  # and nothing is compiled
     assert cli.main(["doctor"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert pb.__version__ in lines["packages"] and lines["compiler"].startswith("none: every fit runs")
+    assert pb.__version__ in lines["packages"] and lines["compiler"].startswith(
+        "none: every fit runs"
+    )
     assert lines["fit"].startswith("MAP in ") and float(lines["fit"].split()[-3]) < 0.6
     assert "could not be compiled" in lines["warning"]
 

@@ -31,11 +31,14 @@ def written(folder: Path, text: str) -> str:
 
 def draws(path: Path) -> dict[str, torch.Tensor]:
     tree = storage.read(path)
-    return {str(name): torch.tensor(each.values) for name, each in tree["posterior"].data_vars.items()}
+    return {
+        str(name): torch.tensor(each.values) for name, each in tree["posterior"].data_vars.items()
+    }
 
 
 def assert_same(first: Path, second: Path) -> None:
-    one, other = draws(first), draws(second)
+    one = draws(first)
+    other = draws(second)
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
@@ -61,18 +64,37 @@ def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_pat
         "data: clusters\nhidden: [7]\nmethods:\n  nuts-long: {method: nuts, num_draws: 4000}\n"
         "  svi: {lr: 1e-3, kl_weight: {class_path: Linear, init_args: {warmup: 0.2}}}\n  größe_2: {method: mle}\n",
     )
-    config = read(["--config", path, "--svi.guide", "full_rank", "--nuts-long.num_warmup=9"], "compare")
+    config = read(
+        ["--config", path, "--svi.guide", "full_rank", "--nuts-long.num_warmup=9"], "compare"
+    )
     assert config.methods["nuts-long"] == (pb.NUTS(num_warmup=9), {"num_draws": 4000})
-    assert config.methods["svi"][0] == pb.SVI(guide="full_rank", lr=1e-3, kl_weight=Linear(warmup=0.2))
+    assert config.methods["svi"][0] == pb.SVI(
+        guide="full_rank", lr=1e-3, kl_weight=Linear(warmup=0.2)
+    )
     assert config.study.hidden == [7] and config.study.data == "clusters"
     assert config.methods["größe_2"][0] == pb.MLE()
-    assert list(read(["--config", path, "--methods", "nuts-long", "map"], "compare").methods) == ["nuts-long", "map"]
-    guide = read(["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare")
+    assert list(read(["--config", path, "--methods", "nuts-long", "map"], "compare").methods) == [
+        "nuts-long",
+        "map",
+    ]
+    guide = read(
+        ["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare"
+    )
     assert guide.methods["svi"][0].guide.__name__ == "AutoDiagonalNormal"
 
 
 def test_the_file_of_a_run_asks_for_the_same_run(tmp_path):
-    words = ["--methods", "a=svi", "nuts", "--a.optimizer", "SGD", "--a.optimizer.lr", "0.1", "--seed", "3"]
+    words = [
+        "--methods",
+        "a=svi",
+        "nuts",
+        "--a.optimizer",
+        "SGD",
+        "--a.optimizer.lr",
+        "0.1",
+        "--seed",
+        "3",
+    ]
     path = written(tmp_path, str(read([*words, "--quick"], "compare")))
     again = read(["--config", path], "compare")
     assert again.plain == read([*words, "--quick"], "compare").plain
@@ -80,7 +102,9 @@ def test_the_file_of_a_run_asks_for_the_same_run(tmp_path):
 
 
 def test_quick_on_the_command_line_shortens_what_a_file_says(tmp_path):
-    path = written(tmp_path, "methods: {svi: {num_steps: 7777, lr: 0.5}, nuts: {max_tree_depth: 12}}")
+    path = written(
+        tmp_path, "methods: {svi: {num_steps: 7777, lr: 0.5}, nuts: {max_tree_depth: 12}}"
+    )
     assert read(["--config", path], "compare").methods["svi"][0].num_steps == 7777
     config = read(["--config", path, "--quick"], "compare")
     assert config.methods["svi"][0] == pb.SVI(num_steps=METHODS["svi"].quick["num_steps"], lr=0.5)
@@ -91,9 +115,19 @@ def test_quick_on_the_command_line_shortens_what_a_file_says(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjudged, tmp_path):
-    first, second = tmp_path / "first", tmp_path / "second"
+    first = tmp_path / "first"
+    second = tmp_path / "second"
     options = ["--methods", "svi-a=svi", "--svi-a.guide", "low_rank", "--svi-a.num_steps", "30"]
-    options += ["--svi-a.num_draws", "4", "--seed", "5", "--svi-a.optimizer", "SGD", "--svi-a.optimizer.lr", "1e-6"]
+    options += [
+        "--svi-a.num_draws",
+        "4",
+        "--seed",
+        "5",
+        "--svi-a.optimizer",
+        "SGD",
+        "--svi-a.optimizer.lr",
+        "1e-6",
+    ]
     assert cli.main(["compare", *FAST, *options, "--out", str(first)]) == 0
     assert cli.main(["compare", "--config", str(first / "config.yaml"), "--out", str(second)]) == 0
     assert_same(first / "svi-a.nc", second / "svi-a.nc")
@@ -116,7 +150,10 @@ def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjud
         ("methods: {svi: [1, 2]}", "'methods' names to options"),
         ("methods: {svi: {lr: x}}", "'svi.lr': expected float, got x"),
         ("methods: {svi: {lr: -1}}", "svi: 'lr' must be > 0"),
-        ("methods: {svi: {kl_weight: Linnear}}", "Subtypes: [float, KLSchedule] Errors: - Expected a float"),
+        (
+            "methods: {svi: {kl_weight: Linnear}}",
+            "Subtypes: [float, KLSchedule] Errors: - Expected a float",
+        ),
         ("methods: {svi: {guide: no.where.Guide}}", "'no.where.Guide' cannot be imported"),
         ("svi: {lr: 1}", "Option 'svi.lr' is not accepted"),
         ("quick: 3", "'quick': expected bool, got 3"),
@@ -126,7 +163,9 @@ def test_a_run_from_the_file_that_a_run_has_written_gives_the_same_numbers(unjud
         ("a: [1", "is not YAML"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, message, tmp_path, capsys):
+def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(
+    text, message, tmp_path, capsys
+):
     assert cli.main(["compare", "--config", written(tmp_path, text)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("pyrobnn: ") and message in error and error.count("\n") == 1
@@ -135,11 +174,20 @@ def test_what_is_wrong_with_a_file_is_said_in_one_line_before_any_compute(text, 
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["--methods", "nuts", "--nuts.num_warmup", "-5"], "nuts: 'num_warmup' must be at least 0, got -5"),
+        (
+            ["--methods", "nuts", "--nuts.num_warmup", "-5"],
+            "nuts: 'num_warmup' must be at least 0, got -5",
+        ),
         (["--methods", "svi", "--nuts.num_warmup", "5"], "name the method in --methods"),
         (["--methods", "nuts", "--nuts.num_warmups", "5"], "--nuts.num_warmups"),
-        (["--methods", "nuts", "--nuts.num_draws", "few"], "'nuts.num_draws': expected int, got few"),
-        (["--methods", "svi", "--svi.kl", "cl"], "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl"),
+        (
+            ["--methods", "nuts", "--nuts.num_draws", "few"],
+            "'nuts.num_draws': expected int, got few",
+        ),
+        (
+            ["--methods", "svi", "--svi.kl", "cl"],
+            "expected one of ['auto', 'closed_form', 'monte_carlo'], got cl",
+        ),
         (["--methods", "a=svi", "a=nuts"], "two methods are called 'a'"),
         (["--methods", "svi=nuts"], "'svi' cannot name this nuts"),
         (["--methods", "x.y=nuts"], "'x.y' cannot name this nuts"),
@@ -158,12 +206,21 @@ def test_help_says_what_the_exit_status_means(command, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command.split(), "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 0 and "130 stopped by Ctrl-C" in said and "--nuts.target_accept" not in said
+    assert (
+        ended.value.code == 0
+        and "130 stopped by Ctrl-C" in said
+        and "--nuts.target_accept" not in said
+    )
     if command in ("compare", "fit"):
         with pytest.raises(SystemExit):
-            cli.main([command, "--methods" if command == "compare" else "--method", "nuts", "--help"])
+            cli.main(
+                [command, "--methods" if command == "compare" else "--method", "nuts", "--help"]
+            )
         # from the field and the docstring
-        assert "--nuts.target_accept" in (said := capsys.readouterr().out) and "acceptance rate aimed at" in said
+        assert (
+            "--nuts.target_accept" in (said := capsys.readouterr().out)
+            and "acceptance rate aimed at" in said
+        )
 
 
 @pytest.mark.parametrize("written", [False, True])
@@ -180,7 +237,8 @@ def test_a_stopped_fit_says_whether_it_goes_on(written, unjudged, tmp_path, monk
 
 
 def test_a_stopped_fit_that_is_saved_misses_no_checkpoint(unjudged, tmp_path, monkeypatch, capsys):
-    fitted, out = compare._fitted, tmp_path / "m.nc"
+    fitted = compare._fitted
+    out = tmp_path / "m.nc"
 
     def press(step, metrics):
         signal.raise_signal(signal.SIGINT)
@@ -195,9 +253,17 @@ def test_a_stopped_fit_that_is_saved_misses_no_checkpoint(unjudged, tmp_path, mo
 
 @pytest.mark.slow
 def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkeypatch, capsys):
-    fitted, out = compare._fitted, tmp_path / "out"
+    fitted = compare._fitted
+    out = tmp_path / "out"
     options = ["compare", *FAST, "--methods", "mle", "nuts", "--nuts.num_warmup", "15"]
-    options += ["--nuts.num_draws", "20", "--nuts.checkpoint_every", "0", "--nuts.max_tree_depth", "3"]
+    options += [
+        "--nuts.num_draws",
+        "20",
+        "--nuts.checkpoint_every",
+        "0",
+        "--nuts.max_tree_depth",
+        "3",
+    ]
     options += ["--mle.num_steps", "5"]
     assert cli.main([*options, "--out", str(tmp_path / "whole")]) == 0
 
@@ -217,7 +283,9 @@ def test_a_stopped_run_goes_on_and_fits_nothing_again(unjudged, tmp_path, monkey
     assert "with --resume goes on" in capsys.readouterr().err and (out / "nuts.checkpoint").exists()
     monkeypatch.setattr(compare, "_fitted", only_nuts)
     assert cli.main([*options, "--out", str(out), "--resume"]) == 0
-    assert "mle: finished before" in capsys.readouterr().out and not (out / "nuts.checkpoint").exists()
+    assert (
+        "mle: finished before" in capsys.readouterr().out and not (out / "nuts.checkpoint").exists()
+    )
     assert_same(tmp_path / "whole" / "nuts.nc", out / "nuts.nc")
     # other options are another run
     assert cli.main([*options, "--mle.num_steps", "6", "--out", str(out), "--resume"]) == 1
@@ -229,10 +297,23 @@ def test_fit_saves_what_predict_needs_and_flags_rows_beyond_the_data(tmp_path, c
     folder.mkdir()
     x = torch.linspace(0, 1, 40)
     frame = pd.DataFrame({"größe": x, "ort": ["Rom", "Oslo"] * 20, "preis": 3 * x})
-    table, model, new = folder / "tabelle.csv", folder / "modell.nc", folder / "neu.csv"
+    table = folder / "tabelle.csv"
+    model = folder / "modell.nc"
+    new = folder / "neu.csv"
     frame.to_csv(table, sep=";", decimal=",", index=False)
-    pd.DataFrame({"ort": ["Oslo", "Rom"], "größe": [0.5, 7.5]}).to_csv(new, sep=";", decimal=",", index=False)
-    options = ["--target", "preis", "--method", "mle", "--mle.num_steps", "20", "--no-compile", "--no-progress"]
+    pd.DataFrame({"ort": ["Oslo", "Rom"], "größe": [0.5, 7.5]}).to_csv(
+        new, sep=";", decimal=",", index=False
+    )
+    options = [
+        "--target",
+        "preis",
+        "--method",
+        "mle",
+        "--mle.num_steps",
+        "20",
+        "--no-compile",
+        "--no-progress",
+    ]
     assert cli.main(["fit", str(table), *options, "--hidden", "3", "--out", str(model)]) == 0
     said = capsys.readouterr().out
     assert f"saved: {model}" in said and "(MLE): " in said and f"pyrobnn predict '{model}'" in said
@@ -248,9 +329,19 @@ def test_the_default_method_fits_numbers_of_a_file(tmp_path, capsys, monkeypatch
     short = pb.Laplace(tune="marginal_likelihood", map=search)
     monkeypatch.setattr("pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (short, "short"))
     x = torch.linspace(-2, 2, 60)
-    table, model = tmp_path / "t.csv", tmp_path / "t.nc"
+    table = tmp_path / "t.csv"
+    model = tmp_path / "t.nc"
     pd.DataFrame({"a": x, "y": x.sin()}).to_csv(table, index=False)
-    words = [str(table), "--target", "y", "--hidden", "3", "--quick", "--no-compile", "--no-progress"]
+    words = [
+        str(table),
+        "--target",
+        "y",
+        "--hidden",
+        "3",
+        "--quick",
+        "--no-compile",
+        "--no-progress",
+    ]
     assert cli.main(["fit", *words, "--out", str(model)]) == 0
     assert "by the evidence" in capsys.readouterr().out and model.exists()
 

@@ -13,14 +13,30 @@ import pyrobnn as pb
 from pyrobnn import cli
 from pyrobnn.studies.study import RESPONSES, likelihood_of, load_run, make_study
 
-FAST = ["--no-compile", "--no-progress", "--hidden", "4", "--map.num_steps", "150", "--map.lr", "0.05"]
+FAST = [
+    "--no-compile",
+    "--no-progress",
+    "--hidden",
+    "4",
+    "--map.num_steps",
+    "150",
+    "--map.lr",
+    "0.05",
+]
 RNG = np.random.default_rng(0)
 X = np.linspace(-1, 1, 80)
 
 
 def fit(frame, tmp_path, *options):
     frame.to_csv(tmp_path / "table.csv", index=False)
-    words = ["fit", str(tmp_path / "table.csv"), "--method", "map", "--out", str(tmp_path / "model.nc")]
+    words = [
+        "fit",
+        str(tmp_path / "table.csv"),
+        "--method",
+        "map",
+        "--out",
+        str(tmp_path / "model.nc"),
+    ]
     assert cli.main([*words, *options, *FAST]) == 0
     return load_run(tmp_path / "model.nc")
 
@@ -28,7 +44,12 @@ def fit(frame, tmp_path, *options):
 def predicted(tmp_path, frame):
     frame.to_csv(tmp_path / "new.csv", index=False)
     out = tmp_path / "predicted.csv"
-    assert cli.main(["predict", str(tmp_path / "model.nc"), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
+    assert (
+        cli.main(
+            ["predict", str(tmp_path / "model.nc"), str(tmp_path / "new.csv"), "--out", str(out)]
+        )
+        == 0
+    )
     return pd.read_csv(out)
 
 
@@ -45,7 +66,11 @@ def test_a_table_of_counts(tmp_path, capsys):
 
 def test_studies_that_earlier_versions_saved_have_their_likelihood():
     settings = {"task": "regression", "noise": "inferred", "exposure": 1}
-    for response, name in (("poisson", "Poisson"), ("weibull", "Weibull"), ("censored_normal", "CensoredNormal")):
+    for response, name in (
+        ("poisson", "Poisson"),
+        ("weibull", "Weibull"),
+        ("censored_normal", "CensoredNormal"),
+    ):
         assert type(likelihood_of(settings | {"response": response})).__name__ == name
     assert likelihood_of(settings | {"response": "poisson"}).targets.exposure == 1
 
@@ -56,14 +81,17 @@ def test_every_response_has_a_net_and_a_likelihood_that_fit_its_data(response):
     y = torch.linspace(0.1, 0.9, 12)[:, None]
     task = "regression"
     if response == "ordinal":
-        task, y = "classification", torch.arange(12) % 3
+        task = "classification"
+        y = torch.arange(12) % 3
     elif response in ("poisson", "negative_binomial"):
         y = (10 * y).round()
     x = torch.stack([torch.linspace(-1, 1, 12), torch.arange(12) % 2], 1)
     data = pb.data.Dataset(x, y, "toy", task, feature_names=("x0", "x1"))
     study = make_study(data, hidden=[3], response=response, test_fraction=0.25)
     assert likelihood_of(json.loads(json.dumps(study.settings))).task == study.model.likelihood.task
-    fitted = pb.MAP(num_steps=3, compile=False, polish_steps=0).fit(study.model, study.train.x, study.train.y)
+    fitted = pb.MAP(num_steps=3, compile=False, polish_steps=0).fit(
+        study.model, study.train.x, study.train.y
+    )
     assert bool(torch.isfinite(fitted.predict(study.test.x).log_prob(study.test.y)).all())
 
 
@@ -85,5 +113,7 @@ def test_rows_that_a_response_cannot_take_are_refused_before_any_fit(response, y
     frame = pd.DataFrame({"a": np.arange(12.0) ** 2, "deaths": 4 * y})
     for seed in range(3):  # whichever rows are held out
         with pytest.raises(ValueError, match=told) as refusal:
-            make_study(pb.data.from_frame(frame, "deaths", task="regression"), response=response, seed=seed)
+            make_study(
+                pb.data.from_frame(frame, "deaths", task="regression"), response=response, seed=seed
+            )
         assert "\n" not in str(refusal.value)

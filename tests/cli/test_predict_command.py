@@ -24,7 +24,14 @@ KINDS = {
     "learned": {"noise": "learned"},
     "classes": {"target": "kind"},
 }
-SHORT = {"num_steps": 30, "num_warmup": 10, "init_steps": 20, "num_particles": 8, "max_moves": 2, "ess": 0.5}
+SHORT = {
+    "num_steps": 30,
+    "num_warmup": 10,
+    "init_steps": 20,
+    "num_particles": 8,
+    "max_moves": 2,
+    "ess": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,9 @@ def table(tmp_path_factory):
     generator = np.random.default_rng(0)
     x = generator.normal(size=(40, 2))
     y = 1e4 + 20 * (x[:, 0] - x[:, 1]) + generator.normal(size=40)
-    frame = pd.DataFrame({"a": x[:, 0], "b, ß": 1e6 + x[:, 1], "price": y, "kind": np.where(y > 1e4, "hi", "lo")})
+    frame = pd.DataFrame(
+        {"a": x[:, 0], "b, ß": 1e6 + x[:, 1], "price": y, "kind": np.where(y > 1e4, "hi", "lo")}
+    )
     path = tmp_path_factory.mktemp("table") / "table.csv"
     frame.to_csv(path, index=False)
     return path
@@ -46,13 +55,19 @@ def saved(table, folder, name, kind):
     path = folder / "train.csv"
     whole.drop(columns=[{"price": "kind", "kind": "price"}[target]]).to_csv(path, index=False)
     study = make_study(from_csv(path, target), hidden=[3], **options)
-    method, arguments = read(["--methods", name, "--quick", "--no-compile"], "compare").methods[name]
+    method, arguments = read(["--methods", name, "--quick", "--no-compile"], "compare").methods[
+        name
+    ]
     known = {key: value for key, value in SHORT.items() if hasattr(method, key)}
     method = dataclasses.replace(method, **known)
     if arguments:
         arguments = {"num_draws": 8}
     posterior = method.fit(study.model, study.train.x, study.train.y, seed=0, **arguments)
-    return posterior, study, write_atomically(to_tree(posterior, study, name), folder / f"{name}.nc")
+    return (
+        posterior,
+        study,
+        write_atomically(to_tree(posterior, study, name), folder / f"{name}.nc"),
+    )
 
 
 @pytest.mark.slow
@@ -68,7 +83,9 @@ def test_a_saved_run_predicts_as_its_posterior(name, kind, table, tmp_path):
     whole = pd.read_csv(table)
     x = torch.tensor(whole[["a", "b, ß"]].to_numpy())
     expected = prediction_table(posterior, x, study.settings)
-    pd.testing.assert_frame_equal(prediction_table(again, x, settings), expected, rtol=1e-6, atol=1e-6)
+    pd.testing.assert_frame_equal(
+        prediction_table(again, x, settings), expected, rtol=1e-6, atol=1e-6
+    )
     whole[["b, ß", "price", "a"]].to_csv(tmp_path / "new.csv", index=False)
     out = tmp_path / "predictions.csv"
     assert cli.main(["predict", str(path), str(tmp_path / "new.csv"), "--out", str(out)]) == 0
@@ -103,7 +120,10 @@ def test_new_rows_that_cannot_be_read_are_named(run, rows, message, tmp_path, ca
 def test_without_a_file_predictions_go_to_standard_output(run, table, tmp_path, capsys):
     assert cli.main(["predict", str(run), str(table)]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "mean,aleatoric_sd,epistemic_sd,sd,q0.025,q0.5,q0.975,outside" and len(printed) == 41
+    assert (
+        printed[0] == "mean,aleatoric_sd,epistemic_sd,sd,q0.025,q0.5,q0.975,outside"
+        and len(printed) == 41
+    )
 
 
 def test_what_cannot_be_predicted_from_is_refused(run, table, tmp_path, capsys):
@@ -136,9 +156,21 @@ def test_a_mixed_table_from_file_to_predictions(missing, tmp_path, capsys):
         }
     )
     frame.loc[[2, 5], "size"] = np.nan
-    path, out = tmp_path / "train.csv", tmp_path / "run"
+    path = tmp_path / "train.csv"
+    out = tmp_path / "run"
     frame.to_csv(path, index=False, sep=";", decimal=",")
-    command = ["compare", "--data", str(path), "--target", "grade", "--methods", "map", "--hidden", "2", "--quick"]
+    command = [
+        "compare",
+        "--data",
+        str(path),
+        "--target",
+        "grade",
+        "--methods",
+        "map",
+        "--hidden",
+        "2",
+        "--quick",
+    ]
     command += ["--out", str(out), "--no-progress", "--no-compile", "--missing", missing]
     assert cli.main(command) == 2
     assert "may be numbers or classes: say task=" in capsys.readouterr().err
@@ -146,10 +178,12 @@ def test_a_mixed_table_from_file_to_predictions(missing, tmp_path, capsys):
     assert "decimal commas" in capsys.readouterr().err
     new = tmp_path / "new.csv"
     new.write_text("day,size,city\n2024-01-05,0.5,Pisa\n2024-01-06,,Rome\n", encoding="utf-8")
-    assert cli.main(["predict", str(out / "map.nc"), str(new), "--out", str(tmp_path / "p.csv")]) == 0
+    assert (
+        cli.main(["predict", str(out / "map.nc"), str(new), "--out", str(tmp_path / "p.csv")]) == 0
+    )
     found = pd.read_csv(tmp_path / "p.csv")
     assert len(found) == 2 and list(found)[:4] == ["class", "p_0", "p_1", "p_2"]
     assert found["p_0"].isna().tolist() == [False, missing == "drop"]
-    assert ("1 rows have a missing value: their predictions are left empty" in capsys.readouterr().err) == (
-        missing == "drop"
-    )
+    assert (
+        "1 rows have a missing value: their predictions are left empty" in capsys.readouterr().err
+    ) == (missing == "drop")

@@ -23,7 +23,9 @@ def words(path):
     """Texts of a file but its docstrings, those of f-strings in their parts."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     apart = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in apart)
+    found = (
+        node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in apart
+    )
     return [node.value for node in found if isinstance(node.value, str)]
 
 
@@ -50,7 +52,9 @@ def test_no_other_word_of_the_package_has_a_sign_that_windows_lacks():
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii", "utf-8"])
 def test_a_verdict_prints_everywhere(encoding, monkeypatch):
     numbers = {"seen": "σ of größe is 1 ± 2.", "next": "Draw more."}
-    verdict = Verdict.from_checks("NUTS", "τ", [Check("ess", "fail", "draws", 40.0, 400.0, numbers=numbers)])
+    verdict = Verdict.from_checks(
+        "NUTS", "τ", [Check("ess", "fail", "draws", 40.0, 400.0, numbers=numbers)]
+    )
     said = printed(encoding, monkeypatch, verdict)
     size = "gr\\xf6\\xdfe" if encoding == "ascii" else "größe"
     sd = "σ" if encoding == "utf-8" else "\\u03c3"

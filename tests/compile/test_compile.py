@@ -37,11 +37,13 @@ def test_compiled_equals_eager_with_gradients():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("rows", "inner", "columns"), [(7, 1, 4), (7, 3, 1), (1, 6, 4), (5, 3, 4), (9, 12, 11), (9, 40, 11)]
+    ("rows", "inner", "columns"),
+    [(7, 1, 4), (7, 3, 1), (1, 6, 4), (5, 3, 4), (9, 12, 11), (9, 40, 11)],
 )
 def test_small_batched_products(rows, inner, columns):
     generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(2, rows, inner, generator=generator), torch.randn(2, inner, columns, generator=generator))
+    a = torch.randn(2, rows, inner, generator=generator)
+    b = torch.randn(2, inner, columns, generator=generator)
     torch.testing.assert_close(compiled(torch.bmm, a, b)(a, b), a @ b)
     c = torch.ones(columns)
     torch.testing.assert_close(compiled(torch.addmm, c, a[0], b[0])(c, a[0], b[0]), c + a[0] @ b[0])
@@ -52,7 +54,8 @@ def test_small_batched_products(rows, inner, columns):
 def test_tiny_products_read_what_was_stored(units):
     """One point, two layers of few units: inductor stored the activations in another order than they were read in."""
     generator = torch.Generator().manual_seed(0)
-    x, z = torch.randn(104, 1, generator=generator), torch.randn(units * (units + 4), generator=generator)
+    x = torch.randn(104, 1, generator=generator)
+    z = torch.randn(units * (units + 4), generator=generator)
 
     def loss(z):
         a, b, c, d, e = z.split([units, units, units * units, units, units])
@@ -61,14 +64,17 @@ def test_tiny_products_read_what_was_stored(units):
         return (h @ e[:, None]).square().sum()
 
     fn = grad_and_value(loss)
-    torch.testing.assert_close(compiled(fn, z)(z), fn(z), rtol=1e-5, atol=1e-2)  # of thousands; no warning either
+    torch.testing.assert_close(
+        compiled(fn, z)(z), fn(z), rtol=1e-5, atol=1e-2
+    )  # of thousands; no warning either
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chains", [1, 4, 40])
 def test_a_linear_predictor_of_few_features_needs_no_library(chains):
     generator = torch.Generator().manual_seed(0)
-    x, w = torch.randn(30, 5, generator=generator), torch.randn(chains, 5, generator=generator)
+    x = torch.randn(30, 5, generator=generator)
+    w = torch.randn(chains, 5, generator=generator)
     fn = vmap(grad_and_value(lambda w: (x @ w).cos().sum()))
     assert not library_calls(make_fx(fn, decomposition_table=DECOMPOSITIONS)(w))
     torch.testing.assert_close(compiled(fn, w)(w), fn(w), atol=1e-5, rtol=1e-5)
@@ -86,8 +92,11 @@ def test_results_are_the_callers_and_in_place_functions_agree():
         for mine, value in zip((a, b), fn(z), strict=True):
             mine.copy_(value)
 
-    z, other = torch.linspace(-1, 1, 7), torch.linspace(0, 3, 7)
-    fast, a, b = compiled(fn, z), torch.empty(7), torch.empty(7)
+    z = torch.linspace(-1, 1, 7)
+    other = torch.linspace(0, 3, 7)
+    fast = compiled(fn, z)
+    a = torch.empty(7)
+    b = torch.empty(7)
     writes = compiled(in_place, z, a, b)
     kept = fast(z)
     fast(other)
@@ -145,7 +154,8 @@ def test_control_flow_on_values_falls_back_with_one_warning():
         return z if z.sum() > 0 else -z
 
     with pytest.warns(
-        UserWarning, match=r"my model could not be traced \(its Python looks at .* assert.*torch.where"
+        UserWarning,
+        match=r"my model could not be traced \(its Python looks at .* assert.*torch.where",
     ) as seen:
         slow = compiled(fn, torch.ones(2), name="my model")
     assert len(seen) == 1
@@ -170,7 +180,8 @@ def test_without_a_compiler_the_graph_is_interpreted_with_one_warning():
 def test_inductor_settings_are_left_as_they_were():
     import torch._inductor.config as config
 
-    before, frozen = config.save_config(), gc.get_freeze_count()
+    before = config.save_config()
+    frozen = gc.get_freeze_count()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         compiled(torch.cos, torch.ones(2))
@@ -222,7 +233,9 @@ from torch._inductor.codegen import common
 print(common.device_codegens["cpu"].cpp_wrapper_codegen.__name__)
 """
     env = os.environ | {inductor.FOLDER: str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env
+    )
     assert "ArrayRef" not in done.stdout
 
 
@@ -243,8 +256,13 @@ SHORT = {"num_chains": 2, "num_warmup": 20, "max_tree_depth": 3}
             (pb.NUTS(**SHORT | {"num_warmup": 40, "target_accept": 0.9}), 70),
         ],
         [(pb.MAP(num_steps=3), None), (pb.MAP(num_steps=1100, lr=1e-3), None)],
-        pytest.param([(pb.SVI(num_steps=3), 10), (pb.SVI(num_steps=1100, lr=1e-2), 20)], marks=SLOW),
-        [(pb.SMC(num_particles=8, num_islands=2), 8), (pb.SMC(num_particles=8, num_islands=2, ess=0.3), 16)],
+        pytest.param(
+            [(pb.SVI(num_steps=3), 10), (pb.SVI(num_steps=1100, lr=1e-2), 20)], marks=SLOW
+        ),
+        [
+            (pb.SMC(num_particles=8, num_islands=2), 8),
+            (pb.SMC(num_particles=8, num_islands=2, ess=0.3), 16),
+        ],
     ],
     ids=["NUTS", "MAP", "SVI", "SMC"],
 )
@@ -260,6 +278,13 @@ def test_fits_of_one_density_are_one_compiled_code(fits, monkeypatch):
     monkeypatch.setattr("pyrobnn.model.compile.machine_code", graph_alone)
     support = {"z": dist.Normal(torch.zeros(2), 1.0)}
     for seed, (method, num_draws) in enumerate(fits):
-        pb.sample(_normal, {"z": torch.zeros(2)}, support=support, method=method, num_draws=num_draws, seed=seed)
+        pb.sample(
+            _normal,
+            {"z": torch.zeros(2)},
+            support=support,
+            method=method,
+            num_draws=num_draws,
+            seed=seed,
+        )
     assert len(found) == len(fits)
     assert len({*found}) == 1

@@ -24,7 +24,12 @@ from pyrobnn.model.compile.inductor import DECOMPOSITIONS
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 _CUDA = torch.device("cuda", 0)
 #: operators that take tensors of the CPU of any size beside those of CUDA
-_MIXED = {torch.ops.aten._to_copy, torch.ops.aten.copy_, torch.ops.aten.index, torch.ops.aten.index_put_}
+_MIXED = {
+    torch.ops.aten._to_copy,
+    torch.ops.aten.copy_,
+    torch.ops.aten.index,
+    torch.ops.aten.index_put_,
+}
 
 
 def on_cuda(value):
@@ -39,7 +44,9 @@ def replayed(graph: GraphModule, *inputs: torch.Tensor) -> None:
 
         def fake(value: torch.Tensor) -> torch.Tensor:
             device = _CUDA if isinstance(value, ElsewhereTensor) else value.device
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+            return torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device=device
+            )
 
         values: dict[Node, object] = {}
         given = iter(inputs)
@@ -51,11 +58,21 @@ def replayed(graph: GraphModule, *inputs: torch.Tensor) -> None:
             elif node.op == "call_function":
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.get)
                 args, kwargs = pytree.tree_map(on_cuda, (args, kwargs))
-                tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-                here = [tuple(tensor.shape) for tensor in tensors if tensor.device == CPU and tensor.dim()]
+                tensors = [
+                    leaf
+                    for leaf in pytree.tree_leaves((args, kwargs))
+                    if isinstance(leaf, torch.Tensor)
+                ]
+                here = [
+                    tuple(tensor.shape)
+                    for tensor in tensors
+                    if tensor.device == CPU and tensor.dim()
+                ]
                 mixed = here and len(here) < len(tensors)
                 packet = getattr(node.target, "overloadpacket", None)
-                assert not mixed or packet in _MIXED, f"{node.format_node()} takes {here} of the CPU"
+                assert not mixed or packet in _MIXED, (
+                    f"{node.format_node()} takes {here} of the CPU"
+                )
                 values[node] = node.target(*args, **kwargs)
 
 
@@ -63,9 +80,13 @@ def views_of_the_cpu(graph: GraphModule) -> list[str]:
     """Scalars read from a longer tensor of the CPU: no literals to inductor, and no memory that CUDA can read."""
     constants = [node for node in graph.graph.nodes if node.op == "get_attr"]
     long = [
-        node for node in constants if getattr(graph, node.target).device == CPU and getattr(graph, node.target).dim()
+        node
+        for node in constants
+        if getattr(graph, node.target).device == CPU and getattr(graph, node.target).dim()
     ]
-    return [user.format_node() for node in long for user in node.users if user.op == "call_function"]
+    return [
+        user.format_node() for node in long for user in node.users if user.op == "call_function"
+    ]
 
 
 class _Tracing(TorchDispatchMode):
@@ -84,9 +105,10 @@ def traced(fn, *example) -> GraphModule:
     leaves, spec = pytree.tree_flatten(example)
     inputs = [leaf.detach().clone() for leaf in leaves]
     with torch.no_grad(), _Tracing():
-        graph = make_fx(lambda *flat: fn(*pytree.tree_unflatten(list(flat), spec)), decomposition_table=DECOMPOSITIONS)(
-            *inputs
-        )
+        graph = make_fx(
+            lambda *flat: fn(*pytree.tree_unflatten(list(flat), spec)),
+            decomposition_table=DECOMPOSITIONS,
+        )(*inputs)
     graph.graph.eliminate_dead_code()
     graph.recompile()
     return graph
@@ -95,8 +117,13 @@ def traced(fn, *example) -> GraphModule:
 @pytest.fixture
 def device(monkeypatch):
     # constants of the stand-in are traced like those of CUDA
-    monkeypatch.setattr(proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, ElsewhereTensor))
-    monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
+    monkeypatch.setattr(
+        proxy_tensor, "HANDLED_TYPES", (*proxy_tensor.HANDLED_TYPES, ElsewhereTensor)
+    )
+    monkeypatch.setattr(
+        "pyrobnn.inference.fitting.problem.check_device",
+        lambda given: given and torch.device(given),
+    )
     with stand_in_device() as device:
         yield device
 
@@ -116,7 +143,9 @@ def steps(monkeypatch):
 
 
 def test_scalars_of_the_cpu_stay_literals(device):
-    half, three, z = torch.tensor(0.5), torch.tensor(3.0), torch.ones(4, device=device)
+    half = torch.tensor(0.5)
+    three = torch.tensor(3.0)
+    z = torch.ones(4, device=device)
     far = torch.arange(4.0, device=device)
     graph = traced(lambda z: z * (half + three) + three * far * far, z)
     assert views_of_the_cpu(graph) == []
@@ -125,7 +154,8 @@ def test_scalars_of_the_cpu_stay_literals(device):
 
 
 def test_a_constant_left_on_the_cpu_is_found(device):
-    far, z = torch.arange(4.0, device=device), torch.ones(4, device=device)
+    far = torch.arange(4.0, device=device)
+    z = torch.ones(4, device=device)
     graph = traced(lambda z: z * far, z)
     name = next(node.target for node in graph.graph.nodes if node.op == "get_attr")
     setattr(graph, name, getattr(graph, name).cpu())

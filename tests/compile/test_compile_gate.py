@@ -69,7 +69,8 @@ def example():
 def assert_right(mode: str = "inductor") -> None:
     writes = compiled(step, *example())
     assert writes.mode == mode
-    mine, exact = example(), example()
+    mine = example()
+    exact = example()
     for _ in range(3):
         writes(*mine)
         step(*exact)
@@ -80,9 +81,13 @@ def assert_right(mode: str = "inductor") -> None:
 def test_a_function_is_traced_once_also_where_rounding_has_to_be_weighed(monkeypatch):
     monkeypatch.setattr("pyrobnn.model.compile.agreement._PLAIN", 0)
     monkeypatch.setattr("pyrobnn.model.compile.agreement._OF_LARGEST", 0)
-    weighed, traces, trace = [], [], private.trace
+    weighed = []
+    traces = []
+    trace = private.trace
     genuine = agreement._WithNoise
-    monkeypatch.setattr(agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1])
+    monkeypatch.setattr(
+        agreement, "_WithNoise", lambda *rest: (weighed.append(1), genuine(*rest))[1]
+    )
     monkeypatch.setattr(private, "trace", lambda *rest: (traces.append(1), trace(*rest))[1])
     assert compiled(gradient, example()[0]).mode == "inductor"
     assert weighed and len(traces) == 1
@@ -92,7 +97,9 @@ def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
     checked = []
     monkeypatch.setattr("pyrobnn.model.compile.disagreement", lambda *_: checked.append(1))
     # instead of the compiler
-    monkeypatch.setattr(private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward)
+    monkeypatch.setattr(
+        private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward
+    )
     z = torch.linspace(-1.0, 1.0, 12).reshape(3, 4)
 
     def times(factor, power=2, data=1.0):
@@ -130,8 +137,11 @@ def test_a_graph_is_traced_with_one_mode_for_its_shapes(monkeypatch):
     """Torch makes one for every operation, each with the stack of calls, where it finds none: half of the time."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    made, genuine = [], FakeTensorMode.__init__
-    monkeypatch.setattr(FakeTensorMode, "__init__", lambda *a, **b: (made.append(1), genuine(*a, **b))[1])
+    made = []
+    genuine = FakeTensorMode.__init__
+    monkeypatch.setattr(
+        FakeTensorMode, "__init__", lambda *a, **b: (made.append(1), genuine(*a, **b))[1]
+    )
     graph = inductor.traced(gradient, [example()[0]])
     assert len(graph.graph.nodes) > 20
     assert len(made) == 1
@@ -157,8 +167,14 @@ def used(path: Path) -> set[str]:
             names = [node.value]
         for name in names:
             root, *rest = name.split(".")
-            hidden = [p for p in rest if p in ("experimental", "prims") or re.match("_[^_]|inductor", p)]
-            if root in {"torch", "nn", "pyro", "poutine", "tyxe"} and re.fullmatch(r"[\w.]+", name) and hidden:
+            hidden = [
+                p for p in rest if p in ("experimental", "prims") or re.match("_[^_]|inductor", p)
+            ]
+            if (
+                root in {"torch", "nn", "pyro", "poutine", "tyxe"}
+                and re.fullmatch(r"[\w.]+", name)
+                and hidden
+            ):
                 found.add(name)
     return found
 
@@ -169,7 +185,9 @@ def source(path: Path) -> str:
     if path.suffix != ".ipynb":
         return text
     cells = [cell["source"] for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
-    return "\n".join(line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!")
+    return "\n".join(
+        line for cell in cells for line in "".join(cell).splitlines() if line[:1] not in "%!"
+    )
 
 
 PRIVATE = PACKAGE / "core" / "private.py"
@@ -213,7 +231,11 @@ def test_private_names_of_torch_and_pyro_are_used_in_one_file_alone():
 def test_a_missing_name_costs_speed_alone(name, monkeypatch):
     asked = remove(monkeypatch, {name})
     mode = TOLD.get(name, "inductor")
-    with pytest.warns(UserWarning, match=re.escape(name)) if name in TOLD else contextlib.nullcontext():
+    with (
+        pytest.warns(UserWarning, match=re.escape(name))
+        if name in TOLD
+        else contextlib.nullcontext()
+    ):
         assert_right(mode)
     density = Density(looped, (torch.arange(6.0), torch.zeros(6)))  # longer than what is unrolled
     z = torch.zeros(2, 1)
@@ -254,7 +276,9 @@ def fitted_guide():
     net = pb.networks.mlp(1, (3,), seed=0)
     model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian("learned"))
     with warnings.catch_warnings(action="ignore"):
-        posterior = pb.SVI(num_steps=200, lr=0.05, compile=False).fit(model, x, x.sin(), num_draws=5, seed=0)
+        posterior = pb.SVI(num_steps=200, lr=0.05, compile=False).fit(
+            model, x, x.sin(), num_draws=5, seed=0
+        )
     return posterior, model, x
 
 
@@ -262,7 +286,11 @@ def replayed_scale(posterior, model, x) -> torch.Tensor:
     """The noise of the model that is replayed against the guide."""
     with torch.random.fork_rng(devices=[]), pyro.get_param_store().scope():
         trace = pyro.poutine.trace(posterior.guide).get_trace(x)
-        data = pyro.poutine.trace(pyro.poutine.replay(model, trace)).get_trace(x).nodes["likelihood.data"]["fn"]
+        data = (
+            pyro.poutine.trace(pyro.poutine.replay(model, trace))
+            .get_trace(x)
+            .nodes["likelihood.data"]["fn"]
+        )
     return data.base_dist.scale.flatten()[0]
 
 
@@ -273,7 +301,9 @@ def test_a_guide_is_asked_without_private_names():
     assert "_PYRO_STACK" not in source(PRIVATE)
 
 
-def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_and_no_fit_stops(monkeypatch):
+def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_and_no_fit_stops(
+    monkeypatch,
+):
     expected, model, x = fitted_guide()
     monkeypatch.delattr("pyro.poutine.messenger.block_messengers")
     posterior, model, x = fitted_guide()
@@ -286,7 +316,9 @@ def test_handlers_that_cannot_be_asked_are_an_error_where_draws_are_handed_over_
 
 
 @pytest.mark.parametrize("validated", [True, False])
-@pytest.mark.parametrize("method", [pb.MAP(num_steps=20, compile=False), pb.NUTS(num_warmup=5, compile=False)])
+@pytest.mark.parametrize(
+    "method", [pb.MAP(num_steps=20, compile=False), pb.NUTS(num_warmup=5, compile=False)]
+)
 def test_a_torch_that_checks_values_in_another_way_stops_no_fit(method, validated, monkeypatch):
     x = torch.linspace(-1.0, 1.0, 12)[:, None]
     net = pb.networks.mlp(1, (3,), seed=0)
@@ -319,8 +351,11 @@ def test_a_missing_setting(key, monkeypatch):
             assert key not in settings
             return config.patch(settings)
 
-    missed, find = [], private.find
-    monkeypatch.setattr(private, "find", lambda name: Without() if name == config.__name__ else find(name))
+    missed = []
+    find = private.find
+    monkeypatch.setattr(
+        private, "find", lambda name: Without() if name == config.__name__ else find(name)
+    )
     monkeypatch.setattr(inductor, "_publicly", lambda *_: pytest.fail("not ours"))
     assert_right()
     assert missed == [key], "asked for once"
@@ -345,7 +380,9 @@ def test_a_torch_that_no_list_knows_is_judged_by_the_check_alone(version, monkey
     monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     monkeypatch.setattr(inductor, "_publicly", lambda *_: pytest.fail("not ours"))
     # instead of the compiler
-    monkeypatch.setattr(private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward)
+    monkeypatch.setattr(
+        private, "compile_graph", lambda graph, *_: torch.fx.GraphModule(graph, graph.graph).forward
+    )
     assert_right()
     assert not caplog.text
 
@@ -430,8 +467,13 @@ def test_a_wrong_decomposition_is_caught(public, monkeypatch, caplog):
         assert "the function is slower than it might be" in caplog.text
         assert "own compilation gave wrong numbers (a difference of" in caplog.text
         return
-    monkeypatch.setattr(inductor, "_publicly", lambda graph, _: lambda z, out: graph(z, out.mul(2.0)))
-    with pytest.warns(UserWarning, match=r"gives wrong numbers when compiled.*; by torch.compile alone.*report this"):
+    monkeypatch.setattr(
+        inductor, "_publicly", lambda graph, _: lambda z, out: graph(z, out.mul(2.0))
+    )
+    with pytest.warns(
+        UserWarning,
+        match=r"gives wrong numbers when compiled.*; by torch.compile alone.*report this",
+    ):
         assert_right("graph")
 
 
@@ -473,7 +515,9 @@ def test_rounding_is_not_a_wrong_number(dtype):
 
     z = torch.ones((), dtype=dtype)
     assert disagreement(fn, otherwise, [z], lambda: inductor.traced(fn, [z])) is None
-    wrong = disagreement(fn, lambda z: (fn(z)[0] + 1, *fn(z)[1:]), [z], lambda: inductor.traced(fn, [z]))
+    wrong = disagreement(
+        fn, lambda z: (fn(z)[0] + 1, *fn(z)[1:]), [z], lambda: inductor.traced(fn, [z])
+    )
     assert wrong is not None
     finite = disagreement(fn, lambda z: (*fn(z)[:2], z), [z], lambda: inductor.traced(fn, [z]))
     assert finite is not None
@@ -500,7 +544,8 @@ def test_what_a_sum_rounds_grows_with_its_terms(num, order):
     x = x.sort(0).values if order == "sorted" else x
     adders = (lambda terms: terms.sum(0), lambda terms: terms.T @ torch.ones(len(terms)))
     for (name, case), add in itertools.product(cases.items(), adders):
-        fn, wrong = case(add), case(lambda terms, add=add: 1.001 * add(terms))
+        fn = case(add)
+        wrong = case(lambda terms, add=add: 1.001 * add(terms))
         trace = lambda fn=fn: inductor.traced(fn, [x])  # noqa: E731
         assert disagreement(fn, case(one_by_one), [x], trace) is None, name
         if name not in ("cancels", "inputs"):  # those may come to nothing but rounding
@@ -551,7 +596,9 @@ def test_a_sign_that_rounding_decides_is_no_wrong_number():
     assert int(((fn(x, y) - otherwise(x, y)).abs() > 0.001).sum()) > 500
     assert disagreement(fn, otherwise, [x, y], trace) is None
     x[-1, 7] += 0.1  # a gradient that rounding leaves alone
-    wrong = disagreement(fn, lambda x, y: fn(x, y) * (1 - 2 * (torch.arange(2000) == 7)), [x, y], trace)
+    wrong = disagreement(
+        fn, lambda x, y: fn(x, y) * (1 - 2 * (torch.arange(2000) == 7)), [x, y], trace
+    )
     assert "a difference of 0.006" in wrong
 
 
@@ -580,7 +627,10 @@ def test_import_needs_no_private_name():
         "assert pyrobnn.model.compile.compiled(torch.sin, torch.ones(2), enabled=False)(torch.ones(2)).shape == (2,)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
 
@@ -592,13 +642,21 @@ def test_strides_of_indices_are_those_that_inductor_finds():
 
     x, y = symbols("x y", integer=True)
     affine = [4 * x + y, x, y, 3 * x - 3 * x + y, 4 * (x + 2 * y), x * y, x - x, x * (x + 1)]
-    indices = [*affine, FloorDiv(x, 4), FloorDiv(x, 32) + x, FloorDiv(y, 3) + 2 * x, ModularIndexing(x, 1, 16)]
+    indices = [
+        *affine,
+        FloorDiv(x, 4),
+        FloorDiv(x, 32) + x,
+        FloorDiv(y, 3) + 2 * x,
+        ModularIndexing(x, 1, 16),
+    ]
     plainly = cpp.stride_at_vec_range
     with private._quick_lookups():
         assert cpp.stride_at_vec_range is not plainly
         for index in indices:
             for variable in (x, y):
-                assert cpp.stride_at_vec_range(index, variable, 16) == plainly(index, variable, 16), index
+                assert cpp.stride_at_vec_range(index, variable, 16) == plainly(
+                    index, variable, 16
+                ), index
         assert cpp.stride_at_vec_range(x < 3, y) == 0
     assert cpp.stride_at_vec_range is plainly
 
@@ -607,7 +665,8 @@ def test_no_instruction_set_is_tried_and_inductor_still_tries_for_others(monkeyp
     """Each trial is a run of the C++ compiler and a process: a third of a first compile."""
     from torch._inductor import cpu_vec_isa
 
-    tried, genuine = [], cpu_vec_isa.valid_vec_isa_list
+    tried = []
+    genuine = cpu_vec_isa.valid_vec_isa_list
     monkeypatch.setattr(cpu_vec_isa.VecISA, "check_build", lambda *_: tried.append(1))
     assert_right()
     assert not tried

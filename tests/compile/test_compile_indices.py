@@ -10,7 +10,8 @@ from pyrobnn.model.compile.inductor import _compute_indices
 
 
 def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
-    data, state = torch.tensor([2.0, 0.0, 1.0, 2.0]), torch.tensor([1.0, 1.0, 1.0, 1.0])
+    data = torch.tensor([2.0, 0.0, 1.0, 2.0])
+    state = torch.tensor([1.0, 1.0, 1.0, 1.0])
     alias = state[:]
 
     def fn(z):
@@ -31,7 +32,10 @@ def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
 def test_other_data_of_that_size_have_indices_of_their_own():
     z = torch.tensor([1.0, 10.0, 100.0])
     for values in ([2.0, 0.0, 1.0, 2.0], [0.0, 0.0, 2.0, 1.0]):
-        data, out = torch.tensor(values), torch.zeros(4)
-        step = compiled(lambda z, out, data=data: out.copy_(z[data.long()] * 2), z, out, clone=False)
+        data = torch.tensor(values)
+        out = torch.zeros(4)
+        step = compiled(
+            lambda z, out, data=data: out.copy_(z[data.long()] * 2), z, out, clone=False
+        )
         step(z, out)
         torch.testing.assert_close(out, z[data.long()] * 2)

@@ -52,15 +52,21 @@ STAGES = {
 
 
 @pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number, error", [(signal.SIGALRM, Alarm), (signal.SIGINT, KeyboardInterrupt)])
-def test_what_a_handler_raises_ends_every_stage_of_a_compile(stage, number, error, alarm, monkeypatch):
+@pytest.mark.parametrize(
+    "number, error", [(signal.SIGALRM, Alarm), (signal.SIGINT, KeyboardInterrupt)]
+)
+def test_what_a_handler_raises_ends_every_stage_of_a_compile(
+    stage, number, error, alarm, monkeypatch
+):
     monkeypatch.setattr(STAGES[stage], raising(number))
     inductor.RIGHT.clear()
     with pytest.raises(error):
         compiled(lambda z: z.sin() * 0.1234, torch.ones(3))
 
 
-@pytest.mark.parametrize("method", [pb.NUTS(num_chains=1, num_warmup=5), pb.SVI(num_steps=3), pb.MAP(num_steps=3)])
+@pytest.mark.parametrize(
+    "method", [pb.NUTS(num_chains=1, num_warmup=5), pb.SVI(num_steps=3), pb.MAP(num_steps=3)]
+)
 def test_an_alarm_ends_a_fit_that_compiles(method, alarm, monkeypatch):
     monkeypatch.setattr(private, "compile_graph", raising(signal.SIGALRM))
     net = pb.networks.mlp(1, (2,), seed=0)
@@ -100,7 +106,9 @@ def test_a_handler_that_sets_another_has_its_way():
     def other(number, frame):
         pass
 
-    before = signal.signal(signal.SIGALRM, lambda number, frame: signal.signal(signal.SIGALRM, other))
+    before = signal.signal(
+        signal.SIGALRM, lambda number, frame: signal.signal(signal.SIGALRM, other)
+    )
     with raised_by_handlers():
         signal.raise_signal(signal.SIGALRM)
     assert signal.getsignal(signal.SIGALRM) is other

@@ -14,7 +14,8 @@ from pyrobnn.model.compile.scan import _unrolled
 
 def loss(z, length, scan=pb.scan):
     """A recurrence with a dict as carry, an integer in it, two outputs, and parameters from around it, used twice."""
-    weights, data = z[:4].reshape(2, 2), torch.linspace(-1, 1, 2 * length, dtype=z.dtype).reshape(length, 2)
+    weights = z[:4].reshape(2, 2)
+    data = torch.linspace(-1, 1, 2 * length, dtype=z.dtype).reshape(length, 2)
 
     def step(carry, x):
         h = torch.tanh(carry["h"] @ weights + x["x"])
@@ -27,7 +28,9 @@ def loss(z, length, scan=pb.scan):
 
 
 def plainly(step, carry, xs):
-    return _unrolled(step, carry, xs, range(len(next(iter(xs.values())) if isinstance(xs, dict) else xs)))
+    return _unrolled(
+        step, carry, xs, range(len(next(iter(xs.values())) if isinstance(xs, dict) else xs))
+    )
 
 
 def points():
@@ -70,20 +73,26 @@ def test_second_derivatives_and_points_inside_points():
 @pytest.mark.slow
 def test_the_graph_does_not_grow_with_the_length():
     def nodes(length):
-        return len(private.trace(vmap(grad_and_value(lambda z: loss(z, length))), [points()]).graph.nodes)
+        return len(
+            private.trace(vmap(grad_and_value(lambda z: loss(z, length))), [points()]).graph.nodes
+        )
 
     assert nodes(80) == nodes(800)
 
 
 @pytest.mark.parametrize(
-    "oldest", [inductor.OLDEST, pytest.param("99.0", marks=pytest.mark.slow)], ids=["ours", "torch's"]
+    "oldest",
+    [inductor.OLDEST, pytest.param("99.0", marks=pytest.mark.slow)],
+    ids=["ours", "torch's"],
 )
 def test_machine_code_gives_what_the_loop_gives(oldest, monkeypatch):
     """Also where only ``torch.compile`` is left, which runs nothing inside of a trace."""
     monkeypatch.setattr(inductor, "OLDEST", oldest)
 
     def f(z):
-        last, ys = pb.scan(lambda c, x: ((c * z[1] + x).tanh(), c * x), z[0], torch.linspace(-1, 1, 37))
+        last, ys = pb.scan(
+            lambda c, x: ((c * z[1] + x).tanh(), c * x), z[0], torch.linspace(-1, 1, 37)
+        )
         return last + ys.square().sum()
 
     call = compiled(vmap(grad_and_value(f)), z := points().float())
@@ -94,7 +103,9 @@ def test_machine_code_gives_what_the_loop_gives(oldest, monkeypatch):
 @pytest.mark.slow
 def test_machine_code_of_a_loop_with_one_result():
     """C++ that inductor writes would take a list of one tensor for the tensor."""
-    f = vmap(lambda z: pb.scan(lambda c, x: (c * z[1] + x, None), z[0], torch.linspace(-1, 1, 37))[0])
+    f = vmap(
+        lambda z: pb.scan(lambda c, x: (c * z[1] + x, None), z[0], torch.linspace(-1, 1, 37))[0]
+    )
     call = compiled(f, z := points().float())
     assert call.mode == "inductor"
     torch.testing.assert_close(call(z), f(z), rtol=1e-5, atol=1e-5)
@@ -106,7 +117,11 @@ def test_a_compile_takes_no_step_in_python_for_more_of_them():
         taken = []
 
         def f(z):
-            return pb.scan(lambda c, x: (taken.append(1) or (c * z[1] + x).sin(), None), z[0], torch.ones(length))[0]
+            return pb.scan(
+                lambda c, x: (taken.append(1) or (c * z[1] + x).sin(), None),
+                z[0],
+                torch.ones(length),
+            )[0]
 
         assert compiled(grad(f), points()[0].float()).mode == "inductor"
         return len(taken)
@@ -121,7 +136,11 @@ def test_few_steps_are_left_over_beside_the_loop():
                 c = c.sin()
             return c + x, None
 
-        return len(private.trace(lambda z: pb.scan(step, z[0], torch.ones(length))[0], [points()[0]]).graph.nodes)
+        return len(
+            private.trace(
+                lambda z: pb.scan(step, z[0], torch.ones(length))[0], [points()[0]]
+            ).graph.nodes
+        )
 
     assert nodes(21, 27) == nodes(21, 28)  # three in a turn, four in a turn
 
@@ -141,9 +160,13 @@ def test_what_cannot_be_a_body_of_its_own_is_unrolled_and_right(kind):
             if kind == "nested":
                 return pb.scan(lambda d, u: (d * u.cos() + z[1], None), c, x.expand(20))[0], c
             if kind == "distribution":  # asks for sizes, which are not tensors
-                return torch.distributions.Normal(z[:3] * c, 1.0, validate_args=False).log_prob(x).sum().tanh(), c
+                return torch.distributions.Normal(z[:3] * c, 1.0, validate_args=False).log_prob(
+                    x
+                ).sum().tanh(), c
             if kind == "named":  # results that are tuples with names
-                return torch.linalg.slogdet(z[:4].reshape(2, 2) + c.square()).logabsdet + z.max(0).values * x, c
+                return torch.linalg.slogdet(z[:4].reshape(2, 2) + c.square()).logabsdet + z.max(
+                    0
+                ).values * x, c
             return c + categorical.log_prob(torch.tensor(1)) * x, c
 
         last, ys = pb.scan(step, z[5], torch.linspace(0, 1, 20, dtype=z.dtype))
@@ -151,7 +174,8 @@ def test_what_cannot_be_a_body_of_its_own_is_unrolled_and_right(kind):
 
     z = points()[0]
     with torch.random.fork_rng():
-        graph, exact = private.trace(grad_and_value(f), [z]), grad_and_value(f)(z)
+        graph = private.trace(grad_and_value(f), [z])
+        exact = grad_and_value(f)(z)
         found = graph(z)
     torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-10)
     outer = [node for node in graph.graph.nodes if "pyrobnn.loop" in str(node.target)]

@@ -19,7 +19,12 @@ from pyrobnn.inference.curvature.gaussian import DenseBlock, DiagBlock, KronBloc
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.optim.descent import polish
-from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods import (
+    Bernoulli,
+    Categorical,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+)
 from pyrobnn.model import Density
 
 
@@ -48,7 +53,9 @@ class Reused(nn.Module):
 
 
 def mlp():
-    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2))
+    return nn.Sequential(
+        nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 2)
+    )
 
 
 def cnn():
@@ -62,7 +69,9 @@ def cnn():
 
 
 def sequence():
-    return nn.Sequential(nn.Conv1d(2, 3, 3, padding="same"), nn.Tanh(), nn.Flatten(), nn.Linear(15, 2))
+    return nn.Sequential(
+        nn.Conv1d(2, 3, 3, padding="same"), nn.Tanh(), nn.Flatten(), nn.Linear(15, 2)
+    )
 
 
 def numbers(*shape, seed=1):
@@ -110,7 +119,9 @@ def test_layer_products_are_the_jacobian(name):
 
 def test_some_parameters_only():
     x = numbers(4, 3)
-    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, expose=["0.bias", "2.weight"])
+    prior = pb.priors.IIDPrior(
+        dist.Normal(0.0, 1.0), expose_all=False, expose=["0.bias", "2.weight"]
+    )
     around = jacobian_of(model_of(mlp, prior=prior), x)
     assert around.size == 4 + 20
     torch.testing.assert_close(around.rows(x)[1], reference_rows(around, x))
@@ -119,7 +130,9 @@ def test_some_parameters_only():
 @pytest.mark.parametrize("end", [(), (nn.Tanh(),), (nn.ReLU(inplace=True),)], ids=str)
 def test_the_rows_of_one_layer_that_is_the_output_or_not(end):
     x = numbers(4, 3)
-    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, expose=["2.weight", "2.bias"])
+    prior = pb.priors.IIDPrior(
+        dist.Normal(0.0, 1.0), expose_all=False, expose=["2.weight", "2.bias"]
+    )
 
     def make():
         return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), *end)
@@ -145,7 +158,10 @@ class Twice(nn.Module):
     [
         (Reused, "also used elsewhere"),
         (lambda: nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4)), r"1 \(LayerNorm\)"),
-        (lambda: nn.Sequential(shared := nn.Linear(3, 3), nn.Tanh(), shared), "also used elsewhere"),
+        (
+            lambda: nn.Sequential(shared := nn.Linear(3, 3), nn.Tanh(), shared),
+            "also used elsewhere",
+        ),
         (Twice, "called 2 times"),
     ],
 )
@@ -167,7 +183,10 @@ def expected_hessian(likelihood, f, params):
     if isinstance(likelihood, Categorical):
         cases = [(likelihood.probs(f)[k], torch.tensor([k])) for k in range(len(f))]
     elif isinstance(likelihood, Bernoulli):
-        cases = [(likelihood.probs(f)[0], torch.ones(1, 1)), (1 - likelihood.probs(f)[0], torch.zeros(1, 1))]
+        cases = [
+            (likelihood.probs(f)[0], torch.ones(1, 1)),
+            (1 - likelihood.probs(f)[0], torch.zeros(1, 1)),
+        ]
     else:
         nodes, weights = np.polynomial.hermite_e.hermegauss(5)
         loc, scale = likelihood.loc_scale(f[None], params)
@@ -179,7 +198,9 @@ def expected_hessian(likelihood, f, params):
     total = 0
     for weight, y in cases:
         y = y if isinstance(likelihood, Categorical) else y.double()
-        second = torch.autograd.functional.hessian(lambda g, y=y: -likelihood.log_prob(g[None], y, params).sum(), f)
+        second = torch.autograd.functional.hessian(
+            lambda g, y=y: -likelihood.log_prob(g[None], y, params).sum(), f
+        )
         total = total + weight * second
     return total
 
@@ -210,7 +231,8 @@ def test_full_and_diagonal_ggn(name, num_data):
     prior = torch.linspace(0.5, 2.0, around.size, dtype=torch.float64)
     rows = reference_rows(around, x).flatten(0, 1)
     wanted = rows.T @ rows
-    tau, c = torch.tensor([1.7]).double(), 0.6
+    tau = torch.tensor([1.7]).double()
+    c = 0.6
     block = ggn(around, x, identity, "full", prior).blocks(tau, c)[0]
     precision = torch.diag(1.7 * prior) + 0.6 * wanted
     torch.testing.assert_close(block.quad(torch.eye(around.size).double()), precision.diagonal())
@@ -221,7 +243,9 @@ def test_full_and_diagonal_ggn(name, num_data):
     torch.testing.assert_close(diagonal.prec, precision.diagonal())
 
 
-@pytest.mark.parametrize("name, names", [("mlp", ["4.weight", "4.bias"]), ("mlp", ["2.weight"]), ("cnn", ["0.weight"])])
+@pytest.mark.parametrize(
+    "name, names", [("mlp", ["4.weight", "4.bias"]), ("mlp", ["2.weight"]), ("cnn", ["0.weight"])]
+)
 def test_full_ggn_of_one_layer_sums_the_columns_first(name, names):
     make, inputs = NETS[name]
     x = inputs(80)
@@ -240,7 +264,8 @@ def test_both_sides_of_the_full_ggn_agree_by_layer():
     gram = ggn(around, x, identity, "full", prior)
     gram_rows = gram.rows
     assert gram_rows is not None
-    tau, c = torch.tensor([0.5, 1.0, 3.0]).double(), torch.tensor(2.0).double()
+    tau = torch.tensor([0.5, 1.0, 3.0]).double()
+    c = torch.tensor(2.0).double()
     precision = 2.0 * gram_rows.T @ gram_rows + torch.diag(tau[gram.group])
     torch.testing.assert_close(gram.log_det(tau, c), precision.logdet())
     block = gram.blocks(tau, 2.0)[0]
@@ -268,7 +293,9 @@ def dense(blocks, size):
     total = torch.zeros(size, size, dtype=torch.float64)
     for block in blocks:
         eye = torch.eye(len(block.index), dtype=torch.float64)
-        pairs = block.quad(eye[:, None] + eye[None]) - block.quad(eye)[:, None] - block.quad(eye)[None]
+        pairs = (
+            block.quad(eye[:, None] + eye[None]) - block.quad(eye)[:, None] - block.quad(eye)[None]
+        )
         total[block.index[:, None], block.index] = pairs / 2
     return total
 
@@ -281,7 +308,9 @@ def layer_blocks_only(matrix, around):
     return kept
 
 
-@pytest.mark.parametrize("prior", [normal_prior(2.0), pb.priors.FanInNormal()], ids=["iid", "fan-in"])
+@pytest.mark.parametrize(
+    "prior", [normal_prior(2.0), pb.priors.FanInNormal()], ids=["iid", "fan-in"]
+)
 def test_kronecker_is_exact_for_one_datum(prior):
     x = numbers(1, 3)
     around = jacobian_of(model_of(mlp, prior=prior), x)
@@ -320,7 +349,8 @@ def blocks_to_check():
     basis = torch.linalg.qr(numbers(size, 2)).Q
     yield LowRankBlock(index, numbers(size).abs() + 0.5, basis, torch.tensor([3.0, 0.5]).double())
     yield DiagBlock(index, numbers(size).abs() + 0.5)
-    out, inside = torch.linalg.qr(numbers(2, 2)).Q, torch.linalg.qr(numbers(3, 3)).Q
+    out = torch.linalg.qr(numbers(2, 2)).Q
+    inside = torch.linalg.qr(numbers(3, 3)).Q
     yield KronBlock(index, out, inside, numbers(2, 3).abs() + 0.5, numbers(3).abs() + 0.5)
 
 
@@ -338,13 +368,16 @@ def test_blocks_agree_with_their_dense_precision(block):
 
 def program(x, y):
     scale = pyro.sample("scale", dist.HalfNormal(1.0))
-    weight = pyro.sample("weight", dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1))
+    weight = pyro.sample(
+        "weight", dist.Normal(torch.zeros(2, dtype=torch.float64), 1.0).to_event(1)
+    )
     with pyro.plate("data", len(x)):
         pyro.sample("y", dist.StudentT(5.0, x @ weight, scale), obs=y)
 
 
 def test_hessian_is_autograds_and_pyros():
-    x, y = numbers(30, 2), numbers(30, seed=2)
+    x = numbers(30, 2)
+    y = numbers(30, seed=2)
     density = Density(program, (x, y))
     z = numbers(3, seed=4) * 0.3
     exact = -torch.autograd.functional.hessian(density.log_joint, z)
@@ -356,8 +389,12 @@ def test_hessian_is_autograds_and_pyros():
     mode, _ = polish(density.log_joint, z, 100, jacobian=True)
     values = density.constrain(mode)
     with seeded(0):
-        guide = AutoLaplaceApproximation(program, init_loc_fn=lambda site: values[site["name"]].clone())
+        guide = AutoLaplaceApproximation(
+            program, init_loc_fn=lambda site: values[site["name"]].clone()
+        )
         SVI(program, guide, pyro.optim.SGD({"lr": 0.0}), Trace_ELBO()).step(x, y)
         normal = guide.laplace_approximation(x, y).get_posterior()
     pyro.clear_param_store()
-    torch.testing.assert_close(normal.precision_matrix, hessian(density, mode), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        normal.precision_matrix, hessian(density, mode), rtol=1e-6, atol=1e-8
+    )

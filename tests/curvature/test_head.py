@@ -12,7 +12,9 @@ from torch import nn
 import pyrobnn as pb
 from pyrobnn.posterior import head
 
-pytestmark = pytest.mark.filterwarnings("ignore:the centre is not a mode|the Hessian is not positive")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the centre is not a mode|the Hessian is not positive"
+)
 
 X = torch.randn(24, 1, 6, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = (X.mean((1, 2, 3)) > 0).long()
@@ -24,7 +26,9 @@ class Tailed(nn.Module):
 
     def __init__(self, out: int, skip: bool = False):
         super().__init__()
-        self.conv, self.last, self.skip = nn.Conv2d(1, 2, 3), nn.Linear(32, out), skip
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.last = nn.Linear(32, out)
+        self.skip = skip
 
     def forward(self, x):
         f = self.last(torch.relu(self.conv(x)).flatten(1))
@@ -74,19 +78,27 @@ def compare(whole: pb.Posterior, split: pb.Posterior) -> None:
     assert whole.log_evidence == pytest.approx(split.log_evidence, rel=1e-9)
     torch.testing.assert_close(split.draws, whole.draws)
     torch.testing.assert_close(dict(split.sample_stats), dict(whole.sample_stats))
-    ours, theirs = split.predict(X[:7]), whole.predict(X[:7])
+    ours = split.predict(X[:7])
+    theirs = whole.predict(X[:7])
     torch.testing.assert_close(ours.f, theirs.f)
     if split.moments is not None:
         torch.testing.assert_close(split.moments(X[:7]), whole.moments(X[:7]))
 
 
-OPTIONS = [{}, {"predictive": "draws"}, {"structure": "kron", "tune": "marginal_likelihood"}, {"curvature": "hessian"}]
+OPTIONS = [
+    {},
+    {"predictive": "draws"},
+    {"structure": "kron", "tune": "marginal_likelihood"},
+    {"curvature": "hessian"},
+]
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param(kind, options, marks=[] if kind == "stacked" or not options else [pytest.mark.slow])
+        pytest.param(
+            kind, options, marks=[] if kind == "stacked" or not options else [pytest.mark.slow]
+        )
         for kind in CASES
         for options in OPTIONS
     ],
@@ -123,7 +135,8 @@ def test_hidden_weights_before_the_first_site_are_a_trunk(monkeypatch):
 
 
 def test_the_trunk_runs_as_often_as_it_must(monkeypatch):
-    net, seen = build("stacked", 2), []
+    net = build("stacked", 2)
+    seen = []
     posterior = fitted(net, LABELS, pb.likelihoods.Categorical(), subset="last_layer")
     again = pickle.loads(pickle.dumps(posterior))
     again.bnn.eval_net[0].register_forward_hook(lambda module, inputs, out: seen.append(len(out)))
@@ -131,12 +144,20 @@ def test_the_trunk_runs_as_often_as_it_must(monkeypatch):
     seen.clear()
     monkeypatch.setattr("pyrobnn.posterior.posterior.CHUNK_SCALARS", 100)
     again.predict(X)
-    assert sum(seen) <= 2 * len(X) + 2, seen  # for the draws and for the moments; one row to look at the widths
+    assert sum(seen) <= 2 * len(X) + 2, (
+        seen
+    )  # for the draws and for the moments; one row to look at the widths
 
 
 FITS = {
-    "nuts": (pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False), {"num_draws": 4}),
-    "sghmc": (pb.SGHMC(num_chains=2, num_warmup=20, batch_size=8, init_steps=5, compile=False), {"num_draws": 4}),
+    "nuts": (
+        pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
+        {"num_draws": 4},
+    ),
+    "sghmc": (
+        pb.SGHMC(num_chains=2, num_warmup=20, batch_size=8, init_steps=5, compile=False),
+        {"num_draws": 4},
+    ),
     "svi": (pb.SVI(num_steps=20, compile=False), {"num_draws": 4}),
     "map": (pb.MAP(num_steps=20, compile=False), {}),
     "swag": (pb.SWAG(num_steps=40, lr=0.001, collect_every=4, compile=False), {"num_draws": 4}),
@@ -146,15 +167,24 @@ FITS = {
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in ("nuts", "svi", "swag") else pytest.mark.slow) for name in FITS]
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("nuts", "svi", "swag") else pytest.mark.slow)
+        for name in FITS
+    ],
 )
-def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_method(name, monkeypatch, tmp_path):
+def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_method(
+    name, monkeypatch, tmp_path
+):
     method, options = FITS[name]
     net = build("own forward", 1)
     prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide_module_types=[nn.Conv2d])
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.5))
     shots: list[pb.Posterior] = []
-    options = options | {"seed": 1, "callbacks": [lambda step, metrics: shots.append(metrics["snapshot"]())]}
+    options = options | {
+        "seed": 1,
+        "callbacks": [lambda step, metrics: shots.append(metrics["snapshot"]())],
+    }
     with monkeypatch.context() as patched:
         patched.setattr(head, "_paths", lambda *args: [])
         whole = method.fit(model, X, Y, **options)
@@ -163,15 +193,25 @@ def test_what_a_prior_hides_before_its_first_site_is_computed_once_by_every_meth
     torch.testing.assert_close(split.draws, whole.draws)
     torch.testing.assert_close(split.predict(X[:7]).f, expected)
     torch.testing.assert_close(
-        split.to_datatree(X, Y, num_prior_draws=0)["log_likelihood"].to_dataset().sum().to_array().values,
-        whole.to_datatree(X, Y, num_prior_draws=0)["log_likelihood"].to_dataset().sum().to_array().values,
+        split.to_datatree(X, Y, num_prior_draws=0)["log_likelihood"]
+        .to_dataset()
+        .sum()
+        .to_array()
+        .values,
+        whole.to_datatree(X, Y, num_prior_draws=0)["log_likelihood"]
+        .to_dataset()
+        .sum()
+        .to_array()
+        .values,
     )
     loaded = pb.Posterior.load(split.save(tmp_path / "p.nc"), model)
     torch.testing.assert_close(loaded.predict(X[:7]).f, expected)
     assert all(shot.predict(X[:7]).f.shape[2] == 7 for shot in shots[-2:])
     assert (split.meta.get("head") == "last") == (method.points == "held")
     seen: list[int] = []
-    with split.bnn.eval_net.conv.register_forward_hook(lambda module, inputs, out: seen.append(len(out))):
+    with split.bnn.eval_net.conv.register_forward_hook(
+        lambda module, inputs, out: seen.append(len(out))
+    ):
         split.predict(X)
     assert sum(seen) <= len(X) + 8  # and a few to look at the net
 
@@ -196,11 +236,13 @@ class Counted(nn.Module):
     ids=lambda method: type(method).__name__,
 )
 def test_layers_before_the_first_parameter_are_computed_once(method, monkeypatch, tmp_path):
-    prior, noise = pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1)
+    prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
+    noise = pb.likelihoods.HomoskedasticGaussian(0.1)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = nn.Sequential(Counted(), nn.Linear(36, 3), nn.Tanh(), nn.Linear(3, 1)).double()
-    model, options = pb.BNN(net, prior, noise), {"num_draws": method.default_draws if method.kind != "chains" else 4}
+    model = pb.BNN(net, prior, noise)
+    options = {"num_draws": method.default_draws if method.kind != "chains" else 4}
     Counted.calls = 0
     once = method.fit(model, X, Y, **options)
     assert Counted.calls < 20

@@ -11,14 +11,31 @@ import pyro.distributions as dist
 import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
-from models import diabetes_linear, diabetes_model, joined, joint_covariance, normal_prior, toy, toy_model, toy_net
+from models import (
+    diabetes_linear,
+    diabetes_model,
+    joined,
+    joint_covariance,
+    normal_prior,
+    toy,
+    toy_model,
+    toy_net,
+)
 from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian, base
+from pyrobnn.likelihoods import (
+    Bernoulli,
+    Categorical,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+    base,
+)
 
-FAST = {"map": pb.MAP(num_steps=1, lr=1e-6, compile=False)}  # the polishing finds the mode of a convex problem
+FAST = {
+    "map": pb.MAP(num_steps=1, lr=1e-6, compile=False)
+}  # the polishing finds the mode of a convex problem
 
 
 @contextmanager
@@ -34,7 +51,8 @@ def trained(model, x, y, num_steps: int = 100) -> pb.Posterior:
 
 
 @pytest.mark.parametrize(
-    "curvature, structure", [("ggn", "full"), ("ggn", "kron"), ("hessian", "full"), ("variational", "full")]
+    "curvature, structure",
+    [("ggn", "full"), ("ggn", "kron"), ("hessian", "full"), ("variational", "full")],
 )
 def test_conjugate_case_is_exact(curvature, structure):
     truth = diabetes_linear()
@@ -45,7 +63,9 @@ def test_conjugate_case_is_exact(curvature, structure):
     design = truth["design"][:7]
     mean, var = posterior.moments(truth["x"][:7])
     torch.testing.assert_close(mean[:, 0], design @ truth["mean"], rtol=0, atol=1e-7)
-    torch.testing.assert_close(var[:, 0], (design @ truth["cov"] * design).sum(1), rtol=0, atol=1e-8)
+    torch.testing.assert_close(
+        var[:, 0], (design @ truth["cov"] * design).sum(1), rtol=0, atol=1e-8
+    )
     prediction = posterior.predict(truth["x"][:7])
     torch.testing.assert_close(prediction.mean, mean)
     torch.testing.assert_close(prediction.var, var + 0.49)
@@ -53,7 +73,9 @@ def test_conjugate_case_is_exact(curvature, structure):
     torch.testing.assert_close(joint, design @ truth["cov"] @ design.T)
     # log p − log q is the log evidence at every draw, so every importance weight is the same
     weights = posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"]
-    torch.testing.assert_close(weights, torch.full_like(weights, float(truth["log_evidence"])), rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        weights, torch.full_like(weights, float(truth["log_evidence"])), rtol=0, atol=1e-6
+    )
     draws = joined(posterior.draws)
     assert_mean_within(draws, truth["mean"])
     assert_var_within(draws, truth["cov"].diagonal())
@@ -64,7 +86,9 @@ def test_conjugate_case_is_exact(curvature, structure):
 
 def test_diagonal_has_its_closed_form():
     truth = diabetes_linear()
-    posterior = Laplace(structure="diag", **FAST).fit(diabetes_model(), truth["x"], truth["y"], num_draws=2000)
+    posterior = Laplace(structure="diag", **FAST).fit(
+        diabetes_model(), truth["x"], truth["y"], num_draws=2000
+    )
     prec = truth["precision"].diagonal()
     assert_var_within(joined(posterior.draws), 1 / prec)
     gap = 0.5 * (prec.log().sum() - truth["precision"].logdet())
@@ -85,7 +109,8 @@ def test_last_layer_is_bayesian_regression_on_the_features():
     method = Laplace(subset="last_layer", predictive="linearized")
     posterior = method.fit(model, x, y, init=net, num_draws=20)
     marginal = dist.MultivariateNormal(
-        torch.zeros(len(x)).double(), 1.5**2 * features @ features.T + 0.04 * torch.eye(len(x)).double()
+        torch.zeros(len(x)).double(),
+        1.5**2 * features @ features.T + 0.04 * torch.eye(len(x)).double(),
     )
     assert posterior.log_evidence == pytest.approx(float(marginal.log_prob(y[:, 0])), abs=1e-8)
     mean, var = posterior.moments(x)
@@ -97,16 +122,21 @@ def test_last_layer_is_bayesian_regression_on_the_features():
     held = sum(dist.Normal(0.0, 1.5).log_prob(p).sum() for p in net[0].parameters()).item()
     weights = posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"]
     torch.testing.assert_close(weights, torch.full_like(weights, posterior.log_evidence + held))
-    drawn = Laplace(subset="last_layer", predictive="draws").fit(model, x, y, init=net, num_draws=20)
+    drawn = Laplace(subset="last_layer", predictive="draws").fit(
+        model, x, y, init=net, num_draws=20
+    )
     torch.testing.assert_close(drawn.function(x), posterior.function(x))
 
 
 def test_named_sites_and_a_users_net_left_alone():
     x, y = toy()
-    model, net = toy_model(), toy_net()
+    model = toy_model()
+    net = toy_net()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     with pytest.warns(UserWarning, match="not a mode"):
-        posterior = Laplace(subset=("net.0.bias", "net.2.weight")).fit(model, x, y, init=net, num_draws=5)
+        posterior = Laplace(subset=("net.0.bias", "net.2.weight")).fit(
+            model, x, y, init=net, num_draws=5
+        )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     spread = {name: float(value.std(1).sum()) for name, value in posterior.draws.items()}
     assert [name for name, value in spread.items() if value > 0] == ["net.0.bias", "net.2.weight"]
@@ -123,7 +153,9 @@ def curved(x, y):
 def test_a_pyro_program_in_unconstrained_space():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(50, 2, generator=generator, dtype=torch.float64)
-    y = x @ torch.tensor([1.0, -1.0]).double() + 0.5 * torch.randn(50, generator=generator, dtype=torch.float64)
+    y = x @ torch.tensor([1.0, -1.0]).double() + 0.5 * torch.randn(
+        50, generator=generator, dtype=torch.float64
+    )
     posterior = Laplace(curvature="hessian", **FAST).fit(curved, x, y, num_draws=500)
     assert posterior.meta["gradient_norm"] < 1e-4
     assert (posterior.draws["scale"] > 0).all()
@@ -131,28 +163,39 @@ def test_a_pyro_program_in_unconstrained_space():
     exact = -torch.autograd.functional.hessian(density.log_joint, posterior.approximation.loc)
     block = posterior.approximation.blocks[0]
     torch.testing.assert_close(block.prec_tril @ block.prec_tril.T, exact)
-    wanted = density.log_joint(posterior.approximation.loc) + 1.5 * math.log(2 * math.pi) - 0.5 * exact.logdet()
+    wanted = (
+        density.log_joint(posterior.approximation.loc)
+        + 1.5 * math.log(2 * math.pi)
+        - 0.5 * exact.logdet()
+    )
     assert posterior.log_evidence == pytest.approx(float(wanted), abs=1e-8)
     # importance sampling from q gives the true evidence; its own standard error is the measure
     ratio = (posterior.sample_stats["log_p"] - posterior.sample_stats["log_q"])[0]
     estimate = (ratio - ratio.max()).exp()
     error = estimate.std() / estimate.mean() / math.sqrt(500)
-    assert abs(float(ratio.max() + estimate.mean().log()) - posterior.log_evidence) < 5 * error + 0.05
+    assert (
+        abs(float(ratio.max() + estimate.mean().log()) - posterior.log_evidence) < 5 * error + 0.05
+    )
     with pytest.raises(ValueError, match="curvature='hessian'"):
         Laplace().fit(curved, x, y)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"])
+@pytest.mark.parametrize(
+    "structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"]
+)
 def test_heteroskedastic_precision_is_the_expected_fisher(structure):
     x, y = toy(30, dtype=torch.float64)
     model = pb.BNN(toy_net(out=2).double(), normal_prior(), HeteroskedasticGaussian())
     fit = trained(model, x, y)
     with ignored("not a mode"):
-        posterior = Laplace(structure=structure, predictive="linearized").fit(model, x, y, init=fit, num_draws=50)
+        posterior = Laplace(structure=structure, predictive="linearized").fit(
+            model, x, y, init=fit, num_draws=50
+        )
     jacobian = posterior.network.jacobian
     f, rows = jacobian.rows(x)
-    sigma, slope = nn.functional.softplus(f[:, 1]) + 1e-3, f[:, 1].sigmoid()
+    sigma = nn.functional.softplus(f[:, 1]) + 1e-3
+    slope = f[:, 1].sigmoid()
     fisher = torch.diag_embed(torch.stack([sigma**-2, 2 * slope**2 * sigma**-2], 1))
     precision = torch.einsum("nkp,nkl,nlq->pq", rows, fisher, rows) + torch.eye(jacobian.size)
     if structure == "diag":
@@ -199,7 +242,9 @@ def seeded_linear() -> nn.Module:
 
 
 def noise_prior() -> HomoskedasticGaussian:
-    return HomoskedasticGaussian(dist.LogNormal(torch.tensor(-0.5).double(), torch.tensor(0.5).double()))
+    return HomoskedasticGaussian(
+        dist.LogNormal(torch.tensor(-0.5).double(), torch.tensor(0.5).double())
+    )
 
 
 def test_learned_noise_of_a_users_net_is_found():
@@ -228,7 +273,9 @@ QUICK = {"full-categorical", "diag-categorical", "kron-bernoulli", "kron-two out
 @pytest.mark.parametrize(
     "structure, name",
     [
-        pytest.param(structure, name, marks=() if f"{structure}-{name}" in QUICK else pytest.mark.slow)
+        pytest.param(
+            structure, name, marks=() if f"{structure}-{name}" in QUICK else pytest.mark.slow
+        )
         for structure in ("full", "kron", "diag")
         for name in LIKELIHOODS
     ],
@@ -239,16 +286,24 @@ def test_every_likelihood_and_structure(structure, name):
     model = toy_model(likelihood, out=out)
     fit = trained(model, x, y, 60)
     with ignored("not a mode"):
-        posterior = Laplace(structure=structure, predictive="linearized").fit(model, x, y, init=fit, num_draws=1000)
+        posterior = Laplace(structure=structure, predictive="linearized").fit(
+            model, x, y, init=fit, num_draws=1000
+        )
     assert math.isfinite(posterior.log_evidence)
     f, cov = posterior.network.output_moments(x[:5])
     joint = joint_covariance(posterior.network, x[:5])
-    torch.testing.assert_close(torch.stack([joint[i, :, i] for i in range(5)]), cov, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(
+        torch.stack([joint[i, :, i] for i in range(5)]), cov, rtol=1e-3, atol=1e-5
+    )
     draws = posterior.standard_function(x[:5])
     assert_mean_within(draws, f)
     assert_var_within(draws, cov.diagonal(dim1=1, dim2=2))
     if likelihood.task != "gaussian":  # the probit approximation, as cross-validation takes it
-        labels = torch.zeros(5, 1) if likelihood.task == "bernoulli" else torch.zeros(5, dtype=torch.long)
+        labels = (
+            torch.zeros(5, 1)
+            if likelihood.task == "bernoulli"
+            else torch.zeros(5, dtype=torch.long)
+        )
         probs = base.log_predictive(likelihood, f, cov, labels, {}).exp()
         assert float((probs - posterior.predict(x[:5]).log_prob(labels).exp()).abs().max()) < 0.1
 
@@ -281,10 +336,14 @@ def test_variational_is_nearest_to_the_posterior_of_the_linearized_network(net):
         module = (nn.Linear(1, 2) if net == "linear" else toy_net(out=2)).double()
     model = pb.BNN(module, normal_prior(), Categorical())
     posterior = Laplace(curvature="variational", **FAST).fit(model, x, y, num_draws=1)
-    network, blocks = posterior.network, posterior.approximation.blocks
+    network = posterior.network
+    blocks = posterior.approximation.blocks
     cov = torch.cat([block.root(torch.eye(len(block.index)).double()) for block in blocks])
-    cov, prior = cov @ cov.T, dist.Normal(torch.zeros(len(cov)).double(), 1.0).to_event(1)
-    noise = torch.randn(2**15, len(cov), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    prior = dist.Normal(torch.zeros(len(cov)).double(), 1.0).to_event(1)
+    cov = cov @ cov.T
+    noise = torch.randn(
+        2**15, len(cov), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     noise = torch.cat([noise, -noise])
     names = [site.name for site in network.jacobian.sites]
     shapes = [site.shape for site in network.jacobian.sites]
@@ -292,14 +351,21 @@ def test_variational_is_nearest_to_the_posterior_of_the_linearized_network(net):
     def elbo(mean, scale):
         root = torch.linalg.cholesky(cov * scale)
         z = mean + noise @ root.T
-        parts = [part.reshape(-1, *shape) for part, shape in zip(z.split([s.numel() for s in shapes], 1), shapes)]
+        parts = [
+            part.reshape(-1, *shape)
+            for part, shape in zip(z.split([s.numel() for s in shapes], 1), shapes)
+        ]
         f = torch.func.vmap(lambda *each: network(dict(zip(names, each)), x))(*parts)
         terms = Categorical().log_prob(f, y, {}).sum(-1) + prior.log_prob(z)
         return float(terms.mean() + root.diagonal().log().sum()) + len(cov) * (0.5 + 0.919)
 
     mean = posterior.approximation.loc
-    best, direction = elbo(mean, 1.0), torch.linalg.cholesky(cov) @ torch.ones_like(mean) / len(mean) ** 0.5
-    worse = [elbo(mean + step * direction, scale) for step, scale in ((0.3, 1), (-0.3, 1), (0, 1.3), (0, 0.75))]
+    best = elbo(mean, 1.0)
+    direction = torch.linalg.cholesky(cov) @ torch.ones_like(mean) / len(mean) ** 0.5
+    worse = [
+        elbo(mean + step * direction, scale)
+        for step, scale in ((0.3, 1), (-0.3, 1), (0, 1.3), (0, 0.75))
+    ]
     assert max(worse) < best
     laplace = Laplace(**FAST).fit(model, x, y, num_draws=1)
     assert best > elbo(laplace.approximation.loc, 1.0)
@@ -308,7 +374,9 @@ def test_variational_is_nearest_to_the_posterior_of_the_linearized_network(net):
 def test_it_is_a_pyro_guide():
     truth = diabetes_linear()
     model = diabetes_model()
-    posterior = Laplace(subset=("net.weight",), **FAST).fit(model, truth["x"], truth["y"], num_draws=2)
+    posterior = Laplace(subset=("net.weight",), **FAST).fit(
+        model, truth["x"], truth["y"], num_draws=2
+    )
     predictive = pyro.infer.Predictive(model, guide=posterior.guide, num_samples=600)
     with seeded(0):
         drawn = predictive(truth["x"][:3])
@@ -338,14 +406,18 @@ def test_not_positive_definite_is_damped_and_reported():
     for value in posterior.draws.values():
         assert torch.isfinite(value).all() and (value.std(1) > 0).all()
     with pytest.warns(UserWarning, match="not positive definite"), ignored("not a mode"):
-        diagonal = Laplace(curvature="hessian", structure="diag").fit(model, x, y, init=net, num_draws=5)
+        diagonal = Laplace(curvature="hessian", structure="diag").fit(
+            model, x, y, init=net, num_draws=5
+        )
     assert diagonal.meta["damping"] > 0
 
 
 def test_an_unconverged_mode_is_reported():
     truth = diabetes_linear()
     with pytest.warns(UserWarning, match="gradient norm"):
-        posterior = Laplace().fit(diabetes_model(), truth["x"], truth["y"], init=seeded_linear(), num_draws=2)
+        posterior = Laplace().fit(
+            diabetes_model(), truth["x"], truth["y"], init=seeded_linear(), num_draws=2
+        )
     assert posterior.meta["gradient_norm"] > 100
     # for a quadratic log joint Newton's step is the exact distance
     step = torch.cat([seeded_linear().weight[0], seeded_linear().bias]).detach() - truth["mean"]
@@ -372,9 +444,15 @@ def test_priors_that_are_not_normal():
         posterior = Laplace().fit(model, x, y, init=fit, num_draws=100)
     assert posterior.meta["damping"] > 0
     assert all(torch.isfinite(value).all() for value in posterior.draws.values())
-    with pytest.raises(ValueError, match="normal priors"), ignored("flat or convex"), ignored("not a mode"):
+    with (
+        pytest.raises(ValueError, match="normal priors"),
+        ignored("flat or convex"),
+        ignored("not a mode"),
+    ):
         Laplace(tune="marginal_likelihood").fit(model, x, y, init=fit)
-    student = pb.BNN(toy_net(), pb.priors.IIDPrior(dist.StudentT(5.0, 0.0, 10.0)), HomoskedasticGaussian(0.2))
+    student = pb.BNN(
+        toy_net(), pb.priors.IIDPrior(dist.StudentT(5.0, 0.0, 10.0)), HomoskedasticGaussian(0.2)
+    )
     with ignored("not a mode"):
         tail = Laplace().fit(student, x, y, init=trained(student, x, y), num_draws=10)
     # near the centre of a wide Student t the exact curvature is (ν + 1)/(ν s²)

@@ -42,17 +42,24 @@ def fitted(noise: str, source: str | None) -> pb.Posterior:
 @pytest.mark.parametrize(
     ("noise", "source"),
     [
-        pytest.param(noise, source, marks=() if noise == "fixed" or source == "mini-batches" else pytest.mark.slow)
+        pytest.param(
+            noise,
+            source,
+            marks=() if noise == "fixed" or source == "mini-batches" else pytest.mark.slow,
+        )
         for noise in NOISES
         for source in SOURCES
     ],
 )
 def test_the_same_mode_whatever_brings_the_data(noise, source):
-    tensors, other = fitted(noise, None), fitted(noise, source)
+    tensors = fitted(noise, None)
+    other = fitted(noise, source)
     assert tensors.meta["newton_distance"] < 1e-3 and other.meta["newton_distance"] < 1e-3
     assert other.log_evidence == pytest.approx(tensors.log_evidence, abs=1e-3)
     if noise == "fixed":
-        assert other.log_evidence == pytest.approx(float(diabetes_linear()["log_evidence"]), abs=1e-3)
+        assert other.log_evidence == pytest.approx(
+            float(diabetes_linear()["log_evidence"]), abs=1e-3
+        )
     assert other.meta["num_data"] == len(diabetes_linear()["x"])
 
 
@@ -92,13 +99,20 @@ def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
     with pytest.warns(UserWarning) as caught:
         posterior = method.fit(model, x, labels, num_draws=2)
     assert posterior.log_evidence is None
-    assert any("ended at the edge of the factors it tries, 10000" in str(each.message) for each in caught)
+    assert any(
+        "ended at the edge of the factors it tries, 10000" in str(each.message) for each in caught
+    )
 
 
-def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(tmp_path, monkeypatch):
+def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(
+    tmp_path, monkeypatch
+):
     with pb.core.seeding.seeded(0):
-        net, x = torch.nn.Linear(3, 1).double(), torch.randn(6000, 3, dtype=torch.float64)
-        y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64) + 0.3 * torch.randn(6000, 1)
+        net = torch.nn.Linear(3, 1).double()
+        x = torch.randn(6000, 3, dtype=torch.float64)
+        y = x @ torch.tensor([[1.0], [-2.0], [0.5]], dtype=torch.float64) + 0.3 * torch.randn(
+            6000, 1
+        )
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.3))
     search = pb.MAP(num_steps=150, lr=0.05, batch_size=500, compile=False)
     with monkeypatch.context() as patch:
@@ -106,11 +120,17 @@ def test_many_data_are_at_the_mode_of_the_linear_model_wherever_the_search_ends(
         posterior = pb.Laplace(map=search).fit(model, x, y, num_draws=200)
     exact = pb.Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=200)
     assert posterior.meta["newton_distance"] > 1 and exact.meta["newton_distance"] < 1e-3
-    assert posterior.meta["warnings"] == [] and posterior.log_evidence == pytest.approx(exact.log_evidence, abs=1e-3)
+    assert posterior.meta["warnings"] == [] and posterior.log_evidence == pytest.approx(
+        exact.log_evidence, abs=1e-3
+    )
     for ours, theirs in zip(posterior.moments(x[:5]), exact.moments(x[:5])):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(posterior.approximation.loc, exact.approximation.loc, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(posterior.predict(x[:5]).f, exact.predict(x[:5]).f, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        posterior.approximation.loc, exact.approximation.loc, atol=1e-6, rtol=1e-6
+    )
+    torch.testing.assert_close(
+        posterior.predict(x[:5]).f, exact.predict(x[:5]).f, atol=1e-6, rtol=1e-6
+    )
     loaded = pb.Posterior.load(posterior.save(tmp_path / "p.nc"), model)
     torch.testing.assert_close(loaded.moments(x[:5]), posterior.moments(x[:5]))
     torch.testing.assert_close(loaded.predict(x[:5]).f, posterior.predict(x[:5]).f)

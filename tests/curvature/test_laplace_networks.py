@@ -21,7 +21,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "structure, growth",
-    [("full", 2.0), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("kron", 2.0), ("diag", 1.0)))],
+    [
+        ("full", 2.0),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in (("kron", 2.0), ("diag", 1.0))),
+    ],
 )
 def test_uncertainty_of_a_sinusoid_grows_outside_the_data(structure, growth):
     generator = torch.Generator().manual_seed(0)
@@ -34,8 +37,12 @@ def test_uncertainty_of_a_sinusoid_grows_outside_the_data(structure, growth):
     fit = pb.MAP(num_steps=400, lr=0.03, polish_steps=100, compile=False).fit(model, x, y)
     method = Laplace(structure=structure, tune="marginal_likelihood")
     posterior = method.fit(model, x, y, init=fit, num_draws=400)
-    sd = posterior.predict(torch.tensor([[-8.0], [-4.0], [1.0], [3.0], [5.0], [7.0], [9.0], [14.0], [18.0]]))
-    left, inside, right = sd.epistemic_var[:2], sd.epistemic_var[2:7], sd.epistemic_var[7:]
+    sd = posterior.predict(
+        torch.tensor([[-8.0], [-4.0], [1.0], [3.0], [5.0], [7.0], [9.0], [14.0], [18.0]])
+    )
+    left = sd.epistemic_var[:2]
+    inside = sd.epistemic_var[2:7]
+    right = sd.epistemic_var[7:]
     assert float(min(left[1], right[0])) > growth * float(inside.mean())
     assert float(left[0]) > float(left[1]) and float(right[1]) > float(right[0])
     grid = torch.linspace(0.5, 9.5, 50)[:, None]
@@ -45,7 +52,9 @@ def test_uncertainty_of_a_sinusoid_grows_outside_the_data(structure, growth):
     if structure == "full":
         plain = Laplace(structure=structure, predictive="draws", tune="marginal_likelihood")
         drawn = plain.fit(model, x, y, init=fit, num_draws=100).predict(grid)
-        assert float(drawn.epistemic_var.mean()) > 10 * float(posterior.predict(grid).epistemic_var.mean())
+        assert float(drawn.epistemic_var.mean()) > 10 * float(
+            posterior.predict(grid).epistemic_var.mean()
+        )
 
 
 def test_a_loader_is_its_data():
@@ -87,7 +96,10 @@ def test_images(structure, subset):
     assert prediction.probs.shape == (24, 3)
     assert (prediction.epistemic_entropy > 0).any()
     probit = pb.Posterior.predict(
-        Laplace(structure=structure, predictive="linearized").fit(model, x, y, init=net, num_draws=300), x
+        Laplace(structure=structure, predictive="linearized").fit(
+            model, x, y, init=net, num_draws=300
+        ),
+        x,
     ).probs
     assert torch.isfinite(probit).all()
 
@@ -116,7 +128,9 @@ def test_a_layer_without_factors_is_named():
     diagonal = Laplace(structure="diag").fit(model, x, y, init=net, num_draws=5)
     factor = full.approximation.blocks[0]
     size = len(factor.index)
-    torch.testing.assert_close(factor.quad(torch.eye(size)).to(torch.float32), diagonal.approximation.blocks[0].prec)
+    torch.testing.assert_close(
+        factor.quad(torch.eye(size)).to(torch.float32), diagonal.approximation.blocks[0].prec
+    )
     # without the normalisation layer's parameters the factors exist
     linear = tuple(name for name in model.priors if ".1." not in name)
     Laplace(structure="kron", subset=linear).fit(model, x, y, init=net, num_draws=5)

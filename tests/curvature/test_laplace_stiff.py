@@ -51,8 +51,12 @@ def network(dtype=torch.float64) -> torch.nn.Module:
 
 @pytest.mark.covering(3)
 @pytest.mark.filterwarnings("ignore")  # many things are wrong here, and all are in meta["warnings"]
-@pytest.mark.parametrize("num_data", [pytest.param(5, marks=pytest.mark.slow), 100])  # below and above p
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "num_data", [pytest.param(5, marks=pytest.mark.slow), 100]
+)  # below and above p
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("build", [linear, pytest.param(network, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", OPTIONS)
 def test_it_answers_or_refuses_in_words(name, build, dtype, num_data):
@@ -67,7 +71,10 @@ def test_it_answers_or_refuses_in_words(name, build, dtype, num_data):
         assert draws.isfinite().all()
         assert (draws.std(1) > 0).all() or "the same in all draws: float32 does not resolve" in said
     assert posterior.moments(x)[1].isfinite().all()
-    if not name.endswith("diag") and (build, num_data) == (linear, 100):  # 7 weights, 4 of which are determined
+    if not name.endswith("diag") and (build, num_data) == (
+        linear,
+        100,
+    ):  # 7 weights, 4 of which are determined
         code = "hessian_indefinite" if "hessian" in name else "curvature_unresolved"
         found = next(each for each in posterior.meta["findings"] if each["code"] == code)
         assert "hessian" in name or found["count"] == 3
@@ -78,7 +85,9 @@ def test_it_answers_or_refuses_in_words(name, build, dtype, num_data):
 def test_directions_without_data_keep_the_prior(structure):
     """Exact: twice a column with weights N(0, 1) is once the column with a weight N(0, 2)."""
     posterior, x, _ = stiff(linear(), 40, num_draws=2000, structure=structure)
-    difference = posterior.draws["net.weight"][:, :, 0, :3] - posterior.draws["net.weight"][:, :, 0, 3:]
+    difference = (
+        posterior.draws["net.weight"][:, :, 0, :3] - posterior.draws["net.weight"][:, :, 0, 3:]
+    )
     assert_var_within(difference, 2.0)
     design = torch.cat([x[:, :3], torch.ones(40, 1, dtype=x.dtype)], 1)
     prior = torch.tensor([0.5, 0.5, 0.5, 1.0], dtype=x.dtype)
@@ -89,13 +98,16 @@ def test_directions_without_data_keep_the_prior(structure):
     # y = x₁ − x₂/2, from which the mode differs by the order of the noise
     energy = 0.5 * (1 + 0.25) + precision.logdet() - prior.log().sum() + 80 * math.log(NOISE)
     exact = -0.5 * (float(energy) + 40 * math.log(2 * math.pi))
-    found = posterior.log_evidence + 0.5 * posterior.meta["newton_distance"] ** 2  # what the mode was short of
+    found = (
+        posterior.log_evidence + 0.5 * posterior.meta["newton_distance"] ** 2
+    )  # what the mode was short of
     assert found == pytest.approx(exact, abs=0.01)
 
 
 def test_it_is_said():
     with pytest.warns(
-        UserWarning, match=r"reaches 1e\+20 prior precisions.*: 3 of its directions keep the prior's width"
+        UserWarning,
+        match=r"reaches 1e\+20 prior precisions.*: 3 of its directions keep the prior's width",
     ):
         stiff(linear(), 40)
 

@@ -13,7 +13,9 @@ import pyrobnn as pb
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.likelihoods import Categorical, HomoskedasticGaussian
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*not a mode", "ignore:cross-validation leaves the prior")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*not a mode", "ignore:cross-validation leaves the prior"
+)
 
 
 def layered_prior(scales: dict[str, float]) -> pb.priors.LambdaPrior:
@@ -31,7 +33,9 @@ def trained_net(num_data: int):
 
 
 def evidence(structure, x, y, net, scales, noise) -> float:
-    model = pb.BNN(net, layered_prior({"0": scales[0], "2": scales[1]}), HomoskedasticGaussian(noise))
+    model = pb.BNN(
+        net, layered_prior({"0": scales[0], "2": scales[1]}), HomoskedasticGaussian(noise)
+    )
     return Laplace(structure=structure).fit(model, x, y, init=net, num_draws=1).log_evidence
 
 
@@ -61,7 +65,8 @@ def test_tuned_prior_precision_is_the_brute_force_maximum(structure, num_data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "structure, num_data", [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])]
+    "structure, num_data",
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.slow) for case in CASES[1:])],
 )
 def test_prior_precision_per_layer_and_noise_together(structure, num_data):
     x, y, net = trained_net(num_data)
@@ -107,7 +112,9 @@ def test_classes_are_tuned_too():
     y = (x[:, 0] > 0).long() + (x[:, 0] > 1).long()
     fit = pb.MAP(num_steps=100, compile=False).fit(model, x, y)
     plain = Laplace(structure="kron").fit(model, x, y, init=fit, num_draws=1)
-    tuned = Laplace(structure="kron", tune="marginal_likelihood").fit(model, x, y, init=fit, num_draws=1)
+    tuned = Laplace(structure="kron", tune="marginal_likelihood").fit(
+        model, x, y, init=fit, num_draws=1
+    )
     assert tuned.log_evidence > plain.log_evidence
     assert tuned.meta["tuned"]["noise_factor"] == 1.0
 
@@ -121,7 +128,9 @@ def test_cross_validation_scores_a_mode_that_has_not_seen_the_points():
     with seeded(0):
         net = torch.nn.Linear(10, 1).double()
     model = pb.BNN(net, normal_prior(0.1), HomoskedasticGaussian(0.7))
-    fit = Laplace(tune="cross_validation", num_steps=100, compile=False).fit(model, x, y, num_draws=1, seed=3)
+    fit = Laplace(tune="cross_validation", num_steps=100, compile=False).fit(
+        model, x, y, num_draws=1, seed=3
+    )
     order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
 
     def scores(held: torch.Tensor, kept: torch.Tensor, tau: float) -> torch.Tensor:
@@ -137,7 +146,9 @@ def test_cross_validation_scores_a_mode_that_has_not_seen_the_points():
             torch.cat(
                 [
                     # the worse of a mode that has not seen the points and of the one that has
-                    torch.minimum(scores(held, order[~torch.isin(order, held)], tau), scores(held, order, tau))
+                    torch.minimum(
+                        scores(held, order[~torch.isin(order, held)], tau), scores(held, order, tau)
+                    )
                     for held in order.split(12)
                 ]
             )
@@ -181,7 +192,9 @@ def test_cross_validated_is_not_worse_than_declared(given):
         return dist.Normal(mean, (var + 0.01).sqrt()).log_prob(test_y)[:, 0].double()
 
     gain = log_density("cross_validation") - log_density(None)
-    assert float(gain.mean()) >= -2 * float(gain.std()) / len(gain) ** 0.5  # equal where nothing is gained
+    assert (
+        float(gain.mean()) >= -2 * float(gain.std()) / len(gain) ** 0.5
+    )  # equal where nothing is gained
 
 
 @pytest.mark.slow
@@ -195,13 +208,19 @@ def test_cross_validated_is_not_worse_than_declared(given):
         (0.5, "tanh", 200),
     ],
 )
-def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error(scale, kind, steps):
+def test_cross_validated_around_a_trained_net_is_worse_by_no_more_than_its_error(
+    scale, kind, steps
+):
     """44 rows of 7 inputs: eight of them had such small residuals that no width at all was best, by 0.4 nats."""
     data = []
     for num, seed in ((44, 2), (2000, 1001)):
         generator = torch.Generator().manual_seed(seed)
         x = torch.randn(num, 7, generator=generator)
-        f = 0.3 * x[:, :3].sum(1, keepdim=True) if kind == "line" else torch.tanh(x[:, :2].sum(1, keepdim=True))
+        f = (
+            0.3 * x[:, :3].sum(1, keepdim=True)
+            if kind == "line"
+            else torch.tanh(x[:, :2].sum(1, keepdim=True))
+        )
         data.append((x, f + 0.04 * torch.randn(num, 1, generator=generator)))
     (x, y), (test_x, test_y) = data
     with seeded(2):
@@ -240,5 +259,7 @@ def test_no_signal_ends_at_the_bound_and_says_so():
         net.bias.zero_()
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.7))
     with pytest.warns(UserWarning, match="at its bound"):
-        posterior = Laplace(tune="marginal_likelihood").fit(model, truth["x"], truth["y"], init=net, num_draws=5)
+        posterior = Laplace(tune="marginal_likelihood").fit(
+            model, truth["x"], truth["y"], init=net, num_draws=5
+        )
     assert all(torch.isfinite(value).all() for value in posterior.draws.values())

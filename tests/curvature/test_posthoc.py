@@ -36,13 +36,19 @@ def trained(x, y, *layers: nn.Module, steps: int = 150) -> nn.Module:
 
 
 def test_a_net_that_is_too_sure_is_tempered_and_left_as_it_is():
-    (x, y), held, (new, labels) = blobs(60, 0), blobs(200, 1), blobs(1000, 2)
+    (x, y) = blobs(60, 0)
+    held = blobs(200, 1)
+    (new, labels) = blobs(1000, 2)
     net = trained(x, y, nn.BatchNorm1d(20), nn.Dropout(0.1))
     before = copy.deepcopy(net.state_dict())
     posterior = pb.posthoc(net, DataLoader(TensorDataset(x, y), 16, shuffle=True), held_out=held)
     assert net.training
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    plain = torch.distributions.Categorical(logits=copy.deepcopy(net).eval()(new)).log_prob(labels).mean()
+    plain = (
+        torch.distributions.Categorical(logits=copy.deepcopy(net).eval()(new))
+        .log_prob(labels)
+        .mean()
+    )
     scores = posterior.meta["held_out_log_density"]
     chosen = posterior.meta["chosen"]
     assert chosen != "net"
@@ -66,7 +72,8 @@ def one_output() -> nn.Module:
 
 def test_targets_of_zero_and_one_belong_to_a_logit_of_whatever_type():
     x, y = blobs(60, 0)
-    net, y = one_output(), y > 0
+    net = one_output()
+    y = y > 0
     for labels in (y, y.long(), y.float(), y.float()[:, None]):
         assert isinstance(pb.posthoc(net, x, labels).model.likelihood, pb.likelihoods.Bernoulli)
 
@@ -106,7 +113,10 @@ def test_residuals_alone_are_no_noise():
     scaled = nn.Sequential(one_output(), nn.Softplus())
     with pytest.raises(pb.Refused, match="does not end in a linear layer"):
         pb.posthoc(scaled, x, x[:, :1])
-    assert pb.posthoc(scaled, x[:30], x[:30, :1], held_out=(x[30:], x[30:, :1])).meta["judged_by"] == "held_out"
+    assert (
+        pb.posthoc(scaled, x[:30], x[:30, :1], held_out=(x[30:], x[30:, :1])).meta["judged_by"]
+        == "held_out"
+    )
     noise = pb.likelihoods.HomoskedasticGaussian(0.5)
     assert pb.posthoc(scaled, x, x[:, :1], likelihood=noise).meta["judged_by"] == "training"
 
@@ -115,7 +125,9 @@ def test_numbers_have_their_noise_and_width_tuned_together(tmp_path):
     make = torch.Generator().manual_seed(0)
     x = torch.randn(230, 8, generator=make)
     y = x[:, :1] + torch.randn(230, 1, generator=make)
-    held, x, y = (x[30:], y[30:]), x[:30], y[:30]
+    held = (x[30:], y[30:])
+    x = x[:30]
+    y = y[:30]
     with torch.random.fork_rng():
         net = nn.Linear(8, 1)
     with torch.no_grad():
@@ -125,7 +137,9 @@ def test_numbers_have_their_noise_and_width_tuned_together(tmp_path):
     posterior = pb.posthoc(net, x, y, held_out=held)
     assert posterior.meta["chosen"] in ("noise", "last_layer")
     judged = posterior.meta["held_out_log_density"][posterior.meta["chosen"]]
-    assert float(posterior.predict(held[0]).log_prob(held[1]).mean()) == pytest.approx(judged[0], abs=0.01)
+    assert float(posterior.predict(held[0]).log_prob(held[1]).mean()) == pytest.approx(
+        judged[0], abs=0.01
+    )
     again = pb.Posterior.load(posterior.save(tmp_path / "net.nc"), posterior.model)
     torch.testing.assert_close(again.predict(x).f, posterior.predict(x).f)
 
@@ -147,7 +161,9 @@ def test_the_last_layer_is_that_of_laplace(bias):
     torch.testing.assert_close(ours, cov)
     posterior = last.posterior(net, "1", model.likelihood, 4.0, torch.ones(3), x, seed=0)
     torch.testing.assert_close(posterior.log_q(laplace.draws), laplace.log_q())
-    torch.testing.assert_close(posterior.predict(x).f.var(1)[0], cov.diagonal(dim1=1, dim2=2), rtol=0.3, atol=0.05)
+    torch.testing.assert_close(
+        posterior.predict(x).f.var(1)[0], cov.diagonal(dim1=1, dim2=2), rtol=0.3, atol=0.05
+    )
 
 
 def test_what_cannot_be_is_said():
@@ -176,7 +192,9 @@ def test_what_cannot_be_is_said():
         pb.MAP.fit(net, x, y)
 
 
-def sure(num: int, wrong: int, scale: float = 60.0, depth: float = 0.0) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
+def sure(
+    num: int, wrong: int, scale: float = 60.0, depth: float = 0.0
+) -> tuple[nn.Module, torch.Tensor, torch.Tensor]:
     """Three clusters far apart, a net that is right and very sure of all of them, and some labels that are wrong."""
     make = torch.Generator().manual_seed(0)
     truth = torch.arange(num) % 3
@@ -236,5 +254,8 @@ def test_a_net_that_is_right_is_changed_no_more_often_than_by_a_plain_error(monk
         for name, error in (("bounded", module._bounded_error), ("plain", module._error)):
             with monkeypatch.context() as patch:
                 patch.setattr(module, "_bounded_error", error)
-                changed[name] += pb.posthoc(net, x[:20], y[:20], held_out=(x[20:], y[20:])).meta["chosen"] != "net"
+                changed[name] += (
+                    pb.posthoc(net, x[:20], y[:20], held_out=(x[20:], y[20:])).meta["chosen"]
+                    != "net"
+                )
     assert changed["bounded"] <= changed["plain"] + 1 and changed["plain"] < 10, changed

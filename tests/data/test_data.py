@@ -12,10 +12,22 @@ from pyrobnn.data import Dataset, Standardizer
 
 GENERATORS = {
     "gap": (data.gap, 240, (-3, 3), lambda x: np.sin(1.2 * x), lambda x: 0.4 + 0 * x),
-    "polynomial": (data.polynomial, 100, (-1, 1), lambda x: 0.5 * x**2 + 0.25 * x**3, lambda x: 0.2 + 0 * x),
+    "polynomial": (
+        data.polynomial,
+        100,
+        (-1, 1),
+        lambda x: 0.5 * x**2 + 0.25 * x**3,
+        lambda x: 0.2 + 0 * x,
+    ),
     "sinusoid": (data.sinusoid, 150, (0, 10), np.sin, lambda x: 0.3 + 0 * x),
     "sine": (data.sine, 92, (-0.5, 0.5), lambda x: 10 * np.sin(2 * np.pi * x), lambda x: 2 + 0 * x),
-    "sinx3": (data.sinx3, 500, (-5, 5), lambda x: 3 * np.sin(x), lambda x: np.abs(0.7 + 2 * np.sin(0.2 * x))),
+    "sinx3": (
+        data.sinx3,
+        500,
+        (-5, 5),
+        lambda x: 3 * np.sin(x),
+        lambda x: np.abs(0.7 + 2 * np.sin(0.2 * x)),
+    ),
 }
 
 
@@ -30,7 +42,9 @@ def test_generator_has_the_published_size_range_function_and_noise(name):
     np.testing.assert_allclose(dataset.true_f.numpy(), function(x), atol=1e-5)
     np.testing.assert_allclose(dataset.true_noise.numpy(), noise(x), atol=1e-6)
     grid = torch.linspace(low, high, 7).unsqueeze(-1)
-    np.testing.assert_allclose(dataset.true_function(grid).numpy(), function(grid.numpy()), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        dataset.true_function(grid).numpy(), function(grid.numpy()), rtol=1e-4, atol=1e-5
+    )
 
 
 def _nats(dataset, sigma):
@@ -39,7 +53,8 @@ def _nats(dataset, sigma):
 
 
 def test_the_points_of_the_studies_are_theirs():
-    plain, varying = data.study("uncertainty"), data.study("uncertainty_heteroskedastic")
+    plain = data.study("uncertainty")
+    varying = data.study("uncertainty_heteroskedastic")
     # what the truth itself scores on the points of the study, as published, to its three digits
     assert _nats(plain, 0.5) == pytest.approx(0.303, abs=6e-4)
     assert _nats(plain, 0.2) == pytest.approx(-0.207, abs=6e-4)
@@ -59,13 +74,16 @@ def test_the_points_of_the_studies_are_theirs():
     for name in data.synthetic.studies():
         dataset = data.load(f"study_{name}", seed=7)
         assert dataset.x.dtype == dataset.y.dtype == torch.float32
-        x, y = float(dataset.x[0, 0]), float(dataset.y[0, 0])
+        x = float(dataset.x[0, 0])
+        y = float(dataset.y[0, 0])
         assert (x, y) == pytest.approx(first[name], abs=2e-6), (name, x, y)
     with pytest.raises(ValueError, match="'name' must be one of 'uncertainty'"):
         data.study("unknown")
 
 
-@pytest.mark.parametrize("name", [*GENERATORS, "clusters", "cubic_clusters", "polynomial_heteroskedastic"])
+@pytest.mark.parametrize(
+    "name", [*GENERATORS, "clusters", "cubic_clusters", "polynomial_heteroskedastic"]
+)
 def test_residuals_over_the_true_noise_are_standard_normal(name):
     if name == "polynomial_heteroskedastic":
         dataset = data.polynomial(20_000, noise="heteroskedastic", seed=3)
@@ -98,9 +116,17 @@ def test_an_unknown_noise_lists_the_choices():
 
 
 def test_bundled_sets():
-    diabetes, digits, cancer = data.diabetes(), data.digits(), data.breast_cancer()
-    assert diabetes.x.shape == (442, 10) and diabetes.y.shape == (442, 1) and diabetes.num_outputs == 1
-    assert digits.x.shape == (1797, 1, 8, 8) and digits.y.dtype == torch.int64 and digits.num_outputs == 10
+    diabetes = data.diabetes()
+    digits = data.digits()
+    cancer = data.breast_cancer()
+    assert (
+        diabetes.x.shape == (442, 10) and diabetes.y.shape == (442, 1) and diabetes.num_outputs == 1
+    )
+    assert (
+        digits.x.shape == (1797, 1, 8, 8)
+        and digits.y.dtype == torch.int64
+        and digits.num_outputs == 10
+    )
     assert float(digits.x.min()) == 0 and float(digits.x.max()) == 1
     assert cancer.x.shape == (569, 30) and cancer.num_outputs == 2
 
@@ -170,7 +196,9 @@ class TestSplit:
         _, test = data.train_test_split(data.digits(), 0.1, seed=0)
         assert torch.bincount(test.y).tolist() == pytest.approx([18] * 10, abs=1)
 
-    @pytest.mark.parametrize(("fraction", "message"), [(0.0, "in"), (1.5, "in"), (0.001, "leaves a part empty")])
+    @pytest.mark.parametrize(
+        ("fraction", "message"), [(0.0, "in"), (1.5, "in"), (0.001, "leaves a part empty")]
+    )
     def test_bad_fractions(self, fraction, message):
         with pytest.raises(ValueError, match=message):
             data.train_test_split(data.sinusoid(), fraction, 0)
@@ -191,7 +219,9 @@ class TestStandardizer:
         """Of inputs of 1e200 a net learned nothing, without a word; targets of 1e300 were predicted as inf."""
         values = torch.linspace(-1, 1, 5, dtype=torch.float64)[:, None]
         parts = {"x": values, "y": values} | {name: size * values}
-        with pytest.raises(ValueError, match=f"'{name}' has values so .* .column 1.: give them in other units"):
+        with pytest.raises(
+            ValueError, match=f"'{name}' has values so .* .column 1.: give them in other units"
+        ):
             Standardizer.fit(Dataset(parts["x"], parts["y"], "d", "regression"))
 
     def test_a_constant_column_keeps_scale_one(self):
@@ -214,7 +244,9 @@ class TestStandardizer:
         assert float(z[:, 2].abs().max()) == 0.0 and units.x_scale[2].item() == 1.0
 
     def test_of_sequences_nothing_is_guessed(self):
-        x = torch.randn(20, 5, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor([1.0, 100.0])
+        x = torch.randn(20, 5, 2, generator=torch.Generator().manual_seed(0)) * torch.tensor(
+            [1.0, 100.0]
+        )
         sequences = Dataset(x, x[:, 0, :1], "s", "regression")
         with pytest.raises(ValueError, match=r"\(20, 5, 2\) and does not say"):
             Standardizer.fit(sequences)
@@ -222,13 +254,17 @@ class TestStandardizer:
     def test_whole_numbers_are_measured_not_truncated(self):
         x = torch.arange(6).reshape(3, 2)
         units = Standardizer.fit(Dataset(x, x[:, :1].float(), "counts", "regression"))
-        torch.testing.assert_close(units.transform_x(x).square().mean(0), torch.ones(2, dtype=torch.float64))
+        torch.testing.assert_close(
+            units.transform_x(x).square().mean(0), torch.ones(2, dtype=torch.float64)
+        )
 
     def test_everything_reported_comes_back(self):
         train = data.diabetes()
         standardizer = Standardizer.fit(train)
         z = standardizer.transform(train)
-        torch.testing.assert_close(z.x * standardizer.x_scale + standardizer.x_mean, train.x, rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(
+            z.x * standardizer.x_scale + standardizer.x_mean, train.x, rtol=1e-5, atol=1e-3
+        )
         torch.testing.assert_close(standardizer.inverse_mean(z.y), train.y, rtol=1e-5, atol=1e-3)
 
     def test_labels_stay(self):

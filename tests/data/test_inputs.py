@@ -22,7 +22,9 @@ LABELS = np.array(["a", "b", "c", "a"] * 5)
 def model(prior=None, **options) -> pb.BNN:
     with seeded(0):
         net = pb.networks.mlp(2, (4,), 1)
-    return pb.BNN(net, prior or normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2), **options)
+    return pb.BNN(
+        net, prior or normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2), **options
+    )
 
 
 def frozen() -> np.ndarray:
@@ -74,7 +76,9 @@ def test_columns_of_several_types():
     ],
 )
 def test_labels_in_words(labels):
-    with pytest.raises(TypeError, match="'y' .* holds text such as 'a': make integers .*numpy.unique"):
+    with pytest.raises(
+        TypeError, match="'y' .* holds text such as 'a': make integers .*numpy.unique"
+    ):
         prepare(model(), TABLE, labels, points="free")
 
 
@@ -88,7 +92,10 @@ def test_labels_in_words(labels):
         (torch.from_numpy(TABLE).to_sparse(), "dense real tensor"),
         ("data.csv", "text such as 'data.csv'"),
         ([[1.0], [1.0, 2.0]], "numeric array: "),
-        (pb.data.Dataset(TABLE, TABLE[:, :1], "t", "regression"), "is a data set: .*data.x, data.y"),
+        (
+            pb.data.Dataset(TABLE, TABLE[:, :1], "t", "regression"),
+            "is a data set: .*data.x, data.y",
+        ),
         (torch.utils.data.TensorDataset(torch.zeros(3, 2)), "DataLoader"),
     ],
 )
@@ -111,7 +118,9 @@ def test_a_data_set_of_arrays_and_frames():
         assert len(data.subset([0, 3]).x) == 2
 
 
-@pytest.mark.parametrize("method", [pb.MAP(num_steps=2, compile=False), pb.Laplace(num_steps=2, compile=False)])
+@pytest.mark.parametrize(
+    "method", [pb.MAP(num_steps=2, compile=False), pb.Laplace(num_steps=2, compile=False)]
+)
 @pytest.mark.filterwarnings("ignore:the centre is not a mode")
 def test_inputs_of_another_width(method):
     data = pb.data.Dataset(TABLE, TABLE[:, :1], "t", "regression")
@@ -125,13 +134,19 @@ def test_inputs_of_another_width(method):
 
 @pytest.mark.slow
 def test_a_mixture_of_one_family_is_a_prior():
-    parts = dist.Categorical(torch.tensor([0.3, 0.7])), dist.Normal(torch.zeros(2), torch.tensor([0.1, 1.0]))
+    parts = (
+        dist.Categorical(torch.tensor([0.3, 0.7])),
+        dist.Normal(torch.zeros(2), torch.tensor([0.1, 1.0])),
+    )
     mixed = model(pb.priors.IIDPrior(dist.MixtureSameFamily(*parts)))
     same = model(pb.priors.ScaleMixture(pi=0.3, scale1=0.1, scale2=1.0))
     densities = [prepare(one, TABLE, TABLE[:, :1], points="free").density for one in (mixed, same)]
     z = densities[0].sample_prior(1, seed=0)[0]
     torch.testing.assert_close(*(density.log_joint(z) for density in densities))
-    for method in (pb.SVI(num_steps=3, compile=False), pb.NUTS(num_chains=2, num_warmup=3, compile=False)):
+    for method in (
+        pb.SVI(num_steps=3, compile=False),
+        pb.NUTS(num_chains=2, num_warmup=3, compile=False),
+    ):
         posterior = method.fit(mixed, TABLE, TABLE[:, :1], num_draws=3)
         assert posterior.draws["net.0.weight"].shape[1:] == (3, 4, 2)
 

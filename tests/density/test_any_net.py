@@ -43,7 +43,9 @@ class Attention(nn.Module):
 
     def __init__(self, by):
         super().__init__()
-        self.by, self.embed, self.head = by, nn.Linear(2, 8), nn.Linear(8, 1)
+        self.by = by
+        self.embed = nn.Linear(2, 8)
+        self.head = nn.Linear(8, 1)
         if by == "module":
             self.layer = nn.MultiheadAttention(8, 2, batch_first=True)
         elif by == "encoder":
@@ -68,7 +70,9 @@ NETS = {
     "gru-both-ways": lambda: Recurrent(nn.GRU, bidirectional=True, bias=False),
     "rnn": lambda: Recurrent(nn.RNN),
     "rnn-relu": lambda: Recurrent(nn.RNN, nonlinearity="relu", batch_first=True),
-    "weight-norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 1))),
+    "weight-norm": lambda: nn.Sequential(
+        nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 1))
+    ),
     "weight-norm-of-all": lambda: nn.Sequential(
         nn.Flatten(), nn.utils.parametrizations.weight_norm(nn.Linear(12, 1), dim=None)
     ),
@@ -83,7 +87,13 @@ def model_and_data(name, rows=12):
         net = NETS[name]().eval()
         x = torch.randn(rows, 6, 2)
         y = x[..., 0].sum(1, keepdim=True) / 2 + 0.1 * torch.randn(rows, 1)
-    return (pb.BNN(net, prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1)), x, y)
+    return (
+        pb.BNN(
+            net, prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1)
+        ),
+        x,
+        y,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
@@ -92,7 +102,10 @@ def test_a_written_out_layer_is_torchs_at_many_points_and_has_its_derivatives(na
     model, x, _ = model_and_data(name)
     weights = dict(model.net.named_parameters())
     with seeded(1):
-        several = {key: value.detach() + 0.1 * torch.randn(3, *value.shape) for key, value in weights.items()}
+        several = {
+            key: value.detach() + 0.1 * torch.randn(3, *value.shape)
+            for key, value in weights.items()
+        }
         step = torch.randn_like(next(iter(weights.values())))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*batching rule")
@@ -118,7 +131,9 @@ def test_a_written_out_layer_is_torchs_at_many_points_and_has_its_derivatives(na
         assert torch.func.vmap(second)(torch.stack([value, value])).isfinite().all()
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))])
+@pytest.mark.parametrize(
+    "kind", [nn.LSTM, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (nn.GRU, nn.RNN))]
+)
 def test_the_graph_of_a_recurrent_net_does_not_grow_with_time(kind, monkeypatch):
     interpreted = lambda fn, *example, **_: type("Kept", (), {"unchecked": staticmethod(fn)})  # noqa: E731
     monkeypatch.setattr("pyrobnn.model.compile.scan.compiled", interpreted)
@@ -147,7 +162,9 @@ def test_dropout_between_layers_of_a_recurrent_net_is_torchs():
 
 def test_a_packed_sequence_is_left_to_torch():
     with seeded(0):
-        layer, x, lengths = nn.GRU(2, 6, batch_first=True), torch.randn(3, 4, 2), torch.tensor([4, 2, 1])
+        layer = nn.GRU(2, 6, batch_first=True)
+        x = torch.randn(3, 4, 2)
+        lengths = torch.tensor([4, 2, 1])
     packed = pack_padded_sequence(x, lengths, batch_first=True)
     with WrittenOut():
         ours = layer(packed)[0].data
@@ -209,7 +226,8 @@ class OneWay(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.Linear(2, 6), nn.Linear(6, 1)
+        self.layer = nn.Linear(2, 6)
+        self.head = nn.Linear(6, 1)
 
     def forward(self, x):
         return self.head(Reversed.apply(self.layer(x)))
@@ -220,7 +238,8 @@ class Deciding(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.Linear(2, 6), nn.Linear(6, 1)
+        self.layer = nn.Linear(2, 6)
+        self.head = nn.Linear(6, 1)
 
     def forward(self, x):
         h = self.layer(x).tanh()
@@ -232,7 +251,8 @@ class Centred(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.Linear(2, 6), nn.Linear(6, 1)
+        self.layer = nn.Linear(2, 6)
+        self.head = nn.Linear(6, 1)
 
     def forward(self, x):
         return self.head(self.layer((x - x.mean(0)) / x.std(0)).tanh())
@@ -240,7 +260,11 @@ class Centred(nn.Module):
 
 def flat(net_class):
     with seeded(0):
-        model = pb.BNN(net_class(), prior=pb.priors.FanInNormal(), likelihood=pb.likelihoods.HomoskedasticGaussian(0.1))
+        model = pb.BNN(
+            net_class(),
+            prior=pb.priors.FanInNormal(),
+            likelihood=pb.likelihoods.HomoskedasticGaussian(0.1),
+        )
         return model, torch.randn(12, 2), torch.randn(12, 1)
 
 
@@ -254,7 +278,9 @@ def test_where_a_net_has_no_forward_derivative_a_linearised_prediction_takes_the
         draws = posterior.thin(3).standard_function(x)[0]
     assert draws.shape == (3, 12, 1)
     centre = {name: value[0] for name, value in posterior.stacked().items()}
-    moved, far = ({name: v + step * (v != 0) for name, v in centre.items()} for step in (1e-3, 2e-3))
+    moved, far = (
+        {name: v + step * (v != 0) for name, v in centre.items()} for step in (1e-3, 2e-3)
+    )
     first, second, third = (posterior.network(each, x) for each in (centre, moved, far))
     torch.testing.assert_close(third - second, second - first, rtol=1e-2, atol=1e-5)  # it is linear
 
@@ -267,7 +293,9 @@ def test_a_net_whose_python_asks_for_values_is_fitted_point_by_point_or_refused_
     assert posterior.predict(x).mean.shape == (12, 1)
     assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
     for method in (pb.SVI(num_steps=5), pb.Laplace(map=SHORT), pb.DeepEnsemble(), pb.SGLD()):
-        with pytest.raises(pb.Refused, match=r"\(if, while, assert, float\(\) or \.item\(\) of one\)"):
+        with pytest.raises(
+            pb.Refused, match=r"\(if, while, assert, float\(\) or \.item\(\) of one\)"
+        ):
             method.fit(model, x, y, seed=0)
 
 
@@ -284,7 +312,8 @@ class Dropped(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.head = nn.Linear(2, 6), nn.Linear(6, 1)
+        self.layer = nn.Linear(2, 6)
+        self.head = nn.Linear(6, 1)
 
     def forward(self, x):
         return self.head(nn.functional.dropout(self.layer(x).tanh(), 0.3, self.training))
@@ -298,14 +327,18 @@ class Noisy(Dropped):
 
 
 def recurrent_with_dropout():
-    return nn.Sequential(nn.Unflatten(1, (1, 2)), Recurrent(nn.LSTM, num_layers=2, dropout=0.5, batch_first=True))
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 2)), Recurrent(nn.LSTM, num_layers=2, dropout=0.5, batch_first=True)
+    )
 
 
 @pytest.mark.parametrize("net", [Dropped, recurrent_with_dropout])
 def test_a_net_that_draws_while_it_is_trained_is_refused_until_it_is_in_evaluation_mode(net):
     model, x, y = flat(net)
     for method in (SHORT, pb.NUTS(), pb.SVI()):
-        with pytest.raises(pb.Refused, match="in training mode, where it draws random numbers.*call net.eval"):
+        with pytest.raises(
+            pb.Refused, match="in training mode, where it draws random numbers.*call net.eval"
+        ):
             method.fit(model, x, y, seed=0)
     model, x, y = flat(lambda: net().eval())
     assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)
@@ -326,7 +359,9 @@ class Running(nn.Module):
 
 
 def normalised():
-    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)), nn.Tanh(), nn.Linear(3, 1))
+    return nn.Sequential(
+        nn.utils.parametrizations.spectral_norm(nn.Linear(2, 3)), nn.Tanh(), nn.Linear(3, 1)
+    )
 
 
 @pytest.mark.parametrize("net", [Running, normalised])
@@ -357,7 +392,9 @@ class Cut(nn.Module):
 
     def __init__(self, way):
         super().__init__()
-        self.way, self.first, self.last = way, nn.Linear(3, 8), nn.Linear(8, 1)
+        self.way = way
+        self.first = nn.Linear(3, 8)
+        self.last = nn.Linear(8, 1)
 
     def forward(self, x):
         h = self.first(x)
@@ -376,10 +413,13 @@ class Cut(nn.Module):
 @pytest.mark.parametrize("way", ["detach", "no_grad", "steep", "jumps", "float32"])
 def test_a_gradient_that_is_not_the_derivative_is_found(way):
     with seeded(1):
-        x, net = torch.randn(30, 3), Cut(way)
+        x = torch.randn(30, 3)
+        net = Cut(way)
     model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.5))
     with warnings.catch_warnings(record=True, action="always") as caught:
         posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, x[:, :1])
     codes = [each["code"] for each in posterior.meta["findings"]]
     assert ("wrong_gradient" in codes) == (way in ("detach", "no_grad", "steep"))
-    assert any("not its derivative" in str(each.message) for each in caught) == ("wrong_gradient" in codes)
+    assert any("not its derivative" in str(each.message) for each in caught) == (
+        "wrong_gradient" in codes
+    )

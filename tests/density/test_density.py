@@ -47,7 +47,11 @@ def minibatch_program(x, y):
 
 def masked_program(x, y):
     rate = pyro.sample("rate", dist.Gamma(2.0, 1.0))
-    with pyro.poutine.scale(scale=0.5), pyro.plate("data", len(x)), pyro.poutine.mask(mask=x[:, 0] > 0):
+    with (
+        pyro.poutine.scale(scale=0.5),
+        pyro.plate("data", len(x)),
+        pyro.poutine.mask(mask=x[:, 0] > 0),
+    ):
         pyro.sample("y", dist.Exponential(rate), obs=y[:, 0].abs())
 
 
@@ -59,7 +63,14 @@ def bnn_program(x, y):
     return BNN_MODEL.pyro_model(x, y)
 
 
-PROGRAMS = [scale_program, dirichlet_program, plate_program, minibatch_program, masked_program, bnn_program]
+PROGRAMS = [
+    scale_program,
+    dirichlet_program,
+    plate_program,
+    minibatch_program,
+    masked_program,
+    bnn_program,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -97,7 +108,9 @@ def test_traced_batched_and_compiled_equal_eager(program):
     gradient, value = compiled(batched, z)(z)
     for row, one in enumerate(z):
         torch.testing.assert_close(value[row], density.log_joint(one), rtol=1e-5, atol=1e-3)
-        torch.testing.assert_close(gradient[row], grad(density.log_joint)(one), rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(
+            gradient[row], grad(density.log_joint)(one), rtol=1e-3, atol=1e-3
+        )
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -118,14 +131,17 @@ def test_gradient_matches_finite_differences():
 def test_parts_add_up_and_points_have_neither_prior_nor_jacobian():
     x, y = toy()
     model = toy_model(pb.likelihoods.HomoskedasticGaussian("learned"))
-    free, held = Density(model.pyro_model, (x, y)), Density(model.pyro_model, (x, y), points="held")
+    free = Density(model.pyro_model, (x, y))
+    held = Density(model.pyro_model, (x, y), points="held")
     assert free.dim == held.dim + 1
     assert [s.name for s in free.sites if s.kind == "point"] == ["likelihood.scale"]
     z = free.initial()
     prior, likelihood = free.log_parts(z)
     torch.testing.assert_close(prior + likelihood, free.log_joint(z))
     torch.testing.assert_close(free.log_joint(z), held.log_joint(z[:-1]))
-    torch.testing.assert_close(free.log_likelihood(z).double().sum(), likelihood, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        free.log_likelihood(z).double().sum(), likelihood, rtol=1e-5, atol=1e-4
+    )
 
 
 def test_minibatch_likelihood_is_scaled_to_the_whole_data():
@@ -135,7 +151,9 @@ def test_minibatch_likelihood_is_scaled_to_the_whole_data():
     part = Density(lambda x, y: model.pyro_model(x, y, num_data=40), (x[:10], y[:10]))
     z = whole.sample_prior(1, seed=0)[0]
     batches = [part.log_parts(z, x[i : i + 10], y[i : i + 10])[1] for i in range(0, 40, 10)]
-    torch.testing.assert_close(torch.stack(batches).mean(), whole.log_parts(z)[1], rtol=1e-6, atol=1e-4)
+    torch.testing.assert_close(
+        torch.stack(batches).mean(), whole.log_parts(z)[1], rtol=1e-6, atol=1e-4
+    )
 
 
 def test_sums_are_accumulated_in_float64():
@@ -146,7 +164,9 @@ def test_sums_are_accumulated_in_float64():
     exact = Density(minibatch_free, (x.double(), y.double()))
     z = torch.tensor([2.9])
     assert density.log_joint(z).dtype == torch.float64
-    assert abs(density.log_joint(z) - exact.log_joint(z.double())) < 0.01  # a float32 sum is off by several units
+    assert (
+        abs(density.log_joint(z) - exact.log_joint(z.double())) < 0.01
+    )  # a float32 sum is off by several units
 
 
 def minibatch_free(x, y):
@@ -212,4 +232,6 @@ def test_priors_of_a_bnn_are_the_sites_priors():
     density = Density(model.pyro_model, (x, y))
     z = density.sample_prior(1, seed=0)[0]
     prior, _ = density.log_parts(z)
-    torch.testing.assert_close(prior, dist.Normal(0.0, 0.5).log_prob(z).double().sum(), rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(
+        prior, dist.Normal(0.0, 0.5).log_prob(z).double().sum(), rtol=1e-6, atol=1e-5
+    )

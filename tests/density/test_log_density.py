@@ -46,7 +46,9 @@ def test_moments_are_exact_on_the_reals_the_positive_and_the_simplex(tmp_path):
 
 def test_a_mode_and_the_gaussian_around_it():
     mode = pb.sample(_density, INIT, support=SUPPORT, method=pb.MAP(num_steps=300, compile=False))
-    torch.testing.assert_close(mode.draws["at"][0, 0], torch.tensor([3.0, 3.0], dtype=torch.float64))
+    torch.testing.assert_close(
+        mode.draws["at"][0, 0], torch.tensor([3.0, 3.0], dtype=torch.float64)
+    )
     assert float(mode.draws["rate"]) == pytest.approx(1.5, rel=1e-3)
     laplace = pb.Laplace(curvature="hessian", num_steps=300, compile=False)
     posterior = pb.sample(_density, INIT, support=SUPPORT, method=laplace)
@@ -57,14 +59,18 @@ SMC = pb.SMC(num_particles=800, compile=False)
 
 
 @pytest.mark.parametrize(
-    ("method", "num_draws"), [(SMC, None), pytest.param(QUICK, 300, marks=pytest.mark.slow)], ids=["SMC", "NUTS"]
+    ("method", "num_draws"),
+    [(SMC, None), pytest.param(QUICK, 300, marks=pytest.mark.slow)],
+    ids=["SMC", "NUTS"],
 )
 def test_smc_finds_the_constant_from_a_reference(method, num_draws):
     def density(values):
         return -(values["z"] ** 2).sum() / 2
 
     reference = {"z": dist.Normal(torch.zeros(2), 3.0)}
-    posterior = pb.sample(density, {"z": torch.zeros(2)}, support=reference, method=method, num_draws=num_draws)
+    posterior = pb.sample(
+        density, {"z": torch.zeros(2)}, support=reference, method=method, num_draws=num_draws
+    )
     assert_mean_within(posterior.draws["z"], 0.0, min_ess=200)
     assert_var_within(posterior.draws["z"], 1.0, mean=0.0, min_ess=200)
     if method is SMC:
@@ -83,9 +89,13 @@ def test_chains_start_apart_around_init_where_the_density_is_finite():
     program = pb.LogDensity(narrow, {"z": 5.0})
     starts = program.starts(6, seed=1).draws["z"]
     assert len(starts.unique()) == 6 and bool(((starts - 5).abs() < 0.3).all())
-    wide = pb.LogDensity(lambda values: -(values["z"] ** 2), {"z": 5.0}).starts(99, seed=1).draws["z"]
+    wide = (
+        pb.LogDensity(lambda values: -(values["z"] ** 2), {"z": 5.0}).starts(99, seed=1).draws["z"]
+    )
     assert 3.0 <= float(wide.min()) < 4.0 and 6.0 < float(wide.max()) <= 7.0
-    draws = pb.sample(narrow, {"z": 5.0}, method=pb.NUTS(num_chains=2, num_warmup=50, compile=False), num_draws=50)
+    draws = pb.sample(
+        narrow, {"z": 5.0}, method=pb.NUTS(num_chains=2, num_warmup=50, compile=False), num_draws=50
+    )
     assert bool(((draws.draws["z"] - 5).abs() < 0.3).all())
 
 

@@ -25,14 +25,20 @@ def test_a_matrix_without_a_cholesky_factor_ends_no_run():
     density = Density(program, (x, torch.sin(9.0 * x)))
     z = torch.tensor([[-2.0], [7.0]])
     with pytest.raises(ValueError):
-        pyro.poutine.trace(pyro.poutine.condition(program, {"length": z[1, 0].exp()})).get_trace(*density.args)
+        pyro.poutine.trace(pyro.poutine.condition(program, {"length": z[1, 0].exp()})).get_trace(
+            *density.args
+        )
     value = torch.func.vmap(density.log_joint)(z)
     assert value[0].isfinite() and not value[1].isfinite()
-    posterior = pb.NUTS(num_chains=2, num_warmup=40, compile=False).fit(program, *density.args, num_draws=5)
+    posterior = pb.NUTS(num_chains=2, num_warmup=40, compile=False).fit(
+        program, *density.args, num_draws=5
+    )
     assert posterior.sample_stats["lp"].isfinite().all()
 
 
-@pytest.mark.parametrize("method", [pb.NUTS(compile=False), pb.MAP(compile=False), pb.SVI(compile=False)], ids=repr)
+@pytest.mark.parametrize(
+    "method", [pb.NUTS(compile=False), pb.MAP(compile=False), pb.SVI(compile=False)], ids=repr
+)
 def test_a_recursion_in_place_is_refused_with_the_remedy(method):
     """Autograd has no gradient of values that were overwritten; ``torch.stack`` of a list has."""
 
@@ -51,7 +57,9 @@ def test_data_that_are_arguments_of_a_trace_are_no_constants_of_it():
         slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
         pyro.factor("count", slope * (x > 0).sum() + (x[:2] * slope).sum())
 
-    x, y, z = torch.tensor([1.0, -1.0, 2.0]), torch.zeros(3), torch.tensor([[0.3], [0.4]])
+    x = torch.tensor([1.0, -1.0, 2.0])
+    y = torch.zeros(3)
+    z = torch.tensor([[0.3], [0.4]])
     density = Density(program, (x, y))
     slope = torch.func.vmap(torch.func.grad_and_value(density.log_joint), in_dims=(0, None, None))
     for found, expected in zip(make_fx(slope)(z, x, y)(z, -x, y), slope(z, -x, y), strict=True):

@@ -50,7 +50,9 @@ def fitted(program=schools, *args, num_draws=100):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*("NUTS", "SVI", "MAP"), pytest.param("SGLD", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "method", [*("NUTS", "SVI", "MAP"), pytest.param("SGLD", marks=pytest.mark.slow)]
+)
 def test_deterministic_sites_are_in_the_draws_whatever_the_method(method):
     posterior = SHORT[method].fit(schools, ERRORS, EFFECTS, num_draws=1 if method == "MAP" else 20)
     draws = posterior.draws
@@ -69,7 +71,9 @@ def test_deterministic_sites_are_in_the_draws_whatever_the_method(method):
 def test_a_program_with_data_of_its_own_has_all_groups_without_being_given_any():
     posterior = fitted(closed, None, None)
     tree = posterior.to_datatree()
-    assert {"log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"} <= set(tree.children)
+    assert {"log_likelihood", "posterior_predictive", "prior_predictive", "observed_data"} <= set(
+        tree.children
+    )
     np.testing.assert_array_equal(tree["observed_data"]["effect"], EFFECTS)
     assert "posterior_predictive" not in fitted().to_datatree().children  # its data are not at hand
 
@@ -89,10 +93,14 @@ def test_replicates_have_the_moments_of_the_program():
 def test_prior_replicates_have_the_moments_of_the_prior():
     density = Density(schools, (ERRORS, EFFECTS))
     sites, data = derived.prior(density, 2000, seed=1)
-    expected = torch.sqrt(25.0 + 25.0 + ERRORS**2)  # mu, tau (whose second moment is 25) times eta, noise
+    expected = torch.sqrt(
+        25.0 + 25.0 + ERRORS**2
+    )  # mu, tau (whose second moment is 25) times eta, noise
     ratio = data["effect"][0].double().std(0) / expected
     assert bool(((ratio - 1).abs() < 0.12).all())
-    torch.testing.assert_close(sites["theta"], sites["mu"][..., None] + sites["tau"][..., None] * sites["eta"])
+    torch.testing.assert_close(
+        sites["theta"], sites["mu"][..., None] + sites["tau"][..., None] * sites["eta"]
+    )
 
 
 def counts(x, y):
@@ -182,11 +190,15 @@ def test_a_posterior_of_an_earlier_version_names_its_dimensions_by_number():
 def test_the_verdict_judges_deterministic_sites():
     def program(x, y):
         mu = pyro.sample("mu", dist.Normal(torch.zeros(()), 1.0))
-        pyro.deterministic("net.sign", (mu > 0).float())  # not a net's weight, whatever it is called
+        pyro.deterministic(
+            "net.sign", (mu > 0).float()
+        )  # not a net's weight, whatever it is called
         pyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     y = torch.tensor(0.0)
-    posterior = pb.NUTS(num_chains=2, num_warmup=100, compile=False).fit(program, None, y, num_draws=100)
+    posterior = pb.NUTS(num_chains=2, num_warmup=100, compile=False).fit(
+        program, None, y, num_draws=100
+    )
     with seeded(0):
         posterior.draws["net.sign"] = torch.randn(2, 100) + torch.tensor([[0.0], [5.0]])
     verdict = pb.diagnose(posterior.to_datatree(None, y))
@@ -228,7 +240,9 @@ def test_deterministic_sites_that_do_not_fit_or_change_shape_are_left_out_with_a
     assert values == {} and notes[0].code == "deterministic_failed"
     monkeypatch.setattr(module, "_MAX_DERIVED", 100)
     large = fitted()
-    assert "theta" not in large.draws and any("'theta' would take" in w for w in large.meta["warnings"])
+    assert "theta" not in large.draws and any(
+        "'theta' would take" in w for w in large.meta["warnings"]
+    )
     assert json.loads(large.to_datatree().attrs["deterministic_sites"]) == []
 
 
@@ -245,10 +259,13 @@ def test_an_improper_prior_has_no_predictive():
 
 def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do_not_hide_them():
     def recursion(y, _=None):
-        slope, errors = pyro.sample("slope", dist.Normal(0.0, 1.0)), [torch.zeros(())]
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        errors = [torch.zeros(())]
         for i in range(1, len(y)):
             errors.append(y[i] - slope * y[i - 1])
-        pyro.sample("error", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1), obs=torch.stack(errors))
+        pyro.sample(
+            "error", dist.Normal(0.0, 1.0).expand([len(y)]).to_event(1), obs=torch.stack(errors)
+        )
 
     def gaps(y, _=None):
         gap = y.isnan()
@@ -258,11 +275,17 @@ def test_residuals_that_a_program_observes_are_no_data_and_gaps_that_it_fills_do
 
     y = torch.randn(20, generator=torch.Generator().manual_seed(0))
     tree = fitted(recursion, y, None).to_datatree(y, None)
-    assert "log_likelihood" in tree and "posterior_predictive" not in tree and "observed_data" not in tree
+    assert (
+        "log_likelihood" in tree
+        and "posterior_predictive" not in tree
+        and "observed_data" not in tree
+    )
     assert pb.diagnose(tree).status in ("pass", "warn", "fail")
     y[3] = math.nan
     tree = fitted(gaps, y, None).to_datatree(y, None)
-    assert tree["observed_data"]["y"].shape == (20,) and tree["posterior_predictive"]["y"].shape[2:] == (20,)
+    assert tree["observed_data"]["y"].shape == (20,) and tree["posterior_predictive"]["y"].shape[
+        2:
+    ] == (20,)
 
 
 @pytest.mark.slow
@@ -272,15 +295,33 @@ def test_draws_of_scalar_sites_are_judged_without_chains():
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
-    x, y = torch.zeros(20, 1), torch.linspace(-1.0, 2.0, 20)
-    posterior = pb.Laplace(num_steps=200, curvature="hessian", compile=False).fit(program, x, y, num_draws=400, seed=0)
+    x = torch.zeros(20, 1)
+    y = torch.linspace(-1.0, 2.0, 20)
+    posterior = pb.Laplace(num_steps=200, curvature="hessian", compile=False).fit(
+        program, x, y, num_draws=400, seed=0
+    )
     checks = {check.name: check.status for check in pb.diagnose(posterior.to_datatree(x, y)).checks}
     assert checks["function_moves"] == "pass"
 
 
 def test_every_site_has_a_name_of_its_own_in_trees_and_files(tmp_path):
     """The law: what one program tells apart is told apart wherever it is stored."""
-    strange = ["a/b", "a|b", "a~|b", "a/|b", "", "_", ".", "..", "./a", "chain", "chain_", "a", "a_dim_0", "a_dim_0_"]
+    strange = [
+        "a/b",
+        "a|b",
+        "a~|b",
+        "a/|b",
+        "",
+        "_",
+        ".",
+        "..",
+        "./a",
+        "chain",
+        "chain_",
+        "a",
+        "a_dim_0",
+        "a_dim_0_",
+    ]
 
     def program(x, y):
         for index, name in enumerate(strange):

@@ -34,7 +34,8 @@ class Replays:
     """A CUDA graph without CUDA: as it does, it runs the function before the capture and reads static memory."""
 
     def __init__(self, fn, *buffers, warmup=2):
-        self.fn, self.buffers = fn, buffers
+        self.fn = fn
+        self.buffers = buffers
         for _ in range(warmup):
             fn(*buffers)
 
@@ -62,9 +63,11 @@ def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
     """Through all phases of a warm-up, each of which hands over another state and metric."""
     monkeypatch.setattr("pyrobnn.inference.hmc.run.CudaGraph", graph)
     with torch.no_grad():
-        plain, replayed = run_of(), run_of()
+        plain = run_of()
+        replayed = run_of()
         captured = replayed._capture(replayed.machine.step)
-        expected, found = plain.sample(4), replayed.sample(4)
+        expected = plain.sample(4)
+        found = replayed.sample(4)
     assert captured == (graph is Replays)
     torch.testing.assert_close(found.z, expected.z, rtol=0, atol=0)
     torch.testing.assert_close(found.stats, expected.stats, rtol=0, atol=0)
@@ -80,7 +83,9 @@ def test_a_step_that_cannot_be_captured_is_told(monkeypatch):
 
     monkeypatch.setattr(Run, "prepare", uncaptured)
     told: list[str] = []
-    monkeypatch.setattr("pyrobnn.inference.nuts.launches", lambda device, why: told.append(why) or [])
+    monkeypatch.setattr(
+        "pyrobnn.inference.nuts.launches", lambda device, why: told.append(why) or []
+    )
     dataclasses.replace(METHODS["NUTS"], compile=True).fit(gaussian(), X[:4], Y[:4], num_draws=4)
     assert told == ["the step could not be captured in a CUDA graph (RuntimeError: it waits)"]
 
@@ -93,7 +98,11 @@ def test_a_device_has_its_number(monkeypatch):
 
 
 def test_memory_that_torch_keeps_for_later_is_free(monkeypatch):
-    for name, found in {"mem_get_info": (100, 1000), "memory_reserved": 700, "memory_allocated": 300}.items():
+    for name, found in {
+        "mem_get_info": (100, 1000),
+        "memory_reserved": 700,
+        "memory_allocated": 300,
+    }.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
     assert checks.free_bytes(torch.device("cuda")) == 100 + 400
 
@@ -106,7 +115,9 @@ def test_memory_that_torch_keeps_for_later_is_free(monkeypatch):
 def test_the_first_draws_are_those_of_the_eager_step(how, dtype):
     """Random numbers are functions of seed, chain and transition: no generator can make the two differ."""
     compile, device = how
-    x, y, few = X.to(dtype), Y.to(dtype), {"num_draws": 4, "seed": 3, "device": device}
+    x = X.to(dtype)
+    y = Y.to(dtype)
+    few = {"num_draws": 4, "seed": 3, "device": device}
     method = pb.NUTS(num_chains=3, num_warmup=0, step_size=0.01, max_tree_depth=3, compile=compile)
     found = method.fit(model_of(dtype), x, y, **few)
     eager = dataclasses.replace(method, compile=False).fit(model_of(dtype), x, y, **few)
@@ -131,7 +142,8 @@ def test_every_method_compiles_for_a_gpu(name):
 
 @pytest.mark.cuda
 def test_a_graph_replays_what_it_captured_and_refuses_what_waits():
-    x, total = torch.arange(4.0, device="cuda"), torch.zeros(4, device="cuda")
+    x = torch.arange(4.0, device="cuda")
+    total = torch.zeros(4, device="cuda")
     step = compiled(lambda x, total: (total.add_(x.sin()), ())[1], x, total)
     graph = CudaGraph(step, x, total)
     total.zero_()

@@ -46,7 +46,9 @@ def test_chains_in_different_function_modes_fail_and_name_the_place():
     f = tree["function"]["f"].values.copy()
     at = int(np.argmin(np.abs(tree["function"]["probe_x"].values[:, 0] - 1.3)))
     f[2:, :, at] += 1.0
-    tree["function"] = tree["function"].to_dataset().assign(f=(("chain", "draw", "probe", "output"), f))
+    tree["function"] = (
+        tree["function"].to_dataset().assign(f=(("chain", "draw", "probe", "output"), f))
+    )
     verdict = diagnose(tree)
     assert verdict.status == "fail"
     assert "x=1.3" in check(verdict, "rhat_function").evidence
@@ -63,7 +65,9 @@ def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
     for values in draws.values():
         values[1] = values[1, :1]
     dims = {name: values.dims for name, values in tree["posterior"].data_vars.items()}
-    tree["posterior"] = tree["posterior"].to_dataset().assign({n: (dims[n], v) for n, v in draws.items()})
+    tree["posterior"] = (
+        tree["posterior"].to_dataset().assign({n: (dims[n], v) for n, v in draws.items()})
+    )
     moving = check(diagnose(tree), "moving")
     assert moving.status == "fail" and moving.numbers["chains"] == [1]
     assert "new starts" in moving.action and "MAP" not in moving.action
@@ -80,7 +84,9 @@ def test_mean_field_on_a_correlated_posterior_fails_by_khat():
     assert "full_rank" in verdict.action and "NUTS" in verdict.action
 
 
-@pytest.mark.parametrize(("chains", "draws", "status"), [(4, 15, "fail"), (4, 60, "warn"), (4, 2, "fail")])
+@pytest.mark.parametrize(
+    ("chains", "draws", "status"), [(4, 15, "fail"), (4, 60, "warn"), (4, 2, "fail")]
+)
 def test_too_few_draws_are_caught_by_ess(chains, draws, status):
     tree = exact_tree(chains, draws)
     verdict = diagnose(tree)
@@ -92,7 +98,9 @@ def test_too_few_draws_are_caught_by_ess(chains, draws, status):
 def test_centred_funnel_fails_by_divergences_and_energy():
     rng = np.random.default_rng(0)
     shape = (4, 1000)
-    energy = np.cumsum(rng.normal(size=shape), axis=1)  # a random walk: heavy-tailed, crossed slowly
+    energy = np.cumsum(
+        rng.normal(size=shape), axis=1
+    )  # a random walk: heavy-tailed, crossed slowly
     bad = {**healthy_stats(shape), "energy": energy, "diverging": rng.random(shape) < 0.03}
     verdict = diagnose(exact_tree(sample_stats=bad))
     assert verdict.status == "fail"
@@ -113,7 +121,9 @@ def test_constant_noise_on_heteroskedastic_data_fails_by_region():
     wide = check(diagnose(line_tree(weights, x, y, 20 * noise)), "coverage_by_region").numbers
     assert wide["low"] == wide["high"] == 1 and wide["low_at"] != wide["high_at"]
     far = check(diagnose(line_tree(weights * [1, 1e-5], 1e5 * x, y, noise)), "coverage_by_region")
-    assert far.status == "fail" and "e+" not in far.numbers["low_at"] + far.numbers["high_at"]  # places are in digits
+    assert (
+        far.status == "fail" and "e+" not in far.numbers["low_at"] + far.numbers["high_at"]
+    )  # places are in digits
 
 
 # six healthy runs
@@ -150,7 +160,9 @@ def test_khat_of_hopeless_ratios_is_never_small(spread):
     """At spreads that underflow, arviz_stats.psislw answers k-hat 0.02 with NaN weights."""
     tree = healthy_laplace()
     ratio = spread * np.random.default_rng(0).normal(size=(1, 1000))
-    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(log_p=tree["sample_stats"]["log_q"] + ratio)
+    tree["sample_stats"] = (
+        tree["sample_stats"].to_dataset().assign(log_p=tree["sample_stats"]["log_q"] + ratio)
+    )
     found = importance(tree)
     assert found.k > 5 and found.ess < 2 and np.isfinite(found.ess)
     verdict = diagnose(tree)
@@ -165,7 +177,8 @@ def test_khat_of_an_exact_approximation_is_zero():
 
 def test_khat_of_a_known_pareto_tail():
     """p/q for N(0, 1) by N(0, s²) has tail index 1 − s² exactly (Vehtari et al., 2024)."""
-    scale, size = 0.5, 40_000
+    scale = 0.5
+    size = 40_000
     draws = scale * np.random.default_rng(0).normal(size=(1, size, 1))
     tree = xr.DataTree.from_dict(
         {
@@ -187,7 +200,10 @@ def two_places_tree(sd, seed):
     whole = np.hypot(1.0, sd)
     draws = whole * np.random.default_rng(seed).normal(size=(1, 1000, 2))
     places = [stats.norm.logpdf(draws, at, sd) for at in (-1.0, 1.0)]
-    found = {"log_p": np.logaddexp(*places).sum(-1), "log_q": stats.norm.logpdf(draws, scale=whole).sum(-1)}
+    found = {
+        "log_p": np.logaddexp(*places).sum(-1),
+        "log_q": stats.norm.logpdf(draws, scale=whole).sum(-1),
+    }
     groups = {
         "posterior": xr.Dataset({"w": ((*SAMPLE, "d"), draws)}),
         "sample_stats": xr.Dataset({name: (SAMPLE, value) for name, value in found.items()}),
@@ -201,7 +217,9 @@ def two_places_tree(sd, seed):
 def test_a_normal_with_the_moments_of_two_places_is_told(seed):
     found = check(diagnose(two_places_tree(0.3, seed)), "importance")
     at = np.linspace(-3, 3, 2000)
-    exact = (stats.norm.cdf(at, -1, 0.3) + stats.norm.cdf(at, 1, 0.3)) / 2 - stats.norm.cdf(at, scale=np.hypot(1, 0.3))
+    exact = (stats.norm.cdf(at, -1, 0.3) + stats.norm.cdf(at, 1, 0.3)) / 2 - stats.norm.cdf(
+        at, scale=np.hypot(1, 0.3)
+    )
     assert (found.status, found.code) == ("warn", "importance")
     assert found.numbers["distance"] == pytest.approx(np.abs(exact).max(), abs=0.06)
     assert found.numbers["ratio"] == pytest.approx(1.0, abs=0.1)
@@ -266,7 +284,9 @@ def test_chains_in_pairs_from_one_start_do_not_agree_before_they_have_left_it():
     assert check(diagnose(exact_tree(32, 50)), "rhat_function").status == "pass"
     x, y, _ = line_data()
     rng = np.random.default_rng(0)
-    weights = np.repeat(rng.normal(size=(16, 1, 2)), 2, axis=0) + 0.01 * rng.normal(size=(32, 50, 2))
+    weights = np.repeat(rng.normal(size=(16, 1, 2)), 2, axis=0) + 0.01 * rng.normal(
+        size=(32, 50, 2)
+    )
     assert check(diagnose(line_tree(weights, x, y, 0.5)), "rhat_function").status == "fail"
 
 
@@ -297,13 +317,24 @@ def test_particles_of_few_ancestors_are_worth_their_number_of_families():
 
 def test_islands_whose_modes_have_few_ancestors_do_not_pass():
     rng = np.random.default_rng(1)
-    side = rng.permuted(np.tile([-1.0, 1.0], (4, 5)), axis=1).repeat(50, -1)  # each island has half of either mode
+    side = rng.permuted(np.tile([-1.0, 1.0], (4, 5)), axis=1).repeat(
+        50, -1
+    )  # each island has half of either mode
     theta = 3.0 * side + rng.normal(size=side.shape)
     ancestor = np.arange(10).repeat(50)[None].repeat(4, 0)
     found = {}
     for name, more in {"few": {"ancestor": ancestor}, "unknown": {}}.items():
-        sets = {"posterior": {"theta": theta}, "sample_stats": {"lp": -0.5 * (theta - 3.0 * side) ** 2} | more}
-        groups = {key: xr.Dataset({n: (("chain", "draw"), v) for n, v in each.items()}) for key, each in sets.items()}
+        sets = {
+            "posterior": {"theta": theta},
+            "sample_stats": {"lp": -0.5 * (theta - 3.0 * side) ** 2} | more,
+        }
+        groups = {
+            key: xr.Dataset({n: (("chain", "draw"), v) for n, v in each.items()})
+            for key, each in sets.items()
+        }
         found[name] = diagnose(xr.DataTree.from_dict(groups))
-    status = {name: {c.name: c.status for c in verdict.checks}["ess_function"] for name, verdict in found.items()}
+    status = {
+        name: {c.name: c.status for c in verdict.checks}["ess_function"]
+        for name, verdict in found.items()
+    }
     assert status["few"] == "fail"

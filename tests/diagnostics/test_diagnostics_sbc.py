@@ -15,14 +15,17 @@ import pyrobnn as pb
 from pyrobnn.posterior import Posterior
 from pyrobnn.studies.sbc import fit_batch, replicate, simulate, uniformity
 
-NOISE, NUM_RANKED, REPLICATIONS = 0.5, 49, 150
+NOISE = 0.5
+NUM_RANKED = 49
+REPLICATIONS = 150
 
 
 class Conjugate:
     """Draws from the exact posterior of a linear model, its sd multiplied and its mean moved (in sd)."""
 
     def __init__(self, stretch=1.0, shift=0.0):
-        self.stretch, self.shift = stretch, shift
+        self.stretch = stretch
+        self.shift = shift
 
     @staticmethod
     def exact(x, y):
@@ -37,7 +40,9 @@ class Conjugate:
         generator = torch.Generator().manual_seed(seed)
         z = torch.randn(1, num_draws, len(mean), dtype=x.dtype, generator=generator)
         weights = mean + self.shift * covariance.diagonal().sqrt() + self.stretch * z @ factor.T
-        return Posterior(model, {"net.weight": weights[..., None, :-1], "net.bias": weights[..., -1:]})
+        return Posterior(
+            model, {"net.weight": weights[..., None, :-1], "net.bias": weights[..., -1:]}
+        )
 
 
 def ranks_of(method):
@@ -50,7 +55,13 @@ def ranks_of(method):
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(NOISE))
     each = [
         replicate(
-            model, method, x, probes, num_draws=NUM_RANKED, num_ranked=NUM_RANKED, seed=zlib.crc32(f"t/{i}".encode())
+            model,
+            method,
+            x,
+            probes,
+            num_draws=NUM_RANKED,
+            num_ranked=NUM_RANKED,
+            seed=zlib.crc32(f"t/{i}".encode()),
         )
         for i in range(REPLICATIONS)
     ]
@@ -64,11 +75,15 @@ def verdicts(method):
 def test_an_exact_posterior_is_uniform():
     found = verdicts(Conjugate())
     assert set(found) == {"f0.0", "f1.0", "log_joint"}
-    assert len(found) * min(result.p_value for result in found.values()) > 1e-3  # Bonferroni: they are dependent
+    assert (
+        len(found) * min(result.p_value for result in found.values()) > 1e-3
+    )  # Bonferroni: they are dependent
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("wrong", "seen_by"), [(Conjugate(stretch=0.5), "f0.0"), (Conjugate(shift=0.7), "f0.0")])
+@pytest.mark.parametrize(
+    ("wrong", "seen_by"), [(Conjugate(stretch=0.5), "f0.0"), (Conjugate(shift=0.7), "f0.0")]
+)
 def test_narrow_and_biased_posteriors_are_rejected(wrong, seen_by):
     result = verdicts(wrong)[seen_by]
     assert result.p_value < 1e-3 and result.outside
@@ -99,7 +114,9 @@ def test_replications_fitted_as_one_batch_have_their_own_posteriors():
     x = torch.randn(12, 2, dtype=torch.float64, generator=generator)
     with seeded(0):
         net = nn.Linear(2, 1).double()
-    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE))
+    model = pb.BNN(
+        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE)
+    )
     targets = [simulate(model, x, seed)[1] for seed in range(3)]
     method = pb.NUTS(num_chains=4, num_warmup=150, compile=False)
     for y, fit in zip(targets, fit_batch(method, model, x, targets, num_draws=300), strict=True):

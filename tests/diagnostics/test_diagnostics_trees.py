@@ -42,7 +42,9 @@ def replace_f(tree, f):
 
 
 def shortened(tree, num_draws):
-    return tree.map_over_datasets(lambda group: group.isel(draw=slice(num_draws), missing_dims="ignore"))
+    return tree.map_over_datasets(
+        lambda group: group.isel(draw=slice(num_draws), missing_dims="ignore")
+    )
 
 
 def point_tree(**attrs):
@@ -93,7 +95,9 @@ def test_bad_input_is_named():
 def test_a_numpyro_like_tree_is_judged_on_its_log_likelihood():
     tree = keep_groups(exact_tree(), "posterior", "sample_stats", "log_likelihood")
     tree.attrs.clear()
-    tree["log_likelihood"] = xr.Dataset({"obs": ((*SAMPLE, "obs_dim_0"), tree["log_likelihood"]["y"].values)})
+    tree["log_likelihood"] = xr.Dataset(
+        {"obs": ((*SAMPLE, "obs_dim_0"), tree["log_likelihood"]["y"].values)}
+    )
     verdict = diagnose(tree)
     assert verdict.draws == "pass" and verdict.method == "unknown"
     assert "log-likelihood" in find(verdict, "rhat_function").numbers["where"]
@@ -131,7 +135,8 @@ def test_nan_draws_fail_with_their_number():
 
 # trees of before claims were written have the kind of their evidence
 @pytest.mark.parametrize(
-    "attrs", [{"claim": "approximate"}, {"log_evidence_kind": "elbo"}, {"log_evidence_kind": "laplace"}]
+    "attrs",
+    [{"claim": "approximate"}, {"log_evidence_kind": "elbo"}, {"log_evidence_kind": "laplace"}],
 )
 def test_an_approximation_stopped_before_its_density_was_computed_is_not_said_to_have_none(attrs):
     attrs = {"method": "SVI", "iid": 1, **attrs}
@@ -150,10 +155,14 @@ def test_a_point_estimate_warns_at_most_and_holds_no_nan(attrs):
 
 @pytest.mark.parametrize("method", ["DeepEnsemble", "MCDropout", "SWAG"])
 def test_methods_without_a_density_say_that_they_are_no_posterior(method):
-    tree = exact_tree(1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs={"method": method, "iid": 1})
+    tree = exact_tree(
+        1, 20, sample_stats={"lp": np.zeros((1, 20))}, attrs={"method": method, "iid": 1}
+    )
     verdict = diagnose(tree)
     claim = find(verdict, "claim")
-    assert claim.status == "warn" and claim.code == "no_density" and claim.numbers["method"] == method
+    assert (
+        claim.status == "warn" and claim.code == "no_density" and claim.numbers["method"] == method
+    )
     assert find(verdict, "loo_khat") is None and find(verdict, "rhat_function") is None
 
 
@@ -172,7 +181,8 @@ def test_a_tempered_run_tells_its_temperature():
 def test_scores_match_closed_forms():
     """Predictive N(0, 1) for y ~ N(0, 1): CRPS 1/√π, log density −½ log 2π − ½, coverage nominal."""
     rng = np.random.default_rng(0)
-    size, shape = 2000, (4, 300)
+    size = 2000
+    shape = (4, 300)
     y = rng.normal(size=size)
     f = np.zeros((*shape, size, 1))
     tree = xr.DataTree.from_dict(
@@ -208,7 +218,8 @@ def test_scores_match_closed_forms():
 
 
 def test_data_error_does_not_shrink_with_draws():
-    few, many = score(exact_tree(4, 50)), score(exact_tree(4, 1000))
+    few = score(exact_tree(4, 50))
+    many = score(exact_tree(4, 1000))
     assert many["crps"].data_se == pytest.approx(few["crps"].data_se, rel=0.1)
 
 
@@ -224,7 +235,9 @@ def test_narrow_intervals_are_caught():
     replicates = tree["predictions"]["y"].values
     center = replicates.mean(axis=(0, 1))
     tree["predictions"] = (
-        tree["predictions"].to_dataset().assign(y=((*SAMPLE, "pred_point"), center + 0.4 * (replicates - center)))
+        tree["predictions"]
+        .to_dataset()
+        .assign(y=((*SAMPLE, "pred_point"), center + 0.4 * (replicates - center)))
     )
     verdict = diagnose(tree)
     assert find(verdict, "pit").status == "fail" and find(verdict, "pit").code == "too_narrow"
@@ -237,14 +250,21 @@ def test_fidelity_measures_shift_and_scale_against_the_reference():
     reference = exact_tree()
     tree = exact_tree()
     f = tree["function"]["f"].values
-    mean, sd = f.mean(axis=(0, 1)), f.std(axis=(0, 1))
+    mean = f.mean(axis=(0, 1))
+    sd = f.std(axis=(0, 1))
     tree["function"] = (
-        tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.5 * sd + (f - mean)))
+        tree["function"]
+        .to_dataset()
+        .assign(f=((*SAMPLE, "probe", "output"), mean + 0.5 * sd + (f - mean)))
     )
     found = fidelity(tree, reference)
     np.testing.assert_allclose(found.per_point["wasserstein"], 0.5, atol=1e-6)
     np.testing.assert_allclose(found.per_point["sd_ratio"], 1.0, atol=1e-6)
-    tree["function"] = tree["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
+    tree["function"] = (
+        tree["function"]
+        .to_dataset()
+        .assign(f=((*SAMPLE, "probe", "output"), mean + 0.3 * (f - mean)))
+    )
     tree.attrs |= {"claim": "none", "remedy": pb.DeepEnsemble.remedy}  # its members have no guide
     narrow = find(diagnose(tree, reference=reference), "reference")
     assert narrow.status == "fail" and narrow.action == pb.DeepEnsemble.remedy
@@ -261,7 +281,8 @@ def test_a_reference_that_has_not_converged_decides_nothing():
 
 
 def test_class_fidelity():
-    tree, reference = classes_tree(sharpness=3.0), classes_tree()
+    tree = classes_tree(sharpness=3.0)
+    reference = classes_tree()
     assert find(diagnose(tree, reference=reference), "reference").status in ("warn", "fail")
 
 
@@ -275,7 +296,9 @@ def big_tree(chains=4, draws=1000, weights=751, num=455):
     y = rng.normal(size=num).astype(np.float32)
     train = 0.1 * rng.normal(size=(*shape, num)).astype(np.float32)
     groups = {
-        "posterior": {"net.0.weight": ((*SAMPLE, "w"), rng.normal(size=(*shape, weights)).astype(np.float32))},
+        "posterior": {
+            "net.0.weight": ((*SAMPLE, "w"), rng.normal(size=(*shape, weights)).astype(np.float32))
+        },
         "sample_stats": {name: (SAMPLE, value) for name, value in healthy_stats(shape).items()},
         "function": {
             "f": ((*SAMPLE, "probe", "output"), f),
@@ -284,7 +307,9 @@ def big_tree(chains=4, draws=1000, weights=751, num=455):
         },
         "log_likelihood": {"y": ((*SAMPLE, "obs"), stats.norm.logpdf(y, train).astype(np.float32))},
         "log_prior": {"log_prior": (SAMPLE, 19 * rng.normal(size=shape))},
-        "posterior_predictive": {"y": ((*SAMPLE, "obs"), train + rng.normal(size=(*shape, num)).astype(np.float32))},
+        "posterior_predictive": {
+            "y": ((*SAMPLE, "obs"), train + rng.normal(size=(*shape, num)).astype(np.float32))
+        },
         "observed_data": {"y": ("obs", y)},
         "constant_data": {"x": (("obs", "feature"), rng.normal(size=(num, 10)).astype(np.float32))},
     }
@@ -314,6 +339,7 @@ def test_mixture_log_density_is_the_one_stored():
     x, y, _ = line_data()
     mean, covariance = posterior_of(x, y, 0.5, 10.0)
     tree = gaussian_tree(mean, covariance, mean, covariance, 500, x, y, 0.5)
-    f, new = tree["predictions"]["f"].values[..., 0], tree["predictions_constant_data"]["y"].values
+    f = tree["predictions"]["f"].values[..., 0]
+    new = tree["predictions_constant_data"]["y"].values
     direct = (logsumexp(stats.norm.logpdf(new, f, 0.5), axis=(0, 1)) - np.log(500)).mean()
     assert score(tree)["log_prob"].value == pytest.approx(direct)

@@ -39,7 +39,11 @@ def test_a_statistic_is_computed_once_per_evidence_and_options():
 
     tree = exact_tree()
     evidence = Evidence(tree)
-    assert [counted(evidence), counted(evidence, space="full"), counted(evidence, space="part")] == [4000] * 3
+    assert [
+        counted(evidence),
+        counted(evidence, space="full"),
+        counted(evidence, space="part"),
+    ] == [4000] * 3
     assert calls == ["full", "part"]
     assert counted(tree=tree) == 4000 and len(calls) == 3  # a bare tree has no memory
     assert list(inspect.signature(counted).parameters) == ["tree", "space"]
@@ -76,7 +80,8 @@ def test_a_whole_report_smooths_every_ratio_once(monkeypatch, tmp_path):
         module = importlib.import_module(f"pyrobnn.diagnostics.{name}")
         monkeypatch.setattr(module, "pareto_smooth", smoothed)
     monkeypatch.setattr(importlib.import_module("pyrobnn.diagnostics.convergence"), "ess", table)
-    nuts, svi = factory.regression_1d(), factory.regression_1d("SVI", iid=True, seed=3)
+    nuts = factory.regression_1d()
+    svi = factory.regression_1d("SVI", iid=True, seed=3)
     trees = {"nuts": Evidence(nuts), "svi": Evidence(svi)}
     verdicts = judge_all(trees)
     write_summary(trees, verdicts, tmp_path / "summary.json")
@@ -92,7 +97,9 @@ def test_loo_is_that_of_arviz(make):
     found = loo(tree)
     if "log_q" in tree["sample_stats"]:
         stats = tree["sample_stats"]
-        direct = arviz_stats.loo_approximate_posterior(tree, stats["log_p"], stats["log_q"], pointwise=True)
+        direct = arviz_stats.loo_approximate_posterior(
+            tree, stats["log_p"], stats["log_q"], pointwise=True
+        )
     else:
         reff = leave_one_out.relative_efficiency(tree)
         direct = arviz_stats.loo(tree, pointwise=True, reff=reff)
@@ -144,7 +151,9 @@ def test_a_new_check_is_a_statistic_and_a_row(monkeypatch):
     ids=["one input", "many inputs", "classes"],
 )
 def test_one_word_in_the_summary_is_one_number(trees, tmp_path):
-    content = json.loads(write_summary(trees, None, tmp_path / "summary.json").read_text(encoding="utf-8"))
+    content = json.loads(
+        write_summary(trees, None, tmp_path / "summary.json").read_text(encoding="utf-8")
+    )
     for label, method in content["methods"].items():
         checks = {check["name"]: check["value"] for check in method["verdict"]["checks"]}
         for name in checks.keys() & method["scores"].keys():
@@ -152,14 +161,21 @@ def test_one_word_in_the_summary_is_one_number(trees, tmp_path):
 
 
 def test_names_of_groups_are_written_once():
-    names = {value for name, value in vars(groups).items() if name.isupper() and isinstance(value, str)}
-    also = {"log_likelihood", "log_prior", "prior_predictive"}  # variables, and a check, of the same name
+    names = {
+        value for name, value in vars(groups).items() if name.isupper() and isinstance(value, str)
+    }
+    also = {
+        "log_likelihood",
+        "log_prior",
+        "prior_predictive",
+    }  # variables, and a check, of the same name
     unmistakable = {name for name in names if "_" in name} - also
     assert len(unmistakable) >= 5
     wrong = [
         f"{path.relative_to(PACKAGE)}:{node.lineno} {node.value!r}"
         for path in PACKAGE.rglob("*.py")
-        if path.name != "groups.py" and path.parent.name != "plots"  # figures are called what they show
+        if path.name != "groups.py"
+        and path.parent.name != "plots"  # figures are called what they show
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and node.value in unmistakable
     ]
@@ -167,5 +183,7 @@ def test_names_of_groups_are_written_once():
 
 
 def test_convergence_is_none_for_what_never_moves():
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 100)))})})
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 100)))})}
+    )
     assert convergence(tree) is None

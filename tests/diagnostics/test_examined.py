@@ -34,7 +34,9 @@ def find(verdict, name):
 
 def with_hidden_units(tree):
     weights = tree["posterior"]["net.weight"].values
-    tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)})
+    tree["posterior"] = xr.Dataset(
+        {f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)}
+    )
     return tree
 
 
@@ -98,14 +100,19 @@ def test_members_that_are_one_are_told():
     assert find(diagnose(same), "moving").code == "chain_stuck"
     nearly = members.copy()
     pointwise = members["log_likelihood"]["y"]
-    nearly["log_likelihood"]["y"] = pointwise.mean("draw") + 1e-3 * (pointwise - pointwise.mean("draw"))
+    nearly["log_likelihood"]["y"] = pointwise.mean("draw") + 1e-3 * (
+        pointwise - pointwise.mean("draw")
+    )
     assert find(diagnose(nearly), "claim").code == "one_point"
 
 
 def test_predictions_that_nobody_looked_at_come_last():
     """NUTS whose chains disagree a little fails; a point without held-out data only warns, and came first."""
     nuts = exact_tree()
-    f = nuts["function"]["f"].values + 0.3 * np.arange(4)[:, None, None, None] * nuts["function"]["f"].values.std()
+    f = (
+        nuts["function"]["f"].values
+        + 0.3 * np.arange(4)[:, None, None, None] * nuts["function"]["f"].values.std()
+    )
     nuts["function"] = nuts["function"].to_dataset().assign(f=((*SAMPLE, "probe", "output"), f))
     point = exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1})
     del point["predictions"], point["predictions_constant_data"]
@@ -120,7 +127,10 @@ def test_predictions_that_nobody_looked_at_come_last():
 
 
 def test_a_point_that_is_recommended_was_examined_less():
-    trees = {"map": exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1}), "nuts": exact_tree(4, 20)}
+    trees = {
+        "map": exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1}),
+        "nuts": exact_tree(4, 20),
+    }
     point = trees["map"]["predictions"].to_dataset()
     center = point["mean"].values
     drawn = center[None, :, 0] + 0.5 * np.random.default_rng(0).normal(size=(1000, len(center)))
@@ -140,7 +150,9 @@ def test_a_finding_about_the_model_never_lowers_the_draws():
     apart["function"]["f"][2:] += 1.0
     assert diagnose(apart).draws == "fail" and diagnose(apart).model == "pass"
     narrow = exact_tree()
-    narrow["predictions"]["y"] = narrow["predictions"]["y"].mean() + 0.2 * narrow["predictions"]["y"]
+    narrow["predictions"]["y"] = (
+        narrow["predictions"]["y"].mean() + 0.2 * narrow["predictions"]["y"]
+    )
     assert diagnose(narrow).draws == "pass" and diagnose(narrow).model == "fail"
 
 
@@ -176,30 +188,46 @@ def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
     x = torch.linspace(-1, 1, 40)[:, None]
     y = 5.0 * x + 3.0
     with seeded(0):
-        model = pb.BNN(torch.nn.Linear(1, 1), normal_prior(10.0), pb.likelihoods.HomoskedasticGaussian(1.0))
+        model = pb.BNN(
+            torch.nn.Linear(1, 1), normal_prior(10.0), pb.likelihoods.HomoskedasticGaussian(1.0)
+        )
     kind, options = UNFINISHED[name]
-    status, told = {}, {}
+    status = {}
+    told = {}
     for steps, lr in ((3, 0.01), (60, 0.01), (1000, 0.05)):
         posterior = kind(num_steps=steps, lr=lr, compile=False, **options).fit(model, x, y, seed=0)
         tree = posterior.to_datatree()
         found = find(diagnose(tree), "fit")
-        status[steps] = "pass" if found is None or found.code not in ("unfinished", "few_steps") else found.status
-        told[steps] = [note for note in posterior.meta["warnings"] if "the search was stopped" in note]
+        status[steps] = (
+            "pass"
+            if found is None or found.code not in ("unfinished", "few_steps")
+            else found.status
+        )
+        told[steps] = [
+            note for note in posterior.meta["warnings"] if "the search was stopped" in note
+        ]
     assert len(told[3]) == 1 and "raise num_steps" in told[3][0] and told[1000] == []
-    assert status[3] in ("warn", "fail") and status[60] in ("warn", "fail") and status[1000] == "pass"
+    assert (
+        status[3] in ("warn", "fail") and status[60] in ("warn", "fail") and status[1000] == "pass"
+    )
 
 
 def test_a_run_that_a_callback_stopped_was_meant_to_end():
     x, y = wave(40, 0)
     model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.3))
     stop = [lambda step, metrics: True]
-    assert "gain_limit" not in pb.MLE(num_steps=300, compile=False).fit(model, x, y, callbacks=stop).meta
+    assert (
+        "gain_limit"
+        not in pb.MLE(num_steps=300, compile=False).fit(model, x, y, callbacks=stop).meta
+    )
 
 
 def test_a_rate_that_goes_to_zero_is_no_optimum():
     steps = torch.arange(100.0)
     factors = 0.5 * (1 + torch.cos(torch.pi * steps / 100))
-    losses = 10.0 - factors.cumsum(0) / 50  # falls in proportion to the rate, and is level at the end
+    losses = (
+        10.0 - factors.cumsum(0) / 50
+    )  # falls in proportion to the rate, and is level at the end
     result = SimpleNamespace(factors=factors)
     assert float(losses[-2] - losses[-1]) < 1e-4
     assert still_falling(result, losses, 100.0) > 10.0
@@ -211,12 +239,17 @@ def test_a_rate_that_goes_to_zero_is_no_optimum():
 
 
 def test_the_rates_of_every_check_are_those_of_the_study_and_stand_in_the_page(tmp_path):
-    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "verdict" / "run.py")
+    spec = importlib.util.spec_from_file_location(
+        "benchmark_verdicts", SCRIPTS / "verdict" / "run.py"
+    )
     study = importlib.util.module_from_spec(spec)
     sys.modules["benchmark_verdicts"] = study  # its dataclasses look themselves up there
     spec.loader.exec_module(study)
     del sys.modules["benchmark_verdicts"]
-    rows = [json.loads(line) for line in (SCRIPTS / "verdict" / "records.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)
+        for line in (SCRIPTS / "verdict" / "records.jsonl").read_text().splitlines()
+    ]
     assert rates() == study.rates(rows)
     assert rates()["virial"]["seen"] > 0 and said_rates("no such check") == ""
     page = write_report({"nuts": exact_tree()}, tmp_path / "report.html").read_text()

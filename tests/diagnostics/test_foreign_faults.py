@@ -32,12 +32,18 @@ def test_chains_and_draws_that_are_exchanged_never_pass(far):
     assert (find(verdict, "rhat_function").status == "fail") == (far > 0)
 
 
-@pytest.mark.parametrize(("factor", "code"), [(1.0, "calibrated"), (2.4, "too_wide"), (3.0, "too_wide")])
+@pytest.mark.parametrize(
+    ("factor", "code"), [(1.0, "calibrated"), (2.4, "too_wide"), (3.0, "too_wide")]
+)
 def test_replicates_too_wide_for_their_data_fail_without_a_log_likelihood(factor, code):
-    rng, x = np.random.default_rng(0), np.linspace(-1.0, 1.0, 60)
-    y, design = 1.0 + 2.0 * x + 0.5 * rng.normal(size=60), np.stack([np.ones(60), x], 1)
+    rng = np.random.default_rng(0)
+    x = np.linspace(-1.0, 1.0, 60)
+    y = 1.0 + 2.0 * x + 0.5 * rng.normal(size=60)
+    design = np.stack([np.ones(60), x], 1)
     covariance = np.linalg.inv(design.T @ design / 0.25 + 0.01 * np.eye(2))
-    weights = rng.multivariate_normal(covariance @ design.T @ y / 0.25, factor**2 * covariance, (4, 500))
+    weights = rng.multivariate_normal(
+        covariance @ design.T @ y / 0.25, factor**2 * covariance, (4, 500)
+    )
     mean = weights @ design.T
     verdict = diagnose(
         tree_of(
@@ -86,14 +92,16 @@ def classes(x, y, logit, rng):
 def test_classes_are_judged_by_their_patterns_where_no_rows_are_held_out():
     """A line on classes that change twice along x, no better than a coin, passed."""
     rng = np.random.default_rng(0)
-    x, noise = rng.uniform(-2.0, 2.0, 200), 0.2 * rng.normal(size=(4, 500, 1))
+    x = rng.uniform(-2.0, 2.0, 200)
+    noise = 0.2 * rng.normal(size=(4, 500, 1))
     coin = classes(x, (np.abs(x) < 1.0).astype(int), 0.05 * x + noise, rng)
     assert coin.draws == "pass" and find(coin, "pattern").status == "fail"
     y = (rng.random(200) < 1.0 / (1.0 + np.exp(-2.0 * x))).astype(int)
     healthy = classes(x, y, (2.0 + noise) * x + noise, rng)
     assert (healthy.draws, healthy.model) == ("pass", "pass")
     few = np.repeat(np.flatnonzero(y == 0)[:30], 6)
-    repeated_x, repeated_y = np.concatenate([x, x[few]]), np.concatenate([y, y[few]])
+    repeated_x = np.concatenate([x, x[few]])
+    repeated_y = np.concatenate([y, y[few]])
     repeated = classes(repeated_x, repeated_y, 2.0 * repeated_x - 1.0 + noise, rng)
     assert find(repeated, "held_out_rows").code == "rows_repeated" and repeated.model == "warn"
 
@@ -101,10 +109,13 @@ def test_classes_are_judged_by_their_patterns_where_no_rows_are_held_out():
 @pytest.mark.parametrize("off", [0.0, 1.5])
 def test_class_shares_are_judged_where_no_rows_are_held_out(off):
     rng = np.random.default_rng(1)
-    x, noise = rng.uniform(-2.0, 2.0, 300), 0.1 * rng.normal(size=(4, 500, 1))
+    x = rng.uniform(-2.0, 2.0, 300)
+    noise = 0.1 * rng.normal(size=(4, 500, 1))
     y = (rng.random(300) < 1.0 / (1.0 + np.exp(-x))).astype(int)
     verdict = classes(x, y, (1.0 + noise) * x + off + noise, rng)
-    assert find(verdict, "ece").status == ("fail" if off else "pass") and (verdict.model == "pass") == (not off)
+    assert find(verdict, "ece").status == ("fail" if off else "pass") and (
+        verdict.model == "pass"
+    ) == (not off)
 
 
 def test_an_infinite_variance_and_a_function_held_at_a_point_are_healthy():
@@ -123,7 +134,9 @@ def test_a_verdict_is_short_and_says_its_tolerance():
     tree["function"]["f"][2:] += 1.0
     said = str(diagnose(tree))
     assert len(said.split()) < 80 and said.startswith("NUTS: do not rely on the draws")
-    assert diagnose(exact_tree()).tolerance == 0.25 and "sd within 25%" in str(diagnose(exact_tree()))
+    assert diagnose(exact_tree()).tolerance == 0.25 and "sd within 25%" in str(
+        diagnose(exact_tree())
+    )
 
 
 def test_an_audit_that_finds_nothing_says_so_of_every_check():
@@ -131,4 +144,8 @@ def test_an_audit_that_finds_nothing_says_so_of_every_check():
     assert verdict.draws == "pass" and json.loads(verdict.to_json()) == verdict.to_dict()
     assert len(verdict.checks) == 3 and all(check.evidence for check in verdict.checks)
     said = str(verdict)  # of what it has not looked at, nothing
-    assert "copied_chains: pass, repeated_draws: pass" in said and "no sign" in said and "relied" not in said
+    assert (
+        "copied_chains: pass, repeated_draws: pass" in said
+        and "no sign" in said
+        and "relied" not in said
+    )

@@ -26,8 +26,12 @@ def line(num_inputs, num_data, *, alike=0.0, noise=0.5):
     """A linear net, data whose inputs share `alike` of their variance, and the exact posterior: mean and covariance."""
     generator = torch.Generator().manual_seed(0)
     common = torch.randn(num_data, 1, generator=generator)
-    x = alike**0.5 * common + (1 - alike) ** 0.5 * torch.randn(num_data, num_inputs, generator=generator)
-    y = x.sum(1, keepdim=True) / num_inputs**0.5 + noise * torch.randn(num_data, 1, generator=generator)
+    x = alike**0.5 * common + (1 - alike) ** 0.5 * torch.randn(
+        num_data, num_inputs, generator=generator
+    )
+    y = x.sum(1, keepdim=True) / num_inputs**0.5 + noise * torch.randn(
+        num_data, 1, generator=generator
+    )
     with torch.random.fork_rng():
         net = torch.nn.Linear(num_inputs, 1)
     prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
@@ -43,30 +47,53 @@ CASES = {size: line(size, num_data) for size, num_data in ((2, 40), (150, 300))}
 
 def of_draws(model, weights):
     """What a fit of a density gives for draws (draw, weight) of the net's weights and bias."""
-    draws = {"net.weight": weights[None, :, None, :-1].float(), "net.bias": weights[None, :, -1:].float()}
-    meta = {"method": "SVI", "kind": "independent", "claim": "approximate", "likelihood": "gaussian", "iid": True}
+    draws = {
+        "net.weight": weights[None, :, None, :-1].float(),
+        "net.bias": weights[None, :, -1:].float(),
+    }
+    meta = {
+        "method": "SVI",
+        "kind": "independent",
+        "claim": "approximate",
+        "likelihood": "gaussian",
+        "iid": True,
+    }
     return Posterior(model, draws, approximation=object(), meta=meta)
 
 
 def planted(model, exact, factor, shift, num_draws=1000):
     """Draws of the exact posterior, then `factor` times as far from the mean and `shift` sd beside it."""
     mean, covariance = exact
-    normal = torch.randn(num_draws, len(mean), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    normal = torch.randn(
+        num_draws, len(mean), generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     sd = covariance.diagonal().sqrt()
-    return of_draws(model, mean + factor * normal @ torch.linalg.cholesky(covariance).T + shift * sd)
+    return of_draws(
+        model, mean + factor * normal @ torch.linalg.cholesky(covariance).T + shift * sd
+    )
 
 
 @pytest.mark.parametrize("size", [2, 150])
 @pytest.mark.parametrize(
     ("factor", "shift", "status"),
-    [(1.0, 0.0, "pass"), (0.9, 0.0, "pass"), (0.3, 0.0, "fail"), (3.0, 0.0, "fail"), (1.0, 2.0, "fail")],
+    [
+        (1.0, 0.0, "pass"),
+        (0.9, 0.0, "pass"),
+        (0.3, 0.0, "fail"),
+        (3.0, 0.0, "fail"),
+        (1.0, 2.0, "fail"),
+    ],
 )
-def test_the_function_of_draws_that_are_moved_says_how_far_they_were_off(size, factor, shift, status):
+def test_the_function_of_draws_that_are_moved_says_how_far_they_were_off(
+    size, factor, shift, status
+):
     model, x, y, exact = CASES[size]
     tree = planted(model, exact, factor, shift).to_datatree(x, y)
     found = find(diagnose(tree), "function_moves")
     assert found.status == status, found.evidence
-    assert abs(np.log(found.value / factor)) < 0.3  # the factor itself, whatever the number of weights
+    assert (
+        abs(np.log(found.value / factor)) < 0.3
+    )  # the factor itself, whatever the number of weights
 
 
 @pytest.mark.parametrize(("factor", "status"), [(1.0, "pass"), (0.4, "fail")])
@@ -95,7 +122,9 @@ def test_chains_of_another_shape_are_told_by_their_log_density(shape):
     draws = {name: value.reshape(4, 250, *value.shape[2:]) for name, value in found.draws.items()}
     meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian"}
     verdict = diagnose(Posterior(model, draws, meta=meta).to_datatree(x, y))
-    assert (find(verdict, "density_moves").status == "pass") == (shape == "normal"), verdict.to_json()
+    assert (find(verdict, "density_moves").status == "pass") == (shape == "normal"), (
+        verdict.to_json()
+    )
     assert (verdict.draws == "pass") == (shape == "normal")  # all three passed before
 
 
@@ -128,8 +157,12 @@ def moved_by(z, stayed, rng):
     dims = ("chain", "draw", "probe", "output")
     f, g = (np.repeat(each[..., None, None], 3, axis=2) for each in (z, after))
     moved = {"before": (dims, f), "after": (dims, g), "acceptance": ((), 0.8)}
-    moved |= {f"density_{when}": (dims[:2], each) for when, each in (("before", z), ("after", after))}
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"w": (dims[:2], z)}), MOVED: xr.Dataset(moved)})
+    moved |= {
+        f"density_{when}": (dims[:2], each) for when, each in (("before", z), ("after", after))
+    }
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"w": (dims[:2], z)}), MOVED: xr.Dataset(moved)}
+    )
     tree["function"] = xr.Dataset({"f": (dims, f)})
     return Evidence(tree)
 
@@ -141,7 +174,10 @@ def test_a_check_by_moves_that_could_not_have_failed_does_not_pass(name):
         for stayed in (0.0, 0.3, 0.6, 0.75, 0.85, 0.95, 0.995):
             found = made(MOVES[name], moved_by(fault(rng.normal(size=8000)), stayed, rng))
             assert found.status != "pass", (stayed, found.evidence)
-    healthy = [made(MOVES[name], moved_by(rng.normal(size=1024), stayed, rng)) for stayed in (0.0, 0.3, 0.97)]
+    healthy = [
+        made(MOVES[name], moved_by(rng.normal(size=1024), stayed, rng))
+        for stayed in (0.0, 0.3, 0.97)
+    ]
     assert [each.status for each in healthy] == ["pass", "pass", "info"]
     assert healthy[-1].code == "moves_undecided" and "nan" not in healthy[-1].evidence
 
@@ -154,7 +190,9 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     assert find(diagnose(still), "function_moves").status == "info"
     short = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     before = short[MOVED].to_dataset()["before"]
-    short[MOVED] = short[MOVED].to_dataset().assign(after=before + 0.02 * before.std() * np.cos(1e6 * before))
+    short[MOVED] = (
+        short[MOVED].to_dataset().assign(after=before + 0.02 * before.std() * np.cos(1e6 * before))
+    )
     found = find(diagnose(short), "function_moves")
     assert found.status == "info" and found.numbers["stayed"] > 0.9
     monkeypatch.setattr(invariance, "_MAX_WORK", 1e3)
@@ -167,7 +205,10 @@ def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not():
     model, x, y, exact = CASES[2]
     tree = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     heavy = np.exp(2.0 * np.random.default_rng(0).normal(size=(1, 1000)))
-    stats = {name: (("chain", "draw"), value) for name, value in {"log_p": heavy, "log_q": 0.0 * heavy}.items()}
+    stats = {
+        name: (("chain", "draw"), value)
+        for name, value in {"log_p": heavy, "log_q": 0.0 * heavy}.items()
+    }
     tree["sample_stats"] = xr.Dataset(stats)
     verdict = diagnose(tree)
     assert find(verdict, "importance").code == "khat_undecided" and verdict.draws == "pass"
@@ -204,10 +245,15 @@ def test_moves_find_the_wide_mode_around_the_narrow_one_of_a_program(scales, sta
     def program(x, y):
         pyro.sample("scalar", dist.Normal(0.0, 1.0))
         at = pyro.sample("at", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
-        pyro.factor("likelihood", torch.logaddexp(*(dist.Normal(at, scale).log_prob(y).sum() for scale in scales)))
+        pyro.factor(
+            "likelihood",
+            torch.logaddexp(*(dist.Normal(at, scale).log_prob(y).sum() for scale in scales)),
+        )
 
     y = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    laplace = pb.Laplace(curvature="hessian", num_steps=200, compile=False).fit(program, None, y, seed=0)
+    laplace = pb.Laplace(curvature="hessian", num_steps=200, compile=False).fit(
+        program, None, y, seed=0
+    )
     found = find(diagnose(laplace.to_datatree(None, y)), "function_moves")
     assert found.status == status
     assert status == "pass" or found.numbers["inverse"] > 2.0

@@ -55,7 +55,10 @@ def foreign_tree(**sites):
     y = np.random.default_rng(0).normal(size=30)
     pointwise = -0.5 * (y - 0.1 * mu[..., None]) ** 2
     groups = {
-        "posterior": {name: ((*SAMPLE, *(f"{name}_{i}" for i in range(v.ndim - 2))), v) for name, v in sites.items()},
+        "posterior": {
+            name: ((*SAMPLE, *(f"{name}_{i}" for i in range(v.ndim - 2))), v)
+            for name, v in sites.items()
+        },
         "log_likelihood": {"y": ((*SAMPLE, "obs"), pointwise)},
     }
     return xr.DataTree.from_dict({name: xr.Dataset(group) for name, group in groups.items()})
@@ -84,7 +87,9 @@ def autoregressive(rng, shape, kept):
 
 
 @pytest.mark.parametrize(
-    "shape", [(), (5,), pytest.param((40, 30), marks=pytest.mark.slow)], ids=["scalar", "vector", "matrix"]
+    "shape",
+    [(), (5,), pytest.param((40, 30), marks=pytest.mark.slow)],
+    ids=["scalar", "vector", "matrix"],
 )
 def test_every_named_site_of_another_library_counts(shape):
     tau = chains(*shape, seed=1)
@@ -100,20 +105,30 @@ def test_only_the_weights_of_a_net_are_excused():
     swapped[:2] += 4.0
     tree = foreign_tree(mu=chains(), **{"net.0.weight": swapped, "net.2.weight": chains(3)})
     assert diagnose(tree).draws == "pass"
-    line = foreign_tree(mu=chains(), **{"net.weight": swapped[:, :, None]})  # without hidden units nothing can swap
-    line["function"] = function_tree(chains(5))["function"].to_dataset().assign(probe_x=(("probe", "d"), np.eye(5, 6)))
+    line = foreign_tree(
+        mu=chains(), **{"net.weight": swapped[:, :, None]}
+    )  # without hidden units nothing can swap
+    line["function"] = (
+        function_tree(chains(5))["function"]
+        .to_dataset()
+        .assign(probe_x=(("probe", "d"), np.eye(5, 6)))
+    )
     assert find(diagnose(line), "rhat_function").status == "fail"  # passed before
 
 
 def test_convergence_that_nothing_shows_is_a_warning():
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"net.weight": ((*SAMPLE, "d"), chains(3))})})
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"net.weight": ((*SAMPLE, "d"), chains(3))})}
+    )
     tree["sample_stats"] = xr.Dataset({"diverging": (SAMPLE, np.zeros((4, 500), dtype=bool))})
     verdict = diagnose(tree)
     assert verdict.status == "warn" and find(verdict, "chains").code == "nothing_identified"
 
 
 def test_a_strict_report_of_what_nothing_was_checked_of_exits_with_one(tmp_path):
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"net.weight": ((*SAMPLE, "d"), chains(3))})})
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"net.weight": ((*SAMPLE, "d"), chains(3))})}
+    )
     tree.to_netcdf(tmp_path / "weights.nc")
     foreign_tree(mu=chains()).to_netcdf(tmp_path / "judged.nc")
     out = ["--out", str(tmp_path / "report.html"), "--strict"]
@@ -126,10 +141,14 @@ def test_k_hat_of_leave_one_out_is_that_of_arviz_by_default():
     mu = np.cumsum(rng.normal(size=(4, 500)), axis=1) / 5
     tree = foreign_tree(mu=mu, tau=chains())
     direct = arviz_stats.loo(tree, pointwise=True)
-    np.testing.assert_allclose(np.asarray(loo(tree).pareto_k), np.asarray(direct.pareto_k), rtol=1e-9)
+    np.testing.assert_allclose(
+        np.asarray(loo(tree).pareto_k), np.asarray(direct.pareto_k), rtol=1e-9
+    )
     tree = exact_tree()
     direct = arviz_stats.loo(tree, pointwise=True)
-    np.testing.assert_allclose(np.asarray(loo(tree).pareto_k), np.asarray(direct.pareto_k), rtol=1e-9)
+    np.testing.assert_allclose(
+        np.asarray(loo(tree).pareto_k), np.asarray(direct.pareto_k), rtol=1e-9
+    )
 
 
 # chains
@@ -145,7 +164,8 @@ def test_chains_from_one_start_warn_however_well_they_agree():
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_runs_say_whether_their_chains_share_a_start():
-    model, (x, y) = toy_model(), toy()
+    model = toy_model()
+    (x, y) = toy()
     short = {"num_chains": 2, "num_warmup": 2, "trajectory": 1, "step_size": 1e-3, "compile": False}
     point = MAP(num_steps=5, polish_steps=0, compile=False).fit(model, x, y, seed=0)
     members = DeepEnsemble(num_members=2, num_steps=5, compile=False).fit(model, x, y, seed=0)
@@ -177,13 +197,21 @@ def test_limits_of_r_hat_hold_for_chains_that_have_converged(length, time):
 @pytest.mark.slow
 def test_chains_that_are_worth_400_draws_are_not_called_short():
     # 800 draws worth 400: of many quantities one comes out as 250 or so, by the error of the estimate alone
-    rng, found = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    found = []
     for _ in range(20):
         f = autoregressive(rng, (4, 200, 8), 1 / 3) @ rng.normal(size=(8, 40))
         found.append(find(diagnose(function_tree(f)), "ess_function"))
-    assert sum(check.status != "pass" for check in found) <= 3  # 0.05 of 20, and its error; it was 14
-    slow = [autoregressive(rng, (4, 200, 8), 0.8) @ rng.normal(size=(8, 40)) for _ in range(5)]  # worth 89
-    assert {find(diagnose(function_tree(f)), "ess_function").status for f in slow} <= {"warn", "fail"}
+    assert (
+        sum(check.status != "pass" for check in found) <= 3
+    )  # 0.05 of 20, and its error; it was 14
+    slow = [
+        autoregressive(rng, (4, 200, 8), 0.8) @ rng.normal(size=(8, 40)) for _ in range(5)
+    ]  # worth 89
+    assert {find(diagnose(function_tree(f)), "ess_function").status for f in slow} <= {
+        "warn",
+        "fail",
+    }
 
 
 def test_divergences_that_right_draws_have_by_chance_pass_and_more_do_not():
@@ -214,7 +242,9 @@ def line_with(extra, num=120, noise=0.5):
     return tree
 
 
-@pytest.mark.parametrize("extra", [lambda x: np.sin(3 * x), lambda x: 0.6 * x**2], ids=["sine", "square"])
+@pytest.mark.parametrize(
+    "extra", [lambda x: np.sin(3 * x), lambda x: 0.6 * x**2], ids=["sine", "square"]
+)
 def test_a_mean_that_the_noise_has_swallowed_is_seen_by_the_signed_pit(extra):
     found = find(diagnose(line_with(extra)), "pattern")
     assert found.status in ("warn", "fail") and found.question == "model"
@@ -225,7 +255,8 @@ def test_a_mean_that_the_noise_has_swallowed_is_seen_by_the_signed_pit(extra):
 def test_the_order_of_rows_does_not_break_the_ties_of_an_input(levels):
     """Estimators keep their rows sorted by outcome: a column of few values had its ties sorted so too."""
     rng = np.random.default_rng(0)
-    values, u = rng.integers(levels, size=1200).astype(float), np.sort(rng.uniform(size=1200))[:, None]
+    values = rng.integers(levels, size=1200).astype(float)
+    u = np.sort(rng.uniform(size=1200))[:, None]
     assert min(found.p for found in _patterns(u, "x", values)) > 1e-3
     assert np.ptp([covered for _, covered in _regions(u, values)]) < 0.1
     shifted = np.clip(u + np.where(values == 0, 0.25, -0.25)[:, None], 0, 1)
@@ -260,7 +291,9 @@ def test_a_point_estimate_that_covers_a_tenth_fails_its_coverage():
     replicates = tree["predictions"]["y"].values
     center = replicates.mean(axis=(0, 1))
     narrow = center + 0.1 * (replicates - center)
-    tree["predictions"] = tree["predictions"].to_dataset().assign(y=((*SAMPLE, "pred_point"), narrow))
+    tree["predictions"] = (
+        tree["predictions"].to_dataset().assign(y=((*SAMPLE, "pred_point"), narrow))
+    )
     assert find(diagnose(tree), "pit").status == "fail"
 
 
@@ -283,7 +316,10 @@ WRONG = {
 @pytest.mark.parametrize(
     ("num_inputs", "name"),
     [(2, name) for name in WRONG]
-    + [pytest.param(30, name, marks=() if name == "mean off by one sd" else pytest.mark.slow) for name in WRONG],
+    + [
+        pytest.param(30, name, marks=() if name == "mean off by one sd" else pytest.mark.slow)
+        for name in WRONG
+    ],
 )
 def test_exact_draws_of_the_wrong_target_fail_by_steins_identities(name, num_inputs):
     spoil, by = WRONG[name]
@@ -309,15 +345,21 @@ def test_a_programs_draws_are_judged_by_its_own_density():
 
     rng = np.random.default_rng(0)
     y = rng.normal(1.0, 0.7, size=15)
-    mean, scale = (part.ravel() for part in np.meshgrid(np.linspace(-1, 3, 400), np.linspace(0.05, 4, 400)))
+    mean, scale = (
+        part.ravel() for part in np.meshgrid(np.linspace(-1, 3, 400), np.linspace(0.05, 4, 400))
+    )
     log_p = stats.norm.logpdf(y[:, None], mean, scale).sum(0) - mean**2 / 18 - scale**2 / 8
-    picked = rng.choice(log_p.size, size=(4, 200), p=np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum())
+    picked = rng.choice(
+        log_p.size, size=(4, 200), p=np.exp(log_p - log_p.max()) / np.exp(log_p - log_p.max()).sum()
+    )
     draws = {"mean": mean[picked] + 0.005 * rng.uniform(-1, 1, (4, 200)), "scale": scale[picked]}
     data = torch.tensor(y)
 
     def judged(draws):
         tensors = {name: torch.tensor(value) for name, value in draws.items()}
-        return diagnose(Posterior(program, tensors, meta={"kind": "chains"}).to_datatree(torch.zeros(15), data))
+        return diagnose(
+            Posterior(program, tensors, meta={"kind": "chains"}).to_datatree(torch.zeros(15), data)
+        )
 
     assert find(judged(draws), "virial").status == find(judged(draws), "score").status == "pass"
     wide = {"mean": draws["mean"], "scale": draws["scale"] ** 2 / np.median(draws["scale"])}
@@ -373,27 +415,37 @@ def test_chains_that_mirror_each_other_are_no_more_than_one():
 def test_noise_that_grows_though_it_is_right_on_average_is_told(num):
     """A trend along an input has one degree of freedom, four regions three: 48 data are enough."""
     slope = 0.8
-    fitted = 0.5 * np.sqrt(np.sinh(4 * slope) / (4 * slope))  # the root mean square of the scale over [-2, 2]
+    fitted = 0.5 * np.sqrt(
+        np.sinh(4 * slope) / (4 * slope)
+    )  # the root mean square of the scale over [-2, 2]
     for growing, seen in ((slope, ("warn", "fail")), (0.0, ("pass",))):
         x, y, _ = line_data(num, seed=1, slope_of_noise=growing)
         noise = fitted if growing else 0.5
         mean, covariance = posterior_of(x, y, noise, 10.0)
         weights = np.random.default_rng(0).multivariate_normal(mean, covariance, (4, 250))
         held_out = line_data(40, 2, slope_of_noise=growing)[:2]
-        found = find(diagnose(line_tree(weights, x, y, noise, held_out=held_out)), "coverage_by_region")
+        found = find(
+            diagnose(line_tree(weights, x, y, noise, held_out=held_out)), "coverage_by_region"
+        )
         assert found.status in seen, found.evidence
 
 
 @pytest.mark.parametrize("order", ["dependent", "shuffled", "sorted"])
 def test_rows_that_depend_on_their_neighbours_are_told(order):
     """Errors that carry over from row to row; the same rows shuffled, and sorted by their outcomes, pass."""
-    rng, num, noise = np.random.default_rng(0), 150, 0.5
-    x, error = rng.uniform(-2.0, 2.0, num), rng.normal(size=num)
+    rng = np.random.default_rng(0)
+    num = 150
+    noise = 0.5
+    x = rng.uniform(-2.0, 2.0, num)
+    error = rng.normal(size=num)
     for row in range(1, num):
         error[row] = 0.7 * error[row - 1] + np.sqrt(1 - 0.7**2) * error[row]
     y = TRUTH[0] + TRUTH[1] * x + noise * error
-    rows = {"dependent": np.arange(num), "shuffled": rng.permutation(num), "sorted": np.argsort(y)}[order]
-    x, y = x[rows], y[rows]
+    rows = {"dependent": np.arange(num), "shuffled": rng.permutation(num), "sorted": np.argsort(y)}[
+        order
+    ]
+    x = x[rows]
+    y = y[rows]
     weights = rng.multivariate_normal(*posterior_of(x, y, noise, 10.0), (4, 250))
     found = find(diagnose(line_tree(weights, x, y, noise)), "row_order")
     told = found is not None and found.status != "pass"  # of sorted rows nothing can be said
@@ -403,7 +455,9 @@ def test_rows_that_depend_on_their_neighbours_are_told(order):
 def test_one_weight_of_many_beside_its_posterior_is_seen():
     """The half of the draws in which one of thirty weights is below its mean."""
     model, data, weights = linear_case(num_inputs=30)
-    flat = np.concatenate([weights.reshape(-1, 31), 2.0 * weights.mean((0, 1)) - weights.reshape(-1, 31)])
+    flat = np.concatenate(
+        [weights.reshape(-1, 31), 2.0 * weights.mean((0, 1)) - weights.reshape(-1, 31)]
+    )
     low = flat[flat[:, 3] < weights[..., 3].mean()][:800].reshape(4, 200, 31)
     assert find(diagnose(linear_tree(model, data, low)), "score").status in ("warn", "fail")
 
@@ -430,7 +484,8 @@ def test_data_of_one_term_are_not_left_out():
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_site_of_few_values_is_called_narrow_no_oftener_than_is_said(size):
     """A ratio's sd comes out low together with its mean: of one value 0.4 % were, at a rate of 0.1 % each."""
-    rng, alarms = np.random.default_rng(0), 0
+    rng = np.random.default_rng(0)
+    alarms = 0
     for _ in range(150):
         right = rng.chisquare(size, (4, 50, 20)) / size
         alarms += int((_tested(right, 1.0, positive=True)[1] < 0.02).sum())
@@ -444,7 +499,8 @@ def test_a_site_of_few_values_is_called_narrow_no_oftener_than_is_said(size):
 
 @pytest.mark.slow
 def test_fidelity_is_that_of_each_kind_of_probe_and_of_the_worst_tenth():
-    reference, tree = exact_tree(), exact_tree(seed=0)
+    reference = exact_tree()
+    tree = exact_tree(seed=0)
     f = tree["function"]["f"].values.copy()
     center = f.mean((0, 1))
     few = {"outside": [10, 11], "three of eight at the data": [0, 1, 2], "between": [8, 9]}
@@ -482,17 +538,22 @@ def test_runs_of_different_data_are_not_ranked(tmp_path):
 
 
 def test_the_least_examined_run_does_not_win():
-    nuts, point = exact_tree(), exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1})
+    nuts = exact_tree()
+    point = exact_tree(1, 1, attrs={"method": "MAP", "kind": "point", "iid": 1})
     center = point["predictions"]["mean"].values
     narrow = center[None] + 0.05 * np.random.default_rng(0).normal(size=(1000, *center.shape))
     point["predictions"] = (
-        point["predictions"].to_dataset().assign(y_sample=(("sample", "pred_point", "output"), narrow))
+        point["predictions"]
+        .to_dataset()
+        .assign(y_sample=(("sample", "pred_point", "output"), narrow))
     )
     trees = {"map": point, "nuts": nuts}
     verdicts = judge_all(trees)
     assert verdicts["map"].model == "fail"
     assert recommended(compare_rows(trees), verdicts) == "nuts"
-    members = exact_tree(1, 20, sample_stats={}, attrs={"method": "DeepEnsemble", "claim": "none", "iid": 1})
+    members = exact_tree(
+        1, 20, sample_stats={}, attrs={"method": "DeepEnsemble", "claim": "none", "iid": 1}
+    )
     short = exact_tree(4, 60)
     trees = {"ensemble": members, "nuts": short}
     verdicts = judge_all(trees)
@@ -510,13 +571,16 @@ def test_k_hat_over_the_weights_of_a_net_decides_nothing():
     tree["sample_stats"] = wild
     assert find(diagnose(tree), "importance").status == "fail"  # a line
     weights = tree["posterior"]["net.weight"].values
-    tree["posterior"] = xr.Dataset({f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)})
+    tree["posterior"] = xr.Dataset(
+        {f"net.{i}.weight": ((*SAMPLE, f"d{i}"), weights) for i in range(2)}
+    )
     assert find(diagnose(tree), "importance").status == "info"
 
 
 def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
     """k-hat of p/q by the density of the net itself 60, by that of the linearised net at most 0."""
-    model, (x, y) = toy_model(), toy()
+    model = toy_model()
+    (x, y) = toy()
     posterior = Laplace(num_steps=200, compile=False).fit(model, x, y, num_draws=300, seed=0)
     tree = posterior.to_datatree(x, y)
     assert find(diagnose(tree), "importance").numbers["khat"] < 0.5 and loo(tree) is not None
@@ -526,7 +590,9 @@ def test_a_linearised_laplace_is_judged_by_the_model_that_it_predicts_with():
 
 @pytest.mark.slow
 def test_the_study_of_verdicts_runs_and_knows_healthy_from_sick():
-    spec = importlib.util.spec_from_file_location("benchmark_verdicts", SCRIPTS / "verdict" / "run.py")
+    spec = importlib.util.spec_from_file_location(
+        "benchmark_verdicts", SCRIPTS / "verdict" / "run.py"
+    )
     study = importlib.util.module_from_spec(spec)
     sys.modules["benchmark_verdicts"] = study
     with seeded(0):
@@ -534,14 +600,20 @@ def test_the_study_of_verdicts_runs_and_knows_healthy_from_sick():
         healthy = study.run("independent chains", study.HEALTHY["independent chains"], "4x200", 0)
         sick = study.run("sd x 0.5", study.SICK["sd x 0.5"], "4x200", 0)
     del sys.modules["benchmark_verdicts"]
-    assert healthy["status"] == "pass" and sick["status"] == "fail" and sick["checks"]["virial"][0] == "fail"
+    assert (
+        healthy["status"] == "pass"
+        and sick["status"] == "fail"
+        and sick["checks"]["virial"][0] == "fail"
+    )
     assert len(study.SICK) >= 15
 
 
 # what a tree holds fits together
 
 
-@pytest.mark.parametrize("everywhere", [False, True], ids=["the group alone", "wherever it is kept"])
+@pytest.mark.parametrize(
+    "everywhere", [False, True], ids=["the group alone", "wherever it is kept"]
+)
 @pytest.mark.parametrize("factor", [0.5, 1.0, 3.0])
 def test_a_log_likelihood_of_another_scale_is_told(factor, everywhere):
     tree = exact_tree(draws=200)
@@ -565,6 +637,9 @@ def test_a_log_likelihood_of_labels_counted_thrice_is_told():
     for factor, status in ((1.0, "pass"), (3.0, "fail")):
         pointwise = {"y": ((*SAMPLE, "obs"), factor * np.log(np.where(y == 1, p, 1.0 - p)))}
         tree = xr.DataTree.from_dict(
-            {name: xr.Dataset(group) for name, group in {**groups, "log_likelihood": pointwise}.items()}
+            {
+                name: xr.Dataset(group)
+                for name, group in {**groups, "log_likelihood": pointwise}.items()
+            }
         )
         assert find(audit(tree), "log_likelihood").status == status

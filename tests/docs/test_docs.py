@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 WRITTEN = ("api", "checks", "claims", "tutorials", "_build", "_ext")
 PAPER = DOCS / "paper.md"  # for a journal, not a page of the site
-PAGES = sorted(page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN)
+PAGES = sorted(
+    page for page in DOCS.rglob("*.md") if page.relative_to(DOCS).parts[0] not in WRITTEN
+)
 PAGES = [page for page in PAGES if page != PAPER]
 #: takes longer than a few seconds
 SLOW = {
@@ -65,7 +67,9 @@ def blocks(text, language):
 def runnable():
     for page in PAGES:
         if blocks(page.read_text(encoding="utf-8"), "python"):
-            yield pytest.param(page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ())
+            yield pytest.param(
+                page, id=page.stem, marks=pytest.mark.slow if page.stem in SLOW else ()
+            )
 
 
 def missing(block):
@@ -97,27 +101,41 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
 
 def test_no_line_of_a_page_is_taken_for_a_comment():
     pages = [*PAGES, *ROOT.glob("scripts/*/claim.md"), ROOT / "README.md"]
-    assert [str(page) for page in pages if re.search("^%", page.read_text(encoding="utf-8"), re.MULTILINE)] == []
+    assert [
+        str(page)
+        for page in pages
+        if re.search("^%", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ] == []
 
 
 def test_no_rule_for_a_narrow_screen_holds_on_paper():
     for sheet in (DOCS / "_static/pages.css", ROOT / "pyrobnn/report/page.css"):
-        assert re.search(r"@media \(max-width: (?!91em)", sheet.read_text(encoding="utf-8")) is None, sheet.name
+        assert (
+            re.search(r"@media \(max-width: (?!91em)", sheet.read_text(encoding="utf-8")) is None
+        ), sheet.name
 
 
 def test_no_page_is_without_an_example():
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
-        included = "{include}" in text or "{literalinclude}" in text  # of files that tests of their own run
-        assert code or included or "{toctree}" in text, f"{page.name} shows nothing that can be done"
+        included = (
+            "{include}" in text or "{literalinclude}" in text
+        )  # of files that tests of their own run
+        assert code or included or "{toctree}" in text, (
+            f"{page.name} shows nothing that can be done"
+        )
 
 
 def test_commands_and_options_of_a_page_exist():
     """Every option that a page shows is one that some command takes; those of a method by their last word."""
     known = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "pyrobnn").rglob("*.py"))
     texts = [page.read_text(encoding="utf-8") for page in (*PAGES, ROOT / "README.md")]
-    shown = "".join(body for text in texts for body in blocks(text, "sh")).replace("\\\n", " ").splitlines()
+    shown = (
+        "".join(body for text in texts for body in blocks(text, "sh"))
+        .replace("\\\n", " ")
+        .splitlines()
+    )
     shown += [line for text in texts for line in re.findall(r"`(pyrobnn [a-z]+ [^`]+)`", text)]
     commands = [line for line in shown if line.startswith("pyrobnn ") and "COMMAND" not in line]
     assert len(commands) >= 12
@@ -135,11 +153,17 @@ def test_the_architecture_names_files_that_exist():
     assert len(files) == 8 and all((ROOT / "pyrobnn" / file).is_file() for file in files)
     rooms = re.findall(r"^\| `(tests/\w+)` \|", text, re.MULTILINE)
     assert len(rooms) > 8 and all((ROOT / room).is_dir() for room in rooms)
-    drawn = " ".join(re.findall(r">([^<]+)</text>", (DOCS / "_static/architecture.svg").read_text()))
+    drawn = " ".join(
+        re.findall(r">([^<]+)</text>", (DOCS / "_static/architecture.svg").read_text())
+    )
     names = {
-        path.stem for path in (ROOT / "pyrobnn").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
+        path.stem
+        for path in (ROOT / "pyrobnn").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
     }
-    assert {name for name in names if not name.startswith("__")} - set(re.findall(r"\w+", drawn)) == set()
+    assert {name for name in names if not name.startswith("__")} - set(
+        re.findall(r"\w+", drawn)
+    ) == set()
 
 
 def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
@@ -154,7 +178,9 @@ def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
         for each in shown:
             part = tmp_path / f"{each[1]}.{each[2]}"
             assert each[1].startswith(notebook) and part.stat().st_size > 10
-            for marker in re.findall(r"^:(?:start-at|end-at|end-before): (.+)$", each[0], re.MULTILINE):
+            for marker in re.findall(
+                r"^:(?:start-at|end-at|end-before): (.+)$", each[0], re.MULTILINE
+            ):
                 assert marker in part.read_text(encoding="utf-8")
 
 
@@ -176,9 +202,14 @@ def test_the_list_of_pages_names_the_test_of_every_page(extension):
 
 def test_the_paper_cites_what_it_lists_and_its_numbers_are_those_of_records():
     text = PAPER.read_text(encoding="utf-8")
-    listed = re.findall(r"^@\w+\{(\w+),$", (DOCS / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = re.findall(
+        r"^@\w+\{(\w+),$", (DOCS / "paper.bib").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert sorted(listed) == sorted(set(re.findall(r"@(\w+)", text)))
-    assert re.findall(r"^# (Summary|Statement of need|References)$", text, re.MULTILINE)[-1] == "References"
+    assert (
+        re.findall(r"^# (Summary|Statement of need|References)$", text, re.MULTILINE)[-1]
+        == "References"
+    )
     prose = text.partition("\n---\n")[2]
     tables = re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL)
     assert len(tables.findall(prose)) >= 4
@@ -191,9 +222,13 @@ def test_the_messages_that_are_explained_are_those_of_the_code():
     for path in (ROOT / "pyrobnn").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             parts = getattr(node, "values", [node])
-            texts.append("".join(p.value for p in parts if isinstance(getattr(p, "value", None), str)))
+            texts.append(
+                "".join(p.value for p in parts if isinstance(getattr(p, "value", None), str))
+            )
     said = "\n".join(texts)
-    quoted = re.findall(r'^"(.+)"$', (DOCS / "questions.md").read_text(encoding="utf-8"), re.MULTILINE)
+    quoted = re.findall(
+        r'^"(.+)"$', (DOCS / "questions.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
     assert len(quoted) > 10 and [words for words in quoted if words not in said] == []
 
 
@@ -202,10 +237,14 @@ def test_the_reference_has_every_public_name(extension, tmp_path):
     expected = {f"pyrobnn.{name}" for name in pb.__all__ if not inspect.ismodule(getattr(pb, name))}
     for module in {value for name in pb.__all__ if inspect.ismodule(value := getattr(pb, name))}:
         listed = getattr(module, "__all__", None) or [
-            name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__
+            name
+            for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
         ]
         public = [name for name in listed if not name.startswith("_")]
-        expected |= {f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))}
+        expected |= {
+            f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))
+        }
     assert len(expected) > 80 and expected - documented == set()
     index = (tmp_path / "index.rst").read_text(encoding="utf-8")
     assert all(f"<{page.stem}>" in index for page in tmp_path.glob("*.rst") if page.stem != "index")
@@ -226,7 +265,8 @@ def test_every_check_has_a_page_made_from_its_row(extension):
 
 
 def test_the_pages_tell_what_a_check_misses_and_draw_every_measured_one(extension, tmp_path):
-    check_pages, check_rates = extension("check_pages"), extension("check_rates")
+    check_pages = extension("check_pages")
+    check_rates = extension("check_rates")
     copies = check_pages.markdown(check_pages.pages()["copied_chains"])
     missed = re.findall(r"^\| (one chain with noise as all) \| \d+ \| 0% \|", copies, re.MULTILINE)
     assert missed, "a fault that it is there to see, and does not, is not told"
@@ -240,7 +280,10 @@ def test_the_examples_of_the_checks_run(extension, capsys):
     page = extension("check_pages").pages()["rhat_function"]
     f = np.random.default_rng(0).normal(size=(4, 200, 3, 1))
     dims = ("chain", "draw", "probe", "output")
-    groups = {"posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}), "function": xr.Dataset({"f": (dims, f)})}
+    groups = {
+        "posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}),
+        "function": xr.Dataset({"f": (dims, f)}),
+    }
     (code,) = blocks(extension("check_pages").markdown(page), "python")
     exec(compile(code, "page", "exec"), {"pb": pb, "tree": xr.DataTree.from_dict(groups)})
     assert capsys.readouterr().out.startswith("pass rhat_function 1.0")
@@ -258,26 +301,51 @@ def dead_links(site):
                 continue
             file, _, place = link.partition("#")
             target = (path.parent / unquote(file.partition("?")[0])).resolve() if file else path
-            if not target.exists() or (place and target in places and unquote(place) not in places[target]):
+            if not target.exists() or (
+                place and target in places and unquote(place) not in places[target]
+            ):
                 dead.append(f"{path.relative_to(site)}: {link}")
     return dead
 
 
 def test_a_dead_link_and_a_dead_place_are_found(tmp_path):
-    (tmp_path / "a.html").write_text('<a href="b.html#here"><a href="b.html#there"><a href="#top"><a href="c.html">')
-    (tmp_path / "b.html").write_text('<p id="here"><a href="https://pyro.ai"><img src="a.html?v=1">')
-    assert sorted(dead_links(tmp_path)) == ["a.html: #top", "a.html: b.html#there", "a.html: c.html"]
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here"><a href="b.html#there"><a href="#top"><a href="c.html">'
+    )
+    (tmp_path / "b.html").write_text(
+        '<p id="here"><a href="https://pyro.ai"><img src="a.html?v=1">'
+    )
+    assert sorted(dead_links(tmp_path)) == [
+        "a.html: #top",
+        "a.html: b.html#there",
+        "a.html: c.html",
+    ]
 
 
 @pytest.mark.slow
 def test_the_site_builds_and_every_link_in_it_holds(tmp_path):
     pytest.importorskip("myst_nb", reason="needs the extra 'docs'")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-n", "-b", "html", str(DOCS), str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "--keep-going",
+        "-n",
+        "-b",
+        "html",
+        str(DOCS),
+        str(tmp_path),
+    ]
     built = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert built.returncode == 0, built.stderr[-4000:]
     assert dead_links(tmp_path) == []
     index = (tmp_path / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(index.removeprefix("Search.setIndex(").rstrip().removesuffix(")"))
-    wanted = {"bnnregressor": "howto/skpro", "heteroskedast": "checks/coverage_by_region", "lstm": "questions"}
+    wanted = {
+        "bnnregressor": "howto/skpro",
+        "heteroskedast": "checks/coverage_by_region",
+        "lstm": "questions",
+    }
     for word, page in wanted.items():
         assert index["docnames"].index(page) in index["terms"][word], word

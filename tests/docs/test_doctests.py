@@ -23,7 +23,8 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.mark.parametrize(
-    "module", [pytest.param(name, marks=pytest.mark.slow if name.endswith(DEAR) else ()) for name in MODULES]
+    "module",
+    [pytest.param(name, marks=pytest.mark.slow if name.endswith(DEAR) else ()) for name in MODULES],
 )
 def test_examples(module, capsys):
     with seeded(0):  # an example may draw initial weights as a user would

@@ -26,19 +26,34 @@ pytestmark = pytest.mark.slow
 
 def run(argv, folder, **environment):
     """Python in a folder of its own, as from a shell that has only these variables."""
-    kept = {"PATH": os.environ["PATH"], "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
-    return subprocess.run([sys.executable, *argv], cwd=folder, env=kept | environment, capture_output=True)
+    kept = {
+        "PATH": os.environ["PATH"],
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(folder),
+    }
+    return subprocess.run(
+        [sys.executable, *argv], cwd=folder, env=kept | environment, capture_output=True
+    )
 
 
 def test_without_a_compiler_each_fit_runs_and_says_what_would_make_them_fast(tmp_path):
     (tmp_path / "bin").mkdir()
     cache = tmp_path / "cache"
-    done = run(["-c", FITS], tmp_path, PATH=str(tmp_path / "bin"), TORCHINDUCTOR_CACHE_DIR=str(cache))
+    done = run(
+        ["-c", FITS], tmp_path, PATH=str(tmp_path / "bin"), TORCHINDUCTOR_CACHE_DIR=str(cache)
+    )
     said = done.stderr.decode()
     assert done.returncode == 0, said[-2000:]
     for name in ("MAP", "the model"):
         told = f"{name} could not be compiled (NoCompiler: there is no C++ compiler: "
-        assert sum(told in line and "install" in line and "slower" in line for line in said.splitlines()) == 1
+        assert (
+            sum(
+                told in line and "install" in line and "slower" in line
+                for line in said.splitlines()
+            )
+            == 1
+        )
 
 
 def test_a_folder_for_compiled_code_that_cannot_be_made_costs_a_word(tmp_path):
@@ -73,13 +88,31 @@ def test_what_a_user_prints_of_a_fit_needs_no_unicode(encoding, tmp_path):
     "environment",
     [
         {"PYTHONIOENCODING": "cp1252"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "NO_COLOR": "1", "TERM": "dumb"},
+        {
+            "LC_ALL": "C",
+            "PYTHONUTF8": "0",
+            "PYTHONCOERCECLOCALE": "0",
+            "NO_COLOR": "1",
+            "TERM": "dumb",
+        },
     ],
     ids=["cp1252", "ascii"],
 )
 def test_a_terminal_without_colours_or_unicode_gets_its_table(environment, tmp_path):
-    (tmp_path / "t.csv").write_text("größe,y\n" + "\n".join(f"{i / 9},{i % 7}.5" for i in range(30)), encoding="utf-8")
-    argv = ["-m", "pyrobnn", "compare", "--data", "t.csv", "--target", "y", "--quick", "--no-compile"]
+    (tmp_path / "t.csv").write_text(
+        "größe,y\n" + "\n".join(f"{i / 9},{i % 7}.5" for i in range(30)), encoding="utf-8"
+    )
+    argv = [
+        "-m",
+        "pyrobnn",
+        "compare",
+        "--data",
+        "t.csv",
+        "--target",
+        "y",
+        "--quick",
+        "--no-compile",
+    ]
     done = run([*argv, "--methods", "map", "laplace", "--out", "out"], tmp_path, **environment)
     encoding = environment.get("PYTHONIOENCODING", "ascii")
     said = (done.stdout + done.stderr).decode(encoding)

@@ -18,7 +18,9 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: an absolute path of some user's machine, in code, output or traceback
-MACHINE_PATH = re.compile(r"(?<![\w.:/])/(home|root|work|tmp|Users|usr|opt|var|mnt|private)/|\b[A-Z]:\\\\")
+MACHINE_PATH = re.compile(
+    r"(?<![\w.:/])/(home|root|work|tmp|Users|usr|opt|var|mnt|private)/|\b[A-Z]:\\\\"
+)
 
 pytestmark = pytest.mark.skipif(not NOTEBOOKS, reason="the installed package has no notebooks")
 
@@ -32,7 +34,9 @@ def notebook(request):
 def runner():
     pytest.importorskip("nbclient", reason="needs the extra 'notebooks'")
     pytest.importorskip("ipykernel", reason="needs the extra 'notebooks'")
-    spec = importlib.util.spec_from_file_location("run_notebooks", ROOT / "scripts" / "run_notebooks.py")
+    spec = importlib.util.spec_from_file_location(
+        "run_notebooks", ROOT / "scripts" / "run_notebooks.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -76,20 +80,28 @@ def test_no_table_has_an_empty_column(notebook):
     outputs = [output for cell in code_cells(notebook) for output in cell["outputs"]]
     tables = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
     for table in tables:
-        rows = [re.findall(r"<td[^>]*>(.*?)</td>", row, re.S) for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)]
+        rows = [
+            re.findall(r"<td[^>]*>(.*?)</td>", row, re.S)
+            for row in re.findall(r"<tr>(.*?)</tr>", table, re.S)
+        ]
         columns = zip(*(row for row in rows if row), strict=True)
         assert all(any(cell.strip() for cell in column) for column in columns)
 
 
-def test_has_figures_of_twice_the_pixels_at_which_they_are_shown_and_names_no_machine_path(notebook):
+def test_has_figures_of_twice_the_pixels_at_which_they_are_shown_and_names_no_machine_path(
+    notebook,
+):
     images = 0
     for cell in notebook["cells"]:
         texts = ["".join(cell["source"])]
         for output in cell.get("outputs", []):
             data = dict(output.get("data", {}))
             if png := data.pop("image/png", None):
-                pixels, shown = Image.open(io.BytesIO(base64.b64decode(png))).size, output["metadata"]["image/png"]
-                assert np.abs(np.array(pixels) - [2 * shown["width"], 2 * shown["height"]]).max() <= 1
+                pixels = Image.open(io.BytesIO(base64.b64decode(png))).size
+                shown = output["metadata"]["image/png"]
+                assert (
+                    np.abs(np.array(pixels) - [2 * shown["width"], 2 * shown["height"]]).max() <= 1
+                )
                 images += 1
             texts.append(json.dumps([data, output.get("text"), output.get("traceback")]))
         for text in texts:
@@ -103,34 +115,52 @@ def test_is_small_and_knows_the_smoke_switch(path):
     assert "PYROBNN_SMOKE" in path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "notebooks/gallery").glob("*.png")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "notebooks/gallery").glob("*.png")), ids=lambda path: path.stem
+)
 def test_a_picture_of_the_methods_page_is_the_notebook_s(path):
     """The first figure of the cell tagged ``gallery``, as ``scripts/run_notebooks.py`` writes it."""
     cells = json.loads((ROOT / f"notebooks/{path.stem}.ipynb").read_text(encoding="utf-8"))["cells"]
     tagged = [cell["outputs"] for cell in cells if "gallery" in cell["metadata"].get("tags", [])]
-    shown = [each["data"]["image/png"] for outputs in tagged for each in outputs if "image/png" in each.get("data", {})]
+    shown = [
+        each["data"]["image/png"]
+        for outputs in tagged
+        for each in outputs
+        if "image/png" in each.get("data", {})
+    ]
     assert base64.b64decode(shown[0]) == path.read_bytes()
 
 
 def test_a_palette_keeps_a_picture_and_its_size_on_a_page(runner, tmp_path, monkeypatch):
     import matplotlib.pyplot as plt
 
-    rng, stored = np.random.default_rng(0), io.BytesIO()
+    rng = np.random.default_rng(0)
+    stored = io.BytesIO()
     figure, ax = plt.subplots()
     ax.scatter(*rng.normal(size=(2, 300)), c=rng.normal(size=300), alpha=0.4)
     figure.savefig(stored, dpi=220)
     plt.close(figure)
     packed = runner.in_palette(stored.getvalue())
     assert runner.in_palette(packed) == packed
-    before, after = Image.open(stored), Image.open(io.BytesIO(packed))
+    before = Image.open(stored)
+    after = Image.open(io.BytesIO(packed))
     assert after.size == before.size and after.info["dpi"] == before.info["dpi"]
     assert len(packed) < len(stored.getvalue()) / 2
-    assert np.abs(np.subtract(*(np.asarray(each.convert("RGB"), float) for each in (before, after)))).mean() < 1.0
+    assert (
+        np.abs(
+            np.subtract(*(np.asarray(each.convert("RGB"), float) for each in (before, after)))
+        ).mean()
+        < 1.0
+    )
     monkeypatch.syspath_prepend(str(ROOT / "docs" / "_ext"))
     (tmp_path / "a.png").write_bytes(packed)
     before.resize((60, 40)).save(tmp_path / "b.png", dpi=(110, 110))
     retina = importlib.import_module("retina")
-    assert [retina.width(tmp_path / name) for name in ("a.png", "b.png", "c.png")] == [before.width // 2, None, None]
+    assert [retina.width(tmp_path / name) for name in ("a.png", "b.png", "c.png")] == [
+        before.width // 2,
+        None,
+        None,
+    ]
     nodes = pytest.importorskip("docutils.nodes")
     page = nodes.paragraph("", "", *(nodes.image(uri=name) for name in ("a.png", "b.png")))
     retina.halve(types.SimpleNamespace(srcdir=tmp_path), page, "page")

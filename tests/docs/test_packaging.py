@@ -35,7 +35,9 @@ def pins(python):
     active = {}
     for pin in requirements((ROOT / "constraints.txt").read_text()):
         if pin.marker is None or pin.marker.evaluate({"python_version": python}):
-            assert canonicalize_name(pin.name) not in active, f"{pin.name} is pinned twice for {python}"
+            assert canonicalize_name(pin.name) not in active, (
+                f"{pin.name} is pinned twice for {python}"
+            )
             (specifier,) = pin.specifier
             assert specifier.operator == "=="
             active[canonicalize_name(pin.name)] = Version(specifier.version)
@@ -44,15 +46,20 @@ def pins(python):
 
 @pytest.mark.parametrize("python", PYTHONS)
 def test_every_dependency_has_one_pin_that_satisfies_it(python):
-    parser, active = setup_cfg(), pins(python)
+    parser = setup_cfg()
+    active = pins(python)
     extras = parser["options.extras_require"]
     needed = requirements(parser["options"]["install_requires"])
     needed += [requirement for extra in extras for requirement in requirements(extras[extra])]
     for requirement in needed:
-        if requirement.marker is not None and not requirement.marker.evaluate({"python_version": python}):
+        if requirement.marker is not None and not requirement.marker.evaluate(
+            {"python_version": python}
+        ):
             continue
         assert requirement.specifier, f"{requirement.name} has no lower bound"
-        assert requirement.specifier.contains(active[canonicalize_name(requirement.name)]), requirement
+        assert requirement.specifier.contains(active[canonicalize_name(requirement.name)]), (
+            requirement
+        )
 
 
 @pytest.mark.parametrize("python", PYTHONS)
@@ -75,14 +82,25 @@ def imported():
 
 def test_what_is_imported_is_required_and_what_is_required_is_imported():
     parser = setup_cfg()
-    required = {canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])}
-    optional = {"distributed": "cluster", "botorch": "botorch"}  # of an extra; the import says how to get it
+    required = {
+        canonicalize_name(each.name) for each in requirements(parser["options"]["install_requires"])
+    }
+    optional = {
+        "distributed": "cluster",
+        "botorch": "botorch",
+    }  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     # asked for where they are: in a notebook, on Windows, in a checkout
     present = {"IPython", "psutil"}
-    by_name = {"h5netcdf", "h5py", "arviz"}  # xarray loads its engine by name; ArviZ is for the user
+    by_name = {
+        "h5netcdf",
+        "h5py",
+        "arviz",
+    }  # xarray loads its engine by name; ArviZ is for the user
     owners = {"PIL": "pillow", "pyro": "pyro-ppl", "sklearn": "scikit-learn", "yaml": "pyyaml"}
-    names = {canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present}
+    names = {
+        canonicalize_name(owners.get(name, name)) for name in imported() - set(optional) - present
+    }
     assert names - required == set(), "imported and not required"
     assert required - names - by_name == set(), "required and not imported"
 
@@ -94,7 +112,9 @@ def test_setuptools_can_read_every_section_of_the_configuration():
 
 
 def test_the_package_carries_its_types():
-    assert (ROOT / "pyrobnn/py.typed").is_file()  # without it, type checkers take everything for Any
+    assert (
+        ROOT / "pyrobnn/py.typed"
+    ).is_file()  # without it, type checkers take everything for Any
 
 
 def test_every_pattern_of_package_data_has_a_file():
@@ -104,7 +124,11 @@ def test_every_pattern_of_package_data_has_a_file():
 
 def test_every_extra_the_makefile_installs_exists():
     makefile = (ROOT / "Makefile").read_text()
-    asked = {name for group in re.findall(r"\.installed-([a-z,]+)", makefile) for name in group.split(",")}
+    asked = {
+        name
+        for group in re.findall(r"\.installed-([a-z,]+)", makefile)
+        for name in group.split(",")
+    }
     assert asked and asked <= set(setup_cfg()["options.extras_require"])
 
 
@@ -117,7 +141,9 @@ def test_every_file_of_the_package_is_installed():
         if path.suffix == ".py":
             assert (path.parent / "__init__.py").is_file(), f"{path.parent.name} has no __init__.py"
         else:
-            assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), f"{name} would not be installed"
+            assert any(fnmatch.fnmatch(name, pattern) for pattern in patterns), (
+                f"{name} would not be installed"
+            )
 
 
 def leaves_the_encoding_open(call):
@@ -146,7 +172,10 @@ def test_every_text_file_is_opened_in_an_encoding_that_is_named(folder):
 
 #: what Windows has not: modules, and functions of os
 POSIX = {"fcntl", "grp", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"}
-POSIX |= {f"os.{name}" for name in ("fork", "getuid", "killpg", "mkfifo", "pread", "pwrite", "setsid", "uname")}
+POSIX |= {
+    f"os.{name}"
+    for name in ("fork", "getuid", "killpg", "mkfifo", "pread", "pwrite", "setsid", "uname")
+}
 
 
 def test_nothing_of_one_system_alone_is_needed_to_import_or_to_run():
@@ -154,7 +183,12 @@ def test_nothing_of_one_system_alone_is_needed_to_import_or_to_run():
     found = []
     for path in sorted((ROOT / "pyrobnn").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        tried = {id(each) for node in ast.walk(tree) if isinstance(node, ast.Try) for each in ast.walk(node)}
+        tried = {
+            id(each)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Try)
+            for each in ast.walk(node)
+        }
         for node in ast.walk(tree):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = {getattr(node, "module", None), *(alias.name for alias in node.names)}
@@ -168,13 +202,22 @@ def test_nothing_of_one_system_alone_is_needed_to_import_or_to_run():
 def tracked_at_the_top():
     if not (ROOT / ".git").exists() or shutil.which("git") is None:
         pytest.skip("not a git checkout")
-    listing = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    listing = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return {line.split("/")[0] for line in listing.stdout.splitlines()}
 
 
 def test_the_source_archive_is_the_checkout():
     """Its tests run from it: they read helpers, scripts, notebooks, the documentation and the makefile."""
-    by_setuptools = {"pyrobnn", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"}
+    by_setuptools = {
+        "pyrobnn",
+        "setup.cfg",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+        "MANIFEST.in",
+    }
     named = set()
     for line in (ROOT / "MANIFEST.in").read_text().splitlines():
         verb, *names = line.split() or [""]
@@ -185,14 +228,32 @@ def test_the_source_archive_is_the_checkout():
 
 def test_the_top_level_holds_what_it_may():
     top = tracked_at_the_top()
-    allowed = {"setup.cfg", "pyproject.toml", "constraints.txt", "pyrobnn", "scripts", "tests", "notebooks"}
-    allowed |= {"README.md", "Makefile", "LICENSE", "CHANGELOG.md", "CITATION.cff", "docs", "MANIFEST.in"}
+    allowed = {
+        "setup.cfg",
+        "pyproject.toml",
+        "constraints.txt",
+        "pyrobnn",
+        "scripts",
+        "tests",
+        "notebooks",
+    }
+    allowed |= {
+        "README.md",
+        "Makefile",
+        "LICENSE",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "docs",
+        "MANIFEST.in",
+    }
     allowed |= {"binder"}  # where Binder looks
     assert {name for name in top if not name.startswith(".")} <= allowed
 
 
 def test_citation_and_changes_name_the_version():
-    version = re.search(r'__version__ = "(.+)"', (ROOT / "pyrobnn/__init__.py").read_text()).group(1)
+    version = re.search(r'__version__ = "(.+)"', (ROOT / "pyrobnn/__init__.py").read_text()).group(
+        1
+    )
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
     assert f"\n## {version}" in (ROOT / "CHANGELOG.md").read_text()
 
@@ -200,7 +261,8 @@ def test_citation_and_changes_name_the_version():
 def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
     (pin,) = re.findall(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert f"rev: v{pin}\n" in (ROOT / ".pre-commit-config.yaml").read_text()
-    makefile, public = (ROOT / "Makefile").read_text(), (ROOT / ".github/workflows/ci.yml").read_text()
+    makefile = (ROOT / "Makefile").read_text()
+    public = (ROOT / ".github/workflows/ci.yml").read_text()
     lint = re.search(r"^lint:.*\n((?:\t.*\n)+)", makefile, re.MULTILINE).group(1)
     for command in re.findall(r"\$\(BIN\)/(.+)", lint):
         assert f"- run: {command}\n" in public
@@ -216,7 +278,10 @@ def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
         ("lint", ".venv/bin/python -m mypy"),
         ("notebooks", ".venv/bin/python scripts/run_notebooks.py --option"),
         ("benchmark", ".venv/bin/python scripts/speed/run.py --option"),
-        ("docs", ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option"),
+        (
+            "docs",
+            ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option",
+        ),
         ("gpu", ".venv/bin/python scripts/gpu/run.py --option"),
     ],
 )
@@ -224,9 +289,15 @@ def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     # without the variables of a make that runs these tests
-    environment = {name: value for name, value in os.environ.items() if "MAKE" not in name and name != "ARGS"}
+    environment = {
+        name: value for name, value in os.environ.items() if "MAKE" not in name and name != "ARGS"
+    }
     shown = subprocess.run(
-        ["make", "--dry-run", verb, "ARGS=--option"], cwd=ROOT, capture_output=True, text=True, env=environment
+        ["make", "--dry-run", verb, "ARGS=--option"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env=environment,
     )
     assert shown.returncode == 0, shown.stderr
     assert command in shown.stdout.splitlines()

@@ -41,15 +41,23 @@ def test_it_is_short_and_its_pictures_and_pages_exist():
 
 def test_every_method_of_the_table_exists_and_every_method_is_in_it():
     table = README.split("## Methods")[1].split("\n## ")[0]
-    named = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    named = {
+        name
+        for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+        for name in re.findall(r"`(\w+)`", row)
+    }
     facts = ("fit", "kind", "claim")  # an estimator for scikit-learn has a fit too
-    methods = {name for name in pb.__all__ if all(hasattr(getattr(pb, name), fact) for fact in facts)}
+    methods = {
+        name for name in pb.__all__ if all(hasattr(getattr(pb, name), fact) for fact in facts)
+    }
     assert named == methods
 
 
 @pytest.mark.slow
 def test_the_script_of_the_picture_draws_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    exec(compile((ROOT / "docs/gallery/first_minute.py").read_text(), "first_minute.py", "exec"), {})
+    exec(
+        compile((ROOT / "docs/gallery/first_minute.py").read_text(), "first_minute.py", "exec"), {}
+    )
     plt.close("all")
     assert Path("first_minute.png").stat().st_size > 10_000

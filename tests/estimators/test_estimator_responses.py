@@ -15,7 +15,9 @@ X = np.linspace(-1, 1, 120)[:, None]
 
 
 def regressor(likelihood):
-    return pb.BNNRegressor(pb.Laplace(num_steps=150, compile=False), likelihood=likelihood, **OPTIONS)
+    return pb.BNNRegressor(
+        pb.Laplace(num_steps=150, compile=False), likelihood=likelihood, **OPTIONS
+    )
 
 
 @pytest.mark.slow
@@ -52,7 +54,9 @@ def test_survival_times_as_scikit_survival_has_them():
 
 def test_ordered_classes():
     y = np.digitize(2 * X[:, 0] + RNG.logistic(size=120), [-1.0, 1.0])
-    model = pb.BNNClassifier(pb.Laplace(num_steps=150, compile=False), likelihood=lk.Ordinal(3), **OPTIONS).fit(X, y)
+    model = pb.BNNClassifier(
+        pb.Laplace(num_steps=150, compile=False), likelihood=lk.Ordinal(3), **OPTIONS
+    ).fit(X, y)
     probs = model.predict_proba(X)
     assert probs.shape == (120, 3)
     np.testing.assert_allclose(probs.sum(1), 1, rtol=1e-6)

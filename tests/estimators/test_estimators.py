@@ -43,13 +43,17 @@ from pyrobnn.likelihoods import HomoskedasticGaussian
 #: a fit in a few dozen eager steps, which is enough for scikit-learn's small tables
 SHORT = pb.MAP(num_steps=30, lr=0.1, polish_steps=0, compile=False)
 SHORTEST = pb.MAP(num_steps=15, lr=0.2, polish_steps=0, compile=False)
-CHECKED = [model(SHORTEST, hidden=(3,), random_state=0) for model in (pb.BNNRegressor, pb.BNNClassifier)]
+CHECKED = [
+    model(SHORTEST, hidden=(3,), random_state=0) for model in (pb.BNNRegressor, pb.BNNClassifier)
+]
 
 
 @pytest.mark.filterwarnings("ignore")
 @parametrize_with_checks(CHECKED)
 def test_scikit_learns_own_checks(estimator, check):
-    state = np.random.get_state()  # some of the checks draw from NumPy's global generator themselves
+    state = (
+        np.random.get_state()
+    )  # some of the checks draw from NumPy's global generator themselves
     check(estimator)
     np.random.set_state(state)
 
@@ -79,7 +83,8 @@ def fitted(table):
 
 
 def test_a_data_frame_and_all_that_is_predicted(table, fitted):
-    (x, y), model = table, fitted
+    (x, y) = table
+    model = fitted
     assert list(model.feature_names_in_) == ["a", "b"] and model.n_features_in_ == 2
     mean, scale = model.predict(x, return_std=True)
     assert mean.shape == scale.shape == (60,) and (scale > 0.3).all()
@@ -112,7 +117,9 @@ def test_a_fit_is_repeated_by_its_random_state_in_any_order_of_the_rows(table):
     x, y = table
     first = regressor(SHORT).fit(x, y).predict(x)
     order = np.random.default_rng(1).permutation(60)
-    np.testing.assert_array_equal(regressor(SHORT).fit(x.iloc[order], y.iloc[order]).predict(x), first)
+    np.testing.assert_array_equal(
+        regressor(SHORT).fit(x.iloc[order], y.iloc[order]).predict(x), first
+    )
     assert (regressor(SHORT, random_state=1).fit(x, y).predict(x) != first).any()
     seeds = regressor(SHORT, random_state=np.random.RandomState(0))
     assert (seeds.fit(x, y).predict(x) != seeds.fit(x, y).predict(x)).any()
@@ -120,7 +127,9 @@ def test_a_fit_is_repeated_by_its_random_state_in_any_order_of_the_rows(table):
 
 def test_a_data_frame_with_more_than_numbers(table):
     x, y = table
-    x = x.assign(city=np.where(x["b"] > 0.5, "Rome", "Oslo"), day=pd.date_range("2024-01-01", periods=60))
+    x = x.assign(
+        city=np.where(x["b"] > 0.5, "Rome", "Oslo"), day=pd.date_range("2024-01-01", periods=60)
+    )
     model = regressor(SHORT).fit(x, y)
     assert list(model.feature_names_in_) == ["a", "b", "city", "day"] and model.n_features_in_ == 4
     assert model.columns_.inputs[2:5] == ("city=Oslo", "city=Rome", "day (days)")
@@ -129,9 +138,13 @@ def test_a_data_frame_with_more_than_numbers(table):
         model.predict(x[:1].assign(city="Pisa"))
     with pytest.raises(ValueError, match="feature names should match"):
         model.predict(x[["a", "b"]])
-    with pytest.raises(TypeError, match="must be a DataFrame as it was in the fit, got .* of type ndarray"):
+    with pytest.raises(
+        TypeError, match="must be a DataFrame as it was in the fit, got .* of type ndarray"
+    ):
         model.predict(x.to_numpy())
-    with pytest.raises(ValueError, match="X has missing or infinite values in row 1 .*missing='impute'"):
+    with pytest.raises(
+        ValueError, match="X has missing or infinite values in row 1 .*missing='impute'"
+    ):
         regressor(SHORT).fit(x.assign(a=x["a"].where(x.index > 0)), y)
     assert model.fit(*table).columns_ is None and model.n_features_in_ == 2
 
@@ -141,10 +154,15 @@ def test_missing_values_are_filled_where_that_is_asked_for(table, kind):
     x, y = table
     gaps = x.assign(a=x["a"].where(np.arange(60) % 5 > 0), c=np.where(np.arange(60) % 2, "p", None))
     gaps = {"frame": gaps[["a", "b"]], "mixed": gaps}[kind]
-    with pytest.raises(ValueError, match="NaN|missing or infinite values in row 1.*missing='impute'"):
+    with pytest.raises(
+        ValueError, match="NaN|missing or infinite values in row 1.*missing='impute'"
+    ):
         regressor(SHORT).fit(gaps, y)
     model = regressor(SHORT, missing="impute").fit(gaps, y)
-    assert model.columns_.inputs[:3] == ("a", "a is missing", "b") and model.n_features_in_ == gaps.shape[1]
+    assert (
+        model.columns_.inputs[:3] == ("a", "a is missing", "b")
+        and model.n_features_in_ == gaps.shape[1]
+    )
     assert np.isfinite(model.predict(gaps)).all()
     again = pickle.loads(pickle.dumps(model))
     np.testing.assert_array_equal(again.predict(gaps[:3]), model.predict(gaps[:3]))
@@ -164,7 +182,9 @@ def test_several_outputs_keep_their_units_and_their_noise(table):
     assert regressor(SHORT, noise=0.5).fit(x, y.to_numpy()[:, None]).predict(x).shape == (60, 1)
 
 
-@pytest.mark.parametrize("noise, expected", [(0.5, 0.5), ("learned", None), ("heteroskedastic", None)])
+@pytest.mark.parametrize(
+    "noise, expected", [(0.5, 0.5), ("learned", None), ("heteroskedastic", None)]
+)
 @pytest.mark.filterwarnings("ignore:the weights use up", "ignore:left out of the fit")
 def test_noise_is_in_the_units_of_y(table, noise, expected):
     x, y = table
@@ -177,23 +197,32 @@ def test_noise_is_in_the_units_of_y(table, noise, expected):
 def test_a_net_a_prior_and_a_likelihood_of_ones_own(table):
     x, y = table
     with pb.core.seeding.seeded(0):
-        net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)).double()
+        net = torch.nn.Sequential(
+            torch.nn.Linear(2, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1)
+        ).double()
     before = [value.clone() for value in net.parameters()]
     options = {"prior": pb.priors.IIDPrior(dist.Normal(0.0, 2.0)), "method": SHORT}
-    model = regressor(net=net, likelihood=pb.likelihoods.HomoskedasticGaussian(0.1), **options).fit(x, y)
+    model = regressor(net=net, likelihood=pb.likelihoods.HomoskedasticGaussian(0.1), **options).fit(
+        x, y
+    )
     assert all(map(torch.equal, before, net.parameters()))
     made = []
-    factory = regressor(net=lambda *sizes: made.append(sizes) or torch.nn.Linear(*sizes), **options).fit(x, y)
+    factory = regressor(
+        net=lambda *sizes: made.append(sizes) or torch.nn.Linear(*sizes), **options
+    ).fit(x, y)
     assert made == [(2, 1)] and factory.posterior_.bnn.num_weights == 3
     # a prior of TyXe is made of lambdas
     assert (pickle.loads(pickle.dumps(model)).predict(x) == model.predict(x)).all()
 
 
 def test_pickle_joblib_and_clone(table, fitted, tmp_path):
-    x, expected = table[0], fitted.predict_interval(table[0])
+    x = table[0]
+    expected = fitted.predict_interval(table[0])
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(fitted)).predict_interval(x), expected)
     joblib.dump(fitted, tmp_path / "model.joblib")
-    np.testing.assert_array_equal(joblib.load(tmp_path / "model.joblib").predict_interval(x), expected)
+    np.testing.assert_array_equal(
+        joblib.load(tmp_path / "model.joblib").predict_interval(x), expected
+    )
     with pytest.raises(NotFittedError):
         clone(fitted).predict(x)
 
@@ -212,14 +241,20 @@ def test_noise_is_found_by_the_evidence_where_rows_are_few_for_the_weights():
 
     def found(likelihood, num_data, method=laplace, width=1, exact=False):
         model = pb.BNN(pb.networks.mlp(99, (), width, seed=0), pb.priors.FanInNormal(), likelihood)
-        x = torch.randn(num_data, 99, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+        x = torch.randn(
+            num_data, 99, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        )
         return empirical_bayes(method, model, x, x[:, :width] if exact else x[:, :width].exp())
 
     noise = HomoskedasticGaussian(dist.HalfNormal(1.0))
     assert found(noise, 999) is fit_by_evidence and found(noise, 1000) is None
-    assert found(noise, 1000, exact=True) is fit_by_evidence  # under less and less noise the density has no maximum
+    assert (
+        found(noise, 1000, exact=True) is fit_by_evidence
+    )  # under less and less noise the density has no maximum
     varying = pb.BNN(
-        pb.networks.mlp(99, (), 2, seed=0), pb.priors.FanInNormal(), pb.likelihoods.HeteroskedasticGaussian()
+        pb.networks.mlp(99, (), 2, seed=0),
+        pb.priors.FanInNormal(),
+        pb.likelihoods.HeteroskedasticGaussian(),
     )
     assert isinstance(choose(999, 200, 2, **families(varying))[0], pb.SGHMC)
     assert isinstance(choose(2000, 200, 2, **families(varying))[0], pb.Laplace)
@@ -242,7 +277,9 @@ def test_an_exact_line_has_a_narrow_interval_that_holds_it(rows):
 def test_the_default_does_not_interpolate_where_there_are_more_weights_than_rows(monkeypatch):
     search = pb.MAP(num_steps=300, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short")
+    )
     generator = np.random.default_rng(0)
     x = generator.normal(size=(560, 12))
     y = 1000 * (x[:, 0] + 0.5 * np.sin(3 * x[:, 1]) + 0.5 * generator.normal(size=560))
@@ -310,9 +347,13 @@ def test_weights_that_nothing_is_made_of(table):
 
 
 def test_durations_are_numbers_and_levels_of_quantiles_come_alone_or_several():
-    x = pd.DataFrame({"a": np.arange(20.0) ** 2, "t": pd.to_timedelta(np.arange(20), unit="D")}, index=[0] * 20)
+    x = pd.DataFrame(
+        {"a": np.arange(20.0) ** 2, "t": pd.to_timedelta(np.arange(20), unit="D")}, index=[0] * 20
+    )
     model = regressor(SHORTEST, num_draws=None).fit(x, np.arange(20.0))
-    np.testing.assert_array_equal(model.predict_quantiles(x, 0.5), model.predict_quantiles(x, [0.5]))
+    np.testing.assert_array_equal(
+        model.predict_quantiles(x, 0.5), model.predict_quantiles(x, [0.5])
+    )
     with pytest.raises(ValueError, match="strictly between 0 and 1"):
         model.predict_quantiles(x, [])
 
@@ -333,7 +374,11 @@ def test_a_missing_label_is_no_class(gap):
         ({"noise": "none"}, ValueError, "'noise' must be 'inferred'"),
         ({"random_state": -1}, ValueError, "'random_state' must be at least 0"),
         ({"noise": -1.0}, ValueError, "'noise' must be > 0"),
-        ({"likelihood": pb.likelihoods.Categorical()}, TypeError, "for regression, got Categorical"),
+        (
+            {"likelihood": pb.likelihoods.Categorical()},
+            TypeError,
+            "for regression, got Categorical",
+        ),
     ],
 )
 def test_options_that_are_wrong_are_named(options, error, message, table):
@@ -343,14 +388,21 @@ def test_options_that_are_wrong_are_named(options, error, message, table):
 
 def test_a_method_is_chosen_by_size_and_the_choice_is_said(capsys, monkeypatch):
     method, why = choose(100, 151, 1)
-    assert isinstance(method, pb.Laplace) and method.structure == "full" and "100 rows, 151 weights" in why
+    assert (
+        isinstance(method, pb.Laplace)
+        and method.structure == "full"
+        and "100 rows, 151 weights" in why
+    )
     assert choose(100_000, 601, 1)[0].map.batch_size == 1000
     assert choose(5000, 10**6, 1)[0].structure == "kron"
     # of 12 rows the 90 % intervals of a Gaussian with one noise held 78 % of new ones, over a dozen data sets
-    assert isinstance(choose(50, 151, 1)[0], pb.NUTS) and isinstance(choose(51, 151, 1)[0], pb.Laplace)
+    assert isinstance(choose(50, 151, 1)[0], pb.NUTS) and isinstance(
+        choose(51, 151, 1)[0], pb.Laplace
+    )
     shortened = dataclasses.replace(SHORT, num_steps=10)
     monkeypatch.setattr(
-        "pyrobnn.estimators.estimator.choose", lambda *sizes, **facts: (shortened, f"because of {sizes}")
+        "pyrobnn.estimators.estimator.choose",
+        lambda *sizes, **facts: (shortened, f"because of {sizes}"),
     )
     model = pb.BNNRegressor(hidden=(2,), random_state=0, verbose=1).fit(np.eye(3), np.arange(3.0))
     assert model.method_reason_ == "because of (3, 11, 1)" and model.method_ is shortened
@@ -360,7 +412,9 @@ def test_a_method_is_chosen_by_size_and_the_choice_is_said(capsys, monkeypatch):
 def test_rows_far_beyond_the_training_data_are_told(table, fitted):
     x, _ = table
     far = x.assign(a=x["a"].where(x.index > 2, x["a"].max() + 0.6 * np.ptp(x["a"])))
-    with pytest.warns(UserWarning, match="3 of 60 rows lie far beyond the training data, most of them in 'a'"):
+    with pytest.warns(
+        UserWarning, match="3 of 60 rows lie far beyond the training data, most of them in 'a'"
+    ):
         fitted.predict_interval(far)
     fitted.predict(x.assign(a=x["a"].max() + 0.4 * np.ptp(x["a"])))  # warnings are errors
 
@@ -393,10 +447,13 @@ def test_the_default_is_good_on_a_hundred_rows():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:1 of 1 rows lie far beyond")  # MAPIE predicts at the origin to see whether it can
+@pytest.mark.filterwarnings(
+    "ignore:1 of 1 rows lie far beyond"
+)  # MAPIE predicts at the origin to see whether it can
 def test_mapies_conformal_regressors_take_it(table):
     regression = pytest.importorskip("mapie.regression")
-    x, y = table[0].to_numpy(), table[1].to_numpy()
+    x = table[0].to_numpy()
+    y = table[1].to_numpy()
     state = np.random.get_state()  # MAPIE draws from the global generator
     split = regression.SplitConformalRegressor(regressor(SHORT), confidence_level=0.8, prefit=False)
     split.fit(x[:40], y[:40]).conformalize(x[40:], y[40:])
@@ -407,10 +464,12 @@ def test_mapies_conformal_regressors_take_it(table):
 
 
 def test_a_set_of_classes_is_the_smallest_that_has_the_probability(table):
-    x, y = table[0].to_numpy(), table[1].to_numpy()
+    x = table[0].to_numpy()
+    y = table[1].to_numpy()
     labels = (y > np.quantile(y, 0.3)).astype(int) + (y > np.quantile(y, 0.6))
     model = pb.BNNClassifier(SHORT, hidden=(3,), random_state=0).fit(x, labels)
-    probs, sets = model.predict_proba(x), model.predict_set(x, level=0.8)
+    probs = model.predict_proba(x)
+    sets = model.predict_set(x, level=0.8)
     assert sets.dtype == bool and sets.shape == probs.shape == (60, 3)
     assert ((sets * probs).sum(1) >= 0.8).all() and (sets.sum(1) >= 1).all()
     smallest = (probs * sets + 2.0 * ~sets).min(1)
@@ -418,7 +477,9 @@ def test_a_set_of_classes_is_the_smallest_that_has_the_probability(table):
 
 
 def test_auto_is_a_method_of_the_command_line(monkeypatch, table):
-    monkeypatch.setattr("pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (SHORT, f"because of {sizes}"))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.auto.choose", lambda *sizes, **facts: (SHORT, f"because of {sizes}")
+    )
     x, y = (torch.tensor(part.to_numpy()) for part in table)
     net = pb.networks.mlp(2, (3,), seed=0).double()
     model = pb.BNN(net, pb.priors.FanInNormal(), HomoskedasticGaussian(1.0))
@@ -426,30 +487,41 @@ def test_auto_is_a_method_of_the_command_line(monkeypatch, table):
     model.standardizer = pb.data.Standardizer.fit(data)
     found = METHODS["auto"].cls().fit(model, x, data.y, num_draws=1, seed=0)
     expected = SHORT.fit(model, x, data.y, seed=0)
-    assert found.meta["chosen"] == "because of (60, 13, 1)" and found.meta["method"] == expected.meta["method"]
+    assert (
+        found.meta["chosen"] == "because of (60, 13, 1)"
+        and found.meta["method"] == expected.meta["method"]
+    )
     assert torch.equal(found.predict(x).mean, expected.predict(x).mean)
 
 
 def test_the_lift_is_free_of_skew_and_holds_beyond_the_data():
     generator = np.random.default_rng(0)
-    x = np.column_stack([generator.lognormal(size=500), generator.normal(size=500), np.arange(500) % 2])
-    mean, scale = x.mean(0), x.std(0)
+    x = np.column_stack(
+        [generator.lognormal(size=500), generator.normal(size=500), np.arange(500) % 2]
+    )
+    mean = x.mean(0)
+    scale = x.std(0)
     lift = Lift((x - mean) / scale, -mean / scale, waves=3)
     out = lift(torch.from_numpy((x - mean) / scale))
     assert out.shape == (500, 3 + 2 * 2 * 3) and lift.width == 15
     plain = (out[:, :3] / lift.shrink).numpy()
     assert abs(skew(plain[:, :2])).max() < 0.3 < skew(x[:, 0]) and lift.powers[2] == 1
-    np.testing.assert_allclose(float(out.var(0).sum()), 3, rtol=1e-6)  # as much as of three plain features
+    np.testing.assert_allclose(
+        float(out.var(0).sum()), 3, rtol=1e-6
+    )  # as much as of three plain features
     far = lift(torch.tensor([[-50.0, 0.0, 0.0], [1e6, 0.0, 0.0]], dtype=torch.float64))
     assert far.isfinite().all()
-    edge = lift.start + lift.least  # where the data end below, features go on as they are: intervals open on both sides
+    edge = (
+        lift.start + lift.least
+    )  # where the data end below, features go on as they are: intervals open on both sides
     steps = lift(torch.stack([edge - 1e-6, edge, edge + 1e-6]))[:, :2].diff(dim=0)
     assert (steps > 0).all()
     torch.testing.assert_close(steps[0], steps[1], rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize(
-    "mean_only, likelihood", [(True, None), (False, None), (False, pb.likelihoods.HeteroskedasticGaussian())]
+    "mean_only, likelihood",
+    [(True, None), (False, None), (False, pb.likelihoods.HeteroskedasticGaussian())],
 )
 def test_the_members_are_those_of_an_ensemble(mean_only, likelihood):
     """Their log joint in few operations on features that are computed once, traced: the draws of the general method."""
@@ -464,7 +536,9 @@ def test_the_members_are_those_of_an_ensemble(mean_only, likelihood):
     for name, draws in plain.draws.items():
         torch.testing.assert_close(members.draws[name], draws, rtol=1e-3, atol=1e-4)
     torch.testing.assert_close(members.predict(x).mean, plain.predict(x).mean, rtol=1e-3, atol=1e-3)
-    on = TabularEnsemble(compile="trace", lr=1e-8, **options).fit(model, *data, init=members, seed=4)
+    on = TabularEnsemble(compile="trace", lr=1e-8, **options).fit(
+        model, *data, init=members, seed=4
+    )
     ours, theirs = (sorted(each.draws["net.1.bias"][0, :, 0].tolist()) for each in (on, members))
     assert ours == pytest.approx(theirs, abs=1e-6)
 
@@ -474,12 +548,16 @@ def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen
     generator = np.random.default_rng(4)
     x = torch.from_numpy(generator.normal(size=(4100, 2)))
     y = (2 * x[:, :1]).sin() + 0.5 * torch.from_numpy(generator.normal(size=(4100, 1)))
-    data, new = (x[:2100], y[:2100]), (x[2100:], y[2100:])
+    data = (x[:2100], y[:2100])
+    new = (x[2100:], y[2100:])
     units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
-    rule, fit = Rule(8, 0.05, 0.3, fastest=16.0), {"num_draws": None, "compile": True, "seed": 0}
+    rule = Rule(8, 0.05, 0.3, fastest=16.0)
+    fit = {"num_draws": None, "compile": True, "seed": 0}
     posterior, method, words, held = rule.fit(data, units, seconds=12, **fit)
     low, high = posterior.predict(new[0]).quantile(torch.tensor([0.05, 0.95], dtype=torch.float64))
-    assert isinstance(method, TabularEnsemble) and words.startswith("an ensemble of 2, normal noise")
+    assert isinstance(method, TabularEnsemble) and words.startswith(
+        "an ensemble of 2, normal noise"
+    )
     assert len(held) == posterior.meta["num_data"] / 9 == 210
     assert 0.85 < float(((new[1] > low) & (new[1] < high)).double().mean()) < 0.95
 
@@ -539,7 +617,8 @@ def test_a_look_at_the_target_suggests_likelihoods():
 
 
 def test_the_error_of_a_left_out_row_is_that_of_a_linear_fit_without_it():
-    x, y = np.random.default_rng(2).normal(size=(40, 2)), np.random.default_rng(3).normal(size=40)
+    x = np.random.default_rng(2).normal(size=(40, 2))
+    y = np.random.default_rng(3).normal(size=40)
     with pb.core.seeding.seeded(0):
         net = torch.nn.Linear(2, 1, bias=False).double()
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian(0.5))
@@ -551,7 +630,9 @@ def test_the_error_of_a_left_out_row_is_that_of_a_linear_fit_without_it():
         precision = x[kept].T @ x[kept] / 0.25 + np.eye(2)
         mean = np.linalg.solve(precision, x[kept].T @ y[kept] / 0.25)
         var = 0.25 + x[row] @ np.linalg.solve(precision, x[row])
-        np.testing.assert_allclose(ours[row], norm.logpdf(y[row], x[row] @ mean, var**0.5), rtol=1e-3)
+        np.testing.assert_allclose(
+            ours[row], norm.logpdf(y[row], x[row] @ mean, var**0.5), rtol=1e-3
+        )
 
 
 def test_max_seconds_are_of_what_is_open(table):
@@ -563,12 +644,18 @@ def test_max_seconds_are_of_what_is_open(table):
 SPREAD = np.exp(np.random.default_rng(1).normal(size=60))
 COUNTS = {
     "poisson": (lambda f: np.random.default_rng(1).poisson(np.exp(0.5 + 0.8 * f)), True),
-    "clustered": (lambda f: np.random.default_rng(1).negative_binomial(1.5, 1 / (1 + np.exp(0.5 + f))), True),
+    "clustered": (
+        lambda f: np.random.default_rng(1).negative_binomial(1.5, 1 / (1 + np.exp(0.5 + f))),
+        True,
+    ),
     "thousands": (lambda f: np.random.default_rng(1).poisson(np.exp(7 + f)), True),
     "population": (lambda f: 1e6 * np.exp(f) * SPREAD**0.3, True),
     "years": (lambda f: 1990 + 8 * f + 5 * SPREAD, False),
     "ratings": (lambda f: np.clip(5 + 1.5 * f, 0, 10), False),
-    "one of 100,000": (lambda f: np.where(np.arange(60) == 3, 1e5, np.random.default_rng(1).poisson(np.exp(f))), False),
+    "one of 100,000": (
+        lambda f: np.where(np.arange(60) == 3, 1e5, np.random.default_rng(1).poisson(np.exp(f))),
+        False,
+    ),
 }
 
 
@@ -576,7 +663,8 @@ LONG = ("poisson", "thousands", "ratings")
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in COUNTS]
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in COUNTS],
 )
 def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
     """Without a warning of what was tried; of a Poisson's counts the 90 % interval of a normal went down to -6."""
@@ -599,14 +687,19 @@ def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
 @pytest.mark.parametrize("rows", [3, 5, 9])
 def test_a_handful_of_whole_numbers_is_looked_at_too(rows):
     x = np.random.default_rng(0).normal(size=(rows, 2))
-    for y in (np.arange(rows), np.arange(rows) ** 4, np.eye(1, rows)[0] + np.eye(1, rows, 1)[0] * 2):
+    for y in (
+        np.arange(rows),
+        np.arange(rows) ** 4,
+        np.eye(1, rows)[0] + np.eye(1, rows, 1)[0] * 2,
+    ):
         assert counts(x, y[:, None].astype(float)) == (None, "")
 
 
 @pytest.mark.slow
 def test_a_search_that_ends_at_a_linear_model_of_counts_warns_of_nothing_it_tried():
     r = np.random.default_rng(3)
-    X, y = r.normal(size=(300, 3)), r.negative_binomial(1, 0.2, 300)
+    X = r.normal(size=(300, 3))
+    y = r.negative_binomial(1, 0.2, 300)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         model = pb.BNNRegressor(compile=False, random_state=0, max_seconds=40).fit(X, y)
@@ -622,7 +715,8 @@ def five_steps(monkeypatch):
 @pytest.mark.filterwarnings("ignore")
 def test_small_nets_are_fitted_in_one_thread(monkeypatch):
     """Two, on two cores that others use as well, took ten times as long."""
-    found, before = [], torch.get_num_threads()
+    found = []
+    before = torch.get_num_threads()
 
     def look(*_):
         found.append(torch.get_num_threads())
@@ -630,10 +724,14 @@ def test_small_nets_are_fitted_in_one_thread(monkeypatch):
 
     monkeypatch.setattr("pyrobnn.estimators.estimator.search", look)
     five_steps(monkeypatch)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (np.zeros(9), np.full(9, -3.0)))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.left_out", lambda *_: (np.zeros(9), np.full(9, -3.0))
+    )
     torch.set_num_threads(2)
     try:
-        regressor("auto", hidden=None, num_draws=1).fit(np.linspace(0, 1, 510)[:, None], np.sin(np.arange(510.0)))
+        regressor("auto", hidden=None, num_draws=1).fit(
+            np.linspace(0, 1, 510)[:, None], np.sin(np.arange(510.0))
+        )
         assert found == [1] and torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -649,7 +747,9 @@ def test_small_nets_are_fitted_in_one_thread(monkeypatch):
 def test_one_row_at_an_edge_does_not_speak_for_a_line(truth, noise):
     rng = np.random.default_rng(0)
     x = rng.uniform(-2, 2, (90, 1))
-    model = regressor("auto", hidden=None, compile=False).fit(x, truth(x[:, 0]) + noise * rng.normal(size=90))
+    model = regressor("auto", hidden=None, compile=False).fit(
+        x, truth(x[:, 0]) + noise * rng.normal(size=90)
+    )
     assert "linear model predicts these" not in model.method_reason_
     grid = np.linspace(-2, 2, 101)[:, None]
     assert np.sqrt(np.mean((model.predict(grid) - truth(grid[:, 0])) ** 2)) < 0.35  # of a line: .6
@@ -662,18 +762,24 @@ def test_a_gain_is_seen_in_left_out_rows():
 
 
 def test_a_climb_of_a_linear_model_ends_at_the_evidence_of_bayesian_ridge():
-    x, y = np.random.default_rng(5).normal(size=(60, 4)), np.random.default_rng(6).normal(size=60)
+    x = np.random.default_rng(5).normal(size=(60, 4))
+    y = np.random.default_rng(6).normal(size=60)
     y += x @ [1.0, -0.5, 0.2, 0.0]
     flat = {"alpha_1": 0.0, "alpha_2": 0.0, "lambda_1": 0.0, "lambda_2": 0.0}
-    line = BayesianRidge(**flat, fit_intercept=False, compute_score=True, max_iter=1000, tol=1e-9).fit(x, y)
+    line = BayesianRidge(
+        **flat, fit_intercept=False, compute_score=True, max_iter=1000, tol=1e-9
+    ).fit(x, y)
     with pb.core.seeding.seeded(0):
         net = torch.nn.Linear(4, 1, bias=False).double()
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), HomoskedasticGaussian("learned"))
     data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
-    start, least = torch.full((1,), 2.0, dtype=torch.float64), torch.full((1,), 1e-6, dtype=torch.float64)
+    start = torch.full((1,), 2.0, dtype=torch.float64)
+    least = torch.full((1,), 1e-6, dtype=torch.float64)
     evidence, scale, factor, weights = _climb(model, *data, start, least, 1.0, tune=True)
     assert evidence == pytest.approx(line.scores_[-1], abs=0.01)
-    assert scale.item() == pytest.approx(line.alpha_**-0.5, rel=0.01) and factor == pytest.approx(line.lambda_, rel=0.1)
+    assert scale.item() == pytest.approx(line.alpha_**-0.5, rel=0.01) and factor == pytest.approx(
+        line.lambda_, rel=0.1
+    )
     np.testing.assert_allclose(weights["net.weight"][0], line.coef_, rtol=0.02, atol=0.01)
 
 
@@ -682,13 +788,19 @@ def test_a_climb_of_a_linear_model_ends_at_the_evidence_of_bayesian_ridge():
 def test_products_of_layers_are_the_jacobian_in_units_of_prior_and_noise(rows, alike):
     g = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 3, generator=g).double()
-    model = pb.BNN(pb.networks.mlp(3, (6, 5), 1, seed=1).double(), pb.priors.FanInNormal(), HomoskedasticGaussian(0.5))
+    model = pb.BNN(
+        pb.networks.mlp(3, (6, 5), 1, seed=1).double(),
+        pb.priors.FanInNormal(),
+        HomoskedasticGaussian(0.5),
+    )
     problem = prepare(model, x, x[:, :1], points="free")
     theta = problem.density.initial(model.initial_values())
     jacobian = NetworkJacobian(model, problem.density, theta, {}, list(model.priors))
     jacobian.prefer_products(x)
     assert jacobian.layers
-    prec = prior_precision(jacobian).prec * (1.0 if alike else torch.rand(jacobian.size, generator=g) + 0.5)
+    prec = prior_precision(jacobian).prec * (
+        1.0 if alike else torch.rand(jacobian.size, generator=g) + 0.5
+    )
 
     def root(f):
         return model.likelihood.curvature_root(f, x[:, :1], {})
@@ -696,11 +808,13 @@ def test_products_of_layers_are_the_jacobian_in_units_of_prior_and_noise(rows, a
     f, white = _whitened(jacobian, x, root, prec)
     dense = (jacobian.rows(x)[1] / 0.5 * prec.rsqrt()).flatten(0, 1)
     assert len(white.parts) == (3 if alike and rows == 15 else 1)
-    v, u = torch.randn(jacobian.size, generator=g).double(), torch.randn(rows, generator=g).double()
+    v = torch.randn(jacobian.size, generator=g).double()
+    u = torch.randn(rows, generator=g).double()
     torch.testing.assert_close(f, model.forward(model.initial_values(), x))
     torch.testing.assert_close(white.times(v), dense @ v)
     torch.testing.assert_close(white.transposed_times(u), dense.T @ u)
-    prec, gram = torch.eye(jacobian.size).double(), dense.T @ dense
+    prec = torch.eye(jacobian.size).double()
+    gram = dense.T @ dense
     torch.testing.assert_close(white.solve(v, 0.3), torch.linalg.solve(gram + 0.3 * prec, v))
     covariance = torch.linalg.inv(gram + prec)
     torch.testing.assert_close(white.leverages(), (dense @ covariance * dense).sum(1))
@@ -729,7 +843,9 @@ def test_where_no_climb_ends_at_a_mode_each_fit_has_known_noise(monkeypatch):
 @pytest.mark.parametrize("better", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, monkeypatch):
     scores = iter([np.full(60, -2.0), np.full(60, -1.0)][:: 1 if better else -1])
-    monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (next(scores), np.full(60, -3.0)))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.left_out", lambda *_: (next(scores), np.full(60, -3.0))
+    )
     five_steps(monkeypatch)
     x = np.random.default_rng(0).normal(size=(60, 2))
     model = regressor("auto", hidden=None, num_draws=1).fit(x, np.sin(x[:, 0]))
@@ -740,7 +856,9 @@ def test_of_two_nets_the_one_that_predicts_left_out_rows_better_is_kept(better, 
 @pytest.mark.slow
 def test_inputs_of_two_values_only(monkeypatch):
     five_steps(monkeypatch)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.left_out", lambda *_: (np.full(9, -1.0), np.full(9, -3.0)))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.left_out", lambda *_: (np.full(9, -1.0), np.full(9, -3.0))
+    )
     x = (np.random.default_rng(0).normal(size=(60, 3)) > 0) * 1.0
     model = regressor("auto", hidden=None, num_draws=1).fit(x, x[:, 0] * x[:, 1])
     assert np.isfinite(model.predict(x)).all()
@@ -757,13 +875,22 @@ def test_powers_and_sines_of_the_features_are_tried():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("frequency", [2.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1.0, 1.7, 4.0))])
+@pytest.mark.parametrize(
+    "frequency", [2.5, *(pytest.param(each, marks=pytest.mark.slow) for each in (1.0, 1.7, 4.0))]
+)
 def test_a_narrow_prior_does_not_keep_a_net_from_a_wave(frequency, tmp_path):
     """Under the declared prior alone the mode is a straight line, and the noise what it leaves."""
-    x = torch.empty(70, 1, dtype=torch.float64).uniform_(-2, 2, generator=torch.Generator().manual_seed(0))
-    y = torch.sin(frequency * x) + 0.2 * torch.from_numpy(np.random.default_rng(0).standard_t(3, x.shape))
-    method = pb.Laplace(tune="marginal_likelihood", map=pb.MAP(num_steps=100, compile="trace"), compile=False)
-    net, free = pb.networks.mlp(1, (50,), seed=0), HomoskedasticGaussian("learned")
+    x = torch.empty(70, 1, dtype=torch.float64).uniform_(
+        -2, 2, generator=torch.Generator().manual_seed(0)
+    )
+    y = torch.sin(frequency * x) + 0.2 * torch.from_numpy(
+        np.random.default_rng(0).standard_t(3, x.shape)
+    )
+    method = pb.Laplace(
+        tune="marginal_likelihood", map=pb.MAP(num_steps=100, compile="trace"), compile=False
+    )
+    net = pb.networks.mlp(1, (50,), seed=0)
+    free = HomoskedasticGaussian("learned")
     units = pb.data.Standardizer.fit(pb.data.Dataset(x, y, "wave", "regression"))
     model = pb.BNN(net, pb.priors.FanInNormal(), free, standardizer=units)
     posterior, _ = fit_by_evidence(method, model, x, y, {"num_draws": 10})
@@ -783,11 +910,14 @@ def test_a_narrow_prior_does_not_keep_a_net_from_a_wave(frequency, tmp_path):
         (pb.likelihoods.Ordinal(3), 1, "ggn"),
     ],
 )
-def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(likelihood, width, curvature):
+def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(
+    likelihood, width, curvature
+):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(40, 3, dtype=torch.float64, generator=generator)
     y = torch.bucketize(
-        x[:, 0] + 0.7 * torch.randn(40, dtype=torch.float64, generator=generator), torch.tensor([-0.5, 0.5])
+        x[:, 0] + 0.7 * torch.randn(40, dtype=torch.float64, generator=generator),
+        torch.tensor([-0.5, 0.5]),
     )
     net = pb.networks.mlp(3, (), width, seed=0).double()
     model = pb.BNN(net, pb.priors.FanInNormal(), likelihood)
@@ -797,7 +927,9 @@ def test_labels_that_are_left_out_are_as_likely_as_under_fits_without_them(likel
     rows = [0, 7, 13, 21, 34]
     for row in rows:
         kept = torch.arange(40) != row
-        without = method.fit(model, x[kept], y[kept], num_draws=4000, seed=0).predict(x[row : row + 1])
+        without = method.fit(model, x[kept], y[kept], num_draws=4000, seed=0).predict(
+            x[row : row + 1]
+        )
         assert found[row] == pytest.approx(float(without.log_prob(y[row : row + 1])), abs=0.1)
     assert found.mean() < fitted.mean()
 

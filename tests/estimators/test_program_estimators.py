@@ -41,7 +41,10 @@ SEARCH = pb.MAP(num_steps=60, lr=0.3, compile=False)
 EXACT = pb.Laplace(curvature="hessian", map=SEARCH, compile=False)
 
 
-ESTIMATORS = [pb.PyroRegressor(line, SHORT, random_state=0), pb.PyroClassifier(softmax, SHORT, random_state=0)]
+ESTIMATORS = [
+    pb.PyroRegressor(line, SHORT, random_state=0),
+    pb.PyroClassifier(softmax, SHORT, random_state=0),
+]
 # the identifiers of parametrize_with_checks hold a function's address, which differs between workers
 CHECKS = [
     pytest.param(estimator, check, id=f"{type(estimator).__name__}-{index}", marks=marks)
@@ -53,7 +56,9 @@ CHECKS = [
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("estimator", "check"), CHECKS)
 def test_scikit_learns_own_checks(estimator, check):
-    state = np.random.get_state()  # some of the checks draw from NumPy's global generator themselves
+    state = (
+        np.random.get_state()
+    )  # some of the checks draw from NumPy's global generator themselves
     check(estimator)
     np.random.set_state(state)
 
@@ -70,9 +75,12 @@ def test_predictions_are_those_of_the_conjugate_posterior():
     design = np.column_stack([X, np.ones(len(X))])
     cov = np.linalg.inv(design.T @ design / 0.25 + np.eye(3) / 9)
     at = np.column_stack([X[:5], np.ones(5)])
-    exact, sd = at @ cov @ design.T @ y / 0.25, np.sqrt(0.25 + ((at @ cov) * at).sum(1))
+    exact = at @ cov @ design.T @ y / 0.25
+    sd = np.sqrt(0.25 + ((at @ cov) * at).sum(1))
     mean, std = model.predict(X[:5], return_std=True)
-    np.testing.assert_allclose(mean, exact, atol=0.02)  # 5 sd of the function's 0.13 over sqrt(1000) draws
+    np.testing.assert_allclose(
+        mean, exact, atol=0.02
+    )  # 5 sd of the function's 0.13 over sqrt(1000) draws
     np.testing.assert_allclose(std, sd, rtol=0.02)
     interval = model.predict_interval(X[:5], level=0.9)
     np.testing.assert_allclose(interval[:, 1] - interval[:, 0], 2 * 1.645 * sd, rtol=0.1)
@@ -112,15 +120,23 @@ def test_what_to_predict_is_named_and_follows_x():
     X, y = rows()
     with pytest.raises(ValueError, match="'site' must name"):
         pb.PyroRegressor(two, SHORT, random_state=0).fit(X, y)
-    assert pb.PyroRegressor(two, SHORT, site="y", random_state=0).fit(X, y).predict(X).shape == (60,)
+    assert pb.PyroRegressor(two, SHORT, site="y", random_state=0).fit(X, y).predict(X).shape == (
+        60,
+    )
     with pytest.raises(ValueError, match="take their number from x"):
         pb.PyroRegressor(by_y, SHORT, random_state=0).fit(X, y).predict(X[:7])
 
 
 def test_what_is_no_program_method_or_class_is_an_error():
     X, y = rows()
-    for estimator in (pb.PyroRegressor(None), pb.PyroRegressor(two, "nuts", site="y"), pb.PyroRegressor(two, pb.MAP)):
+    for estimator in (
+        pb.PyroRegressor(None),
+        pb.PyroRegressor(two, "nuts", site="y"),
+        pb.PyroRegressor(two, pb.MAP),
+    ):
         with pytest.raises(TypeError, match="a Pyro program fn|a method such as"):
             estimator.fit(X, y)
     with pytest.raises(TypeError, match="'y' is Normal, which has no classes"):
-        pb.PyroClassifier(two, SHORT, site="y", random_state=0).fit(X, y > y.mean()).predict_proba(X)
+        pb.PyroClassifier(two, SHORT, site="y", random_state=0).fit(X, y > y.mean()).predict_proba(
+            X
+        )

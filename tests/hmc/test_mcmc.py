@@ -28,12 +28,15 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(warm-up was not finished|R-ha
 # eighteen players of 1970: hits in 45 at bats (Efron & Morris, 1975)
 HITS = torch.tensor([18.0, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7])
 AT_BATS = torch.full((18,), 45.0)
-Y, SIGMA = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12]), torch.tensor([15.0, 10, 16, 11, 9, 11, 10, 18])
+Y = torch.tensor([28.0, 8, -3, 7, -1, 1, 18, 12])
+SIGMA = torch.tensor([15.0, 10, 16, 11, 9, 11, 10, 18])
 
 
 def drawn(kernel, *args, compile=False, num_samples=150, warmup_steps=60, seed=0, **options):
     """A run of ours: one that starts at once by default."""
-    mcmc = MCMC(kernel, num_samples, warmup_steps, **{"num_chains": 4, "disable_progbar": True, **options})
+    mcmc = MCMC(
+        kernel, num_samples, warmup_steps, **{"num_chains": 4, "disable_progbar": True, **options}
+    )
     mcmc.method = dataclasses.replace(mcmc.method, compile=compile)
     with seeded(seed):
         mcmc.run(*args)
@@ -84,7 +87,9 @@ def conditioned_model(model, sigma, y):
 
 
 def logistic_regression(data, labels):
-    coefs = pyro.sample("coefs", dist.Normal(torch.zeros(data.shape[1]), torch.ones(data.shape[1])).to_event(1))
+    coefs = pyro.sample(
+        "coefs", dist.Normal(torch.zeros(data.shape[1]), torch.ones(data.shape[1])).to_event(1)
+    )
     with pyro.plate("rows", len(data)):
         return pyro.sample("obs", dist.Bernoulli(logits=data @ coefs), obs=labels)
 
@@ -148,7 +153,9 @@ def test_baseball_not_pooled_is_eighteen_beta_distributions(capsys):
     assert replicates.shape == (600, 18)
     found = mcmc.diagnostics()
     assert found["phi"]["n_eff"].min() > 300 and found["phi"]["r_hat"].max() < 1.05
-    assert [*found["acceptance rate"]] == [*found["divergences"]] == [f"chain {i}" for i in range(4)]
+    assert (
+        [*found["acceptance rate"]] == [*found["divergences"]] == [f"chain {i}" for i in range(4)]
+    )
     mcmc.summary(prob=0.5)
     assert "Number of divergences: 0" in capsys.readouterr().out
     tree = mcmc.posterior.to_datatree()
@@ -159,7 +166,9 @@ def test_baseball_not_pooled_is_eighteen_beta_distributions(capsys):
 @pytest.mark.slow
 def test_hmc_and_a_potential_of_pyros_own_reach_the_same_beta():
     with seeded():
-        start, potential, transforms, _ = initialize_model(fully_pooled, (AT_BATS, HITS), num_chains=4)
+        start, potential, transforms, _ = initialize_model(
+            fully_pooled, (AT_BATS, HITS), num_chains=4
+        )
     kernel = HMC(potential_fn=potential, num_steps=3)
     seen = []
     mcmc = drawn(
@@ -190,7 +199,9 @@ def test_a_gp_whose_kernel_is_a_module_has_the_density_of_pyro(make):
             trace = pyro.poutine.trace(conditioned).get_trace(*args)
             jacobian = sum(value.log() for value in values.values())
             expected = float((trace.log_prob_sum() + jacobian).detach())
-            assert float(mcmc.posterior.sample_stats["lp"][0, i]) == pytest.approx(expected, rel=1e-4)
+            assert float(mcmc.posterior.sample_stats["lp"][0, i]) == pytest.approx(
+                expected, rel=1e-4
+            )
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
@@ -219,7 +230,9 @@ def test_options_reach_the_sampler():
     def method(kernel):
         return MCMC(kernel, 100, warmup_steps=60, num_chains=2, mp_context="spawn").method
 
-    nuts = method(NUTS(normal, full_mass=True, target_accept_prob=0.95, max_tree_depth=7, step_size=0.3))
+    nuts = method(
+        NUTS(normal, full_mass=True, target_accept_prob=0.95, max_tree_depth=7, step_size=0.3)
+    )
     assert (nuts.num_chains, nuts.num_warmup, nuts.mass_matrix) == (2, 60, "dense")
     assert (nuts.target_accept, nuts.max_tree_depth, nuts.step_size) == (0.95, 7, None)
     assert method(HMC(normal, step_size=0.1, num_steps=7)).trajectory == 7
@@ -240,8 +253,14 @@ def test_a_step_that_is_held_stays_and_the_warm_up_is_thrown_away():
 @pytest.mark.parametrize(
     ("options", "start"),
     [
-        ({"initial_params": {"z": torch.arange(12.0).reshape(4, 3)}}, torch.arange(12.0).reshape(4, 3)),
-        ({"init_strategy": init_to_value(values={"z": torch.full((3,), 9.0)})}, torch.full((4, 3), 9.0)),
+        (
+            {"initial_params": {"z": torch.arange(12.0).reshape(4, 3)}},
+            torch.arange(12.0).reshape(4, 3),
+        ),
+        (
+            {"init_strategy": init_to_value(values={"z": torch.full((3,), 9.0)})},
+            torch.full((4, 3), 9.0),
+        ),
         ({"init_strategy": init_to_median}, None),
     ],
 )
@@ -251,9 +270,13 @@ def test_chains_start_where_they_are_told(options, start, monkeypatch):
     from pyrobnn.inference.hmc.run import Run
 
     original = Run.begin
-    monkeypatch.setattr(begin, lambda self, z, *rest: (seen.update(z=z.clone()), original(self, z, *rest))[1])
+    monkeypatch.setattr(
+        begin, lambda self, z, *rest: (seen.update(z=z.clone()), original(self, z, *rest))[1]
+    )
     params = options.pop("initial_params", None)
-    mcmc = drawn(NUTS(normal, **options), num_samples=5, warmup_steps=5, initial_params=params, seed=3)
+    mcmc = drawn(
+        NUTS(normal, **options), num_samples=5, warmup_steps=5, initial_params=params, seed=3
+    )
     if start is None:
         assert bool((seen["z"].abs() < 2.5).all()) and len(seen["z"].unique()) == 12
     else:
@@ -265,10 +288,18 @@ def test_chains_start_where_they_are_told(options, start, monkeypatch):
 @pytest.mark.slow
 def test_the_seed_is_torchs_and_sites_can_be_left_out():
     first, second, other = (
-        drawn(NUTS(normal), num_samples=20, warmup_steps=20, seed=seed).get_samples()["z"] for seed in (1, 1, 2)
+        drawn(NUTS(normal), num_samples=20, warmup_steps=20, seed=seed).get_samples()["z"]
+        for seed in (1, 1, 2)
     )
     assert torch.equal(first, second) and not torch.equal(first, other)
-    few = drawn(NUTS(partially_pooled_with_logit), AT_BATS, HITS, num_samples=5, warmup_steps=5, save_params=["loc"])
+    few = drawn(
+        NUTS(partially_pooled_with_logit),
+        AT_BATS,
+        HITS,
+        num_samples=5,
+        warmup_steps=5,
+        save_params=["loc"],
+    )
     assert [*few.get_samples()] == ["loc"] and "alpha" in few.posterior.draws
 
 
@@ -283,11 +314,27 @@ def enumerated():
         (NUTS(normal, full_mass=[("z",)]), {}, "blocks"),
         (NUTS(normal, adapt_step_size=False), {}, "step size that adapts without"),
         (HMC(normal, max_stepsize=1.0), {}, "bound on the step size"),
-        (NUTS(normal, transforms={"z": dist.transforms.ExpTransform()}), {}, "pyro.poutine.reparam"),
+        (
+            NUTS(normal, transforms={"z": dist.transforms.ExpTransform()}),
+            {},
+            "pyro.poutine.reparam",
+        ),
         (NUTS(potential_fn=lambda values: values["z"] ** 2), {}, "needs initial_params"),
-        (NUTS(normal), {"initial_params": {"z": torch.zeros(3)}, "num_chains": 2}, "leading axis of 2"),
-        (NUTS(normal), {"initial_params": {"w": torch.zeros(3)}}, "the latent sites, unconstrained, are"),
-        (NUTS(pair), {"initial_params": {"one": torch.zeros(2), "two": torch.zeros(())}}, "'one': (1,), 'two': (1, 2)"),
+        (
+            NUTS(normal),
+            {"initial_params": {"z": torch.zeros(3)}, "num_chains": 2},
+            "leading axis of 2",
+        ),
+        (
+            NUTS(normal),
+            {"initial_params": {"w": torch.zeros(3)}},
+            "the latent sites, unconstrained, are",
+        ),
+        (
+            NUTS(pair),
+            {"initial_params": {"one": torch.zeros(2), "two": torch.zeros(())}},
+            "'one': (1,), 'two': (1, 2)",
+        ),
         (NUTS(normal), {"initial_params": {"z": torch.full((3,), torch.nan)}}, "NaN or infinite"),
         (NUTS(normal), {"save_params": ["zed"]}, "'save_params' must be one of 'z'"),
         (NUTS(enumerated), {}, "discrete: sum it out"),
@@ -316,7 +363,8 @@ def _assert_agree(ours, theirs, min_ess):
     for name, value in theirs.items():
         heavy = name == "kappa"  # a Pareto of index 1.5 has no variance
         mine, other = (
-            (draws.log() if heavy else draws).double().reshape(*draws.shape[:2], -1) for draws in (ours[name], value)
+            (draws.log() if heavy else draws).double().reshape(*draws.shape[:2], -1)
+            for draws in (ours[name], value)
         )
         for power in (1, 2):
             a, b = ((draws - other.mean((0, 1))) ** power for draws in (mine, other))
@@ -344,10 +392,14 @@ def _assert_agree(ours, theirs, min_ess):
 )
 def test_examples_agree_with_pyros_sampler(model, args, num_samples, min_ess):
     with seeded():
-        pyros = pyro.infer.MCMC(pyro.infer.NUTS(model), num_samples, warmup_steps=400, disable_progbar=True)
+        pyros = pyro.infer.MCMC(
+            pyro.infer.NUTS(model), num_samples, warmup_steps=400, disable_progbar=True
+        )
         pyros.run(*args)
     ours = drawn(NUTS(model), *args, compile=True, num_samples=num_samples, warmup_steps=400)
-    _assert_agree(ours.get_samples(group_by_chain=True), pyros.get_samples(group_by_chain=True), min_ess)
+    _assert_agree(
+        ours.get_samples(group_by_chain=True), pyros.get_samples(group_by_chain=True), min_ess
+    )
 
 
 def test_draws_before_a_run_are_asked_for_in_vain():

@@ -21,7 +21,9 @@ ERROR = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
 
 def _gumbels(x, y):
-    pyro.sample("gumbel", dist.Gumbel(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])).to_event(1))
+    pyro.sample(
+        "gumbel", dist.Gumbel(torch.tensor([0.0, 2.0]), torch.tensor([1.0, 3.0])).to_event(1)
+    )
 
 
 def _scales(x, y):
@@ -69,7 +71,9 @@ def hierarchies_by_pyro():
 @pytest.fixture(params=ENGINES)
 def zoo(request):
     """The hierarchical targets, by either engine."""
-    return request.getfixturevalue("whole_zoo" if request.param == "compiled" else "hierarchies_by_pyro")
+    return request.getfixturevalue(
+        "whole_zoo" if request.param == "compiled" else "hierarchies_by_pyro"
+    )
 
 
 def _enough(posterior):
@@ -112,7 +116,8 @@ def test_scales_from_one_to_a_thousand(whole_zoo, engine):
 
 @pytest.mark.slow
 def test_funnel_non_centred(zoo):
-    log_scale, raw = zoo.draws["funnel_log_scale"], zoo.draws["funnel_raw"]
+    log_scale = zoo.draws["funnel_log_scale"]
+    raw = zoo.draws["funnel_raw"]
     assert_mean_within(log_scale, 0.0, **_enough(zoo))
     assert_var_within(log_scale, 9.0, mean=0.0, **_enough(zoo))
     # the funnel's own coordinates x = exp(v / 2) e: log|x| has the mean of log|e|, the variance 9/4 + pi^2/8
@@ -138,7 +143,8 @@ def test_energy_statistics_are_consistent(whole_zoo):
     assert (kinetic > 0).all()
     dim = 2 + 7 + 6 + 10 + 4
     assert_mean_within(kinetic, dim / 2)
-    steps, depth = stats["n_steps"], stats["tree_depth"]
+    steps = stats["n_steps"]
+    depth = stats["tree_depth"]
     assert (steps >= 2**depth - 1).all() and (steps <= 2 ** (depth + 1) - 1).all()
     assert not stats["diverging"].any()
     # the adapted step size meets its target
@@ -158,16 +164,21 @@ def test_fifty_correlated_dimensions(mass_matrix, engine):
     # neighbours correlate by 0.9: a wrong mass matrix or gradient would not show in the margins alone
     pairs = (posterior.draws["z"] - mean)[..., :-1] * (posterior.draws["z"] - mean)[..., 1:]
     assert_mean_within(pairs, 0.9, **_enough(posterior))
-    if engine == "compiled":  # our whitening makes the trees short; how short Pyro's are is Pyro's affair
+    if (
+        engine == "compiled"
+    ):  # our whitening makes the trees short; how short Pyro's are is Pyro's affair
         steps = posterior.sample_stats["n_steps"].double().mean()
         assert steps < 8 if mass_matrix == "dense" else steps > 12
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the chains have not mixed|the warm-up was not finished|the energy of chain")
+@pytest.mark.filterwarnings(
+    "ignore:the chains have not mixed|the warm-up was not finished|the energy of chain"
+)
 def test_eight_schools_centred_report_divergences():
     def centred(x, y):
-        mean, scale = pyro.sample("mean", dist.Normal(0.0, 5.0)), pyro.sample("scale", dist.HalfNormal(5.0))
+        mean = pyro.sample("mean", dist.Normal(0.0, 5.0))
+        scale = pyro.sample("scale", dist.HalfNormal(5.0))
         effect = pyro.sample("effect", dist.Normal(mean, scale * torch.ones(8)).to_event(1))
         pyro.sample("schools", dist.Normal(effect, ERROR).to_event(1), obs=EFFECT)
 
@@ -186,7 +197,8 @@ def test_eight_schools_centred_report_divergences():
 def _schools_moments():
     """Given the scale everything is Gaussian: one-dimensional quadrature gives the exact means of mean and scale."""
     tau = np.linspace(1e-4, 40.0, 20001)
-    y, var = EFFECT.numpy()[:, None], ERROR.numpy()[:, None] ** 2 + tau**2
+    y = EFFECT.numpy()[:, None]
+    var = ERROR.numpy()[:, None] ** 2 + tau**2
     precision = (1 / var).sum(0) + 1 / 25
     centre = (y / var).sum(0) / precision
     log_p = -0.5 * np.log(var).sum(0) - 0.5 * (y**2 / var).sum(0) + 0.5 * centre**2 * precision
@@ -212,17 +224,24 @@ def _regression_data():
 def _regression_moments(x, y):
     """Exact means and variances of the weights (3,) and of the noise scale, by quadrature over the scale."""
     sigma = torch.linspace(0.1, 1.5, 4001, dtype=torch.float64)
-    x, y = x.double(), y.double()
+    x = x.double()
+    y = y.double()
     precision = x.T @ x / sigma[:, None, None] ** 2 + torch.eye(3, dtype=torch.float64)
     mean = torch.linalg.solve(precision, (x.T @ y / sigma[:, None] ** 2)[..., None])[..., 0]
-    log_p = -40 * sigma.log() - 0.5 * (y @ y) / sigma**2 - 0.5 * torch.logdet(precision) - 0.5 * sigma**2
+    log_p = (
+        -40 * sigma.log()
+        - 0.5 * (y @ y) / sigma**2
+        - 0.5 * torch.logdet(precision)
+        - 0.5 * sigma**2
+    )
     log_p += 0.5 * torch.einsum("si,sij,sj->s", mean, precision, mean)
     weight = (log_p - log_p.max()).exp()
     weight = (weight / weight.sum())[:, None]
     var = torch.linalg.inv(precision).diagonal(dim1=-2, dim2=-1)
     moments = []
     for first, second in ((mean, var + mean**2), (sigma[:, None], sigma[:, None] ** 2)):
-        first, second = (weight * first).sum(0), (weight * second).sum(0)
+        first = (weight * first).sum(0)
+        second = (weight * second).sum(0)
         moments += [first.squeeze(), (second - first**2).squeeze()]
     return moments
 
@@ -258,7 +277,9 @@ def test_compiled_and_eager_make_the_same_draws():
 @pytest.mark.slow
 def test_pyro_engine_agrees():
     x, y = _regression_data()
-    posterior = NUTS(engine="pyro", num_chains=2, num_warmup=100).fit(_regression, x, y, num_draws=200)
+    posterior = NUTS(engine="pyro", num_chains=2, num_warmup=100).fit(
+        _regression, x, y, num_draws=200
+    )
     _check_regression(posterior, min_ess=100)
     ours = NUTS(num_chains=2, num_warmup=0, step_size=0.01, max_tree_depth=2, compile=False)
     with pytest.warns(UserWarning, match="maximum tree depth"):
@@ -270,7 +291,9 @@ def test_pyro_engine_agrees():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:the warm-up was not finished|.*maximum tree depth")  # nor is it meant to be
+@pytest.mark.filterwarnings(
+    "ignore:the warm-up was not finished|.*maximum tree depth"
+)  # nor is it meant to be
 def test_the_same_seed_gives_the_same_draws_however_many_are_asked_for():
     x, y = _regression_data()
     config = NUTS(num_chains=2, num_warmup=20, max_tree_depth=4, compile=False)

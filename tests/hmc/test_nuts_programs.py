@@ -58,7 +58,9 @@ def test_a_flat_prior_leaves_other_methods_the_likelihood(method):
 def test_flat_priors_on_supports_of_their_own():
     def program(x, y):
         sigma = pyro.sample("sigma", dist.ImproperUniform(constraints.positive, (), ()))
-        rate = pyro.sample("rate", dist.ImproperUniform(constraints.unit_interval, (2,), ()).to_event(1))
+        rate = pyro.sample(
+            "rate", dist.ImproperUniform(constraints.unit_interval, (2,), ()).to_event(1)
+        )
         pyro.sample("a", dist.Normal(0.0, sigma).expand([6]).to_event(1), obs=torch.ones(6))
         pyro.sample("b", dist.Binomial(10.0, rate).to_event(1), obs=torch.tensor([3.0, 9.0]))
 
@@ -73,7 +75,8 @@ def test_programs_start_in_a_box_and_nets_at_their_prior(monkeypatch):
     seen = {}
     begin = run.Run.begin
     monkeypatch.setattr(
-        "pyrobnn.inference.hmc.run.Run.begin", lambda self, z, *rest: (seen.update(z=z), begin(self, z, *rest))[1]
+        "pyrobnn.inference.hmc.run.Run.begin",
+        lambda self, z, *rest: (seen.update(z=z), begin(self, z, *rest))[1],
     )
 
     def vague(x, y):
@@ -96,7 +99,9 @@ def test_a_start_on_a_plateau_is_drawn_again():
         # beyond one the density has underflowed to a constant
         pyro.factor("hill", torch.where(z.abs() < 1.0, -50.0 * z**2, torch.full_like(z, -50.0)))
 
-    posterior = pb.NUTS(num_chains=16, num_warmup=0, step_size=0.05, **QUICK).fit(program, num_draws=20)
+    posterior = pb.NUTS(num_chains=16, num_warmup=0, step_size=0.05, **QUICK).fit(
+        program, num_draws=20
+    )
     assert (posterior.draws["z"].abs() < 1.0).all()
 
 
@@ -138,7 +143,10 @@ def test_a_dependent_support_has_its_exact_posterior():
 
 
 def test_methods_that_need_one_support_refuse_several():
-    for method in (pb.SVI(compile=False, num_steps=5), pb.Laplace(compile=False, curvature="hessian")):
+    for method in (
+        pb.SVI(compile=False, num_steps=5),
+        pb.Laplace(compile=False, curvature="hessian"),
+    ):
         with pytest.raises(pb.Refused, match="support of 'second' depends"):
             method.fit(_triangle)
 
@@ -177,9 +185,13 @@ def test_what_float32_cannot_hold_is_sampled_in_float64(warmup):
 @pytest.mark.slow
 def test_values_that_never_change_are_no_sign_of_chains_that_do_not_mix():
     def program(x, y):
-        pyro.sample("factor", dist.LKJCholesky(3, 2.0))  # its corner is 1, and zeros stand above its diagonal
+        pyro.sample(
+            "factor", dist.LKJCholesky(3, 2.0)
+        )  # its corner is 1, and zeros stand above its diagonal
 
-    posterior = pb.NUTS(num_chains=2, num_warmup=100, compile=False).fit(program, num_draws=150, seed=0)
+    posterior = pb.NUTS(num_chains=2, num_warmup=100, compile=False).fit(
+        program, num_draws=150, seed=0
+    )
     assert not any("mixed" in note for note in posterior.meta["warnings"])
     assert "R-hat" not in diagnose(posterior.to_datatree()).summary
 
@@ -189,7 +201,9 @@ def test_values_that_never_change_are_no_sign_of_chains_that_do_not_mix():
 def test_chains_that_cannot_meet_are_said():
     def program(x, y):
         z = pyro.sample("z", dist.Normal(0.0, 100.0))
-        wells = torch.stack([dist.Normal(-40.0, 1.0).log_prob(z), dist.Normal(40.0, 1.0).log_prob(z)])
+        wells = torch.stack(
+            [dist.Normal(-40.0, 1.0).log_prob(z), dist.Normal(40.0, 1.0).log_prob(z)]
+        )
         pyro.factor("wells", wells.logsumexp(0))
 
     with pytest.warns(UserWarning) as seen:
@@ -213,14 +227,18 @@ def test_a_window_says_what_speaks_against_it():
     apart = z.clone()
     apart[2, :, 1] += 3.0
     assert "R-hat of 'second'" in not_stationary(apart, stats, counts, names)
-    assert not_stationary(apart, stats, counts, None) == ""  # a net's weights may be in several modes
+    assert (
+        not_stationary(apart, stats, counts, None) == ""
+    )  # a net's weights may be in several modes
     rising = stats.clone()
     rising[..., 0] += torch.linspace(0.0, 6.0, 60)
     assert "still rising" in not_stationary(z, rising, counts, None)
     still = stats.clone()
     still[3, :, 0] = -7.0
     assert "1 of 4 chains did not move" in not_stationary(z, still, counts, names)
-    assert "chain 1 made 3 transitions" in not_stationary(z, stats, torch.tensor([60, 3, 60, 60]), names)
+    assert "chain 1 made 3 transitions" in not_stationary(
+        z, stats, torch.tensor([60, 3, 60, 60]), names
+    )
 
 
 def test_a_warm_up_goes_on_up_to_its_bound():
@@ -246,9 +264,14 @@ def test_a_start_too_steep_to_move_from_is_drawn_again():
     steep = torch.tensor([[0.5, 0.12], [0.0, 0.01]])
     tries = [torch.tensor([[0.4, 0.14], [9.0, 9.0]]), torch.tensor([[0.1, 0.02], [9.0, 9.0]])]
     assert float(density.log_joint(steep[0])) < -1e18
-    torch.testing.assert_close(finite_starts(problem, steep, tries), torch.stack([tries[1][0], steep[1]]))
+    torch.testing.assert_close(
+        finite_starts(problem, steep, tries), torch.stack([tries[1][0], steep[1]])
+    )
     # the best of those that are too steep is kept where there is nothing better
-    hard = [torch.tensor([[0.4, 0.11], [9.0, 9.0]]), *[torch.tensor([[0.4, 0.13], [9.0, 9.0]])] * 30]
+    hard = [
+        torch.tensor([[0.4, 0.11], [9.0, 9.0]]),
+        *[torch.tensor([[0.4, 0.13], [9.0, 9.0]])] * 30,
+    ]
     torch.testing.assert_close(finite_starts(problem, steep, hard)[0], hard[0][0])
 
 

@@ -39,7 +39,9 @@ def test_bad_starts_are_drawn_again():
 
     # half of the prior has no density at the data, and the edge makes divergences
     with pytest.warns(UserWarning, match="diverged"):
-        posterior = NUTS(num_chains=16, num_warmup=5, compile=False).fit(program, None, torch.tensor(0.6), num_draws=5)
+        posterior = NUTS(num_chains=16, num_warmup=5, compile=False).fit(
+            program, None, torch.tensor(0.6), num_draws=5
+        )
     assert (posterior.draws["top"] > 0.6).all()
 
 
@@ -88,7 +90,9 @@ def fine_stats(num_draws=50):
 
 def codes(stats, draws=None, problem=None, **result):
     """The codes that a run of these statistics reports, with the numbers of the last."""
-    problem = problem or prepare(lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held")
+    problem = problem or prepare(
+        lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held"
+    )
     run = Draws(None, stats, 0.0, 0, torch.ones(0), {})._replace(**result)
     found = run_findings(problem, draws or {}, run, NUTS())
     return [each.code for each in found], dict(found[-1].values) if found else {}
@@ -101,7 +105,10 @@ def test_divergences_are_reported_from_as_many_on_as_right_draws_do_not_have():
     stats[1, :by_chance, STATS.index("diverging")] = 1.0
     assert codes(stats)[0] == []
     stats[0, 7, STATS.index("diverging")] = 1.0
-    assert codes(stats) == (["diverged"], {"count": by_chance + 1, "total": 160, "target_accept": 0.8})
+    assert codes(stats) == (
+        ["diverged"],
+        {"count": by_chance + 1, "total": 160, "target_accept": 0.8},
+    )
 
 
 def test_chains_that_stand_still_are_reported():
@@ -114,7 +121,8 @@ def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_reported():
     """R-hat of halves was all that a fit looked at: groups of four, centred, had an sd 10 % too large in silence."""
     stats = fine_stats(600)
     with seeded():
-        z, slow = torch.randn(2, 600), torch.randn(2, 600)
+        z = torch.randn(2, 600)
+        slow = torch.randn(2, 600)
         stats[..., :2] = torch.randn(2, 600, 2)
     assert codes(stats, {"z": z})[0] == []
     found, values = codes(stats, {"z": z * torch.tensor([[1.0], [4.0]])})
@@ -129,7 +137,9 @@ def test_chains_that_agree_in_the_mean_alone_or_miss_a_neck_are_reported():
 
 
 def test_chains_of_a_net_at_different_log_densities_are_reported():
-    problem, stats, lp = prepare(toy_model(), *toy(), points="held"), fine_stats(200), STATS.index("lp")
+    problem = prepare(toy_model(), *toy(), points="held")
+    stats = fine_stats(200)
+    lp = STATS.index("lp")
     with seeded():
         stats[..., lp] = 12.0 * torch.randn(2, 200)
     assert codes(stats, problem=problem)[0] == []
@@ -145,10 +155,14 @@ def test_chains_of_a_net_at_different_log_densities_are_reported():
 def test_an_unfinished_warmup_is_reported_of_a_program_whose_draws_agree():
     stats = fine_stats(600)
     with seeded():
-        z, stats[..., :2] = torch.randn(2, 600), torch.randn(2, 600, 2)
+        z = torch.randn(2, 600)
+        stats[..., :2] = torch.randn(2, 600, 2)
     late = {"unfinished": "the acceptance rate was 0.50, aimed at 0.8", "num_warmup": 1000}
     found, values = codes(stats, {"z": z}, **late)
-    assert found == ["warmup_unfinished"] and values == {"num_warmup": 1000, "reason": late["unfinished"]}
+    assert found == ["warmup_unfinished"] and values == {
+        "num_warmup": 1000,
+        "reason": late["unfinished"],
+    }
 
 
 def test_a_given_warmup_is_kept_to_and_says_that_it_was_not_finished():
@@ -171,7 +185,9 @@ def test_saturation_is_reported_from_a_tenth_on():
 
 def test_saturated_trees_are_said():
     config = NUTS(num_chains=2, num_warmup=0, step_size=0.01, max_tree_depth=2, compile=False)
-    with pytest.warns(UserWarning, match="100% of the draws reached the maximum tree depth 2.*max_tree_depth"):
+    with pytest.warns(
+        UserWarning, match="100% of the draws reached the maximum tree depth 2.*max_tree_depth"
+    ):
         posterior = config.fit(simple, num_draws=5)
     assert (posterior.sample_stats["n_steps"] == 3).all()
 
@@ -183,7 +199,9 @@ def test_control_flow_on_values_falls_back_to_the_same_draws():
             pyro.factor("never", torch.tensor(1.0))
 
     options = {"num_chains": 2, "num_warmup": 5}
-    with pytest.warns(UserWarning, match="one after the other.*: the program's Python depends on") as seen:
+    with pytest.warns(
+        UserWarning, match="one after the other.*: the program's Python depends on"
+    ) as seen:
         slow = NUTS(**options).fit(branching, num_draws=5)
     assert len(seen) == 1
     plain = NUTS(compile=False, **options).fit(simple, num_draws=5)
@@ -195,7 +213,9 @@ def test_the_note_of_slow_chains_names_what_keeps_them_from_being_batched():
         z = pyro.sample("z", dist.Normal(torch.zeros(4), 1.0).to_event(1))
         pyro.factor("positive", -z[z > 0].sum())
 
-    with pytest.warns(UserWarning, match="one after the other.*: torch cannot run one of its.*dynamic shape"):
+    with pytest.warns(
+        UserWarning, match="one after the other.*: torch cannot run one of its.*dynamic shape"
+    ):
         NUTS(num_chains=2, num_warmup=5, compile=False).fit(program, num_draws=5)
 
 
@@ -300,11 +320,14 @@ def test_a_changed_model_does_not_go_on_with_the_chains_of_the_old_one(tmp_path)
     def program(scale):
         return lambda x, y: pyro.sample("z", dist.Normal(0.0, scale))
 
-    config, path = NUTS(checkpoint_every=0.0, **QUICK), tmp_path / "run.ckpt"
+    config = NUTS(checkpoint_every=0.0, **QUICK)
+    path = tmp_path / "run.ckpt"
     whole = config.fit(program(1.0), num_draws=20, checkpoint=path)
     again = config.fit(program(1.0), num_draws=20, checkpoint=path)
     assert torch.equal(whole.draws["z"], again.draws["z"])
-    with pytest.raises(ValueError, match="belongs to another model: where its chains are, the log density differs"):
+    with pytest.raises(
+        ValueError, match="belongs to another model: where its chains are, the log density differs"
+    ):
         config.fit(program(1.01), num_draws=20, checkpoint=path)
 
 
@@ -321,8 +344,11 @@ def interrupted(seen_when):
 
 
 def test_ctrl_c_in_the_warm_up_writes_the_checkpoint_at_once_and_later_keeps_the_draws(tmp_path):
-    config = NUTS(num_chains=3, num_warmup=40, compile=False)  # a checkpoint a minute: none would be written
-    whole, path = config.fit(simple, num_draws=60), tmp_path / "run.ckpt"
+    config = NUTS(
+        num_chains=3, num_warmup=40, compile=False
+    )  # a checkpoint a minute: none would be written
+    whole = config.fit(simple, num_draws=60)
+    path = tmp_path / "run.ckpt"
     early = interrupted(lambda seen: seen["phase"] == "warm-up" and seen["draws"] > 10)
     with pytest.raises(KeyboardInterrupt):
         config.fit(simple, num_draws=60, checkpoint=path, callbacks=[early])

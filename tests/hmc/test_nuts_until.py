@@ -39,7 +39,10 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
     posterior = config.fit(easy, seed=1)
     assert posterior.meta["stopped"] == "converged" and not posterior.meta["warnings"]
     assert 100 <= posterior.num_draws < MOST_DRAWS // 4
-    assert posterior.meta["mass_matrix"] == "dense" and posterior.meta["settings"]["mass_matrix"] == "auto"
+    assert (
+        posterior.meta["mass_matrix"] == "dense"
+        and posterior.meta["settings"]["mass_matrix"] == "auto"
+    )
     assert posterior.meta["convergence"]["rhat"] <= 1.01
     plain = pb.NUTS(**UNTIL | {"until": None}).fit(easy, seed=1, num_draws=posterior.num_draws)
     assert all(torch.equal(plain.draws[site], posterior.draws[site]) for site in plain.draws)
@@ -50,7 +53,9 @@ def test_an_easy_program_ends_early_with_the_draws_of_a_plain_run_of_its_length(
 @pytest.mark.slow
 def test_the_bar_says_how_far_it_is(monkeypatch):
     said = []
-    monkeypatch.setattr("pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words)))
+    monkeypatch.setattr(
+        "pyrobnn.callbacks.ProgressBar._describe", lambda self, *words: said.append(" ".join(words))
+    )
     pb.NUTS(**UNTIL).fit(easy, seed=1, progress=True)
     looks = [words for words in said if "until converged" in words]
     assert looks and re.search(r"R-hat \d\.\d{3} of 1\.01, ESS \d+ of 400", looks[0])
@@ -60,7 +65,10 @@ def test_the_bar_says_how_far_it_is(monkeypatch):
 def test_chains_in_two_modes_spend_the_budget_and_say_so():
     with pytest.warns(UserWarning) as told:
         posterior = pb.NUTS(**UNTIL).fit(two_modes, seed=0, num_draws=120)
-    assert any("has not converged, stopped by num_draws: after 120 draws" in str(one.message) for one in told)
+    assert any(
+        "has not converged, stopped by num_draws: after 120 draws" in str(one.message)
+        for one in told
+    )
     assert posterior.meta["stopped"] == "num_draws" and posterior.num_draws == 120
     (found,) = [each for each in posterior.meta["findings"] if each["code"] == "not_converged"]
     assert found["worst"] == "where" and found["stopped"] == "num_draws" and found["rhat"] > 1.5
@@ -71,7 +79,9 @@ def test_the_seconds_are_spent_or_a_callback_stops_and_it_says_so():
         short = pb.NUTS(**UNTIL | {"trajectory": 32}, max_seconds=1e-6).fit(easy)
     assert any("has not converged, stopped by max_seconds" in str(one.message) for one in told)
     assert short.meta["stopped"] == "max_seconds" and short.num_draws == 1
-    assert short.meta["num_gradients"] == 4 * (16 + 32)  # what was under way when they were spent, and a draw
+    assert short.meta["num_gradients"] == 4 * (
+        16 + 32
+    )  # what was under way when they were spent, and a draw
     seen = []
 
     def stop(step, metrics):
@@ -104,7 +114,9 @@ def test_a_net_waits_for_its_function_and_not_for_its_weights():
     with pytest.warns(UserWarning, match="has not converged"):
         posterior = config.fit(toy_model(), x, y, **options)
     for name in ("worst", "slowest"):
-        assert posterior.meta["convergence"][name].startswith(("f[", "the log", "the norm of layer"))
+        assert posterior.meta["convergence"][name].startswith(
+            ("f[", "the log", "the norm of layer")
+        )
 
 
 def test_a_stopped_run_goes_on_from_its_checkpoint(tmp_path):
@@ -142,7 +154,10 @@ def test_what_does_not_move_has_not_converged():
     ("options", "message"),
     [
         ({"until": "soon"}, "'until' must be one of 'converged'"),
-        ({"until": "converged", "num_chains": 1}, "compares chains, got num_chains=1: use at least 2"),
+        (
+            {"until": "converged", "num_chains": 1},
+            "compares chains, got num_chains=1: use at least 2",
+        ),
         ({"until": "converged", "engine": "pyro"}, "needs engine='compiled'"),
         ({"until": "converged", "max_seconds": -1.0}, "'max_seconds' must be > 0"),
         ({"max_seconds": 5.0}, "'max_seconds' bounds a run with until='converged'"),
@@ -156,7 +171,8 @@ def test_bad_options_are_refused(options, message):
 @pytest.mark.parametrize("pending", [False, True])
 def test_the_seconds_bound_a_compile_whatever_it_catches(monkeypatch, pending):
     """One of six minutes was not ended by 240 s."""
-    compile_step, caught = run.compiled, []
+    compile_step = run.compiled
+    caught = []
 
     def slow(fn, *example, enabled=True, **options):
         if enabled:
@@ -172,11 +188,15 @@ def test_the_seconds_bound_a_compile_whatever_it_catches(monkeypatch, pending):
         began = time.monotonic()
         config = pb.NUTS(**UNTIL | {"compile": True}, max_seconds=2.0)
         with pytest.warns(UserWarning) as told:
-            posterior = config.fit(two_modes, seed=0)  # no machine is fast enough for it to converge
+            posterior = config.fit(
+                two_modes, seed=0
+            )  # no machine is fast enough for it to converge
         assert any("has not converged, stopped by max_seconds" in str(one.message) for one in told)
         assert time.monotonic() - began < 30.0 and posterior.meta["stopped"] == "max_seconds"
         assert caught == [False]
-        assert 400.0 * pending <= signal.getitimer(signal.ITIMER_REAL)[0] < 500.0  # another's alarm is still set
+        assert (
+            400.0 * pending <= signal.getitimer(signal.ITIMER_REAL)[0] < 500.0
+        )  # another's alarm is still set
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)

@@ -19,7 +19,12 @@ from pyrobnn.inference.hmc.adaptation import (
     whitening,
 )
 from pyrobnn.inference.hmc.checkpoint import fingerprint
-from pyrobnn.inference.optim.training import SCHEDULES, Optimizer, constant_rate, learning_rate_factors
+from pyrobnn.inference.optim.training import (
+    SCHEDULES,
+    Optimizer,
+    constant_rate,
+    learning_rate_factors,
+)
 from pyrobnn.inference.vi.families import CouplingFlow, FlowDistribution, _push
 
 CPU = torch.device("cpu")
@@ -72,8 +77,13 @@ def test_nothing_moves_that_has_not_ended_or_is_frozen():
 
 def test_dual_averaging_is_the_papers_recursion_for_one_chain():
     """Hoffman & Gelman (2014), equation 6, with the constants of this machine."""
-    gamma, t0, kappa, target = 0.2, 10.0, 0.75, 0.8
-    dual, error, log_mean = dual_averaging(0.5, 1, CPU, OWN, target), 0.0, math.log(0.5)
+    gamma = 0.2
+    t0 = 10.0
+    kappa = 0.75
+    target = 0.8
+    dual = dual_averaging(0.5, 1, CPU, OWN, target)
+    error = 0.0
+    log_mean = math.log(0.5)
     for t, rate in enumerate((0.1, 0.9, 0.4, 1.0, 0.7), 1):
         error = (1 - 1 / (t + t0)) * error + (target - rate) / (t + t0)
         log_step = math.log(0.5) - math.sqrt(t) / gamma * error
@@ -108,19 +118,23 @@ def gaussian(num_chains: int, num_draws: int, seed: int = 0) -> torch.Tensor:
 
 
 def test_whitening_makes_the_covariance_one():
-    z, counts = gaussian(4, 5000), torch.full((4,), 5000)
+    z = gaussian(4, 5000)
+    counts = torch.full((4,), 5000)
     scale = whitening(z, counts, torch.ones(3, dtype=torch.float64))
     # 20000 draws: a standard deviation is known to 0.5 %
     torch.testing.assert_close(scale, COV.diagonal().sqrt(), rtol=0.03, atol=0)
     matrix = whitening(z, counts, torch.eye(3, dtype=torch.float64))
     assert torch.equal(matrix, matrix.tril())
     white = torch.linalg.solve_triangular(matrix, z.flatten(0, 1).T, upper=False)
-    torch.testing.assert_close(torch.cov(white), torch.eye(3, dtype=torch.float64), rtol=0, atol=0.05)
+    torch.testing.assert_close(
+        torch.cov(white), torch.eye(3, dtype=torch.float64), rtol=0, atol=0.05
+    )
 
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_whitening_reads_the_valid_slots_alone(dense):
-    z, counts = gaussian(3, 60), torch.tensor([60, 45, 30])
+    z = gaussian(3, 60)
+    counts = torch.tensor([60, 45, 30])
     old = torch.eye(3, dtype=torch.float64) if dense else torch.ones(3, dtype=torch.float64)
     spoiled = z.clone()
     for chain, count in enumerate(counts.tolist()):
@@ -130,7 +144,8 @@ def test_whitening_reads_the_valid_slots_alone(dense):
 
 @pytest.mark.parametrize("dense", [False, True])
 def test_chains_in_different_modes_do_not_pass_for_one_wide_mode(dense):
-    z, counts = gaussian(4, 1000), torch.full((4,), 1000)
+    z = gaussian(4, 1000)
+    counts = torch.full((4,), 1000)
     apart = z + 100.0 * torch.arange(4).reshape(4, 1, 1)
     old = torch.eye(3, dtype=torch.float64) if dense else torch.ones(3, dtype=torch.float64)
     torch.testing.assert_close(whitening(apart, counts, old), whitening(z, counts, old))
@@ -150,10 +165,13 @@ def test_what_a_window_leaves_of_a_condition_number_falls_with_the_next():
         basis = torch.linalg.qr(torch.randn(20, 20, dtype=torch.float64))[0]
         cov = (basis * torch.logspace(0, 4, 20, dtype=torch.float64)) @ basis.T
         z = torch.randn(4, 25, 20, dtype=torch.float64) @ torch.linalg.cholesky(cov).T
-    a, conditions = torch.eye(20, dtype=torch.float64), []
+    a = torch.eye(20, dtype=torch.float64)
+    conditions = []
     for _ in range(3):
         a = whitening(z, torch.full((4,), 25), a)
-        conditions.append(float(torch.linalg.cond(torch.linalg.solve(a, torch.linalg.cholesky(cov)))))
+        conditions.append(
+            float(torch.linalg.cond(torch.linalg.solve(a, torch.linalg.cholesky(cov))))
+        )
     assert conditions[0] < 40 and conditions[2] < 8 and conditions[1] < conditions[0]
 
 
@@ -165,7 +183,9 @@ def test_few_draws_of_many_dimensions_still_give_a_metric():
 
 
 def test_a_large_window_is_whitened_in_parts_with_the_same_numbers(monkeypatch):
-    z, counts, old = gaussian(4, 500), torch.full((4,), 500), torch.ones(3, dtype=torch.float64)
+    z = gaussian(4, 500)
+    counts = torch.full((4,), 500)
+    old = torch.ones(3, dtype=torch.float64)
     whole = whitening(z, counts, old)
     monkeypatch.setattr("pyrobnn.inference.hmc.adaptation._PART", 100)
     torch.testing.assert_close(whitening(z, counts, old), whole)
@@ -180,7 +200,8 @@ def test_the_first_step_crosses_the_target(width, guess):
         return -q / width**2, -0.5 * (q / width).square().sum(-1)
 
     with seeded(0):
-        q, r = width * torch.randn(64, 5), torch.randn(64, 5)
+        q = width * torch.randn(64, 5)
+        r = torch.randn(64, 5)
     g, lp = gradient(q)
     step = first_step_size(gradient, q, g, lp, r, guess, 0.8)
 
@@ -191,7 +212,9 @@ def test_the_first_step_crosses_the_target(width, guess):
         error = 0.5 * new.square().sum(-1) - new_lp - 0.5 * r.square().sum(-1) + lp
         return float((-error).clamp(max=0).exp().nan_to_num().mean())
 
-    assert (rate(step) > 0.8) != (rate(step / 2) > 0.8) or (rate(step) > 0.8) != (rate(2 * step) > 0.8)
+    assert (rate(step) > 0.8) != (rate(step / 2) > 0.8) or (rate(step) > 0.8) != (
+        rate(2 * step) > 0.8
+    )
     assert 0.1 * width < step < 10 * width
 
 
@@ -202,17 +225,23 @@ def test_a_schedule_peaks_at_one_and_ends_near_zero(schedule):
     assert float(factors.max()) == pytest.approx(1.0, abs=1e-4)
     assert bool((factors > 0).all()) and float(factors[-1]) < 1e-4
     peak = int(factors.argmax())
-    assert bool((factors[peak:].diff() <= 0).all()) and bool((factors[: peak + 1].diff() >= 0).all())
+    assert bool((factors[peak:].diff() <= 0).all()) and bool(
+        (factors[: peak + 1].diff() >= 0).all()
+    )
 
 
 def test_the_schedules_are_what_their_names_say():
     cosine = learning_rate_factors(8, "cosine")
-    assert cosine.tolist() == pytest.approx([0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8)])
+    assert cosine.tolist() == pytest.approx(
+        [0.5 * (1 + math.cos(math.pi * k / 8)) for k in range(8)]
+    )
     hold = learning_rate_factors(8, "hold_cosine")
     assert hold[:5].tolist() == [1.0] * 5
     assert hold[4:].tolist() == pytest.approx(learning_rate_factors(4, "cosine").tolist())
     assert learning_rate_factors(5, None).tolist() == [1.0] * 5
-    assert learning_rate_factors(3, lambda step: 1 / (1 + step)).tolist() == pytest.approx([1, 1 / 2, 1 / 3])
+    assert learning_rate_factors(3, lambda step: 1 / (1 + step)).tolist() == pytest.approx(
+        [1, 1 / 2, 1 / 3]
+    )
     with pytest.raises(ValueError, match="'schedule' must be"):
         Optimizer(schedule="linear")
 
@@ -231,18 +260,26 @@ def test_torch_agrees_with_the_cosine():
 
 def test_the_constant_rate_of_a_quadratic_is_the_formulas():
     r"""Of ½ |θ − y|² with mini-batch noise of variance v per coordinate: 2 / (N v), below its bound of one."""
-    num_data, deviation = 1000, 0.3
+    num_data = 1000
+    deviation = 0.3
     generator = torch.Generator().manual_seed(0)
     batches = iter(lambda: (deviation * torch.randn(4, generator=generator),), None)
     with seeded(0):
         rate = constant_rate(
-            lambda theta, y: 0.5 * (theta - y).square().sum(), torch.zeros(4), batches, num_data=num_data
+            lambda theta, y: 0.5 * (theta - y).square().sum(),
+            torch.zeros(4),
+            batches,
+            num_data=num_data,
         )
     # the variance is estimated from 64 gradients of 4 coordinates, an error of 9 %
     assert rate == pytest.approx(2 / (num_data * deviation**2), rel=0.45)
     with seeded(0):
         slower = constant_rate(
-            lambda theta, y: 0.5 * (theta - y).square().sum(), torch.zeros(4), batches, num_data=num_data, momentum=0.9
+            lambda theta, y: 0.5 * (theta - y).square().sum(),
+            torch.zeros(4),
+            batches,
+            num_data=num_data,
+            momentum=0.9,
         )
     assert slower == pytest.approx(0.1 * 2 / (num_data * deviation**2), rel=0.45)
 

@@ -14,7 +14,9 @@ from pyrobnn.inference.hmc.adaptation import form_of, pulled, standard_deviation
 with seeded(3):
     FORMS = {
         "diag": 0.5 + torch.rand(6, dtype=torch.float64),
-        "dense": torch.linalg.cholesky(torch.cov(torch.randn(6, 30, dtype=torch.float64))).contiguous(),
+        "dense": torch.linalg.cholesky(
+            torch.cov(torch.randn(6, 30, dtype=torch.float64))
+        ).contiguous(),
     }
 
 
@@ -53,6 +55,8 @@ def test_a_correlated_program_takes_short_trees_and_leaves_its_metric():
     design = torch.stack([torch.ones(30), x], 1).double()
     exact = torch.linalg.inv(design.T @ design + 0.04 * torch.eye(2))  # the prior's share
     both = torch.stack([posterior.draws["a"], posterior.draws["b"]], -1).double().flatten(0, 1)
-    torch.testing.assert_close(torch.cov(both.T) / exact, torch.ones(2, 2).double(), rtol=0, atol=0.5)
+    torch.testing.assert_close(
+        torch.cov(both.T) / exact, torch.ones(2, 2).double(), rtol=0, atol=0.5
+    )
     a = posterior.history["warmup_metric"].reshape(2, 2).double()
     torch.testing.assert_close(a @ a.T / exact, torch.ones(2, 2).double(), rtol=0, atol=0.6)

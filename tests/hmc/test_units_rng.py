@@ -28,7 +28,12 @@ def keys(argument: str, values: torch.Tensor) -> torch.Tensor:
 def draws(argument: str, values: torch.Tensor = NUMBERS) -> dict[str, torch.Tensor]:
     found = keys(argument, values)
     first, second, sign = rng.chances(found)
-    return {"first": first, "second": second, "sign": sign, "normal": rng.normal(found, 1, torch.float64)[..., 0]}
+    return {
+        "first": first,
+        "second": second,
+        "sign": sign,
+        "normal": rng.normal(found, 1, torch.float64)[..., 0],
+    }
 
 
 LAWS = {"first": "uniform", "second": "uniform", "normal": "norm"}
@@ -44,7 +49,8 @@ def test_the_marginal_is_exact_whichever_argument_runs(argument):
 
 
 def _assert_uncorrelated(a: torch.Tensor, b: torch.Tensor) -> None:
-    a, b = a - a.mean(), b - b.mean()
+    a = a - a.mean()
+    b = b - b.mean()
     z = float((a * b).sum() / (a.square().sum() * b.square().sum()).sqrt()) * math.sqrt(len(a))
     assert abs(z) < SIGMAS + 1  # several pairs to a test
 
@@ -56,7 +62,9 @@ def test_neighbours_are_independent_whichever_argument_runs(argument, lag):
     for name in ("first", "second", "sign", "normal"):
         values = found[name]
         _assert_uncorrelated(values[:-lag], values[lag:])
-        _assert_uncorrelated((values[:-lag] - values.mean()).square(), (values[lag:] - values.mean()).abs())
+        _assert_uncorrelated(
+            (values[:-lag] - values.mean()).square(), (values[lag:] - values.mean()).abs()
+        )
 
 
 @pytest.mark.parametrize("pair", list(itertools.combinations(ARGUMENTS, 2)), ids="-".join)
@@ -91,7 +99,8 @@ def test_a_change_of_one_bit_changes_half_of_the_bits(argument):
 
 
 def test_a_million_keys_are_all_different():
-    chain, transition = torch.arange(8)[:, None, None], torch.arange(400)[None, :, None]
+    chain = torch.arange(8)[:, None, None]
+    transition = torch.arange(400)[None, :, None]
     found = rng.stream(rng.key(torch.tensor(0), chain, transition), torch.arange(320))
     assert len(found.unique()) == found.numel() == 8 * 400 * 320
 
@@ -107,13 +116,22 @@ def test_normals_have_normal_tails():
 def test_the_numbers_are_those_of_every_machine():
     """Golden values: a change of them would break every seed of every user."""
     found = rng.key(torch.tensor(0), torch.tensor(1), torch.tensor(2))
-    assert [int(found), int(rng.stream(found, torch.tensor(3)))] == [6768782832058643234, 3846420020073568285]
+    assert [int(found), int(rng.stream(found, torch.tensor(3)))] == [
+        6768782832058643234,
+        3846420020073568285,
+    ]
     first, second, sign = rng.chances(found)
-    assert [float(first), float(second), float(sign)] == [0.8390180487185717, 0.27618914330378175, 1.0]
+    assert [float(first), float(second), float(sign)] == [
+        0.8390180487185717,
+        0.27618914330378175,
+        1.0,
+    ]
     normals = [-1.3762476627291695, -0.23857094009835636, 1.7234568280282576]
     expected = torch.tensor(normals, dtype=torch.float64)
     torch.testing.assert_close(rng.normal(found, 3, torch.float64), expected, rtol=1e-14, atol=0)
-    torch.testing.assert_close(rng.normal(found, 3, torch.float32), expected.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        rng.normal(found, 3, torch.float32), expected.float(), rtol=1e-5, atol=1e-6
+    )
 
 
 def _split_mix(bits: int) -> int:
@@ -153,15 +171,19 @@ def noise(seed: int = 0) -> rng.Noise:
 
 @pytest.mark.parametrize("odd", [0, 1])
 def test_the_normals_of_an_evaluation_are_independent_standard_normals(odd):
-    size, source = SIZE - odd, noise()
+    size = SIZE - odd
+    source = noise()
     first, second = (source.normal(torch.empty(size, dtype=torch.float64)) for _ in range(2))
     next_step = noise(1).normal(first)
     # odd and even functions of the two: a sine and a cosine of one angle have a radius in common
-    sine, cosine = first[size // 2 + odd :], first[: size // 2]
+    sine = first[size // 2 + odd :]
+    cosine = first[: size // 2]
     pairs = [(first, second), (first, next_step), (first[:-1], first[1:]), (sine, cosine)]
     for one in (first, second, next_step):
         assert stats.kstest(one.numpy(), "norm").pvalue > LEVEL
-        assert stats.binomtest(int((one.abs() > 3).sum()), size, 2 * stats.norm.sf(3)).pvalue > LEVEL
+        assert (
+            stats.binomtest(int((one.abs() > 3).sum()), size, 2 * stats.norm.sf(3)).pvalue > LEVEL
+        )
         for power, moment, variance in ((1, 0, 1), (2, 1, 2), (3, 0, 15), (4, 3, 96)):
             assert abs(float(one.pow(power).mean()) - moment) < SIGMAS * math.sqrt(variance / size)
     for one, other in pairs:
@@ -187,7 +209,11 @@ def test_steps_calls_signs_and_particles_have_numbers_of_their_own():
 def test_the_numbers_of_an_evaluation_are_those_of_every_machine():
     """Golden values."""
     source = noise(7)
-    expected = torch.tensor([1.2138544409415155, -0.5226611361240041, -0.9366094479577751], dtype=torch.float64)
+    expected = torch.tensor(
+        [1.2138544409415155, -0.5226611361240041, -0.9366094479577751], dtype=torch.float64
+    )
     torch.testing.assert_close(source.normal(expected), expected, rtol=1e-14, atol=0)
     assert source.sign(torch.empty(2)).tolist() == [-1.0, 1.0]
-    torch.testing.assert_close(noise(7).normal(expected.float()), expected.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        noise(7).normal(expected.float()), expected.float(), rtol=1e-5, atol=1e-6
+    )

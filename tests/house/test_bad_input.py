@@ -14,7 +14,12 @@ from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.likelihoods import Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods import (
+    Bernoulli,
+    Categorical,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+)
 
 X, Y = toy()
 
@@ -42,7 +47,13 @@ def classes(out=3):
         (classes(1), X, torch.zeros(40, dtype=torch.long), ValueError, "for two labels, Bernoulli"),
         (toy_model(Bernoulli()), X, torch.full((40,), 2.0), ValueError, "0 and 1 only"),
         ("model", X, Y, TypeError, "'model' must be a pyrobnn.BNN"),
-        (lambda y: None, X, None, TypeError, r"called as fn\(x, y\).*fit\(lambda x, y: program\(x\), data\)"),
+        (
+            lambda y: None,
+            X,
+            None,
+            TypeError,
+            r"called as fn\(x, y\).*fit\(lambda x, y: program\(x\), data\)",
+        ),
         (lambda x, y, z: None, X, Y, TypeError, "called as fn.*'z'.*make x a tuple"),
     ],
 )
@@ -56,14 +67,21 @@ def test_a_cast_that_loses_the_data_is_refused(name):
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(80, 1, generator=generator, dtype=torch.float64)
     data = {"x": X.double().repeat(2, 1), "y": Y.double().repeat(2, 1)}
-    with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps 1 of 79 .*standardizer"):
+    with pytest.raises(
+        ValueError, match=f"column 0 of '{name}'.*float32 keeps 1 of 79 .*standardizer"
+    ):
         prepare(toy_model(), **data | {name: 1e8 + noise}, points="free")
     # an outlier does not hide it, nor does a standardizer that it has blown up
     outlier = torch.cat([1e9 + noise[1:], torch.zeros(1, 1).double()])
     with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps"):
         prepare(toy_model(), **data | {name: outlier}, points="free")
     whole = pb.data.Dataset(**data | {name: outlier}, name="d", task="regression")
-    model = pb.BNN(toy_net(), normal_prior(), HomoskedasticGaussian(0.1), standardizer=pb.data.Standardizer.fit(whole))
+    model = pb.BNN(
+        toy_net(),
+        normal_prior(),
+        HomoskedasticGaussian(0.1),
+        standardizer=pb.data.Standardizer.fit(whole),
+    )
     with pytest.raises(ValueError, match=f"column 0 of '{name}'.*float32 keeps"):
         prepare(model, whole.x, whole.y, points="free")
     harmless = (
@@ -158,7 +176,10 @@ def test_what_is_not_finite_in_a_loader_is_named_by_its_row_of_the_data_set(row,
     y = Y.clone()
     y[row] = math.nan
     loader = torch.utils.data.DataLoader(
-        torch.utils.data.TensorDataset(X, y), batch_size=8, shuffle=shuffle, generator=torch.Generator()
+        torch.utils.data.TensorDataset(X, y),
+        batch_size=8,
+        shuffle=shuffle,
+        generator=torch.Generator(),
     )
     with pytest.raises(ValueError, match=rf"'y' holds 1 NaN .*row {row}\)"):
         list(prepare(toy_model(), loader, points="free", stream=stream).one_pass())
@@ -180,11 +201,17 @@ def test_a_device_without_float64_is_refused_wherever_it_comes_from():
 
 
 def a_program(x, y):
-    pyro.sample("y", dist.Normal(pyro.sample("a", dist.Normal(0.0, 1.0)), 1.0).expand(y.shape).to_event(2), obs=y)
+    pyro.sample(
+        "y",
+        dist.Normal(pyro.sample("a", dist.Normal(0.0, 1.0)), 1.0).expand(y.shape).to_event(2),
+        obs=y,
+    )
 
 
 def rehearsed(**wrong):
-    pb.rehearse(**{"method": pb.MAP(), "model": toy_model(), "x": X, "y": Y, "num_worlds": 2} | wrong)
+    pb.rehearse(
+        **{"method": pb.MAP(), "model": toy_model(), "x": X, "y": Y, "num_worlds": 2} | wrong
+    )
 
 
 def trained(**wrong):
@@ -192,7 +219,10 @@ def trained(**wrong):
 
 
 def sampled(**wrong):
-    pb.sample(**{"log_density": lambda values: -values["z"].square(), "init": {"z": torch.zeros(())}} | wrong)
+    pb.sample(
+        **{"log_density": lambda values: -values["z"].square(), "init": {"z": torch.zeros(())}}
+        | wrong
+    )
 
 
 TAKERS = {
@@ -202,7 +232,10 @@ TAKERS = {
         lambda **wrong: pb.posthoc(**{"net": toy_net(), "x_or_loader": X, "y": Y} | wrong),
         "net likelihood seed",
     ),
-    "fit": (lambda **wrong: pb.NUTS().fit(toy_model(), X, Y, **wrong), "init device checkpoint callbacks seed"),
+    "fit": (
+        lambda **wrong: pb.NUTS().fit(toy_model(), X, Y, **wrong),
+        "init device checkpoint callbacks seed",
+    ),
     "BNNRegressor": (
         lambda **wrong: pb.BNNRegressor(random_state=0, **wrong).fit(X.numpy(), Y.numpy()[:, 0]),
         "method net likelihood",
@@ -213,17 +246,27 @@ TAKERS = {
         ),
         "program method",
     ),
-    "Density": (lambda **wrong: pb.Density(**{"program": a_program, "args": (X, Y)} | wrong), "program args"),
-    "MCMC": (lambda **wrong: pb.mcmc.MCMC(pb.mcmc.NUTS(a_program), num_samples=2, **wrong), "initial_params"),
+    "Density": (
+        lambda **wrong: pb.Density(**{"program": a_program, "args": (X, Y)} | wrong),
+        "program args",
+    ),
+    "MCMC": (
+        lambda **wrong: pb.mcmc.MCMC(pb.mcmc.NUTS(a_program), num_samples=2, **wrong),
+        "initial_params",
+    ),
     "scan": (lambda **wrong: pb.scan(**{"carry": X[0], "xs": X} | wrong), "step"),
 }
 
 
-@pytest.mark.parametrize("value", ["no such", 3.5, [1, "a"], object()], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", ["no such", 3.5, [1, "a"], object()], ids=lambda value: type(value).__name__
+)
 @pytest.mark.parametrize("taker", TAKERS)
 def test_an_argument_of_the_wrong_kind_is_named_before_any_compute(taker, value, monkeypatch):
     """The law of all functions of the package: no mistake is found out by what comes of it in the depth."""
-    monkeypatch.setattr(pb.inference.method.Method, "_fit_head", lambda *_: pytest.fail("a fit was begun"))
+    monkeypatch.setattr(
+        pb.inference.method.Method, "_fit_head", lambda *_: pytest.fail("a fit was begun")
+    )
     call, names = TAKERS[taker]
     for name in names.split():
         if (name, value) == ("checkpoint", "no such"):
@@ -233,6 +276,8 @@ def test_an_argument_of_the_wrong_kind_is_named_before_any_compute(taker, value,
 
 
 def test_points_that_are_not_finite_are_refused_before_the_first_fit(monkeypatch):
-    monkeypatch.setattr(pb.inference.method.Method, "_fit_head", lambda *_: pytest.fail("a fit was begun"))
+    monkeypatch.setattr(
+        pb.inference.method.Method, "_fit_head", lambda *_: pytest.fail("a fit was begun")
+    )
     with pytest.raises(ValueError, match=r"regions\['far'\].* holds 1 NaN.*row 1"):
         rehearsed(regions={"far": torch.tensor([[0.0], [math.nan]])})

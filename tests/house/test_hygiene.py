@@ -93,7 +93,11 @@ def test_a_sample_of_a_product_covers_each_value_is_spread_and_grows_little(also
     assert kept == covering(dict(reversed(cases.items())), 3, also)
     for place, length in enumerate((25, 17)):
         counts = Counter(values[place] for values in (*(cases[name] for name in kept), *also))
-        assert set(counts) == {*range(length)} and min(counts.values()) >= 3 and max(counts.values()) <= 12
+        assert (
+            set(counts) == {*range(length)}
+            and min(counts.values()) >= 3
+            and max(counts.values()) <= 12
+        )
     assert len(kept) <= 80  # of 425
     assert len(kept & covering(grid(26, 17), 3, also)) > 0.9 * len(kept)
     assert len(covering(grid(3, 2, 2), 2)) <= 8

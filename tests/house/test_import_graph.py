@@ -14,7 +14,9 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 #: verbs that users find on a noun: `posterior.to_datatree`, `save`, `load`
-CIRCLES = [{"pyrobnn.posterior.datatree", "pyrobnn.posterior.posterior", "pyrobnn.posterior.storage"}]
+CIRCLES = [
+    {"pyrobnn.posterior.datatree", "pyrobnn.posterior.posterior", "pyrobnn.posterior.storage"}
+]
 
 
 def imports(node: ast.AST, late: bool = False, types: bool = False) -> Iterator[tuple[str, bool]]:
@@ -31,11 +33,17 @@ def imports(node: ast.AST, late: bool = False, types: bool = False) -> Iterator[
         elif isinstance(child, ast.Import):
             yield from ((alias.name, late) for alias in child.names)
         else:
-            yield from imports(child, late or isinstance(child, (ast.FunctionDef, ast.Lambda)), types)
+            yield from imports(
+                child, late or isinstance(child, (ast.FunctionDef, ast.Lambda)), types
+            )
 
 
 ARROWS = {
-    name: {(target, late) for target, late in imports(ast.parse(path.read_text("utf-8"))) if target in MODULES}
+    name: {
+        (target, late)
+        for target, late in imports(ast.parse(path.read_text("utf-8")))
+        if target in MODULES
+    }
     for name, path in MODULES.items()
 }
 
@@ -44,7 +52,8 @@ def circles(arrows: dict[str, set[str]]) -> list[set[str]]:
     """Sets of files that reach each other."""
     reach: dict[str, set[str]] = {}
     for name in arrows:
-        reach[name], ahead = set(), [name]
+        reach[name] = set()
+        ahead = [name]
         while ahead:
             new = arrows[ahead.pop()] - reach[name]
             reach[name] |= new
@@ -63,7 +72,9 @@ def test_a_planted_circle_is_found():
 
 
 def test_no_circle_at_import():
-    arrows = {name: {target for target, late in found if not late} for name, found in ARROWS.items()}
+    arrows = {
+        name: {target for target, late in found if not late} for name, found in ARROWS.items()
+    }
     assert len(arrows) > 100 and sum(map(len, arrows.values())) > 300
     assert circles(arrows) == []
 
@@ -74,7 +85,11 @@ def test_late_imports_close_no_circles_but_those_of_a_verb_on_a_noun():
 
 
 ALL = {
-    name: {target for target, _ in imports(ast.parse(path.read_text("utf-8")), types=True) if target in MODULES}
+    name: {
+        target
+        for target, _ in imports(ast.parse(path.read_text("utf-8")), types=True)
+        if target in MODULES
+    }
     for name, path in MODULES.items()
 }
 
@@ -95,7 +110,9 @@ def rooms() -> dict[str, set[str]]:
 def floors(arrows: dict[str, set[str]]) -> list[set[str]]:
     """Rooms by floor from the ground; what has arrows in a circle stands on none."""
     found: list[set[str]] = []
-    while new := {name for name in arrows if arrows[name] <= set().union(*found)} - set().union(*found):
+    while new := {name for name in arrows if arrows[name] <= set().union(*found)} - set().union(
+        *found
+    ):
         found.append(new)
     return found
 
@@ -103,7 +120,9 @@ def floors(arrows: dict[str, set[str]]) -> list[set[str]]:
 def test_a_planted_arrow_that_runs_up_is_found():
     assert floors({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == [{"c"}, {"b"}, {"a"}]
     assert floors({"a": {"b"}, "b": {"a", "c"}, "c": set()}) == [{"c"}]
-    assert dict(imports(ast.parse("def f(): import_module('pyrobnn.mcmc')"))) == {"pyrobnn.mcmc": True}
+    assert dict(imports(ast.parse("def f(): import_module('pyrobnn.mcmc')"))) == {
+        "pyrobnn.mcmc": True
+    }
 
 
 def test_one_place_makes_the_progress_bar_of_a_fit():

@@ -16,7 +16,17 @@ import pyrobnn as pb
 
 ROOT = Path(__file__).parents[2]
 #: libraries of reports, figures, trees, tables and tests of hypotheses, and what needs them
-HEAVY = ("sklearn", "matplotlib", "pandas", "jinja2", "arviz_base", "arviz_stats", "arviz_plots", "xarray", "scipy")
+HEAVY = (
+    "sklearn",
+    "matplotlib",
+    "pandas",
+    "jinja2",
+    "arviz_base",
+    "arviz_stats",
+    "arviz_plots",
+    "xarray",
+    "scipy",
+)
 #: of the time of ``import torch, pyro``
 MOST = 1.15
 

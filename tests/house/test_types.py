@@ -19,11 +19,17 @@ ARRAYS = re.compile(r"\b(Tensor|ndarray|DataArray|xr\.Dataset|Dataset|Standardiz
 
 def dataclasses_of_the_package():
     for info in pkgutil.walk_packages(pb.__path__, "pyrobnn."):
-        without_extra = info.name == "pyrobnn.botorch" and importlib.util.find_spec("botorch") is None
+        without_extra = (
+            info.name == "pyrobnn.botorch" and importlib.util.find_spec("botorch") is None
+        )
         if info.name.endswith("__main__") or without_extra:
             continue
         for value in vars(importlib.import_module(info.name)).values():
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == info.name:
+            if (
+                isinstance(value, type)
+                and dataclasses.is_dataclass(value)
+                and value.__module__ == info.name
+            ):
                 yield value
 
 

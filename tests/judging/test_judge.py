@@ -55,7 +55,9 @@ def test_right_predictions_pass_and_narrow_ones_do_not(form):
     assert "pit" in {check.name for check in (*narrow.failed, *narrow.warned)}
 
 
-@pytest.mark.parametrize("levels", [(0.05, 0.95), (0.05, 0.25, 0.5, 0.75, 0.95), (0.5, 0.9, 0.99), ()])
+@pytest.mark.parametrize(
+    "levels", [(0.05, 0.95), (0.05, 0.25, 0.5, 0.75, 0.95), (0.5, 0.9, 0.99), ()]
+)
 def test_right_predictions_have_p_values_no_smaller_than_uniform_ones(levels):
     rng = np.random.default_rng(1)
     p = np.array([p_value(rng.random(60), levels) for _ in range(120)])
@@ -68,10 +70,13 @@ def test_right_predictions_have_p_values_no_smaller_than_uniform_ones(levels):
 
 def test_what_five_quantiles_say_of_skewed_errors_is_used():
     """They are too high at the lowest level, too low at the median: each by less than one test of it would see."""
-    levels, found = (0.05, 0.25, 0.5, 0.75, 0.95), []
+    levels = (0.05, 0.25, 0.5, 0.75, 0.95)
+    found = []
     for seed in range(40):
         rng = np.random.default_rng(seed)
-        found.append(p_value(stats.norm.cdf((rng.gamma(2.0, size=100) - 2.0) / np.sqrt(2.0)), levels) < 0.02)
+        found.append(
+            p_value(stats.norm.cdf((rng.gamma(2.0, size=100) - 2.0) / np.sqrt(2.0)), levels) < 0.02
+        )
     assert np.mean(found) > 0.6
 
 
@@ -82,7 +87,11 @@ def p_value(u: np.ndarray, levels: tuple[float, ...]) -> float:
 
 def test_the_draws_are_not_checked_and_no_pass():
     verdict = pb.judge(forms(1.0)["torch"], Y, x=X)
-    assert not verdict.checked("draws") and verdict.draws != "pass" and "draws: not checked" in str(verdict)
+    assert (
+        not verdict.checked("draws")
+        and verdict.draws != "pass"
+        and "draws: not checked" in str(verdict)
+    )
     assert {check.question for check in verdict.checks} == {"model"}
 
 
@@ -104,7 +113,9 @@ def test_rows_of_training_are_found_and_the_line_learns_from_training():
     assert verdict.worst("model").name == "held_out_rows" and verdict.model == "fail"
     other = np.random.default_rng(8)
     x = other.normal(size=(N, 2))
-    broad = pb.judge(stats.norm(0.0 * F, 3.0), Y, x=X, x_train=x, y_train=x @ [1.0, -0.5] + other.normal(size=N))
+    broad = pb.judge(
+        stats.norm(0.0 * F, 3.0), Y, x=X, x_train=x, y_train=x @ [1.0, -0.5] + other.normal(size=N)
+    )
     assert next(check for check in broad.checks if check.name == "baseline").status == "fail"
 
 
@@ -172,7 +183,11 @@ def test_columns_of_probabilities_are_those_of_the_labels_they_name(predictions,
     """In whatever order the columns stand, the score is that of the labels."""
     found = next(c for c in pb.judge(predictions, y).checks if c.name == "baseline").numbers["own"]
     own = predictions.shape[1] > 1
-    expected = np.log(PROBS[np.arange(N), LABELS] if own else np.where(LABELS == 0, PROBS[:, 0], 1.0 - PROBS[:, 0]))
+    expected = np.log(
+        PROBS[np.arange(N), LABELS]
+        if own
+        else np.where(LABELS == 0, PROBS[:, 0], 1.0 - PROBS[:, 0])
+    )
     assert found == pytest.approx(expected.mean())
 
 
@@ -182,10 +197,13 @@ def test_a_class_that_no_row_has_may_have_a_column():
     assert pb.judge(pd.DataFrame(PROBS[seen], columns=list("abcd")), words[seen]).checked("model")
 
 
-@pytest.mark.parametrize("law", ["scalar torch", "scalar scipy", "column scipy", "independent", "no icdf"])
+@pytest.mark.parametrize(
+    "law", ["scalar torch", "scalar scipy", "column scipy", "independent", "no icdf"]
+)
 def test_a_law_of_any_shape_is_that_of_its_rows(law):
     y = np.random.default_rng(0).standard_t(5, size=N)
-    t, zeros = torch.distributions.StudentT, torch.zeros(N, 1)
+    t = torch.distributions.StudentT
+    zeros = torch.zeros(N, 1)
     laws = {
         "scalar torch": t(5.0, 0.0, 1.0),
         "scalar scipy": stats.t(5),
@@ -196,7 +214,9 @@ def test_a_law_of_any_shape_is_that_of_its_rows(law):
     reference = pb.judge(stats.t(5, np.zeros(N)), y)
     for found, expected in zip(pb.judge(laws[law], y).checks, reference.checks, strict=True):
         assert (found.name, found.status) == (expected.name, expected.status)
-        assert found.name != "baseline" or found.numbers["own"] == pytest.approx(expected.numbers["own"], rel=0.02)
+        assert found.name != "baseline" or found.numbers["own"] == pytest.approx(
+            expected.numbers["own"], rel=0.02
+        )
 
 
 def test_a_mean_with_its_sd_is_not_two_draws():
@@ -211,35 +231,47 @@ def test_few_rows_are_said_to_be_few():
     assert "20 rows or more" in check.action and "tree" not in str(check)
 
 
-@pytest.mark.parametrize("form", ["quantiles", "SciPy's counts", "classes", "counts", "draws of counts"])
+@pytest.mark.parametrize(
+    "form", ["quantiles", "SciPy's counts", "classes", "counts", "draws of counts"]
+)
 def test_what_is_randomised_is_not_what_drew_the_data(form):
     """Inputs of the commonest seed, in the first numbers of its generator, are no pattern of right predictions."""
-    n, width = 400, 2 if form == "classes" else 1
+    n = 400
+    width = 2 if form == "classes" else 1
     x = torch.tensor(np.random.default_rng(0).uniform(size=(n, width)))
     if form in ("counts", "draws of counts"):
         x = torch.rand(n, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    rate, others = torch.exp(0.3 * x[:, 0] - 0.5), np.random.default_rng(5)
+    rate = torch.exp(0.3 * x[:, 0] - 0.5)
+    others = np.random.default_rng(5)
     counts = others.poisson(rate)
     if form == "quantiles":
         y = x[:, 0].numpy() + others.normal(size=n)
-        predictions = {level: x[:, 0].numpy() + stats.norm.ppf(level) for level in (0.05, 0.5, 0.95)}
+        predictions = {
+            level: x[:, 0].numpy() + stats.norm.ppf(level) for level in (0.05, 0.5, 0.95)
+        }
     elif form == "classes":
         predictions = torch.sigmoid(x[:, 0] - 0.5)
         y = (others.uniform(size=n) < predictions.numpy()).astype(int)
     elif form == "counts":
-        predictions, y = pb.Prediction(rate.log()[None, None, :, None], pb.likelihoods.Poisson(), {}), counts[:, None]
+        predictions = pb.Prediction(rate.log()[None, None, :, None], pb.likelihoods.Poisson(), {})
+        y = counts[:, None]
     else:
-        y, predictions = counts, stats.poisson(rate.numpy())
+        y = counts
+        predictions = stats.poisson(rate.numpy())
         if form == "draws of counts":
             predictions = predictions.rvs((200, n), random_state=6)
-    (pattern,) = (check for check in pb.judge(predictions, y, x=x).checks if check.name == "pattern")
+    (pattern,) = (
+        check for check in pb.judge(predictions, y, x=x).checks if check.name == "pattern"
+    )
     assert pattern.status == "pass" and pattern.value < 0.2, pattern.evidence
 
 
 def test_a_pass_names_what_was_looked_at_and_no_fault():
     """Right predictions: no line says that outcomes lie beside them, or that neighbouring errors agree."""
     for check in pb.judge(forms(1.0)["torch"], Y, x=X).checks:
-        assert check.status == "pass" and not re.search("above or below|agree|misses|not calibrated", check.evidence)
+        assert check.status == "pass" and not re.search(
+            "above or below|agree|misses|not calibrated", check.evidence
+        )
 
 
 def test_assert_calibrated():
@@ -251,19 +283,40 @@ def test_assert_calibrated():
 
 
 def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
-    table = pd.DataFrame({"y": Y, "age": X[:, 0], "kind": np.where(X[:, 1] > 0, "a", "b"), "m": F, "s": 1.0})
+    table = pd.DataFrame(
+        {"y": Y, "age": X[:, 0], "kind": np.where(X[:, 1] > 0, "a", "b"), "m": F, "s": 1.0}
+    )
     for level in (5, 50, 95):
         table[f"q{level:02}"] = F + stats.norm.ppf(level / 100)
-    file, out = tmp_path / "made.csv", tmp_path / "out"
+    file = tmp_path / "made.csv"
+    out = tmp_path / "out"
     table.to_csv(file, index=False)
     given = ["judge", str(file), "--target", "y"]
-    assert main([*given, "--quantiles", "q05", "q50", "q95", "--features", "age", "kind", "--out", str(out)]) == 0
+    assert (
+        main(
+            [
+                *given,
+                "--quantiles",
+                "q05",
+                "q50",
+                "q95",
+                "--features",
+                "age",
+                "kind",
+                "--out",
+                str(out),
+            ]
+        )
+        == 0
+    )
     assert "model: pass" in capsys.readouterr().out
     assert json.loads((out / "verdict.json").read_text())["model"] == "pass"
     page = (out / "report.html").read_text()
     assert "Coverage" in page and "Not drawn" not in page and "posterior?" in page
     stray = np.where(np.arange(len(Y)) == 2, "x", "-9")
-    table.assign(s=0.5, stray05=stray, inf05=np.where(np.arange(len(Y)) == 2, np.inf, -9.0)).to_csv(file, index=False)
+    table.assign(s=0.5, stray05=stray, inf05=np.where(np.arange(len(Y)) == 2, np.inf, -9.0)).to_csv(
+        file, index=False
+    )
     assert main([*given, "--mean", "m", "--sd", "s"]) == 1
     capsys.readouterr()
     for wrong, says in (
@@ -276,7 +329,10 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
             "made.csv: column 'stray05' holds numbers but for 1 of 300 cells, first 'x'",
         ),
         (["--probabilities", "kind", "s"], "made.csv: column 'kind' holds text such as "),
-        (["--quantiles", "q05", "q95", "--features", "AGE"], "has no column 'AGE', did you mean 'age'?"),
+        (
+            ["--quantiles", "q05", "q95", "--features", "AGE"],
+            "has no column 'AGE', did you mean 'age'?",
+        ),
         (["--quantiles", "inf05", "q95"], "infinite values in row 3"),
         (["--draws", "m"], "two are needed"),
         (["--mean", "m", "--sd", "s", "--features", "age", "y"], "'y' is the target"),
@@ -288,6 +344,9 @@ def test_the_command_line_judges_a_file_and_writes_a_page(tmp_path, capsys):
 
 def test_a_category_has_one_number_in_both_tables():
     """The training rows know a kind that comes first and that no row to be judged has."""
-    tables = {"x": pd.DataFrame({"kind": ["b", "c"]}), "x_train": pd.DataFrame({"kind": ["a", "c", "b"]})}
+    tables = {
+        "x": pd.DataFrame({"kind": ["b", "c"]}),
+        "x_train": pd.DataFrame({"kind": ["a", "c", "b"]}),
+    }
     numbers = {name: frame["kind"].tolist() for name, frame in _numbers(tables, "y").items()}
     assert numbers == {"x": [1.0, 2.0], "x_train": [0.0, 2.0, 1.0]}

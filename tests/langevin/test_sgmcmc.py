@@ -39,7 +39,8 @@ def linear_model():
 def diabetes():
     """Standardised x, y and the exact posterior (mean, covariance) of weight and bias."""
     bunch = load_diabetes(scaled=False)
-    x, y = torch.tensor(bunch.data), torch.tensor(bunch.target)[:, None]
+    x = torch.tensor(bunch.data)
+    y = torch.tensor(bunch.target)[:, None]
     x, y = ((value - value.mean(0)) / value.std(0, correction=0) for value in (x, y))
     design = torch.cat([x, torch.ones_like(y)], 1)
     precision = design.T @ design / 0.49 + torch.eye(11, dtype=x.dtype)
@@ -86,11 +87,21 @@ def test_temperature_widens_and_is_recorded():
     "config",
     [
         pytest.param(
-            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100), marks=pytest.mark.slow, id="sgld"
+            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100),
+            marks=pytest.mark.slow,
+            id="sgld",
         ),
-        pytest.param(SGHMC(num_chains=64, num_warmup=1000, step_size=0.01, thinning=50), id="sghmc"),
         pytest.param(
-            SGLD(num_chains=64, num_warmup=1000, step_size=0.005, thinning=100, preconditioner="rmsprop"),
+            SGHMC(num_chains=64, num_warmup=1000, step_size=0.01, thinning=50), id="sghmc"
+        ),
+        pytest.param(
+            SGLD(
+                num_chains=64,
+                num_warmup=1000,
+                step_size=0.005,
+                thinning=100,
+                preconditioner="rmsprop",
+            ),
             marks=pytest.mark.slow,
             id="psgld",
         ),
@@ -109,7 +120,14 @@ def test_the_preconditioner_leaves_the_target():
     def program(x=None, y=None):
         pyro.sample("z", dist.Normal(torch.zeros_like(steep), steep).to_event(1))
 
-    config = SGHMC(num_chains=64, num_warmup=600, step_size=0.02, friction=0.3, thinning=20, preconditioner="rmsprop")
+    config = SGHMC(
+        num_chains=64,
+        num_warmup=600,
+        step_size=0.02,
+        friction=0.3,
+        thinning=20,
+        preconditioner="rmsprop",
+    )
     draws = config.fit(program, num_draws=150, seed=5).draws["z"]
     assert_var_within(draws, steep**2, mean=0.0)
 
@@ -117,7 +135,9 @@ def test_the_preconditioner_leaves_the_target():
 @pytest.mark.slow
 def test_sghmc_recovers_the_conjugate_posterior(diabetes):
     x, y, mean, covariance = diabetes
-    config = SGHMC(num_chains=32, num_warmup=1500, step_size=0.2, friction=0.1, thinning=30, init_steps=0)
+    config = SGHMC(
+        num_chains=32, num_warmup=1500, step_size=0.2, friction=0.1, thinning=30, init_steps=0
+    )
     draws = whitened(config.fit(linear_model(), x, y, num_draws=100, seed=6), mean, covariance)
     assert_mean_within(draws, 0.0)
     assert_var_within(draws, 1.0, mean=0.0)
@@ -128,7 +148,14 @@ def test_the_mini_batch_bias_shrinks_with_the_step_size(diabetes):
     x, y, mean, covariance = diabetes
     excess = []
     for step_size in (0.08, 0.02):
-        config = SGLD(num_chains=32, num_warmup=2000, step_size=step_size, thinning=50, batch_size=64, init_steps=0)
+        config = SGLD(
+            num_chains=32,
+            num_warmup=2000,
+            step_size=step_size,
+            thinning=50,
+            batch_size=64,
+            init_steps=0,
+        )
         posterior = config.fit(linear_model(), x, y, num_draws=60, seed=7)
         # the slowest direction has not mixed after so few steps: look at the others
         draws = whitened(posterior, mean, covariance)[..., :9]
@@ -139,7 +166,8 @@ def test_the_mini_batch_bias_shrinks_with_the_step_size(diabetes):
 
 
 def test_the_mini_batch_gradient_averages_to_the_full_one(diabetes):
-    x, y = diabetes[0][:440], diabetes[1][:440]
+    x = diabetes[0][:440]
+    y = diabetes[1][:440]
     density = prepare(linear_model(), x, y, points="held").density
     gradient = torch.func.grad(density.log_joint)
     z = density.sample_prior(1, seed=0)[0]
@@ -152,10 +180,20 @@ def test_the_mini_batch_gradient_averages_to_the_full_one(diabetes):
 @pytest.mark.filterwarnings("ignore:.*of the draws")
 def test_compiled_is_eager(diabetes, method, batch_size):
     x, y, *_ = diabetes
-    settings = {"num_chains": 3, "num_warmup": 20, "thinning": 2, "batch_size": batch_size, "step_size": 0.01}
+    settings = {
+        "num_chains": 3,
+        "num_warmup": 20,
+        "thinning": 2,
+        "batch_size": batch_size,
+        "step_size": 0.01,
+    }
     settings["init_steps"] = 0
-    fast = method(**settings, preconditioner="rmsprop").fit(linear_model(), x, y, num_draws=5, seed=8)
-    slow = method(**settings, preconditioner="rmsprop", compile=False).fit(linear_model(), x, y, num_draws=5, seed=8)
+    fast = method(**settings, preconditioner="rmsprop").fit(
+        linear_model(), x, y, num_draws=5, seed=8
+    )
+    slow = method(**settings, preconditioner="rmsprop", compile=False).fit(
+        linear_model(), x, y, num_draws=5, seed=8
+    )
     torch.testing.assert_close(coefficients(fast), coefficients(slow), rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(fast.sample_stats["lp"], slow.sample_stats["lp"])
 
@@ -164,7 +202,13 @@ def test_compiled_is_eager(diabetes, method, batch_size):
 def test_lp_is_the_full_log_joint_and_chains_differ(diabetes):
     x, y, *_ = diabetes
     posterior = SGLD(
-        num_chains=2, num_warmup=5, thinning=1, batch_size=16, step_size=0.01, init_steps=0, compile=False
+        num_chains=2,
+        num_warmup=5,
+        thinning=1,
+        batch_size=16,
+        step_size=0.01,
+        init_steps=0,
+        compile=False,
     ).fit(linear_model(), x, y, num_draws=3, seed=9)
     density = prepare(linear_model(), x, y, points="held").density
     z = density.unconstrain(posterior.draws)
@@ -180,9 +224,13 @@ def test_starts_at_a_net_or_a_posterior(diabetes):
     with seeded(3):
         net = torch.nn.Linear(10, 1).double()
     first = SGLD(**tiny).fit(linear_model(), x, y, num_draws=1, init=net)
-    torch.testing.assert_close(first.draws["net.weight"][1, 0], net.weight.detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        first.draws["net.weight"][1, 0], net.weight.detach(), atol=1e-5, rtol=0
+    )
     again = SGHMC(**tiny).fit(linear_model(), x, y, num_draws=1, init=first)
-    torch.testing.assert_close(again.draws["net.weight"][0, 0], net.weight.detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        again.draws["net.weight"][0, 0], net.weight.detach(), atol=1e-5, rtol=0
+    )
     with pytest.raises(TypeError, match="'init' must be a Posterior"):
         SGLD(**tiny).fit(linear_model(), x, y, num_draws=1, init="map")
     with seeded(3):
@@ -268,15 +316,21 @@ def test_the_defaults_beat_a_linear_fit(method):
         assert posterior.meta["kinetic_temperature"] == pytest.approx(1.0, abs=0.15)
 
 
-@pytest.mark.parametrize(("method", "batch_size"), [(SGHMC, None), (SGLD, None), (SGLD, 64), (SGHMC, 64)])
+@pytest.mark.parametrize(
+    ("method", "batch_size"), [(SGHMC, None), (SGLD, None), (SGLD, 64), (SGHMC, 64)]
+)
 @pytest.mark.slow
 def test_a_chosen_step_size_samples_the_conjugate_posterior(diabetes, method, batch_size):
     x, y, mean, covariance = diabetes
-    config = method(num_chains=32, num_warmup=200, thinning=20, batch_size=batch_size, init_steps=100)
+    config = method(
+        num_chains=32, num_warmup=200, thinning=20, batch_size=batch_size, init_steps=100
+    )
     posterior = config.fit(linear_model(), x, y, num_draws=40, seed=6)
     largest = float(torch.linalg.eigvalsh(covariance).reciprocal().max())
     if batch_size is None:  # the curvature is known here
-        assert posterior.meta["step_size"] == pytest.approx(config.share * len(x) / largest, rel=0.05)
+        assert posterior.meta["step_size"] == pytest.approx(
+            config.share * len(x) / largest, rel=0.05
+        )
     draws = whitened(posterior, mean, covariance)[..., :8]
     # biased by the heat that the choice allows, a tenth, and not much more
     assert 0.85 < float(draws.square().mean()) < 1.2
@@ -297,7 +351,9 @@ def test_chains_that_stray_go_back_with_smaller_steps():
 @pytest.mark.slow
 def test_heat_is_measured(diabetes):
     x, y, *_ = diabetes
-    hot = SGHMC(num_chains=4, num_warmup=100, batch_size=8, step_size=0.3, friction=0.05, init_steps=0)
+    hot = SGHMC(
+        num_chains=4, num_warmup=100, batch_size=8, step_size=0.3, friction=0.05, init_steps=0
+    )
     posterior = hot.fit(linear_model(), x, y, num_draws=50)
     assert posterior.meta["kinetic_temperature"] > 1.2
 
@@ -305,5 +361,9 @@ def test_heat_is_measured(diabetes):
 def test_chains_whose_energy_no_step_size_conserves_are_refused(diabetes, monkeypatch):
     x, y, *_ = diabetes
     monkeypatch.setattr("pyrobnn.inference.langevin.StepSize.diverged", lambda *_: True)
-    with pytest.raises(FloatingPointError, match="not conserved its energy, at each of 9 step sizes"):
-        SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(linear_model(), x, y, num_draws=10)
+    with pytest.raises(
+        FloatingPointError, match="not conserved its energy, at each of 9 step sizes"
+    ):
+        SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(
+            linear_model(), x, y, num_draws=10
+        )

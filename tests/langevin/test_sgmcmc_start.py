@@ -45,13 +45,19 @@ def test_a_curvature_that_is_not_finite_is_named():
     def kink(batch):
         return lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None
 
-    with seeded(0), pytest.raises(FloatingPointError, match="no step size can be chosen at step 1: the curvature"):
+    with (
+        seeded(0),
+        pytest.raises(
+            FloatingPointError, match="no step size can be chosen at step 1: the curvature"
+        ),
+    ):
         chooser.look(state, torch.ones(2), iter([None]), kink)
 
 
 def test_chains_that_diverged_on_the_way_to_a_look_go_back(monkeypatch):
     # the finite numbers are checked every 50 steps, the looks are 20 apart: the one that saw NaN chose NaN
-    look, seen = StepSize.look, []
+    look = StepSize.look
+    seen = []
 
     def too_large_at_first(self, state, *args):
         look(self, state, *args)
@@ -72,4 +78,6 @@ def test_a_wall_that_no_look_has_met_does_not_throw_a_chain_out(method):
         pyro.factor("wall", -2000.0 * torch.relu(z[0].abs() - 2.5).square())
 
     draws = method(num_chains=2, num_warmup=200).fit(program, num_draws=200, seed=1).draws["z"]
-    assert float(draws[..., 0].abs().max()) < 2.7 and float(draws.std()) == pytest.approx(1.0, abs=0.05)
+    assert float(draws[..., 0].abs().max()) < 2.7 and float(draws.std()) == pytest.approx(
+        1.0, abs=0.05
+    )

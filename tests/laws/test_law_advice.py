@@ -21,7 +21,11 @@ from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.report.results import compare_rows
 from pyrobnn.report.sentences import recommended
 
-LIKELIHOODS = {f"{name} {how}": getattr(case, how) for name, case in CASES.items() for how in ("fixed", "inferred")}
+LIKELIHOODS = {
+    f"{name} {how}": getattr(case, how)
+    for name, case in CASES.items()
+    for how in ("fixed", "inferred")
+}
 LIKELIHOODS |= {
     "gaussian learned": lambda: lk.HomoskedasticGaussian("learned"),
     "student_t half": lambda: lk.StudentT(4.0, dist.HalfNormal(1.0)),
@@ -53,10 +57,17 @@ def decisions(trees):
 def test_words_decide_nothing(monkeypatch):
     sick = exact_tree(draws=40)
     sick["function"]["f"][2:] += 1.0
-    runs = [{"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick}, {"it": classes_tree(sharpness=4.0)}]
+    runs = [
+        {"nuts": exact_tree(), "svi": healthy_svi(), "sick": sick},
+        {"it": classes_tree(sharpness=4.0)},
+    ]
     before = [decisions(trees) for trees in runs]
     said = str(diagnose(sick))
-    for name, other in (("FAULTS", "chains are biased"), ("SEEN", "R-hat is biased."), ("ACTIONS", "Run NUTS.")):
+    for name, other in (
+        ("FAULTS", "chains are biased"),
+        ("SEEN", "R-hat is biased."),
+        ("ACTIONS", "Run NUTS."),
+    ):
         monkeypatch.setattr(wording, name, dict.fromkeys(getattr(wording, name), other))
     assert [decisions(trees) for trees in runs] == before and str(diagnose(sick)) != said
 
@@ -74,7 +85,8 @@ def test_the_table_is_short_and_each_row_is_whole():
 @pytest.mark.parametrize("way", [pytest.param("mean", marks=pytest.mark.slow), "sd"])
 def test_the_nearer_to_an_exact_posterior_never_gets_the_worse_answer(way):
     model, data, exact = linear_case(num_data=80)
-    mean, sd = exact.mean((0, 1)), exact.std((0, 1))
+    mean = exact.mean((0, 1))
+    sd = exact.std((0, 1))
     answers = []
     for far in (0.0, 0.25, 0.5, 2.0):
         spoilt = exact + far * sd if way == "mean" else mean + (exact - mean) / (1.0 + far)
@@ -103,12 +115,16 @@ def test_exact_draws_of_a_rare_class_are_right_though_the_prior_matters():
 @pytest.mark.parametrize("guide", ["mean_field", "low_rank", "full_rank", "flow", "AutoNormal"])
 def test_no_guide_is_advised_itself_or_a_poorer_one(guide):
     order = ["mean_field", "low_rank", "full_rank", "flow"]
-    method = pb.SVI(guide=AutoNormal if guide == "AutoNormal" else guide, num_steps=5, compile=False)
+    method = pb.SVI(
+        guide=AutoNormal if guide == "AutoNormal" else guide, num_steps=5, compile=False
+    )
     model = pb.BNN(pb.networks.mlp(1, (2,), seed=0), normal_prior(), lk.HomoskedasticGaussian(0.5))
     x = torch.linspace(-1, 1, 8)[:, None]
     said = method.fit(model, x, x, num_draws=4).meta["remedy"]
     named = {each for each in order if each in said}
-    assert named <= set(order[order.index(guide) + 1 :] if guide in order else ()) and "NUTS" in said
+    assert (
+        named <= set(order[order.index(guide) + 1 :] if guide in order else ()) and "NUTS" in said
+    )
 
 
 def test_linearised_predictions_are_advised_only_where_there_are_none():
@@ -177,7 +193,8 @@ class Shaped(torch.nn.Module):
 
     def __init__(self, shape: tuple[int, ...] | None, width: int = 6):
         super().__init__()
-        self.linear, self.shape = torch.nn.Linear(2, width), shape
+        self.linear = torch.nn.Linear(2, width)
+        self.shape = shape
 
     def forward(self, x: torch.Tensor):
         f = self.linear(x)
@@ -203,7 +220,13 @@ def test_an_output_of_another_shape_becomes_columns_as_the_error_says(shape, lik
     x = torch.linspace(-1, 1, 20).reshape(10, 2)
     y = (x.sum(1, keepdim=True) > 0).float()
     classes = isinstance(likelihood, lk.Categorical)
-    y = (y[:, 0].long() + 1) if classes else y if shape in ((), None) else y.reshape(10, 1, 1).expand(10, *shape)
+    y = (
+        (y[:, 0].long() + 1)
+        if classes
+        else y
+        if shape in ((), None)
+        else y.reshape(10, 1, 1).expand(10, *shape)
+    )
     map_ = pb.MAP(polish_steps=0, **STEPS)
     with pytest.raises((ValueError, TypeError), match=said):
         map_.fit(pb.BNN(net, normal_prior(), likelihood), x, y)
@@ -212,7 +235,9 @@ def test_an_output_of_another_shape_becomes_columns_as_the_error_says(shape, lik
         return
     net.shape = (-1,)
     map_.fit(
-        pb.BNN(net, normal_prior(), likelihood), x, y.flatten(1) if shape else y.expand(10, net.linear.out_features)
+        pb.BNN(net, normal_prior(), likelihood),
+        x,
+        y.flatten(1) if shape else y.expand(10, net.linear.out_features),
     )
 
 

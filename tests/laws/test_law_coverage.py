@@ -14,7 +14,9 @@ from sklearn.linear_model import BayesianRidge, LogisticRegression
 import pyrobnn as pb
 from pyrobnn.estimators import auto
 
-INPUTS, HIDDEN, NEW = 21, 20, 2000
+INPUTS = 21
+HIDDEN = 20
+NEW = 2000
 #: of 90 % intervals; 2,000 new rows, but one draw of the training rows
 COVERAGE = (0.80, 0.99)
 #: nats by which the mean log density may fall short of a linear model's
@@ -49,13 +51,21 @@ def test_intervals_of_the_regressor_hold_or_it_warns(kind, ratio):
     heads = 2 if kind == "heteroskedastic" else 1
     num = int(ratio * ((INPUTS + 1) * HIDDEN + (HIDDEN + 1) * heads))
     x, y = rows(num + NEW, seed=100)
-    model = pb.BNNRegressor(hidden=(HIDDEN,), random_state=0, compile=False, num_draws=200, **REGRESSORS[kind])
+    model = pb.BNNRegressor(
+        hidden=(HIDDEN,), random_state=0, compile=False, num_draws=200, **REGRESSORS[kind]
+    )
     fitted, notes = told(lambda: model.fit(x[:num], y[:num]))
     interval = fitted.predict_interval(x[num:])
     covered = ((y[num:] >= interval[:, 0]) & (y[num:] <= interval[:, 1])).mean()
-    density = fitted.posterior_.predict(torch.tensor(x[num:])).log_prob(torch.tensor(y[num:, None])).mean()
+    density = (
+        fitted.posterior_.predict(torch.tensor(x[num:]))
+        .log_prob(torch.tensor(y[num:, None]))
+        .mean()
+    )
     mean, scale = BayesianRidge().fit(x[:num], y[:num]).predict(x[num:], return_std=True)
-    line = torch.distributions.Normal(torch.tensor(mean), torch.tensor(scale)).log_prob(torch.tensor(y[num:]))
+    line = torch.distributions.Normal(torch.tensor(mean), torch.tensor(scale)).log_prob(
+        torch.tensor(y[num:])
+    )
     assert COVERAGE[0] <= covered <= COVERAGE[1] or notes, covered
     assert density > line.mean() - BEHIND or notes, (density, line.mean())
 
@@ -64,13 +74,17 @@ def test_intervals_of_the_regressor_hold_or_it_warns(kind, ratio):
 @pytest.mark.parametrize("hidden", [(HIDDEN,), None])
 @pytest.mark.parametrize("ratio", [0.5, 2, 8])
 @pytest.mark.parametrize("signal", [0.0, 1.0, 6.0])
-def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one(signal, ratio, hidden):
+def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one(
+    signal, ratio, hidden
+):
     num = int(ratio * ((INPUTS + 1) * HIDDEN + (HIDDEN + 1) * 2))
     generator = np.random.default_rng(100)
     x = generator.normal(size=(num + NEW, INPUTS))
     odds = signal * (x[:, 0] + 0.5 * np.sin(3 * x[:, 1]))
     y = (generator.uniform(size=num + NEW) < 1 / (1 + np.exp(-odds))).astype(int)
-    fitted, notes = told(lambda: pb.BNNClassifier(hidden=hidden, random_state=0, compile=False).fit(x[:num], y[:num]))
+    fitted, notes = told(
+        lambda: pb.BNNClassifier(hidden=hidden, random_state=0, compile=False).fit(x[:num], y[:num])
+    )
     linear = LogisticRegression(C=1e6 if signal == 6 else 1.0, max_iter=1000).fit(x[:num], y[:num])
 
     def loss(probs: np.ndarray) -> float:
@@ -83,11 +97,15 @@ def test_probabilities_of_the_classifier_are_no_worse_than_those_of_a_linear_one
 
 
 @pytest.mark.parametrize("told_apart", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(told_apart, monkeypatch):
+def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(
+    told_apart, monkeypatch
+):
     """60 rows for 50 weights: at the mode of the declared prior 0.61 sure of nothing, or a loss of 0.21."""
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short")
+    )
     generator = np.random.default_rng(1 - told_apart)
     x = generator.normal(size=(460, 5))
     y = (x[:, 0] > 0) if told_apart else generator.uniform(size=460) < 0.5
@@ -103,13 +121,20 @@ def test_the_prior_of_a_classifier_is_as_wide_as_its_classes_can_be_told_apart(t
 def test_of_many_rows_the_widths_are_found_on_a_part_and_the_mode_on_all(monkeypatch):
     search = pb.MAP(num_steps=40, lr=0.05, polish_steps=30, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short")
+    )
     monkeypatch.setattr("pyrobnn.estimators.empirical_bayes.MAX_TRIED_ROWS", 60)
     generator = np.random.default_rng(1)
-    x, y = generator.normal(size=(120, 5)), generator.uniform(size=120) < 0.5
+    x = generator.normal(size=(120, 5))
+    y = generator.uniform(size=120) < 0.5
     fitted = pb.BNNClassifier(hidden=(6,), random_state=0, num_draws=200).fit(x, y)
-    assert "of 60 of 120 rows" in fitted.method_reason_ and fitted.posterior_.meta["num_data"] == 120
-    assert abs(fitted.predict_proba(x)[:, 1] - y.mean()).max() < 0.06  # nothing is known of the labels
+    assert (
+        "of 60 of 120 rows" in fitted.method_reason_ and fitted.posterior_.meta["num_data"] == 120
+    )
+    assert (
+        abs(fitted.predict_proba(x)[:, 1] - y.mean()).max() < 0.06
+    )  # nothing is known of the labels
 
 
 def followed(noise) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
@@ -147,13 +172,19 @@ def test_intervals_of_every_methods_defaults_hold_or_it_warns(method, noise):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["heteroskedastic", "student_t"])
-def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_data(kind, monkeypatch):
+def test_noise_does_not_go_down_with_the_residuals_of_a_net_that_follows_the_data(
+    kind, monkeypatch
+):
     """The law's small case: 100 rows for 85 or 90 weights."""
     search = pb.MAP(num_steps=300, polish_steps=50, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
     if kind == "heteroskedastic":
-        short = dataclasses.replace(auto.choose(100, 90, 2, varying=True, compile=False)[0], num_warmup=500)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
+        short = dataclasses.replace(
+            auto.choose(100, 90, 2, varying=True, compile=False)[0], num_warmup=500
+        )
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short")
+    )
     generator = np.random.default_rng(0)
     x = generator.normal(size=(400, 15))
     y = x[:, 0] + generator.normal(size=400)
@@ -169,11 +200,15 @@ def test_each_output_has_a_noise_of_its_own(monkeypatch):
     """A line leaves of the first what a net explains, of the second the noise: they went down together, .72 of 90 %."""
     search = pb.MAP(num_steps=60, lr=0.05, polish_steps=20, compile=False)
     short = pb.Laplace(tune="marginal_likelihood", map=search)
-    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short"))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose", lambda *sizes, **options: (short, "short")
+    )
     generator = np.random.default_rng(0)
     x = generator.normal(size=(1100, 2))
     noise = generator.normal(size=(1100, 2))
-    y = np.stack([1e-6 * (np.sin(2 * x[:, 0]) + 0.3 * noise[:, 0]), 1e5 * (x[:, 1] + noise[:, 1])], 1)
+    y = np.stack(
+        [1e-6 * (np.sin(2 * x[:, 0]) + 0.3 * noise[:, 0]), 1e5 * (x[:, 1] + noise[:, 1])], 1
+    )
     model = pb.BNNRegressor(hidden=(5,), random_state=0, num_draws=200)
     fitted, _ = told(lambda: model.fit(x[:100], y[:100]))
     interval = fitted.predict_interval(x[100:])

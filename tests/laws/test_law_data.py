@@ -31,15 +31,21 @@ from pyrobnn.inference.fitting.batches import survey
 from pyrobnn.inference.fitting.problem import prepare
 
 # runs this short are told to be too short, as they should
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 
-NUM_DATA, BATCH = 34, 8
+NUM_DATA = 34
+BATCH = 8
 X = torch.stack([torch.ones(NUM_DATA), (-1.0) ** torch.arange(NUM_DATA)], 1).double()
 Y = torch.tensor([0.0] * 32 + [10.0, 4.0], dtype=torch.float64)[:, None]
 PRECISION = X.T @ X + torch.eye(2, dtype=torch.float64)
 MEAN = torch.linalg.solve(PRECISION, X.T @ Y)[:, 0]
 #: rows that no source may show to a method
-FOREIGN = (torch.full((300, 2), 5.0, dtype=torch.float64), torch.full((300, 1), -9.0, dtype=torch.float64))
+FOREIGN = (
+    torch.full((300, 2), 5.0, dtype=torch.float64),
+    torch.full((300, 1), -9.0, dtype=torch.float64),
+)
 DROPPED = 0.1
 
 # long enough to be judged; eager, as there are hundreds
@@ -51,7 +57,13 @@ LONG = {
     "SVI-low-rank": {"num_steps": 1000, "lr": 0.02, "guide": pb.Guide("low_rank", rank=1)},
     "NUTS": {"num_warmup": 200, "max_tree_depth": 5},
     "SGLD": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1},
-    "SGHMC": {"num_chains": 16, "num_warmup": 100, "thinning": 4, "step_size": 0.1, "friction": 0.3},
+    "SGHMC": {
+        "num_chains": 16,
+        "num_warmup": 100,
+        "thinning": 4,
+        "step_size": 0.1,
+        "friction": 0.3,
+    },
     "SWA": {"num_steps": 500, "lr": None},
     "SWAG": {"num_steps": 500},
     "SMC": {"num_particles": 800, "max_leapfrogs": 4, "max_moves": 6, "ess": 0.7},
@@ -65,7 +77,9 @@ CHAINS = {"NUTS", "SGLD", "SGHMC", "SMC"}
 def linear(noise=1.0) -> pb.BNN:
     with seeded(0):
         net = torch.nn.Linear(2, 1, bias=False).double()
-    return pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(noise))
+    return pb.BNN(
+        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(noise)
+    )
 
 
 def loader(source: str) -> DataLoader:
@@ -125,7 +139,9 @@ def cases():
     for name, source in itertools.product(METHODS, SOURCES):
         if source == "mini" and name not in WITH_BATCH_SIZE:
             continue
-        marks = [] if (name, source) in {("MAP", "short"), ("MAP", "sampler")} else [pytest.mark.slow]
+        marks = (
+            [] if (name, source) in {("MAP", "short"), ("MAP", "sampler")} else [pytest.mark.slow]
+        )
         yield pytest.param(name, source, marks=marks)
 
 
@@ -143,7 +159,9 @@ def test_the_batches_of_an_epoch_average_to_the_whole(source):
     with seeded(0):
         # an epoch in memory shows no more than whole batches of a permutation: in the mean over many
         many, size = (
-            (1000, BATCH) if source == "mini" else (1 if problem.epoch is None else problem.epoch.num_batches, None)
+            (1000, BATCH)
+            if source == "mini"
+            else (1 if problem.epoch is None else problem.epoch.num_batches, None)
         )
         batches = list(itertools.islice(problem.batches(size), many))
     values = torch.stack([problem.density.log_joint(z, *batch) for batch in batches])
@@ -167,7 +185,12 @@ def test_gathered_batches_are_the_data_to_the_last_bit(name):
         ({"batch_size": 8, "drop_last": True}, 32, 4, "draws 34 times from 34 points and shows 32"),
         ({"batch_size": 8, "sampler": SubsetRandomSampler(range(20))}, 20, 3, None),
         ({"batch_size": 8, "sampler": [3, 4, 5]}, 3, 1, None),
-        ({"batch_size": 8, "sampler": RandomSampler(Y, num_samples=10)}, 10, 2, "draws 10 times from 34 points"),
+        (
+            {"batch_size": 8, "sampler": RandomSampler(Y, num_samples=10)},
+            10,
+            2,
+            "draws 10 times from 34 points",
+        ),
         (
             {"batch_size": 8, "sampler": RandomSampler(Y, replacement=True, num_samples=100)},
             34,
@@ -197,7 +220,9 @@ def test_a_note_on_the_data_is_warned_of_and_kept():
         posterior = METHODS["MAP"].fit(linear(), fixed)
     assert "drop_last=False" in posterior.meta["warnings"][0] and posterior.meta["num_data"] == 32
     with pytest.warns(UserWarning, match="from 34 points and shows 32"), seeded(0):
-        METHODS["NUTS"].fit(linear(), DataLoader(TensorDataset(X, Y), BATCH, True, drop_last=True), num_draws=2)
+        METHODS["NUTS"].fit(
+            linear(), DataLoader(TensorDataset(X, Y), BATCH, True, drop_last=True), num_draws=2
+        )
 
 
 class Once:
@@ -217,7 +242,10 @@ class Once:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch_size": 50, "drop_last": True}, "holds 34 points and its sampler draws 34, fewer than a batch"),
+        (
+            {"batch_size": 50, "drop_last": True},
+            "holds 34 points and its sampler draws 34, fewer than a batch",
+        ),
         ({"batch_size": 8, "sampler": []}, "gives no batch: .* draws 0"),
         ({"batch_sampler": iter([[0], [1]])}, "can be walked only once"),
         ({"batch_sampler": BatchSampler(iter(range(3)), 2, False)}, "can be walked only once"),
@@ -234,7 +262,9 @@ def test_a_loader_that_cannot_be_walked_again_is_refused(name, options, message)
 @pytest.mark.parametrize("name", sorted(WITH_BATCH_SIZE))
 def test_a_batch_size_that_is_not_the_methods_to_choose_is_refused(name):
     method = dataclasses.replace(METHODS[name], batch_size=BATCH)
-    with pytest.raises(ValueError, match="the DataLoader sets the size of batches, got batch_size="):
+    with pytest.raises(
+        ValueError, match="the DataLoader sets the size of batches, got batch_size="
+    ):
         method.fit(linear(), loader("short"))
 
     def program(x, y):
@@ -242,5 +272,7 @@ def test_a_batch_size_that_is_not_the_methods_to_choose_is_refused(name):
         with pyro.plate("data", len(y)):
             pyro.sample("y", dist.Normal(weight, 1.0), obs=y)
 
-    with pytest.raises((pb.Refused, TypeError), match="'batch_size' needs a BNN|must be a pyrobnn.BNN"):
+    with pytest.raises(
+        (pb.Refused, TypeError), match="'batch_size' needs a BNN|must be a pyrobnn.BNN"
+    ):
         method.fit(program, X[:, 0], Y[:, 0])

@@ -72,9 +72,19 @@ def method_of(name: str):
     search = pb.MAP(num_steps=10, polish_steps=1, compile=False)
     if isinstance(method, pb.Laplace):
         return dataclasses.replace(method, map=search)
-    short = {"num_steps": 5, "collect_every": 1, "init_steps": 5, "num_warmup": 4, "max_tree_depth": 2}
+    short = {
+        "num_steps": 5,
+        "collect_every": 1,
+        "init_steps": 5,
+        "num_warmup": 4,
+        "max_tree_depth": 2,
+    }
     known = {field.name for field in dataclasses.fields(method)}
-    return search if name == "MAP" else dataclasses.replace(method, **{k: v for k, v in short.items() if k in known})
+    return (
+        search
+        if name == "MAP"
+        else dataclasses.replace(method, **{k: v for k, v in short.items() if k in known})
+    )
 
 
 @pytest.fixture(params=["stand-in", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -83,13 +93,20 @@ def device(request, monkeypatch):
     if request.param == "cuda":
         asked = getattr(request.node, "callspec", None)
         kind = asked.params.get("kind", "everything") if asked else "everything"
-        if kind not in ("everything", "classes") and asked.params.get("name") not in FAST.get(kind, ()):
+        if kind not in ("everything", "classes") and asked.params.get("name") not in FAST.get(
+            kind, ()
+        ):
             pytest.skip("on the stand-in")
         before = torch.cuda.get_rng_state()
         yield torch.device("cuda", torch.cuda.current_device())
-        assert torch.equal(before, torch.cuda.get_rng_state()), "the GPU's random state was left changed"
+        assert torch.equal(before, torch.cuda.get_rng_state()), (
+            "the GPU's random state was left changed"
+        )
         return
-    monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
+    monkeypatch.setattr(
+        "pyrobnn.inference.fitting.problem.check_device",
+        lambda given: given and torch.device(given),
+    )
     with stand_in_device() as device:
         yield device
 
@@ -107,7 +124,9 @@ def test_a_fit_and_all_that_follows_is_on_the_device(kind, name, device, tmp_pat
     if name in WITH_Q:
         assert posterior.log_q().device == device
         with seeded(0, device), pyro.get_param_store().scope():
-            pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=2)(X.to(device))
+            pyro.infer.Predictive(posterior.model, guide=posterior.guide, num_samples=2)(
+                X.to(device)
+            )
     tree = posterior.to_datatree(X, y, test=(X[:5], y[:5]))
     verdicts = {name: pb.diagnose(tree)}
     path = posterior.save(tmp_path / "p.nc")
@@ -122,10 +141,16 @@ def test_a_fit_and_all_that_follows_is_on_the_device(kind, name, device, tmp_pat
 def test_what_was_made_on_the_other_device_comes_along(kind, name, device):
     """The model on the device and the data on the CPU, the data on the device, an ``init``, a loader."""
     model, y = CASES[kind]()
-    method, few = method_of(name), num_draws(name)
+    method = method_of(name)
+    few = num_draws(name)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, y), batch_size=5)
-    there, start = model.to(device), pb.MLE(num_steps=2, compile=False).fit(model, X, y)
-    init = {"init": start} if "init" in method.uses and name not in ("DeepEnsemble", "MCDropout") else {}
+    there = model.to(device)
+    start = pb.MLE(num_steps=2, compile=False).fit(model, X, y)
+    init = (
+        {"init": start}
+        if "init" in method.uses and name not in ("DeepEnsemble", "MCDropout")
+        else {}
+    )
     fits = [
         (method.fit(there, X, y, **few), CPU),  # where x is
         (method.fit(model, X.to(device), y, **few), device),
@@ -142,7 +167,10 @@ def test_a_checkpoint_goes_on_on_the_other_device(there_first, device, tmp_path)
     model, y = everything()
     config = dataclasses.replace(method_of("NUTS"), checkpoint_every=0.0)
     places = [device, CPU] if there_first else [CPU, device]
-    one, two = (config.fit(model, X, y, device=place, checkpoint=tmp_path / "c", num_draws=9) for place in places)
+    one, two = (
+        config.fit(model, X, y, device=place, checkpoint=tmp_path / "c", num_draws=9)
+        for place in places
+    )
     assert [next(iter(each.draws.values())).device for each in (one, two)] == places
     for name, value in one.draws.items():
         torch.testing.assert_close(value.cpu(), two.draws[name].cpu())
@@ -151,7 +179,8 @@ def test_a_checkpoint_goes_on_on_the_other_device(there_first, device, tmp_path)
 def numbers(x, y):
     """A program as it is usually written: the priors of plain numbers are drawn on the CPU."""
     noise = pyro.param("noise", torch.tensor(0.5), constraint=dist.constraints.positive)
-    mean, spread = pyro.sample("mean", dist.Normal(0.0, 1.0)), pyro.sample("spread", dist.HalfNormal(1.0))
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    spread = pyro.sample("spread", dist.HalfNormal(1.0))
     group = pyro.sample("group", dist.Normal(torch.zeros(3, device=x.device), 1.0).to_event(1))
     loc = pyro.deterministic("loc", mean + spread * group[(x[:, 0] > 0).long()])
     with pyro.plate("data", len(x)):
@@ -166,7 +195,8 @@ def test_a_program_of_plain_numbers_computes_where_its_data_are(name, device):
     assert {n: value.device.type for n, value in posterior.draws.items()} == dict.fromkeys(
         ("mean", "spread", "group", "noise", "loc"), device.type
     )
-    x, y = X.to(device), y.to(device)
+    x = X.to(device)
+    y = y.to(device)
     closed = method_of(name).fit(lambda *_: numbers(x, y), seed=3, **num_draws(name))
     assert closed.draws["mean"].device.type == device.type
 
@@ -181,7 +211,8 @@ def test_a_step_that_is_not_compiled_is_told(mode, device, monkeypatch):
     if device.type == "cuda":
         pytest.skip("what is not compiled is not captured: on the stand-in")
     monkeypatch.setattr(
-        "pyrobnn.inference.hmc.run.compiled", lambda fn, *example, **options: Compiled(fn, mode, 0.0, example)
+        "pyrobnn.inference.hmc.run.compiled",
+        lambda fn, *example, **options: Compiled(fn, mode, 0.0, example),
     )
     method = dataclasses.replace(method_of("NUTS"), compile=True)
     posterior = method.fit(gaussian(), X, torch.sin(X), device=device, num_draws=3)

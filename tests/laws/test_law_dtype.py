@@ -24,7 +24,9 @@ from test_contract import METHODS, X, Y, num_draws, one_of_each_kind
 import pyrobnn as pb
 from pyrobnn.likelihoods import HomoskedasticGaussian
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 DTYPES = (torch.float32, torch.float64)
 OTHER = {torch.float32: torch.float64, torch.float64: torch.float32}
 
@@ -32,11 +34,14 @@ OTHER = {torch.float32: torch.float64, torch.float64: torch.float32}
 # -- float64 data in a float32 net, and the other way round ------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.float64, marks=pytest.mark.slow)], ids=str
+)
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_data_of_the_other_dtype(name, dtype):
     model = pb.BNN(toy_net().to(dtype), normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0)))
-    x, y = X.to(OTHER[dtype]), Y.to(OTHER[dtype])
+    x = X.to(OTHER[dtype])
+    y = Y.to(OTHER[dtype])
     posterior = METHODS[name].fit(model, x, y, seed=3, **num_draws(name))
     assert {value.dtype for value in posterior.draws.values()} == {dtype}
     prediction = posterior.predict(x[:7])
@@ -70,7 +75,9 @@ def narrow(dtype: torch.dtype, **options) -> tuple[pb.Posterior, torch.Tensor]:
     x, y, net = precise_data()
     net = copy.deepcopy(net).to(dtype)
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.03))
-    return pb.Laplace(**options).fit(model, x.to(dtype), y.to(dtype), init=net, num_draws=20), x.to(dtype)
+    return pb.Laplace(**options).fit(model, x.to(dtype), y.to(dtype), init=net, num_draws=20), x.to(
+        dtype
+    )
 
 
 @pytest.mark.parametrize("tune", [None, "marginal_likelihood", "per layer"])
@@ -81,7 +88,9 @@ def test_curvature_agrees(structure, tune):
         options = {"structure": structure, "tune": "per_layer"}
     (single, x), (double, x64) = (narrow(dtype, **options) for dtype in DTYPES)
     assert abs(single.log_evidence - double.log_evidence) < 0.02
-    torch.testing.assert_close(single.moments(x)[1].double(), double.moments(x64)[1], rtol=1e-2, atol=1e-6)
+    torch.testing.assert_close(
+        single.moments(x)[1].double(), double.moments(x64)[1], rtol=1e-2, atol=1e-6
+    )
     if structure == "full" and tune is None:
         # variances of the data's f in units of the noise add up to the effective parameters
         effective = float(single.moments(x)[1].double().sum()) / 0.03**2
@@ -109,14 +118,17 @@ MARKOV = {"NUTS", "NUTS-pyro", "SGLD", "SGHMC"}
 #: initialised anew, nets of two dtypes begin with other weights: they start from the model's own
 FROM_NET = {"SGLD", "SGHMC", "MCDropout"}
 EVIDENCE = [name for name in METHODS if name.startswith(("Laplace", "SVI"))]
-EXACT = [name for name in METHODS if name in ("MAP", "DeepEnsemble", "SVI", "Laplace", "Laplace-draws")]
+EXACT = [
+    name for name in METHODS if name in ("MAP", "DeepEnsemble", "SVI", "Laplace", "Laplace-draws")
+]
 
 
 @functools.cache
 def few_data(name: str, dtype: torch.dtype) -> tuple[pb.Posterior, torch.Tensor]:
     """Posterior of a linear model on six rows, and its f at another, (chain, draw, 1, 1)."""
     truth = diabetes_linear()
-    x, y = truth["x"].to(dtype), truth["y"].to(dtype)
+    x = truth["x"].to(dtype)
+    y = truth["y"].to(dtype)
     method = dataclasses.replace(METHODS[name], **SETTINGS.get(name, {}))
     draws = {"num_draws": 20 if name in MARKOV else 1000} if num_draws(name) else {}
     start = {}
@@ -128,7 +140,10 @@ def few_data(name: str, dtype: torch.dtype) -> tuple[pb.Posterior, torch.Tensor]
 
 
 def _slow(names, quick) -> list:
-    return [pytest.param(name, marks=[] if name.startswith(quick) else [pytest.mark.slow]) for name in names]
+    return [
+        pytest.param(name, marks=[] if name.startswith(quick) else [pytest.mark.slow])
+        for name in names
+    ]
 
 
 @pytest.mark.parametrize("name", _slow(METHODS, ("MAP", "Laplace", "SWAG", "SGLD", "MCDropout")))
@@ -156,16 +171,27 @@ def test_predictive_agrees(name):
 def test_training_with_dropout_agrees():
     """torch draws the masks of training anew in every dtype: what agrees is the mean over seeds."""
     method = dataclasses.replace(METHODS["MCDropout"], num_steps=60, lr=0.05)
-    truth, trained = diabetes_linear(), []
+    truth = diabetes_linear()
+    trained = []
     for dtype in DTYPES:
-        x, y = truth["x"][:6].to(dtype), truth["y"][:6].to(dtype)
+        x = truth["x"][:6].to(dtype)
+        y = truth["y"][:6].to(dtype)
         with seeded(1):
             net = torch.nn.Linear(10, 1, dtype=torch.float64).to(dtype)
-        fits = [method.fit(diabetes_model(dtype), x, y, seed=seed, init=net, num_draws=50) for seed in range(40)]
+        fits = [
+            method.fit(diabetes_model(dtype), x, y, seed=seed, init=net, num_draws=50)
+            for seed in range(40)
+        ]
         # a mask has nothing of the bias, and keeps or drops a weight as it was trained
-        weights = torch.stack([fit.draws["net.weight"].abs().amax((0, 1)).flatten() for fit in fits])
-        trained.append(torch.cat([weights, torch.stack([fit.draws["net.bias"][0, 0] for fit in fits])], 1))
-    assert_mean_within((trained[0].double() - trained[1])[None], 0.0, min_ess=10, name="trained weights")
+        weights = torch.stack(
+            [fit.draws["net.weight"].abs().amax((0, 1)).flatten() for fit in fits]
+        )
+        trained.append(
+            torch.cat([weights, torch.stack([fit.draws["net.bias"][0, 0] for fit in fits])], 1)
+        )
+    assert_mean_within(
+        (trained[0].double() - trained[1])[None], 0.0, min_ess=10, name="trained weights"
+    )
 
 
 @pytest.mark.slow
@@ -217,7 +243,9 @@ OF_PROGRAMS = {
     "SGLD": pb.SGLD(num_chains=2, num_warmup=5, step_size=1e-3, compile=False),
     "SGHMC": pb.SGHMC(num_chains=2, num_warmup=5, step_size=1e-3, compile=False),
     "Laplace": pb.Laplace(curvature="hessian", num_steps=20, compile=False),
-    "SMC": pb.SMC(num_particles=16, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False),
+    "SMC": pb.SMC(
+        num_particles=16, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5, compile=False
+    ),
 }
 TABLE = torch.tensor([[0, 1], [1, 0], [1, 1], [0, 0]] * 3)
 ANSWERS = torch.tensor([0, 1, 1, 0] * 3)
@@ -281,22 +309,50 @@ def draws_of(name: str, num: int = 4) -> dict[str, int]:
 
 @pytest.fixture
 def quiet():
-    with warnings.catch_warnings(action="ignore"), seeded(0):  # runs this short are told to be too short
+    with (
+        warnings.catch_warnings(action="ignore"),
+        seeded(0),
+    ):  # runs this short are told to be too short
         yield
 
 
 SENTENCES = [
-    (product, TABLE.double(), ANSWERS.double(), "'x' is float64, but the sites .* float32.*: pass x.float()"),
+    (
+        product,
+        TABLE.double(),
+        ANSWERS.double(),
+        "'x' is float64, but the sites .* float32.*: pass x.float()",
+    ),
     (product, TABLE, ANSWERS, "'x' is int64, .* pass x.float()"),
     (product, TABLE.half(), ANSWERS.float(), "'x' is float16, .* pass x.float()"),
-    (product, TABLE.bool(), ANSWERS.bool(), "'x' is bool and 'y' is bool, .* pass x.float.. and y.float()"),
+    (
+        product,
+        TABLE.bool(),
+        ANSWERS.bool(),
+        "'x' is bool and 'y' is bool, .* pass x.float.. and y.float()",
+    ),
     (promoted, TABLE.float(), ANSWERS.bool(), "'y' is bool, .* pass y.float()"),
     (promoted, TABLE.half(), ANSWERS.float(), "'x' is float16, .* pass x.float()"),
     (promoted, TABLE.half(), ANSWERS.half(), "'x' is float16 and 'y' is float16"),
     (correlated, TABLE.float(), ANSWERS.bool(), "'y' is bool, .* pass y.float()"),
-    (indexed, TABLE.double(), ANSWERS.float(), "'x' is float64, and the program takes it as an index: pass x.long()"),
-    (of_tree, {"part": (TABLE.double(),), "other": TABLE}, ANSWERS.float(), r"pass x\['part'\]\[0\].float"),
-    (of_tree, {"part": Pair(TABLE.double(), 1.0)}, ANSWERS.float(), r"x\['part'\].table. is float64"),
+    (
+        indexed,
+        TABLE.double(),
+        ANSWERS.float(),
+        "'x' is float64, and the program takes it as an index: pass x.long()",
+    ),
+    (
+        of_tree,
+        {"part": (TABLE.double(),), "other": TABLE},
+        ANSWERS.float(),
+        r"pass x\['part'\]\[0\].float",
+    ),
+    (
+        of_tree,
+        {"part": Pair(TABLE.double(), 1.0)},
+        ANSWERS.float(),
+        r"x\['part'\].table. is float64",
+    ),
     (closed_over(torch.float64), None, ANSWERS.float(), "tensors that the program itself holds"),
     (closed_over(torch.int64), None, ANSWERS.float(), "tensors that the program itself holds"),
 ]
@@ -318,7 +374,8 @@ def test_every_type_works_or_is_named(program, name, x, y, quiet):
     """Of whatever type the data are: the draws are those of float data, or a sentence says what to pass."""
     if program is indexed and x is torch.bool:
         pytest.skip("truth values are a mask, not an index")
-    method, options = OF_PROGRAMS[name], {"seed": 3, **draws_of(name)}
+    method = OF_PROGRAMS[name]
+    options = {"seed": 3, **draws_of(name)}
     try:
         posterior = method.fit(program, TABLE.to(x), ANSWERS.to(y), **options)
     except TypeError as error:
@@ -331,11 +388,16 @@ def test_every_type_works_or_is_named(program, name, x, y, quiet):
         torch.testing.assert_close(posterior.draws[site], value, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("labels", [ANSWERS, ANSWERS.bool(), ANSWERS.double(), ANSWERS.to(torch.uint8)], ids=str)
+@pytest.mark.parametrize(
+    "labels", [ANSWERS, ANSWERS.bool(), ANSWERS.double(), ANSWERS.to(torch.uint8)], ids=str
+)
 @pytest.mark.parametrize("name", of_programs())
 def test_truth_values_of_any_type(name, labels, quiet):
-    method, options = OF_PROGRAMS[name], {"seed": 3, **draws_of(name)}
-    one, two = (method.fit(truth_values, TABLE.float(), y, **options) for y in (labels, ANSWERS.float()))
+    method = OF_PROGRAMS[name]
+    options = {"seed": 3, **draws_of(name)}
+    one, two = (
+        method.fit(truth_values, TABLE.float(), y, **options) for y in (labels, ANSWERS.float())
+    )
     torch.testing.assert_close(one.draws["w"], two.draws["w"], rtol=1e-3, atol=1e-3)
     assert not any(finding["code"] == "unbatched_chains" for finding in one.meta["findings"])
 
@@ -345,9 +407,15 @@ def test_a_program_follows_the_default_type(name, quiet):
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        posterior = OF_PROGRAMS[name].fit(product, TABLE.double(), ANSWERS.double(), **draws_of(name))
-        assert posterior.draws["w"].dtype == torch.float64 and "program_dtypes" not in posterior.meta
-        with pytest.raises(TypeError, match="'x' is float32, but the sites .* float64.*: pass x.double()"):
+        posterior = OF_PROGRAMS[name].fit(
+            product, TABLE.double(), ANSWERS.double(), **draws_of(name)
+        )
+        assert (
+            posterior.draws["w"].dtype == torch.float64 and "program_dtypes" not in posterior.meta
+        )
+        with pytest.raises(
+            TypeError, match="'x' is float32, but the sites .* float64.*: pass x.double()"
+        ):
             OF_PROGRAMS[name].fit(product, TABLE.float(), ANSWERS.float(), **draws_of(name))
     finally:
         torch.set_default_dtype(before)
@@ -356,19 +424,24 @@ def test_a_program_follows_the_default_type(name, quiet):
 @pytest.mark.parametrize("name", of_programs())
 def test_sites_of_two_types(name, quiet):
     """One vector holds them all, in float64; Pyro is handed each as the program has it."""
-    posterior = OF_PROGRAMS[name].fit(mixed_sites, TABLE.float(), ANSWERS.float(), **draws_of(name, 50))
+    posterior = OF_PROGRAMS[name].fit(
+        mixed_sites, TABLE.float(), ANSWERS.float(), **draws_of(name, 50)
+    )
     assert {posterior.draws[site].dtype for site in ("w", "scale")} == {torch.float64}
     assert [value.dtype for value in posterior.stacked().values()] == [torch.float32, torch.float64]
     samples = pyro.infer.Predictive(mixed_sites, posterior.stacked())(TABLE.float())
     assert bool(samples["y"].isfinite().all())
     if posterior.guide is not None:
-        seen = pyro.infer.Predictive(mixed_sites, guide=posterior.guide, num_samples=3)(TABLE.float())
+        seen = pyro.infer.Predictive(mixed_sites, guide=posterior.guide, num_samples=3)(
+            TABLE.float()
+        )
         assert seen["w"].dtype == torch.float32
     posterior.to_datatree(TABLE.float(), ANSWERS.float())
 
 
 def test_who_else_takes_a_program_names_its_data(quiet):
-    table, answers = TABLE.double(), ANSWERS.float()
+    table = TABLE.double()
+    answers = ANSWERS.float()
     with pytest.raises(TypeError, match="'x' is float64, .* pass x.float()"):
         pb.mcmc.MCMC(pb.mcmc.NUTS(product), 5, 5, disable_progbar=True).run(table, y=answers)
     with pytest.raises(TypeError, match="tensors that the program itself holds"):
@@ -421,11 +494,17 @@ READERS = {
     "audit": lambda posterior, x, y: pb.audit(posterior.to_datatree(x, y)),
     "thin": lambda posterior, x, y: posterior.thin(30).to_datatree(x, y),
     "Predictive": lambda posterior, x, y: pyro.infer.Predictive(stiff, posterior.stacked())(LINE),
-    "Predictive of rows": lambda posterior, x, y: pyro.infer.Predictive(stiff, posterior.thin(5).stacked())(LINE[:3]),
+    "Predictive of rows": lambda posterior, x, y: pyro.infer.Predictive(
+        stiff, posterior.thin(5).stacked()
+    )(LINE[:3]),
     "update": lambda posterior, x, y: posterior.update(x[:3], y[:3]).diagnose(),
     "remove": lambda posterior, x, y: posterior.remove([1, 2]).to_datatree(x[3:], y[3:]),
-    "NUTS from there": lambda posterior, x, y: OF_PROGRAMS["NUTS"].fit(stiff, LINE, HEIGHTS, init=posterior),
-    "SVI from there": lambda posterior, x, y: OF_PROGRAMS["SVI"].fit(stiff, LINE, HEIGHTS, init=posterior),
+    "NUTS from there": lambda posterior, x, y: OF_PROGRAMS["NUTS"].fit(
+        stiff, LINE, HEIGHTS, init=posterior
+    ),
+    "SVI from there": lambda posterior, x, y: OF_PROGRAMS["SVI"].fit(
+        stiff, LINE, HEIGHTS, init=posterior
+    ),
 }
 
 
@@ -448,8 +527,13 @@ def test_a_run_in_float64_is_read_in_float64(dtype, tmp_path, quiet):
     exact = dist.Normal(mean, SCALE).log_prob(HEIGHTS.double())
     np.testing.assert_allclose(tree["log_likelihood"]["y"], exact, rtol=1e-13)
     np.testing.assert_allclose(tree["posterior"]["mean"], mean, rtol=1e-13)
-    torch.testing.assert_close(posterior.stacked()["w"], draws.flatten(0, 1).float(), rtol=0, atol=0)
-    assert posterior.update(LINE[:3].to(dtype), HEIGHTS[:3].to(dtype)).draws["w"].dtype == torch.float64
+    torch.testing.assert_close(
+        posterior.stacked()["w"], draws.flatten(0, 1).float(), rtol=0, atol=0
+    )
+    assert (
+        posterior.update(LINE[:3].to(dtype), HEIGHTS[:3].to(dtype)).draws["w"].dtype
+        == torch.float64
+    )
 
 
 def test_pyros_signatures_after_a_run_in_float64(monkeypatch, quiet):
@@ -460,7 +544,9 @@ def test_pyros_signatures_after_a_run_in_float64(monkeypatch, quiet):
     assert mcmc.posterior.draws["w"].dtype == torch.float64
     assert pyro.infer.Predictive(stiff, mcmc.get_samples())(LINE)["y"].shape == (60, 20)
     mcmc.diagnostics()
-    model = pb.PyroRegressor(lambda x, y=None: stiff(x[:, 0], y), OF_PROGRAMS["NUTS"], num_draws=30, random_state=0)
+    model = pb.PyroRegressor(
+        lambda x, y=None: stiff(x[:, 0], y), OF_PROGRAMS["NUTS"], num_draws=30, random_state=0
+    )
     model.fit(LINE[:, None].numpy(), HEIGHTS.numpy())
     assert model.posterior_.draws["w"].dtype == torch.float64
     assert model.predict([[0.5]]).shape == (1,) and model.verdict_.status

@@ -16,7 +16,9 @@ from pyrobnn.estimators import auto
 # runs this short are told to be; the curvature of priors that are flat at the mode is raised
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
-NUM, HIDDEN = 60, 4  # of 50 rows and fewer everything is sampled
+# of 50 rows and fewer everything is sampled
+NUM = 60
+HIDDEN = 4
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(NUM, 2))
 Y = 3 * X[:, 0] + 0.1 * RNG.normal(size=NUM)
@@ -26,7 +28,9 @@ NARROW = 1e-3
 
 def _vectors(family):
     """A prior of vectors as long as the rows of each weight."""
-    return lambda scale: pb.priors.LambdaPrior(lambda name, module, param: family(param.shape[-1], scale))
+    return lambda scale: pb.priors.LambdaPrior(
+        lambda name, module, param: family(param.shape[-1], scale)
+    )
 
 
 def _iid(family):
@@ -51,7 +55,9 @@ PRIORS = {
     "Uniform": _iid(lambda scale: dist.Uniform(-scale, scale)),
     "HalfNormal": _iid(lambda scale: dist.HalfNormal(scale)),
     "MultivariateNormal": _vectors(
-        lambda width, scale: dist.MultivariateNormal(torch.zeros(width), scale**2 * torch.eye(width))
+        lambda width, scale: dist.MultivariateNormal(
+            torch.zeros(width), scale**2 * torch.eye(width)
+        )
     ),
     "MixtureOfDiagNormals": _vectors(
         lambda width, scale: dist.MixtureOfDiagNormals(
@@ -63,7 +69,9 @@ PRIORS = {
 WIDE = ("default", "LayerwiseNormalPrior", "hidden", "StudentT", "Cauchy")
 KINDS = {
     "inferred": lambda **options: pb.BNNRegressor(**options).fit(X, Y),
-    "heteroskedastic": lambda **options: pb.BNNRegressor(noise="heteroskedastic", **options).fit(X, Y),
+    "heteroskedastic": lambda **options: pb.BNNRegressor(noise="heteroskedastic", **options).fit(
+        X, Y
+    ),
     "classes": lambda **options: pb.BNNClassifier(**options).fit(X, X[:, 0] > 0),
 }
 SEARCH = pb.MAP(num_steps=60, lr=0.05, polish_steps=30, compile=False)
@@ -82,13 +90,19 @@ def _short(method):
 
 
 def _check(prior: str, kind: str, method: str, scale: float, monkeypatch) -> None:
-    choose, named = auto.choose, auto.named
+    choose = auto.choose
+    named = auto.named
 
     def shorter(first, *rest):
         return _short(first), *rest
 
-    monkeypatch.setattr("pyrobnn.estimators.estimator.choose", lambda *size, **facts: shorter(*choose(*size, **facts)))
-    monkeypatch.setattr("pyrobnn.estimators.estimator.named", lambda name, **facts: shorter(*named(name, **facts)))
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.choose",
+        lambda *size, **facts: shorter(*choose(*size, **facts)),
+    )
+    monkeypatch.setattr(
+        "pyrobnn.estimators.estimator.named", lambda name, **facts: shorter(*named(name, **facts))
+    )
     options = {"method": method, "hidden": (HIDDEN,), "compile": False, "random_state": 0}
     wide = {"width": 2} if prior == "SitePriors" and kind in ("heteroskedastic", "classes") else {}
     declared = PRIORS[prior](scale, **wide)
@@ -119,14 +133,23 @@ def _check(prior: str, kind: str, method: str, scale: float, monkeypatch) -> Non
 GRID = [
     *(("auto", kind, NARROW) for kind in KINDS),
     *(("auto", kind, 1.0) for kind in ("inferred", "heteroskedastic", "classes")),
-    *((method, kind, NARROW) for method in ("laplace", "map") for kind in ("heteroskedastic", "classes")),
+    *(
+        (method, kind, NARROW)
+        for method in ("laplace", "map")
+        for kind in ("heteroskedastic", "classes")
+    ),
 ]
 #: where a prior whose width is not tuned once failed
-FAST = [pytest.param("heteroskedastic", "auto", marks=pytest.mark.slow), ("classes", "auto"), ("classes", "laplace")]
+FAST = [
+    pytest.param("heteroskedastic", "auto", marks=pytest.mark.slow),
+    ("classes", "auto"),
+    ("classes", "laplace"),
+]
 
 
 @pytest.mark.parametrize(
-    "method", ["map", "ensemble", *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "svi"))]
+    "method",
+    ["map", "ensemble", *(pytest.param(name, marks=pytest.mark.slow) for name in ("auto", "svi"))],
 )
 def test_a_positive_prior_is_fitted_from_a_start_of_its_own(method):
     """The net's own weights lie outside: the loss was nan, and the advice to pass init= none for an estimator."""
@@ -137,9 +160,13 @@ def test_a_positive_prior_is_fitted_from_a_start_of_its_own(method):
         "ensemble": pb.DeepEnsemble(num_members=2, num_steps=60, lr=0.05, compile=False),
     }
     prior = PRIORS["HalfNormal"](1.0)
-    fitted = pb.BNNRegressor(methods[method], hidden=(HIDDEN,), prior=prior, random_state=0).fit(X, Y)
+    fitted = pb.BNNRegressor(methods[method], hidden=(HIDDEN,), prior=prior, random_state=0).fit(
+        X, Y
+    )
     assert fitted.score(X, Y) > 0.5
-    weights = torch.cat([v.flatten() for k, v in fitted.posterior_.draws.items() if k.startswith("net.")])
+    weights = torch.cat(
+        [v.flatten() for k, v in fitted.posterior_.draws.items() if k.startswith("net.")]
+    )
     assert (weights > 0).all() or method == "auto"  # a Gaussian around the mode ends where it ends
 
 
@@ -152,7 +179,9 @@ def test_a_laplace_prior_is_taken_as_wide_as_it_is_declared(kind, method, monkey
 @pytest.mark.covering(3)
 @pytest.mark.parametrize(("method", "kind", "scale"), GRID)
 @pytest.mark.parametrize("prior", PRIORS)
-def test_every_prior_is_taken_as_wide_as_it_is_declared_or_it_is_said(prior, method, kind, scale, monkeypatch):
+def test_every_prior_is_taken_as_wide_as_it_is_declared_or_it_is_said(
+    prior, method, kind, scale, monkeypatch
+):
     _check(prior, kind, method, scale, monkeypatch)
 
 

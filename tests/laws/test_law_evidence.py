@@ -12,18 +12,27 @@ from helpers import seeded
 import pyrobnn as pb
 
 X = torch.linspace(-2, 2, 100, dtype=torch.float64)[:, None]
-NOISE, PRIOR = 0.2, 1.0
+NOISE = 0.2
+PRIOR = 1.0
 
 
 def tanh_net(units: int) -> tuple[pb.BNN, torch.Tensor]:
     """A net without biases: given its first weights, its output is linear in the others."""
     with seeded(0):
         net = torch.nn.Sequential(
-            torch.nn.Linear(1, units, bias=False), torch.nn.Tanh(), torch.nn.Linear(units, 1, bias=False)
+            torch.nn.Linear(1, units, bias=False),
+            torch.nn.Tanh(),
+            torch.nn.Linear(units, 1, bias=False),
         ).double()
     y = 1.5 * torch.tanh(0.7 * X) - (0.8 * torch.tanh(3 * X) if units == 2 else 0.0)
-    y = y + NOISE * torch.randn(X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, PRIOR)), pb.likelihoods.HomoskedasticGaussian(NOISE))
+    y = y + NOISE * torch.randn(
+        X.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
+    model = pb.BNN(
+        net,
+        pb.priors.IIDPrior(dist.Normal(0.0, PRIOR)),
+        pb.likelihoods.HomoskedasticGaussian(NOISE),
+    )
     return model, y
 
 
@@ -35,7 +44,9 @@ def exact(units: int, y: torch.Tensor) -> float:
     for part in w.split(4000):
         h = torch.tanh(part[:, None] * X)  # (weight, datum, unit)
         density = torch.distributions.LowRankMultivariateNormal(
-            torch.zeros(len(X), dtype=torch.float64), PRIOR * h, torch.full((len(X),), NOISE**2).double()
+            torch.zeros(len(X), dtype=torch.float64),
+            PRIOR * h,
+            torch.full((len(X),), NOISE**2).double(),
         )
         total.append(density.log_prob(y[:, 0]) + dist.Normal(0.0, PRIOR).log_prob(part).sum(1))
     return float(torch.cat(total).logsumexp(0) + units * (axis[1] - axis[0]).log())

@@ -25,9 +25,9 @@ from pyrobnn.model import Density
 pytestmark = pytest.mark.filterwarnings("ignore:(?!.*(is not the derivative|not its derivative))")
 
 NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
-OF_PROGRAMS = {name: method for name, method in METHODS.items() if not name.startswith(NOT_FOR_PROGRAMS)} | {
-    "Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)
-}
+OF_PROGRAMS = {
+    name: method for name, method in METHODS.items() if not name.startswith(NOT_FOR_PROGRAMS)
+} | {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)}
 INPUTS = torch.linspace(-1.0, 1.0, 30)
 OUTCOMES = 1.0 + 2.0 * INPUTS + 0.5 * torch.sin(9.0 * INPUTS)
 TABLE = torch.stack([INPUTS, INPUTS**2], 1)  # (30, 2), float32, which a program closes over
@@ -111,14 +111,26 @@ def names_of(found):
     return [note.values["names"] for note in found.notes if note.code == "wrong_gradient"]
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(OF_PROGRAMS, REPRESENTATIVES | {"Laplace-hessian"}))
+@pytest.mark.parametrize(
+    "name", one_of_each_kind(OF_PROGRAMS, REPRESENTATIVES | {"Laplace-hessian"})
+)
 def test_every_method_warns_of_a_cut_graph_and_its_draws_do_not_pass(name, tmp_path):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = OF_PROGRAMS[name].fit(CUT, INPUTS, OUTCOMES, seed=0, **num_draws(name))
-    said = [str(warning.message) for warning in caught if "is not the derivative" in str(warning.message)]
-    assert len(said) == 1 and "the gradient for 'b' " in said[0] and said[0] in posterior.meta["warnings"]
-    assert [each["names"] for each in posterior.meta["findings"] if each["code"] == "wrong_gradient"] == [["b"]]
+    said = [
+        str(warning.message)
+        for warning in caught
+        if "is not the derivative" in str(warning.message)
+    ]
+    assert (
+        len(said) == 1
+        and "the gradient for 'b' " in said[0]
+        and said[0] in posterior.meta["warnings"]
+    )
+    assert [
+        each["names"] for each in posterior.meta["findings"] if each["code"] == "wrong_gradient"
+    ] == [["b"]]
     posterior.to_datatree(INPUTS, OUTCOMES).to_netcdf(tmp_path / "tree.nc")
     with xr.open_datatree(tmp_path / "tree.nc") as tree:
         verdict = pb.diagnose(tree)
@@ -180,7 +192,9 @@ def test_a_subsampled_program_is_checked_with_all_rows():
     assert names_of(problem(program)) == [["slope"]]
 
 
-@pytest.mark.parametrize("method", [pb.MAP(num_steps=20, polish_steps=5, compile=False), OF_PROGRAMS["NUTS"]])
+@pytest.mark.parametrize(
+    "method", [pb.MAP(num_steps=20, polish_steps=5, compile=False), OF_PROGRAMS["NUTS"]]
+)
 def test_a_log_density_that_is_cut_is_warned_of(method):
     def log_density(values):
         z = values["z"]
@@ -194,7 +208,8 @@ def test_a_log_density_that_is_cut_is_warned_of(method):
 
 
 @pytest.mark.parametrize(
-    "kernel", [lambda model: mcmc.NUTS(model, max_tree_depth=3), lambda model: mcmc.HMC(model, num_steps=3)]
+    "kernel",
+    [lambda model: mcmc.NUTS(model, max_tree_depth=3), lambda model: mcmc.HMC(model, num_steps=3)],
 )
 def test_pyros_samplers_warn_of_a_cut_graph(kernel):
     sampler = mcmc.MCMC(kernel(CUT), num_samples=10, warmup_steps=10, disable_progbar=True)
@@ -214,7 +229,8 @@ def test_a_net_that_cuts_its_graph_does_not_pass():
             return self.last(self.first(x).tanh().detach())
 
     model = pb.BNN(Frozen(), pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
-    x, y = INPUTS[:, None], OUTCOMES[:, None]
+    x = INPUTS[:, None]
+    y = OUTCOMES[:, None]
     with pytest.warns(UserWarning, match="not its derivative"):
         posterior = pb.Laplace(num_steps=300, compile=False).fit(model, x, y, seed=0)
     verdict = pb.diagnose(posterior.to_datatree(x, y))

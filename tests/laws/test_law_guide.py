@@ -33,7 +33,9 @@ X, Y = toy()
 GUIDED = {name: METHODS[name] for name in METHODS if name in WITH_Q}
 GUIDED |= {
     "SVI-full-rank": pb.SVI(guide="full_rank", num_steps=20, compile=False),
-    "SVI-far": pb.SVI(num_steps=100, lr=0.1, compile=False),  # far enough for the points to leave their start
+    "SVI-far": pb.SVI(
+        num_steps=100, lr=0.1, compile=False
+    ),  # far enough for the points to leave their start
     "SVI-flow": pb.SVI(guide="flow", num_steps=20, compile=False),
     "SVI-AutoNormal": pb.SVI(guide=AutoNormal, num_steps=20, compile=False),
     "SVI-AutoIAFNormal": pb.SVI(guide=AutoIAFNormal, num_steps=20, compile=False),
@@ -50,7 +52,10 @@ def _bnn(scale=0.2, hide: str | None = None, **options) -> pb.BNN:
 
 
 def _standardized() -> pb.BNN:
-    return _bnn("learned", standardizer=pb.data.Standardizer.fit(pb.data.Dataset(X, 30 + 9 * Y, "far", "regression")))
+    return _bnn(
+        "learned",
+        standardizer=pb.data.Standardizer.fit(pb.data.Dataset(X, 30 + 9 * Y, "far", "regression")),
+    )
 
 
 LAW_MODELS = MODELS | {
@@ -64,7 +69,9 @@ WITH_POINTS = ("learned", "hidden", "standardizer")
 @functools.cache
 def fit(name: str, kind: str, draws: int = 6) -> pb.Posterior:
     model, y = LAW_MODELS[kind]()
-    return _short_fit((METHODS | GUIDED)[name], model, X, y, **({"num_draws": draws} if num_draws(name) else {}))
+    return _short_fit(
+        (METHODS | GUIDED)[name], model, X, y, **({"num_draws": draws} if num_draws(name) else {})
+    )
 
 
 def _short_fit(method, model, *data, **options) -> pb.Posterior:
@@ -86,7 +93,9 @@ def _expected(posterior: pb.Posterior, values) -> dist.Distribution:
 
 def _same_distribution(actual, expected) -> None:
     probe = expected.sample()
-    torch.testing.assert_close(actual.log_prob(probe), expected.log_prob(probe), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        actual.log_prob(probe), expected.log_prob(probe), rtol=1e-4, atol=1e-4
+    )
 
 
 def _kinds(name: str) -> list[str]:
@@ -97,7 +106,11 @@ def _pairs():
     """Every guide × every model; every model and every kind of guide once in the fast run."""
     for name in GUIDED:
         for kind in _kinds(name):
-            marks = [] if name == "SVI" or (kind == "hidden" and name not in LIKE_ANOTHER) else [pytest.mark.slow]
+            marks = (
+                []
+                if name == "SVI" or (kind == "hidden" and name not in LIKE_ANOTHER)
+                else [pytest.mark.slow]
+            )
             yield pytest.param(name, kind, marks=marks)
 
 
@@ -105,11 +118,14 @@ def _pairs():
 @pytest.mark.parametrize(("name", "kind"), list(_pairs()))
 def test_a_model_replayed_against_the_guide_is_the_fitted_one(name, kind, tmp_path):
     posterior = fit(name, kind)
-    model, x = posterior.model, _standard(posterior.model)
+    model = posterior.model
+    x = _standard(posterior.model)
     points = {site: posterior.draws[site][0, 0] for site in posterior.meta["point_sites"]}
     assert bool(points) == (kind in WITH_POINTS)
     posteriors = [posterior]
-    if not callable(getattr(GUIDED[name], "guide", None)):  # Pyro's own guides are code and are not saved
+    if not callable(
+        getattr(GUIDED[name], "guide", None)
+    ):  # Pyro's own guides are code and are not saved
         posteriors.append(pb.Posterior.load(posterior.save(tmp_path / "p.nc"), model))
     before = dict(pyro.get_param_store().items())
     with seeded(1):
@@ -129,7 +145,11 @@ def test_a_model_replayed_against_the_guide_is_the_fitted_one(name, kind, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_ANOTHER else name for name in GUIDED]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow) if name in LIKE_ANOTHER else name
+        for name in GUIDED
+    ],
 )
 def test_the_density_of_a_guide_is_that_of_its_trace(name):
     posterior = fit(name, "inferred")
@@ -144,12 +164,17 @@ def test_the_density_of_a_guide_is_that_of_its_trace(name):
 def test_a_model_given_stacked_draws_is_the_fitted_one(name):
     posterior = fit(name, "inferred" if name in NO_POINTS else "hidden")
     if name == "MCDropout":
-        pytest.skip("its draws are the trained weights; the masks are the network's, not sites of the program")
-    model, stacked = posterior.model, posterior.stacked()
+        pytest.skip(
+            "its draws are the trained weights; the masks are the network's, not sites of the program"
+        )
+    model = posterior.model
+    stacked = posterior.stacked()
     for i in (0, -1):
         values = {site: value[i] for site, value in stacked.items()}
         with seeded(0):
-            trace = pyro.poutine.trace(pyro.poutine.condition(model, values)).get_trace(_standard(model))
+            trace = pyro.poutine.trace(pyro.poutine.condition(model, values)).get_trace(
+                _standard(model)
+            )
             _same_distribution(trace.nodes[DATA]["fn"], _expected(posterior, values))
 
 
@@ -193,7 +218,9 @@ def test_predictive_and_predict_agree(name, kind):
 
 @pytest.mark.slow
 @pytest.mark.covering(3)
-@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name in GUIDED for kind in _kinds(name)])
+@pytest.mark.parametrize(
+    ("name", "kind"), [(name, kind) for name in GUIDED for kind in _kinds(name)]
+)
 def test_predictive_and_predict_agree_everywhere(name, kind):
     _assert_predictives_agree(fit(name, kind, 1000))
 
@@ -201,7 +228,8 @@ def test_predictive_and_predict_agree_everywhere(name, kind):
 @pytest.mark.slow
 @pytest.mark.parametrize("guide", ["mean_field", AutoMultivariateNormal])
 def test_a_plain_program_reads_its_point_parameters_from_the_store(guide):
-    x, y = X[:, 0], 3 * X[:, 0] + 5 + 0.3 * (Y[:, 0] - torch.sin(X[:, 0]))
+    x = X[:, 0]
+    y = 3 * X[:, 0] + 5 + 0.3 * (Y[:, 0] - torch.sin(X[:, 0]))
 
     def program(x, y=None):
         slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
@@ -251,7 +279,10 @@ def test_batch_statistics_come_with_the_draws_and_not_with_a_guide():
 def test_a_guide_in_eval_mode_agrees_for_batch_norm():
     with seeded(0):
         net = torch.nn.Sequential(
-            torch.nn.Linear(1, 6), torch.nn.BatchNorm1d(6), torch.nn.Dropout(0.5), torch.nn.Linear(6, 1)
+            torch.nn.Linear(1, 6),
+            torch.nn.BatchNorm1d(6),
+            torch.nn.Dropout(0.5),
+            torch.nn.Linear(6, 1),
         )
         net(X)  # statistics of the data
     model = pb.BNN(net.eval(), normal_prior(), pb.likelihoods.HomoskedasticGaussian("learned"))

@@ -43,7 +43,9 @@ def fit(name: str, *at: int, **options) -> tuple[pb.Posterior | None, list[str]]
         net = nn.Sequential(nn.Linear(1, 4), Tripwire(), nn.Linear(4, 1))
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
     method = options.pop("method", METHODS[name])
-    Tripwire.calls, Tripwire.fired, Tripwire.at = 0, 0, at
+    Tripwire.calls = 0
+    Tripwire.fired = 0
+    Tripwire.at = at
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
@@ -136,7 +138,9 @@ def test_a_second_ctrl_c_always_stops(name):
         assert posterior is None or Tripwire.fired == 1
 
 
-@pytest.mark.parametrize("name", ["NUTS", "NUTS-pyro", "SGLD", pytest.param("SGHMC", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["NUTS", "NUTS-pyro", "SGLD", pytest.param("SGHMC", marks=pytest.mark.slow)]
+)
 def test_the_draws_of_an_interrupted_chain_are_the_first_of_the_whole(name):
     posterior, calls = whole(name)
     short, said = fit(name, round(0.85 * calls))
@@ -196,7 +200,9 @@ EARLY |= {"SWA": 15, "SWAG": 15, "NUTS": 1, "SGLD": 25, "SGHMC": 25, "SMC": 1}
 @pytest.mark.parametrize("name", one_of_each_kind(EARLY, FEW))
 def test_a_callback_that_stops_is_no_interrupt(name):
     def stop(step, metrics):
-        return step >= EARLY[name] and metrics.get("phase") != "warm-up" and metrics.get("draws") != 0
+        return (
+            step >= EARLY[name] and metrics.get("phase") != "warm-up" and metrics.get("draws") != 0
+        )
 
     longer = {"num_steps": 300} if EARLY[name] == 100 else {}
     posterior, said = fit(name, method=replace(METHODS[name], **longer), callbacks=[stop])

@@ -77,7 +77,9 @@ class Mixture:
     dist = stats.norm
 
     def __init__(self, share: np.ndarray, loc: np.ndarray, scale: np.ndarray):
-        self.share, self.loc, self.scale = share, loc, scale
+        self.share = share
+        self.loc = loc
+        self.scale = scale
 
     def pdf(self, y: np.ndarray) -> np.ndarray:
         return (self.share * stats.norm.pdf(np.asarray(y)[..., None], self.loc, self.scale)).sum(-1)
@@ -91,10 +93,14 @@ class Mixture:
     def ppf(self, level: float) -> np.ndarray:
         ends = stats.norm.ppf(level, self.loc, self.scale)
         rows = zip(self.share, self.loc, self.scale, ends.min(-1), ends.max(-1))
-        return np.array([brentq(functools.partial(self._above, level, *row[:3]), *row[3:]) for row in rows])
+        return np.array(
+            [brentq(functools.partial(self._above, level, *row[:3]), *row[3:]) for row in rows]
+        )
 
     @staticmethod
-    def _above(level: float, share: np.ndarray, loc: np.ndarray, scale: np.ndarray, y: float) -> float:
+    def _above(
+        level: float, share: np.ndarray, loc: np.ndarray, scale: np.ndarray, y: float
+    ) -> float:
         return float((share * stats.norm.cdf(y, loc, scale)).sum() - level)
 
     def mean(self) -> np.ndarray:
@@ -175,7 +181,11 @@ CASES = {
         lambda: lk.Weibull(1.7),
         lambda f: stats.weibull_min(1.7, scale=np.exp(f[..., 0])),
         lambda: lk.Weibull(prior()),
-        {"NaN": torch.nan, "must be positive": torch.tensor([0.0, 1.0]), "got 0.5": torch.tensor([1.0, 0.5])},
+        {
+            "NaN": torch.nan,
+            "must be positive": torch.tensor([0.0, 1.0]),
+            "got 0.5": torch.tensor([1.0, 0.5]),
+        },
     ),
     "beta": Case(
         lambda: lk.Beta(7.0, low=-1.0, high=3.0),
@@ -223,15 +233,20 @@ def test_the_density_is_that_of_scipy(name, dtype):
     assert found.dtype == dtype and found.shape == (20, N)
     log_law = getattr(law, "logpdf", None) if not hasattr(law.dist, "pmf") else law.logpmf
     expected = torch.tensor(log_law(column(name, y.double()).numpy()))
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=2e-4 if dtype == torch.float32 else 1e-9)
+    torch.testing.assert_close(
+        found.double(), expected, rtol=1e-4, atol=2e-4 if dtype == torch.float32 else 1e-9
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
-    likelihood, f = CASES[name].fixed(), outputs(name)
+    likelihood = CASES[name].fixed()
+    f = outputs(name)
     law = CASES[name].law(f.numpy())
     if likelihood.targets.kind == "count" or likelihood.targets.classes:
-        top = {"bernoulli": 2, "categorical": 3, "ordinal": 4}.get(name) or int(law.ppf(1 - 1e-13).max())
+        top = {"bernoulli": 2, "categorical": 3, "ordinal": 4}.get(name) or int(
+            law.ppf(1 - 1e-13).max()
+        )
         grid = torch.arange(top, dtype=torch.float64)[:, None, None].expand(-1, N, 1)
         grid = grid[..., 0].long() if likelihood.targets.kind == "label" else grid
         mass = likelihood.log_prob(f, grid, {}).exp().cumsum(0)
@@ -253,7 +268,8 @@ def test_the_mass_is_one_and_the_distribution_function_is_its_sum(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_curvature_is_the_mean_square_of_the_score(name):
-    likelihood, f = CASES[name].fixed(), outputs(name)
+    likelihood = CASES[name].fixed()
+    f = outputs(name)
     root = likelihood.fisher_root(f, {})
     assert root.shape[:2] == f.shape
     y = samples(name, f, 20_000)
@@ -280,7 +296,11 @@ def test_mean_and_variance_are_those_of_its_draws(name):
 
 def prediction(name: str, num: int, num_functions: int = 1) -> pb.Prediction:
     f = outputs(name, num=num)
-    shifts = torch.linspace(-0.3, 0.3, num_functions, dtype=f.dtype) if num_functions > 1 else torch.zeros(1).to(f)
+    shifts = (
+        torch.linspace(-0.3, 0.3, num_functions, dtype=f.dtype)
+        if num_functions > 1
+        else torch.zeros(1).to(f)
+    )
     return pb.Prediction((f + shifts[:, None, None])[None], CASES[name].fixed(), {})
 
 
@@ -344,13 +364,20 @@ def test_quantiles_are_where_the_mixture_has_its_levels(name):
             np.testing.assert_allclose(reached, level, rtol=0, atol=1e-6)
             continue
         before = np.mean([law.cdf(y - 1) for law in laws], 0)
-        assert (y == np.round(y)).all() and (reached >= float(level)).all() and (before < float(level)).all()
+        assert (
+            (y == np.round(y)).all()
+            and (reached >= float(level)).all()
+            and (before < float(level)).all()
+        )
 
 
-@pytest.mark.parametrize("name", [name for name in NUMBERS if not CASES[name].fixed().targets.normal])
+@pytest.mark.parametrize(
+    "name", [name for name in NUMBERS if not CASES[name].fixed().targets.normal]
+)
 def test_a_quantile_of_many_draws_takes_few_looks_at_all_of_them(name):
     p = prediction(name, N, num_functions=600)
-    cdf, looks = p.likelihood.cdf, []
+    cdf = p.likelihood.cdf
+    looks = []
 
     def counted(f, y, params):
         looks.append(f.shape[:-1].numel() / (600 * N))
@@ -371,7 +398,11 @@ def test_extreme_outputs_are_finite(name):
     for dtype in (torch.float32, torch.float64):
         f = torch.tensor([-50.0, 50.0], dtype=dtype)[:, None].expand(2, CASES[name].width).clone()
         f.requires_grad_()
-        y = torch.ones(2, dtype=torch.long) if likelihood.targets.kind == "label" else torch.ones(2, 1, dtype=dtype)
+        y = (
+            torch.ones(2, dtype=torch.long)
+            if likelihood.targets.kind == "label"
+            else torch.ones(2, 1, dtype=dtype)
+        )
         y = likelihood.targets.observed(y)
         log_prob = likelihood.log_prob(f, y, {})
         gradient = torch.autograd.grad(log_prob.sum(), f)[0]
@@ -390,7 +421,9 @@ def test_extreme_outputs_are_finite(name):
         assert bool(torch.isfinite(mean).all() and torch.isfinite(var).all())
         with seeded(0):
             drawn = likelihood.targets.values(likelihood.distribution(f, {}).sample())
-        assert bool(torch.isfinite(drawn).all()) and not (likelihood.targets.kind == "count" and float(drawn.min()) < 0)
+        assert bool(torch.isfinite(drawn).all()) and not (
+            likelihood.targets.kind == "count" and float(drawn.min()) < 0
+        )
         if dtype == torch.float64:
             assert bool(((drawn - mean).abs() < 60 * var.sqrt() + 1).all())
 
@@ -412,7 +445,9 @@ def data(name: str, num: int = 40, seed: int = 5) -> tuple[torch.Tensor, torch.T
     slopes = torch.linspace(0.8, -0.4, CASES[name].width, dtype=torch.float64)
     y = samples(name, x * slopes + 0.2, 1, seed)[0]
     if name in CENSORED:  # about a third of the rows, at limits that have nothing to do with y
-        limit = samples(name, 0 * x + (-0.2 if name.startswith("left") else 0.6), 1, seed + 1)[0][:, 0]
+        limit = samples(name, 0 * x + (-0.2 if name.startswith("left") else 0.6), 1, seed + 1)[0][
+            :, 0
+        ]
         seen = (y[:, 0] > limit) if name.startswith("left") else (y[:, 0] < limit)
         y = torch.stack([torch.where(seen, y[:, 0], limit), seen.double()], 1)
     return x, y
@@ -463,7 +498,9 @@ FAST = {"MAP", "Laplace"}
 
 
 @pytest.mark.covering(3)
-@pytest.mark.parametrize("method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS])
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=() if m in FAST else pytest.mark.slow) for m in METHODS]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
     try:
@@ -487,14 +524,19 @@ def test_its_tree_is_judged(name):
     posterior = fit(name, "Laplace")
     tree = posterior.to_datatree(x, y, test=(x, y))
     assert tree["log_likelihood"]["y"].shape == (1, posterior.num_draws, 40)
-    assert tree["observed_data"]["y"].shape == (40,) and tree["predictions"]["log_prob"].shape == (40,)
+    assert tree["observed_data"]["y"].shape == (40,) and tree["predictions"]["log_prob"].shape == (
+        40,
+    )
     scores = pb.diagnostics.score(tree)
     classes = posterior.bnn.likelihood.targets.classes
     assert "log_prob" in scores and ("accuracy" in scores) == classes
     # how far a mean is from a value that was not seen, nobody knows
     assert ("rmse" in scores) == (name not in CENSORED and not classes)
     verdict = pb.diagnose(tree)
-    assert verdict.status in ("pass", "warn", "fail") and tree.attrs["likelihood"] == posterior.bnn.likelihood.task
+    assert (
+        verdict.status in ("pass", "warn", "fail")
+        and tree.attrs["likelihood"] == posterior.bnn.likelihood.task
+    )
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -528,7 +570,10 @@ NUTS = pb.NUTS(num_chains=2, num_warmup=200, max_tree_depth=4, compile=False)
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in ("heteroskedastic", "categorical", "poisson") else pytest.mark.slow)
+        pytest.param(
+            name,
+            marks=() if name in ("heteroskedastic", "categorical", "poisson") else pytest.mark.slow,
+        )
         for name in CASES
         if name != "mixture_density"
     ],
@@ -540,7 +585,9 @@ def test_the_expected_curvature_is_the_observed_one_where_data_are_many(name):
     widths = [
         torch.cat([v.std(1).flatten() for v in posterior.draws.values()])
         for posterior in (
-            pb.Laplace(curvature=c, predictive="draws", compile=False).fit(model, x, y, num_draws=500, init=mode)
+            pb.Laplace(curvature=c, predictive="draws", compile=False).fit(
+                model, x, y, num_draws=500, init=mode
+            )
             for c in ("ggn", "hessian")
         )
     ]
@@ -549,7 +596,9 @@ def test_the_expected_curvature_is_the_observed_one_where_data_are_many(name):
 
 # nor is a shift of all logits, which the prior alone holds, sampled in so few draws
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("mixture_density", "categorical")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("mixture_density", "categorical")]
+)
 def test_laplace_and_nuts_agree_where_data_are_many(name):
     """A line through 1000 data: the posterior is normal, and the expected curvature is the observed one."""
     x, y = data(name, 1000)
@@ -561,12 +610,15 @@ def test_laplace_and_nuts_agree_where_data_are_many(name):
     for site in ("net.weight", "net.bias"):
         a, b = (p.draws[site].flatten(0, 1).flatten(1) for p in (laplace, nuts))
         assert float(((a.mean(0) - b.mean(0)) / b.std(0)).abs().max()) < 0.3, site
-        assert 0.8 < float((a.std(0) / b.std(0)).min()) and float((a.std(0) / b.std(0)).max()) < 1.25, site
+        assert (
+            0.8 < float((a.std(0) / b.std(0)).min()) and float((a.std(0) / b.std(0)).max()) < 1.25
+        ), site
 
 
 @pytest.mark.parametrize("name", CENSORED)
 def test_a_censored_row_counts_as_the_probability_of_where_it_lies(name):
-    likelihood, f = CASES[name].fixed(), outputs(name).requires_grad_()
+    likelihood = CASES[name].fixed()
+    f = outputs(name).requires_grad_()
     limit = CASES[name].law(f.detach().numpy()).ppf([[0.1], [0.5], [0.999]])
     y = torch.tensor(np.stack([limit, np.zeros_like(limit)], -1))
     law = CASES[name].law(f.detach().numpy())
@@ -593,7 +645,9 @@ def test_the_transform_of_censored_rows_is_uniform_too(name):
 
 def test_censored_targets_come_as_survival_libraries_have_them():
     x, y = data("weibull", 20)
-    structured = np.array([(bool(e), t) for t, e in y.numpy()], dtype=[("event", "?"), ("time", "<f8")])
+    structured = np.array(
+        [(bool(e), t) for t, e in y.numpy()], dtype=[("event", "?"), ("time", "<f8")]
+    )
     frame = pd.DataFrame({"duration": y[:, 0].numpy(), "observed": y[:, 1].numpy().astype(bool)})
     model = linear("weibull", lk.Weibull(1.7))
     expected = METHODS["MAP"].fit(model, x, y).predict(x)
@@ -620,7 +674,10 @@ def test_outliers_do_not_spoil_a_line_under_heavy_tails():
         y = 2 * x + 0.1 * torch.randn_like(x)
     y[::10] += 15.0
     off = {}
-    for name, noise in (("t", lk.StudentT(3.0, prior())), ("normal", lk.HomoskedasticGaussian(prior()))):
+    for name, noise in (
+        ("t", lk.StudentT(3.0, prior())),
+        ("normal", lk.HomoskedasticGaussian(prior())),
+    ):
         model = pb.BNN(linear("gaussian", noise).net, normal_prior(3.0), noise)
         mean = pb.Laplace(num_steps=300, compile=False).fit(model, x, y).predict(x).mean
         off[name] = float((mean - 2 * x).abs().max())
@@ -640,7 +697,9 @@ def test_an_exposure_travels_with_its_rows(method):
             net = pb.networks.mlp(1, (4,) if method == "MCDropout" else (), 1).double()
         model = pb.BNN(net, normal_prior(), lk.Poisson(exposure=-1), standardizer=units)
         settings = {"num_steps": 100, "lr": 0.1} if method == "MAP" else {}
-        posterior = dataclasses.replace(METHODS[method], **settings).fit(model, x, y, **num_draws(method))
+        posterior = dataclasses.replace(METHODS[method], **settings).fit(
+            model, x, y, **num_draws(method)
+        )
         assert set(posterior.draws) == {f"net.net.{name}" for name, _ in net.named_parameters()}
         twice = torch.cat([x[:, :1], 2 * x[:, 1:]], 1)
         torch.testing.assert_close(posterior.predict(twice).mean, 2 * posterior.predict(x).mean)
@@ -662,7 +721,9 @@ def test_noise_that_the_net_gives_has_a_laplace_that_agrees_with_nuts():
     laplace = LAPLACE.fit(model, x, y, num_draws=1000, seed=0).predict(x)
     nuts = NUTS.fit(model, x, y, num_draws=300, seed=0).predict(x)
     torch.testing.assert_close(laplace.aleatoric_var, nuts.aleatoric_var, rtol=0.05, atol=0.005)
-    torch.testing.assert_close(laplace.epistemic_var.sqrt(), nuts.epistemic_var.sqrt(), rtol=0.25, atol=0.002)
+    torch.testing.assert_close(
+        laplace.epistemic_var.sqrt(), nuts.epistemic_var.sqrt(), rtol=0.25, atol=0.002
+    )
     noisy = laplace.aleatoric_var.sqrt()[:, 0]
     assert float(noisy[-1] / noisy[0]) > 3.0
 
@@ -679,7 +740,8 @@ def cut(name: str, y: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("name", [name for name in CASES if name != "mixture_density"])
 def test_ranks_of_the_truth_are_uniform(name):
     """Simulation-based calibration by NUTS, 100 data sets at once: the line and the likelihood's own parameters."""
-    model, count = linear(name, CASES[name].inferred()), 100
+    model = linear(name, CASES[name].inferred())
+    count = 100
     x = torch.linspace(-1, 1, 12, dtype=torch.float64)[:, None]
     truths, ys = zip(*(simulate(model, x, 3 * index) for index in range(count)))
     ys = [cut(name, y) if name in CENSORED else y for y in ys]
@@ -687,14 +749,25 @@ def test_ranks_of_the_truth_are_uniform(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fits = fit_batch(method, model, x, ys, num_draws=132)
-    each = [rank(truth, found, x, y, x[:1], 33, index) for index, (truth, found, y) in enumerate(zip(truths, fits, ys))]
+    each = [
+        rank(truth, found, x, y, x[:1], 33, index)
+        for index, (truth, found, y) in enumerate(zip(truths, fits, ys))
+    ]
     assert {"f0.0", "log_joint"} <= set(each[0])
-    found = {name: uniformity(np.array([ranks[name] for ranks in each]), 33).p_value for name in each[0]}
-    assert len(found) * min(found.values()) > 0.001, found  # Bonferroni: the quantities are dependent
+    found = {
+        name: uniformity(np.array([ranks[name] for ranks in each]), 33).p_value for name in each[0]
+    }
+    assert len(found) * min(found.values()) > 0.001, (
+        found
+    )  # Bonferroni: the quantities are dependent
 
 
 @pytest.mark.parametrize("value", [torch.tensor([0.1, 0.2]), dist.HalfNormal(torch.ones(2))])
 def test_a_parameter_has_one_value_or_one_for_each_column(value):
-    model = pb.BNN(pb.networks.mlp(1, (), 3, seed=0), normal_prior(), lk.HomoskedasticGaussian(value))
-    with pytest.raises(ValueError, match="'scale' has shape \\(2,\\): one value, or one per column of y, 3"):
+    model = pb.BNN(
+        pb.networks.mlp(1, (), 3, seed=0), normal_prior(), lk.HomoskedasticGaussian(value)
+    )
+    with pytest.raises(
+        ValueError, match="'scale' has shape \\(2,\\): one value, or one per column of y, 3"
+    ):
         pb.MAP(num_steps=1, compile=False).fit(model, torch.zeros(4, 1), torch.zeros(4, 3))

@@ -20,10 +20,15 @@ def _stepped(*_):
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in {*ONE_DRAW, "NUTS-pyro"}])
 def test_draws_that_do_not_fit_are_refused_before_the_first_step(name):
-    method, asked = METHODS[name], {"num_draws": MANY}
+    method = METHODS[name]
+    asked = {"num_draws": MANY}
     if name == "DeepEnsemble":
-        method, asked = dataclasses.replace(method, num_members=MANY), {}
-    with pytest.raises(NotEnoughMemory, match=r"draws × 25 parameters needs .* bytes but .* are free: lower num_draws"):
+        method = dataclasses.replace(method, num_members=MANY)
+        asked = {}
+    with pytest.raises(
+        NotEnoughMemory,
+        match=r"draws × 25 parameters needs .* bytes but .* are free: lower num_draws",
+    ):
         method.fit(toy_model(), X, Y, callbacks=[_stepped], **asked)
 
 

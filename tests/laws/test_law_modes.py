@@ -39,7 +39,11 @@ def pair(ratio: float, dim: int, mass: float, centre: float = 0.0) -> Callable[.
 def in_basin(ratio: float, dim: int, mass: float, draws: int) -> float:
     """Of so many of the prior's draws, those at which the narrow Gaussian of a pair has the higher density."""
     z = torch.randn(100_000, dim, generator=torch.Generator().manual_seed(0))
-    gain = dim * math.log(ratio) - 0.5 * (ratio**2 - 1.0) * z.square().sum(1) + math.log(mass / (1.0 - mass))
+    gain = (
+        dim * math.log(ratio)
+        - 0.5 * (ratio**2 - 1.0) * z.square().sum(1)
+        + math.log(mass / (1.0 - mass))
+    )
     return draws * float((gain > 0.0).double().mean())
 
 
@@ -77,10 +81,16 @@ GRID = [
 @pytest.mark.parametrize("seed", range(2))
 def test_the_evidence_of_pairs_is_right_or_fails_and_few_right_ones_are_doubted(seed):
     runs = [judged(pair(*setting), seed=seed) for setting in GRID]
-    wrong = [setting for setting, (_, answer, right) in zip(GRID, runs, strict=True) if not right and answer != "fail"]
+    wrong = [
+        setting
+        for setting, (_, answer, right) in zip(GRID, runs, strict=True)
+        if not right and answer != "fail"
+    ]
     assert not wrong
     answers = [answer for _, answer, right in runs if right]
-    assert len(answers) > 0.8 * len(GRID) and sum(each != "pass" for each in answers) <= 0.1 * len(answers)
+    assert len(answers) > 0.8 * len(GRID) and sum(each != "pass" for each in answers) <= 0.1 * len(
+        answers
+    )
 
 
 def sine(seed: int) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
@@ -115,7 +125,10 @@ def gaussian(x: None = None, y: None = None) -> None:
 def test_one_mode_costs_no_exchange():
     posterior = pb.SMC(num_particles=400, compile=False).fit(gaussian)
     exact = dist.Normal(0.0, math.sqrt(1.04)).log_prob(torch.tensor([0.5, -1.0, 2.0])).sum()
-    assert abs(posterior.log_evidence - float(exact)) <= 3.0 * posterior.meta["log_evidence_error"] + 0.05
+    assert (
+        abs(posterior.log_evidence - float(exact))
+        <= 3.0 * posterior.meta["log_evidence_error"] + 0.05
+    )
     assert "exchange" not in posterior.meta and not Signs(**posterior.meta["signs_of_modes"]).parted
 
 
@@ -139,8 +152,11 @@ def test_weights_that_did_not_settle_fail():
 def test_bennetts_ratio_of_two_gaussians_with_its_error():
     generator = torch.Generator().manual_seed(0)
     z = torch.randn(2, 200, 50, generator=generator, dtype=torch.float64)
-    lower, upper = z[0], 0.5 * z[1]
-    work = tuple((-1.5 * values.square())[None] for values in (lower, upper))  # from N(0, 1) to N(0, 1/4)
+    lower = z[0]
+    upper = 0.5 * z[1]
+    work = tuple(
+        (-1.5 * values.square())[None] for values in (lower, upper)
+    )  # from N(0, 1) to N(0, 1/4)
     ratio, influence = bennett(work)
     error = float(influence.square().sum().sqrt())
     assert abs(ratio - math.log(0.5)) < 4.0 * error and 0.001 < error < 0.03
@@ -151,4 +167,6 @@ def test_bennetts_ratio_of_two_gaussians_with_its_error():
 def test_few_families_are_a_large_error():
     alone = torch.arange(100).repeat(4, 1)
     assert error_of_families(alone) == pytest.approx(0.0, abs=1e-9)
-    assert error_of_families(torch.zeros(4, 100, dtype=torch.long)) == pytest.approx(math.sqrt(4 * 0.99) / 4)
+    assert error_of_families(torch.zeros(4, 100, dtype=torch.long)) == pytest.approx(
+        math.sqrt(4 * 0.99) / 4
+    )

@@ -24,12 +24,18 @@ SEARCH = pb.MAP(num_steps=400, lr=0.03, compile=False)
 
 def waves(noise=0.1, num_data=42):
     generator = torch.Generator().manual_seed(0)
-    x = torch.cat([torch.linspace(-1, -0.3, num_data // 2), torch.linspace(0.3, 1, num_data - num_data // 2)])[:, None]
+    x = torch.cat(
+        [torch.linspace(-1, -0.3, num_data // 2), torch.linspace(0.3, 1, num_data - num_data // 2)]
+    )[:, None]
     return x, torch.sin(6 * x) + noise * torch.randn(x.shape, generator=generator)
 
 
 def model(likelihood=None):
-    return pb.BNN(toy_net(hidden=10), normal_prior(), likelihood or HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    return pb.BNN(
+        toy_net(hidden=10),
+        normal_prior(),
+        likelihood or HomoskedasticGaussian(dist.HalfNormal(1.0)),
+    )
 
 
 @pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.slow)])
@@ -70,14 +76,17 @@ def test_no_method_takes_the_function_for_noise(method):
 
 def test_what_is_noise_stays_noise():
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.rand(60, 1, generator=generator), torch.randn(60, 1, generator=generator)
+    x = torch.rand(60, 1, generator=generator)
+    y = torch.randn(60, 1, generator=generator)
     posterior = SEARCH.fit(model(), x, y)
     assert float(posterior.draws["likelihood.scale"]) > 0.8 * float(y.std())
 
 
 def test_maximum_likelihood_without_a_bound_follows_the_plain_path_alone():
     x, y = waves(num_data=20)  # fewer rows than weights
-    posterior = pb.MLE(num_steps=20, compile=False).fit(model(HomoskedasticGaussian("learned")), x, y)
+    posterior = pb.MLE(num_steps=20, compile=False).fit(
+        model(HomoskedasticGaussian("learned")), x, y
+    )
     assert "path_gain" not in posterior.meta
 
 
@@ -100,12 +109,16 @@ def test_a_callback_hears_of_the_best_path_and_may_stop_or_interrupt():
     assert interrupted.meta["stopped"] == "interrupt"
 
 
-@pytest.mark.parametrize("likelihood", [HomoskedasticGaussian("learned"), HeteroskedasticGaussian()])
+@pytest.mark.parametrize(
+    "likelihood", [HomoskedasticGaussian("learned"), HeteroskedasticGaussian()]
+)
 def test_a_held_scale_changes_the_gradient_of_the_location_and_no_value(likelihood):
     generator = torch.Generator().manual_seed(0)
-    loc, y = torch.randn(7, 1, generator=generator), torch.randn(7, 1, generator=generator)
+    loc = torch.randn(7, 1, generator=generator)
+    y = torch.randn(7, 1, generator=generator)
     f = torch.cat([loc, 0.3 * loc], 1)[:, : likelihood.targets.heads]
-    held, params = HeldScale(likelihood), {"likelihood.scale": torch.tensor(0.7)}
+    held = HeldScale(likelihood)
+    params = {"likelihood.scale": torch.tensor(0.7)}
 
     def log_prob(f, law=likelihood):
         return law.distribution(f, params).log_prob(y).sum()
@@ -143,13 +156,17 @@ def test_each_of_several_points_descends_to_the_minimum():
         return scales * (points - 2), 0.5 * (scales * (points - 2).square()).sum(1)
 
     starts = torch.tensor([[0.0, 1.0, 5.0], [9.0, -3.0, 2.0]], dtype=torch.float64)
-    torch.testing.assert_close(descend_each(slope, starts, 200), torch.full_like(starts, 2.0), rtol=0, atol=1e-2)
+    torch.testing.assert_close(
+        descend_each(slope, starts, 200), torch.full_like(starts, 2.0), rtol=0, atol=1e-2
+    )
 
 
 def test_the_evidence_of_a_linear_model_is_exact():
     truth = diabetes_linear()
     problem = prepare(diabetes_model(), truth["x"], truth["y"], points="free")
-    theta = problem.density.unconstrain({"net.weight": truth["mean"][None, :10], "net.bias": truth["mean"][10:]})
+    theta = problem.density.unconstrain(
+        {"net.weight": truth["mean"][None, :10], "net.bias": truth["mean"][10:]}
+    )
     torch.testing.assert_close(log_evidences(problem, theta[None])[0], truth["log_evidence"])
 
 

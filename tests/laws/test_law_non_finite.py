@@ -17,7 +17,9 @@ from test_contract import METHODS, MODELS, X, Y, fit, num_draws, one_of_each_kin
 import pyrobnn as pb
 from pyrobnn import plots
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 SAMPLED = {"chain", "draw"}
 
 
@@ -27,9 +29,17 @@ def changed(tree: xr.DataTree, edit, groups=None, sampled=True) -> xr.DataTree:
     for group in tree.children:
         data = tree[group].to_dataset().copy(deep=True)
         for name, values in data.data_vars.items():
-            if values.dtype.kind != "f" or values.size == 0 or (groups is not None and group not in groups):
+            if (
+                values.dtype.kind != "f"
+                or values.size == 0
+                or (groups is not None and group not in groups)
+            ):
                 continue
-            if SAMPLED <= set(values.dims) if sampled else values.ndim and not SAMPLED & set(values.dims):
+            if (
+                SAMPLED <= set(values.dims)
+                if sampled
+                else values.ndim and not SAMPLED & set(values.dims)
+            ):
                 array = values.values.copy()
                 edit(array)
                 data[name] = (values.dims, array, values.attrs)
@@ -42,7 +52,9 @@ def changed(tree: xr.DataTree, edit, groups=None, sampled=True) -> xr.DataTree:
 def sliced(tree: xr.DataTree, **index) -> xr.DataTree:
     out = xr.DataTree.from_dict(
         {
-            name: node.to_dataset().isel({dim: part for dim, part in index.items() if dim in node.dims})
+            name: node.to_dataset().isel(
+                {dim: part for dim, part in index.items() if dim in node.dims}
+            )
             for name, node in tree.children.items()
         }
     )
@@ -131,18 +143,28 @@ def test_broken_draws_never_pass(maker, how):
 def alone(tmp_path_factory):
     """The scores of the whole tree, with no broken one beside it."""
     path = tmp_path_factory.mktemp("alone") / "alone.json"
-    content = json.loads(pb.write_summary({"whole": factory.regression_1d()}, None, path).read_text("utf-8"))
+    content = json.loads(
+        pb.write_summary({"whole": factory.regression_1d()}, None, path).read_text("utf-8")
+    )
     return content["methods"]["whole"]["scores"]
 
 
 @pytest.mark.parametrize(
-    "how", [how if how in {*FEW, *EMPTY} else pytest.param(how, marks=pytest.mark.slow) for how in BROKEN | EMPTY]
+    "how",
+    [
+        how if how in {*FEW, *EMPTY} else pytest.param(how, marks=pytest.mark.slow)
+        for how in BROKEN | EMPTY
+    ],
 )
 def test_the_other_methods_keep_their_numbers(how, alone, tmp_path):
     whole = factory.regression_1d()
-    trees = {"broken": (BROKEN | EMPTY)[how](factory.regression_1d("SVI", iid=True)), "whole": whole}
+    trees = {
+        "broken": (BROKEN | EMPTY)[how](factory.regression_1d("SVI", iid=True)),
+        "whole": whole,
+    }
     content = json.loads(
-        pb.write_summary(trees, None, tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse
+        pb.write_summary(trees, None, tmp_path / "summary.json").read_text("utf-8"),
+        parse_constant=refuse,
     )
     assert content["methods"]["whole"]["scores"] == alone
     nulls = [value for value in content["methods"]["broken"]["scores"].values() if value is None]
@@ -156,11 +178,14 @@ def spoilt(name: str, ways) -> dict[str, xr.DataTree]:
     return {how: (BROKEN | EMPTY)[how](tree) for how in ways}
 
 
-@pytest.mark.parametrize("name", one_of_each_kind(fast={"MAP", "DeepEnsemble", "SVI", "NUTS", "Laplace"}))
+@pytest.mark.parametrize(
+    "name", one_of_each_kind(fast={"MAP", "DeepEnsemble", "SVI", "NUTS", "Laplace"})
+)
 def test_no_verdict_or_summary_raises(name, tmp_path):
     trees = spoilt(name, FEW)
     content = json.loads(
-        pb.write_summary(trees, None, tmp_path / "summary.json").read_text("utf-8"), parse_constant=refuse
+        pb.write_summary(trees, None, tmp_path / "summary.json").read_text("utf-8"),
+        parse_constant=refuse,
     )
     assert set(content["methods"]) == set(trees)
     assert all(entry["status"] != "pass" for entry in content["methods"].values())
@@ -184,17 +209,30 @@ def check_page(trees: dict[str, xr.DataTree], tmp_path) -> None:
         assert getattr(plots, plot)(trees).axes is not None
 
 
-ATTRIBUTES = ("timings", "settings", "versions", "iid", "temperature", "seed", "label", "point_sites")
+ATTRIBUTES = (
+    "timings",
+    "settings",
+    "versions",
+    "iid",
+    "temperature",
+    "seed",
+    "label",
+    "point_sites",
+)
 MORE = ("likelihood", "created_at", "num_data", "interrupted", "warnings", "method", "log_evidence")
 
 
-@pytest.mark.parametrize("value", ["12 s", "", "{", "[1]", b"raw", 12.5, np.nan, np.array([1, 2]), None])
+@pytest.mark.parametrize(
+    "value", ["12 s", "", "{", "[1]", b"raw", 12.5, np.nan, np.array([1, 2]), None]
+)
 def test_attributes_of_any_type_are_read(value, tmp_path):
     tree = factory.numpyro_like()
     del tree["log_likelihood"]
     tree.attrs = dict.fromkeys((*ATTRIBUTES, *MORE), value)
     assert pb.diagnose(tree).checks
-    content = json.loads(pb.write_summary({"it": tree}, None, tmp_path / "s.json").read_text("utf-8"))
+    content = json.loads(
+        pb.write_summary({"it": tree}, None, tmp_path / "s.json").read_text("utf-8")
+    )
     assert not content["methods"]["it"]["lost"]
     assert pb.write_report({"it": tree}, tmp_path / "report.html").is_file()
 

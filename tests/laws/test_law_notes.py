@@ -24,7 +24,9 @@ def told(method, model, *data, **options) -> tuple[pb.Posterior, list[str]]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         posterior = method.fit(model, *data, seed=0, **options)
-    assert {warning.filename for warning in caught} <= {__file__}  # the caller's line, whatever lies between
+    assert {warning.filename for warning in caught} <= {
+        __file__
+    }  # the caller's line, whatever lies between
     return posterior, [str(warning.message) for warning in caught]
 
 
@@ -47,7 +49,9 @@ CASES = {"tensors": lambda: (X, Y), "loader": lambda: (loader(),), "few": lambda
 def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, case):
     model = model_of(dist.HalfNormal(1.0) if name in NO_POINTS else "learned")
     posterior, said = told(METHODS[name], model, *CASES[case](), **num_draws(name))
-    kept = [text for text in posterior.meta["warnings"] if text != CAVEAT]  # stands in the docstring, for every fit
+    kept = [
+        text for text in posterior.meta["warnings"] if text != CAVEAT
+    ]  # stands in the docstring, for every fit
     assert sorted(said) == sorted(kept)
     assert len(set(kept)) == len(kept)
     if case == "loader":
@@ -57,7 +61,9 @@ def test_what_is_warned_of_is_kept_and_what_is_kept_was_warned_of_once(name, cas
 @pytest.mark.filterwarnings("ignore:'likelihood.scale'")
 @pytest.mark.parametrize("name", sorted(NO_POINTS))
 def test_a_point_parameter_is_refused_where_it_cannot_be_held(name):
-    with pytest.raises(pb.Refused, match="'likelihood.scale': a point parameter has no prior .*HalfNormal"):
+    with pytest.raises(
+        pb.Refused, match="'likelihood.scale': a point parameter has no prior .*HalfNormal"
+    ):
         METHODS[name].fit(model_of(), X, Y)
 
 
@@ -108,7 +114,10 @@ def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
         return next((check for check in checks if check.code == "fit_warned"), None)
 
     rounded = Finding("prior_averaged")
-    others = [Finding("loader_epoch", {"drawn": 8, "size": 4, "points": 8, "num_data": 4}), Finding("one_island")]
+    others = [
+        Finding("loader_epoch", {"drawn": 8, "size": 4, "points": 8, "num_data": 4}),
+        Finding("one_island"),
+    ]
     found = warned(findings=as_json([*others, rounded]), warnings=[*map(str, others), str(rounded)])
     assert found.status == "warn" and found.value == 1.0 and str(rounded) in found.evidence
     assert warned(findings=as_json(others), warnings=list(map(str, others))) is None
@@ -118,7 +127,9 @@ def test_the_verdict_says_what_the_fit_found_of_its_draws_and_of_nothing_else():
     assert warned(warnings=[]) is None
 
 
-@pytest.mark.parametrize("seen", [{"steps": 9}, {"fall": 3.0, "limit": 0.1}, {"gain": 2.0, "limit": 0.1}])
+@pytest.mark.parametrize(
+    "seen", [{"steps": 9}, {"fall": 3.0, "limit": 0.1}, {"gain": 2.0, "limit": 0.1}]
+)
 def test_an_unfinished_search_is_told_whatever_shows_it(seen):
     """A fall without a gain ended every short fit by a TypeError."""
     shown = next(iter(seen.values()))

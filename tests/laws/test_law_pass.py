@@ -41,14 +41,18 @@ def targets(classes: bool) -> torch.Tensor:
 
 
 def bnn(net: torch.nn.Module, classes: bool = False, noise: float = NOISE) -> pb.BNN:
-    return pb.BNN(net, normal_prior(), lk.Bernoulli() if classes else lk.HomoskedasticGaussian(noise))
+    return pb.BNN(
+        net, normal_prior(), lk.Bernoulli() if classes else lk.HomoskedasticGaussian(noise)
+    )
 
 
 def nets() -> dict[str, torch.nn.Module]:
     with seeded(0):
         return {
             "tanh": pb.networks.mlp(1, (8,), seed=0),
-            "relu": torch.nn.Sequential(torch.nn.Linear(1, 12), torch.nn.ReLU(), torch.nn.Linear(12, 1)),
+            "relu": torch.nn.Sequential(
+                torch.nn.Linear(1, 12), torch.nn.ReLU(), torch.nn.Linear(12, 1)
+            ),
             "deep": pb.networks.mlp(1, (5, 5), seed=0),
         }
 
@@ -76,7 +80,9 @@ WAYS = {
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("classes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["numbers", "classes"])
+@pytest.mark.parametrize(
+    "classes", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["numbers", "classes"]
+)
 @pytest.mark.parametrize("net", ["tanh", pytest.param("relu", marks=pytest.mark.slow), "deep"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_is_right_by_construction_of_another_model_is_no_pass(way, net, classes):
@@ -92,12 +98,15 @@ def test_what_is_right_by_construction_of_another_model_is_no_pass(way, net, cla
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("predictive", ["linearized", "draws"])
-@pytest.mark.parametrize("structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"])
+@pytest.mark.parametrize(
+    "structure", ["full", pytest.param("kron", marks=pytest.mark.slow), "diag"]
+)
 @pytest.mark.parametrize("noise", [NOISE / 4, 4 * NOISE], ids=["narrow", "wide"])
 @pytest.mark.parametrize("net", ["tanh", pytest.param("relu", marks=pytest.mark.slow)])
 def test_the_posterior_of_another_noise_never_passes(net, noise, structure, predictive):
     """Exact for the net linearised under a noise a quarter, or four times, of the one that the model has."""
-    y, model = targets(False), bnn(nets()[net])
+    y = targets(False)
+    model = bnn(nets()[net])
     planted = fitted(bnn(nets()[net], noise=noise), y, structure=structure, predictive=predictive)
     problem = prepare(model, X, y, points="held")
     stats = importance_stats(problem, problem.density, planted.approximation, planted.draws)
@@ -105,7 +114,9 @@ def test_the_posterior_of_another_noise_never_passes(net, noise, structure, pred
 
 
 @pytest.mark.parametrize("net", ["line", "features"])
-@pytest.mark.parametrize(("structure", "classes"), [("full", False), ("full", True), ("diag", False)])
+@pytest.mark.parametrize(
+    ("structure", "classes"), [("full", False), ("full", True), ("diag", False)]
+)
 def test_where_the_linearised_net_is_the_net_a_pass_stands_and_can_fail(net, structure, classes):
     y = targets(classes)
     with seeded(0):
@@ -147,14 +158,17 @@ def test_identities_in_single_weights_vouch_for_no_net(method, monkeypatch):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_program_of_which_some_sites_are_held_is_judged_so_too():
     def program(x, y=None):
-        a, b = pyro.sample("a", dist.Normal(0.0, 1.0)), pyro.sample("b", dist.Normal(0.0, 1.0))
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        b = pyro.sample("b", dist.Normal(0.0, 1.0))
         with pyro.plate("rows", len(x)):
             pyro.sample("y", dist.Normal(a + b * x, 0.5), obs=y)
 
     x = X[:, 0]
     for subset, right in (("all", True), (("a",), False)):
         laplace = pb.Laplace(curvature="hessian", subset=subset, num_steps=150, compile=False)
-        verdict = diagnose(laplace.fit(program, x, 0.5 * x, num_draws=400, seed=0).to_datatree(x, 0.5 * x))
+        verdict = diagnose(
+            laplace.fit(program, x, 0.5 * x, num_draws=400, seed=0).to_datatree(x, 0.5 * x)
+        )
         assert (verdict.draws == "pass") == right
 
 
@@ -167,8 +181,16 @@ def test_what_was_compared_is_said_with_what_to_do_and_a_reference_answers():
     assert verdict.lines.startswith("draws: not checked") and "linearised net" in verdict.summary
     assert "NUTS" in verdict.action and not verdict.checked("draws")
     # chains that stand in for those of NUTS: the same function, so that the comparison passes
-    four = posterior.draws | {name: value.reshape(4, -1, *value.shape[2:]) for name, value in posterior.draws.items()}
-    chains = replace(posterior, draws=four, sample_stats={}, approximation=None, meta=posterior.meta | {"iid": False})
+    four = posterior.draws | {
+        name: value.reshape(4, -1, *value.shape[2:]) for name, value in posterior.draws.items()
+    }
+    chains = replace(
+        posterior,
+        draws=four,
+        sample_stats={},
+        approximation=None,
+        meta=posterior.meta | {"iid": False},
+    )
     reference = chains.to_datatree(X, y)
     assert diagnose(tree, reference=reference).draws == "pass"
 

@@ -22,7 +22,9 @@ from torch import nn
 import pyrobnn as pb
 from pyrobnn.model import Density
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 
 
 def by_pickle(value):
@@ -47,9 +49,13 @@ PRIORS = {
     "fan-in": pb.priors.FanInNormal(),
     "mixture": pb.priors.ScaleMixture(),
     "layerwise": pb.priors.LayerwiseNormalPrior(method="radford"),
-    "lambda": pb.priors.LambdaPrior(lambda name, module, param: dist.Normal(0.0, 1.0 + param.dim())),
+    "lambda": pb.priors.LambdaPrior(
+        lambda name, module, param: dist.Normal(0.0, 1.0 + param.dim())
+    ),
     "hidden": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, hide=["0.bias"]),
-    "type": pb.priors.IIDPrior(dist.Normal(0.0, 1.0), expose_all=False, expose_module_types=(nn.Linear,)),
+    "type": pb.priors.IIDPrior(
+        dist.Normal(0.0, 1.0), expose_all=False, expose_module_types=(nn.Linear,)
+    ),
 }
 
 
@@ -58,7 +64,8 @@ def assert_same(again: pb.Posterior, posterior: pb.Posterior) -> None:
     for name in ("draws", "sample_stats", "history"):
         torch.testing.assert_close(getattr(again, name), getattr(posterior, name), rtol=0, atol=0)
     assert again.meta == posterior.meta and again.log_evidence == posterior.log_evidence
-    mine, other = again.predict(X), posterior.predict(X)
+    mine = again.predict(X)
+    other = posterior.predict(X)
     for name in ("f", "mean", "var", "aleatoric_var", "epistemic_var"):
         assert torch.equal(getattr(mine, name), getattr(other, name)), name
     assert (again.guide is None) == (posterior.guide is None)
@@ -105,7 +112,9 @@ def test_methods(name, way):
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("prior", PRIORS)
 def test_models_whatever_their_prior(prior, way):
-    model = pb.BNN(toy_net(), PRIORS[prior], pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
+    model = pb.BNN(
+        toy_net(), PRIORS[prior], pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    )
     once = COPIES[way](model)
     expected = Density(model.pyro_model, (X, Y))
     z = expected.sample_prior(1, seed=0)[0]
@@ -123,7 +132,9 @@ def test_models_whatever_their_likelihood(kind):
     assert repr(again.likelihood) == repr(model.likelihood)
     fits = [pb.MLE(num_steps=5, compile=False).fit(one, X, y) for one in (again, model)]
     torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=0, atol=0)
-    torch.testing.assert_close(by_pickle(fits[0].predict(X)).f, fits[1].predict(X).f, rtol=0, atol=0)
+    torch.testing.assert_close(
+        by_pickle(fits[0].predict(X)).f, fits[1].predict(X).f, rtol=0, atol=0
+    )
 
 
 def test_the_prior_of_a_copy_builds_the_same_model():
@@ -154,7 +165,9 @@ def test_another_process_predicts_the_same(tmp_path):
         "path.write_bytes(pickle.dumps([posterior.predict(x).mean for posterior in posteriors]))"
     )
     subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=300)
-    for name, posterior, mean in zip(names, posteriors, pickle.loads(file.read_bytes()), strict=True):
+    for name, posterior, mean in zip(
+        names, posteriors, pickle.loads(file.read_bytes()), strict=True
+    ):
         torch.testing.assert_close(mean, posterior.predict(X).mean, msg=name)
 
 
@@ -177,10 +190,13 @@ def test_another_process_loads_what_was_saved(tmp_path):
     )
     subprocess.run([sys.executable, "-c", code, str(file)], check=True, timeout=300)
     for name, (mean, var, q) in pickle.loads(file.read_bytes()).items():
-        posterior, prediction = fit(name, "inferred"), fit(name, "inferred").predict(X)
+        posterior = fit(name, "inferred")
+        prediction = fit(name, "inferred").predict(X)
         assert (q is True) == (posterior.guide is None), name
         # Laplace factorises its blocks again: equal to rounding
-        torch.testing.assert_close((mean, var), (prediction.mean, prediction.var), rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(
+            (mean, var), (prediction.mean, prediction.var), rtol=1e-4, atol=1e-6, msg=name
+        )
         if posterior.guide is not None:
             torch.testing.assert_close(q, posterior.log_q(), rtol=1e-4, atol=1e-4, msg=name)
 
@@ -201,10 +217,19 @@ def code_without_a_name():
         return program(x, y)
 
     bnn = pb.BNN(
-        Local(X.shape[1], 1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.2)
+        Local(X.shape[1], 1),
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
     )
-    kinds = {"lambda": lambda x, y: program(x, y), "local": local, "partial": functools.partial(local), "net": bnn}
-    return {kind: pb.Posterior(model, {"slope": torch.zeros(1, 3)}) for kind, model in kinds.items()}
+    kinds = {
+        "lambda": lambda x, y: program(x, y),
+        "local": local,
+        "partial": functools.partial(local),
+        "net": bnn,
+    }
+    return {
+        kind: pb.Posterior(model, {"slope": torch.zeros(1, 3)}) for kind, model in kinds.items()
+    }
 
 
 @pytest.mark.parametrize("kind", ["lambda", "local", "partial", "net"])
@@ -229,4 +254,6 @@ def test_code_that_has_a_name_or_pickles_itself_goes_through():
         pb.BNN(traced, pb.priors.FanInNormal(), pb.likelihoods.Bernoulli()),
     )
     for model in models:
-        torch.testing.assert_close(by_pickle(pb.Posterior(model, draws)).draws, draws, rtol=0, atol=0)
+        torch.testing.assert_close(
+            by_pickle(pb.Posterior(model, draws)).draws, draws, rtol=0, atol=0
+        )

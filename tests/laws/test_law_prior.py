@@ -19,7 +19,8 @@ import pyrobnn as pb
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 X, Y = toy(12)
-ZERO, ONE = torch.tensor(0.0), torch.tensor(1.0)
+ZERO = torch.tensor(0.0)
+ONE = torch.tensor(1.0)
 
 
 def _mixture(name: str, module: torch.nn.Module, param: torch.Tensor) -> dist.Distribution:
@@ -39,13 +40,19 @@ def _iid(distribution) -> pb.priors.IIDPrior:
 
 #: every family of ``pb.priors``
 FAMILIES = {
-    "DictPrior": lambda: pb.priors.DictPrior({name: dist.Normal(0.0, 1.0) for name, _ in toy_net().named_parameters()}),
+    "DictPrior": lambda: pb.priors.DictPrior(
+        {name: dist.Normal(0.0, 1.0) for name, _ in toy_net().named_parameters()}
+    ),
     "FanInNormal": pb.priors.FanInNormal,
     "IIDPrior": lambda: _iid(dist.Normal(0.0, 1.0)),
-    "LambdaPrior": lambda: pb.priors.LambdaPrior(lambda name, module, param: dist.Laplace(0.0, 1.0)),
+    "LambdaPrior": lambda: pb.priors.LambdaPrior(
+        lambda name, module, param: dist.Laplace(0.0, 1.0)
+    ),
     "LayerwiseNormalPrior": pb.priors.LayerwiseNormalPrior,
     "ScaleMixture": pb.priors.ScaleMixture,
-    "SitePriors": lambda: pb.priors.SitePriors(pb.priors.site_priors(pb.priors.FanInNormal(), toy_net())),
+    "SitePriors": lambda: pb.priors.SitePriors(
+        pb.priors.site_priors(pb.priors.FanInNormal(), toy_net())
+    ),
 }
 #: bare distributions of Pyro: bounded, kinked, without a variance, without a formula for one, composed, of vectors
 BARE = {
@@ -58,12 +65,16 @@ BARE = {
     "LogNormal": dist.LogNormal(0.0, 1.0),
     "HalfNormal": dist.HalfNormal(1.0),
     "TransformedDistribution": dist.TransformedDistribution(
-        dist.Normal(ZERO, ONE), [transforms.TanhTransform(), transforms.AffineTransform(ZERO, 3 * ONE)]
+        dist.Normal(ZERO, ONE),
+        [transforms.TanhTransform(), transforms.AffineTransform(ZERO, 3 * ONE)],
     ),
     "MixtureSameFamily": dist.MixtureSameFamily(
-        dist.Categorical(torch.tensor([0.3, 0.7])), dist.Normal(torch.zeros(2), torch.tensor([1.0, 0.1]))
+        dist.Categorical(torch.tensor([0.3, 0.7])),
+        dist.Normal(torch.zeros(2), torch.tensor([1.0, 0.1])),
     ),
-    "MaskedMixture": dist.MaskedMixture(torch.tensor(True), dist.Normal(ZERO, ONE), dist.Laplace(ZERO, ONE)),
+    "MaskedMixture": dist.MaskedMixture(
+        torch.tensor(True), dist.Normal(ZERO, ONE), dist.Laplace(ZERO, ONE)
+    ),
     "OfAnotherWidth": dist.MultivariateNormal(torch.zeros(1), torch.eye(1)),
     "Gumbel": dist.Gumbel(0.0, 1.0),
     "Delta": dist.Delta(torch.tensor(0.3)),
@@ -100,7 +111,11 @@ def _check(prior: str, method: str) -> None:
 
 #: every prior once, and every method that is not dear
 CHEAP = [name for name in METHODS if not name.startswith(("Laplace", "SG"))]
-FAST = [*zip(PRIORS, itertools.cycle(CHEAP), strict=False), ("Cauchy", "Laplace"), ("SoftLaplace", "SGLD")]
+FAST = [
+    *zip(PRIORS, itertools.cycle(CHEAP), strict=False),
+    ("Cauchy", "Laplace"),
+    ("SoftLaplace", "SGLD"),
+]
 
 
 @pytest.mark.parametrize(("prior", "method"), FAST)
@@ -129,7 +144,9 @@ SELECTIVE = {
     ),
     "FanInNormal": pb.priors.FanInNormal,
     "IIDPrior": lambda **chosen: pb.priors.IIDPrior(dist.Normal(0.0, 1.0), **chosen),
-    "LambdaPrior": lambda **chosen: pb.priors.LambdaPrior(lambda name, module, param: dist.Laplace(0.0, 1.0), **chosen),
+    "LambdaPrior": lambda **chosen: pb.priors.LambdaPrior(
+        lambda name, module, param: dist.Laplace(0.0, 1.0), **chosen
+    ),
     "LayerwiseNormalPrior": lambda **chosen: pb.priors.LayerwiseNormalPrior("radford", **chosen),
     "ScaleMixture": pb.priors.ScaleMixture,
 }
@@ -162,7 +179,10 @@ IDLE = {
     "a module without parameters": ({"hide_modules": [torch.nn.Tanh()]}, "Tanh"),
     "a container": ({"hide_modules": [torch.nn.Sequential(torch.nn.Linear(1, 1))]}, "Sequential"),
     "everything exposed": ({"expose": ["2.weight"], "expose_all": True}, "'expose'"),
-    "a function beside a name": ({"hide": ["2.bias"], "expose_fn": lambda module, name: True}, "'expose_fn'"),
+    "a function beside a name": (
+        {"hide": ["2.bias"], "expose_fn": lambda module, name: True},
+        "'expose_fn'",
+    ),
     "a function that names nothing": ({"hide_fn": lambda module, name: False}, "'hide_fn'"),
     "everything hidden": ({"hide": ["2.bias"], "hide_all": True}, "'hide'"),
     "both all": ({"expose_all": True, "hide_all": True}, "'hide_all'"),
@@ -181,7 +201,9 @@ def test_an_argument_without_effect_is_an_error(family, idle):
 
 def test_one_entry_needs_no_list_and_types_may_be_one():
     model = pb.BNN(
-        toy_net(), pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide="2.bias"), pb.likelihoods.HomoskedasticGaussian(0.2)
+        toy_net(),
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0), hide="2.bias"),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
     )
     assert set(model.priors) == {"net.0.weight", "net.0.bias", "net.2.weight"}
     for types in ([torch.nn.Linear], (torch.nn.Linear,), torch.nn.Linear):
@@ -190,7 +212,9 @@ def test_one_entry_needs_no_list_and_types_may_be_one():
 
 
 def test_vectors_of_another_width_are_refused_when_the_model_is_built():
-    with pytest.raises(ValueError, match=r"'0.bias' is a MultivariateNormal of vectors.*LambdaPrior"):
+    with pytest.raises(
+        ValueError, match=r"'0.bias' is a MultivariateNormal of vectors.*LambdaPrior"
+    ):
         pb.BNN(toy_net(), PRIORS["OfAnotherWidth"](), pb.likelihoods.HomoskedasticGaussian(0.2))
 
 
@@ -201,7 +225,9 @@ def test_vectors_of_another_width_are_refused_when_the_model_is_built():
         ("Laplace", "marginal_likelihood", "'net.0.weight' is a Laplace: leave it None"),
     ],
 )
-def test_a_prior_that_laplace_cannot_take_is_refused_before_the_search(prior, tune, why, monkeypatch):
+def test_a_prior_that_laplace_cannot_take_is_refused_before_the_search(
+    prior, tune, why, monkeypatch
+):
     monkeypatch.setattr(pb.MAP, "fit", lambda *args, **options: pytest.fail("it searches"))
     model = pb.BNN(toy_net(), PRIORS[prior](), pb.likelihoods.HomoskedasticGaussian(0.2))
     with pytest.raises(pb.Refused, match=why):

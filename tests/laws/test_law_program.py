@@ -26,7 +26,9 @@ from pyrobnn.inference.vi.families import MeanField
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import batched_gradient
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 
 N = 12
 X = torch.linspace(-1.5, 2.0, N, dtype=torch.float64)[:, None]
@@ -78,7 +80,9 @@ def mask_of_events(x, y):
 def mask_inside_events(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
-        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).mask(KEEP_EACH).to_event(1), obs=y.expand(N, 2))
+        pyro.sample(
+            "y", dist.Normal(s * PAIRS, 0.5).mask(KEEP_EACH).to_event(1), obs=y.expand(N, 2)
+        )
 
 
 def mask_over_nested_plates(x, y):
@@ -115,7 +119,11 @@ def scale_of_events(x, y):
 
 def scale_and_mask_of_events(x, y):
     s = slope()
-    with pyro.plate("data", len(x)), pyro.poutine.scale(scale=WEIGHTS), pyro.poutine.mask(mask=KEEP):
+    with (
+        pyro.plate("data", len(x)),
+        pyro.poutine.scale(scale=WEIGHTS),
+        pyro.poutine.mask(mask=KEEP),
+    ):
         pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
 
 
@@ -206,7 +214,9 @@ def pyro_log_joint(program, value) -> torch.Tensor:
         conditioned = pyro.poutine.condition(whole, {"slope": one})
         with pyro.validation_enabled(False):  # it warns of the NaN that is masked
             parts.append(pyro.poutine.trace(conditioned).get_trace(X, Y).log_prob_sum())
-    return torch.stack([torch.as_tensor(part, dtype=torch.float64) for part in parts]).reshape(values.shape)
+    return torch.stack([torch.as_tensor(part, dtype=torch.float64) for part in parts]).reshape(
+        values.shape
+    )
 
 
 def exact(program) -> tuple[float, float, float]:
@@ -240,7 +250,11 @@ def test_each_datum_is_told_without_the_masked(name):
     density = Density(program, (X, Y))
     z = torch.tensor([[-0.7], [0.4]], dtype=torch.float64)
     pointwise = torch.func.vmap(density.log_likelihood)(z)
-    assert pointwise.shape == (2, count) and bool(torch.isfinite(pointwise).all()) and bool(pointwise.all())
+    assert (
+        pointwise.shape == (2, count)
+        and bool(torch.isfinite(pointwise).all())
+        and bool(pointwise.all())
+    )
     penalty = -2.0 * (z[:, 0] - 0.3).square() if name == "factor" else 0.0
     whole = torch.func.vmap(lambda one: density.log_parts(one)[1])(z)
     torch.testing.assert_close(pointwise.sum(1) + penalty, whole)
@@ -250,9 +264,14 @@ def test_a_label_outside_of_the_classes_may_be_masked():
     def program(x, y):
         s = slope()
         with pyro.plate("data", N), pyro.poutine.mask(mask=KEEP):
-            pyro.sample("y", dist.Categorical(logits=torch.stack([torch.zeros(N), s * X[:, 0]], -1)), obs=LABELS)
+            pyro.sample(
+                "y",
+                dist.Categorical(logits=torch.stack([torch.zeros(N), s * X[:, 0]], -1)),
+                obs=LABELS,
+            )
 
-    density, z = Density(program, (X, Y)), torch.tensor([0.6], dtype=torch.float64)
+    density = Density(program, (X, Y))
+    z = torch.tensor([0.6], dtype=torch.float64)
     logits = torch.stack([torch.zeros(N), 0.6 * X[:, 0]], -1)
     expected = logits.log_softmax(-1).gather(1, LABELS.clamp_min(0)[:, None])[KEEP, 0]
     torch.testing.assert_close(density.log_likelihood(z), expected)
@@ -272,7 +291,9 @@ def test_the_closed_form_of_a_prior_counts_scales_once():
     closed, noisy = (Elbo(density, family, kl=kl) for kl in ("closed_form", "monte_carlo"))
     assert closed.closed == {"w"}
     _, kl = closed.parts(family.initial(), torch.tensor(0))
-    estimates = torch.func.vmap(lambda key: noisy.parts(family.initial(), key)[1])(torch.arange(2000))
+    estimates = torch.func.vmap(lambda key: noisy.parts(family.initial(), key)[1])(
+        torch.arange(2000)
+    )
     assert_mean_within(estimates[None], float(kl))
 
 
@@ -287,7 +308,10 @@ ALL = METHODS | GUIDES | LAPLACE
 LIKE_ANOTHER = METHODS.keys() - REPRESENTATIVES | {"DeepEnsemble"}
 NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
 #: subsampling searches and chains have laws of their own
-FAST = {"scale_and_mask_of_events": ALL.keys() - LIKE_ANOTHER, "subsample": ALL.keys() - LIKE_ANOTHER - {"MAP", "SGLD"}}
+FAST = {
+    "scale_and_mask_of_events": ALL.keys() - LIKE_ANOTHER,
+    "subsample": ALL.keys() - LIKE_ANOTHER - {"MAP", "SGLD"},
+}
 CASES = [
     pytest.param(method, name, marks=() if method in FAST.get(name, ()) else pytest.mark.slow)
     for name in PROGRAMS
@@ -308,10 +332,15 @@ def refuses(method, name) -> bool:
 @pytest.mark.covering(3)
 @pytest.mark.parametrize("method, name", CASES)
 def test_every_method_fits_that_density_or_refuses(method, name):
-    config, program = ALL[method], PROGRAMS[name][0]
+    config = ALL[method]
+    program = PROGRAMS[name][0]
     if method.startswith(("MAP", "MLE", "DeepEnsemble")):
         # four rows of twelve and one column of two are noisier than the rest
-        steps = {"num_steps": 1500, "lr": 0.01} if name == "subsample_nested" else {"num_steps": 400, "lr": 0.03}
+        steps = (
+            {"num_steps": 1500, "lr": 0.01}
+            if name == "subsample_nested"
+            else {"num_steps": 400, "lr": 0.03}
+        )
         config = dataclasses.replace(config, **steps)
     draws = {} if method in ONE_DRAW or method == "DeepEnsemble" else {"num_draws": 10}
     if refuses(method, name):
@@ -320,7 +349,8 @@ def test_every_method_fits_that_density_or_refuses(method, name):
         return
     posterior = config.fit(program, X, Y, seed=1, **draws)
     mean, sd, log_evidence = exact(name)
-    values, stats = posterior.draws["slope"], posterior.sample_stats
+    values = posterior.draws["slope"]
+    stats = posterior.sample_stats
     for stat in {"lp", "log_p"} & set(stats):  # real site: no Jacobian
         expected = pyro_log_joint(name, values)
         torch.testing.assert_close(stats[stat].double(), expected, rtol=1e-6, atol=1e-5)
@@ -338,10 +368,13 @@ def test_every_method_fits_that_density_or_refuses(method, name):
 
 
 def two_sites(x, y, size=5):
-    s, noise = slope(), pyro.sample("noise", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
+    s = slope()
+    noise = pyro.sample("noise", dist.HalfNormal(torch.ones((), dtype=torch.float64)))
     with pyro.plate("data", N, subsample_size=size) as rows, pyro.poutine.mask(mask=KEEP[rows]):
         with pyro.poutine.scale(scale=WEIGHTS[rows]):
-            pyro.sample("y", dist.Normal(s * PAIRS[rows], noise).to_event(1), obs=y.expand(N, 2)[rows])
+            pyro.sample(
+                "y", dist.Normal(s * PAIRS[rows], noise).to_event(1), obs=y.expand(N, 2)[rows]
+            )
 
 
 TWO = [name for name in ALL if name.startswith(("SVI", "SG")) or name in LAPLACE]
@@ -354,21 +387,29 @@ def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
         for draw in range(0, 20, 7):
             values = {name: value[chain, draw] for name, value in posterior.draws.items()}
             trace = pyro.poutine.trace(pyro.poutine.condition(two_sites, values)).get_trace(X, Y, N)
-            expected = trace.log_prob_sum() + (values["noise"].log() if "lp" in posterior.sample_stats else 0.0)
-            found = posterior.sample_stats.get("lp", posterior.sample_stats.get("log_p"))[chain, draw]
+            expected = trace.log_prob_sum() + (
+                values["noise"].log() if "lp" in posterior.sample_stats else 0.0
+            )
+            found = posterior.sample_stats.get("lp", posterior.sample_stats.get("log_p"))[
+                chain, draw
+            ]
             assert float(found) == pytest.approx(float(expected), rel=1e-6)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["scale_and_mask_of_events", "subsample", "factor", "mask_over_nan"])
+@pytest.mark.parametrize(
+    "name", ["scale_and_mask_of_events", "subsample", "factor", "mask_over_nan"]
+)
 def test_the_elbo_of_the_exact_posterior_is_the_evidence(name):
-    posterior = pb.SVI(num_steps=800, lr=0.05, optimizer=Optimizer(schedule="cosine"), compile=False).fit(
-        PROGRAMS[name][0], X, Y
-    )
+    posterior = pb.SVI(
+        num_steps=800, lr=0.05, optimizer=Optimizer(schedule="cosine"), compile=False
+    ).fit(PROGRAMS[name][0], X, Y)
     mean, sd, log_evidence = exact(name)
     # at the optimum log p - log q is constant; what is left is the noise of the last steps
     slack = 0.1 if name in SUBSAMPLED else 0.01
-    assert posterior.log_evidence == pytest.approx(log_evidence, abs=slack + 5 * posterior.meta["elbo_error"])
+    assert posterior.log_evidence == pytest.approx(
+        log_evidence, abs=slack + 5 * posterior.meta["elbo_error"]
+    )
     assert posterior.draws["slope"].mean().item() == pytest.approx(mean, abs=0.5 * sd)
 
 
@@ -410,8 +451,12 @@ def test_nan_data_are_taken_where_the_program_masks_them():
     posterior = pb.MAP(num_steps=20, compile=False).fit(program, X, GAPS[:, None])
     assert posterior.draws["slope"].item() == pytest.approx(exact("mask")[0], abs=1e-6)
     tree = posterior.to_datatree(X, GAPS[:, None])
-    assert tree["observed_data"]["y"].isnull().sum() == N - KEPT  # what is missing by design is no fault of the tree
-    assert "finite" not in [check.name for check in pb.diagnose(tree).checks if check.status != "pass"]
+    assert (
+        tree["observed_data"]["y"].isnull().sum() == N - KEPT
+    )  # what is missing by design is no fault of the tree
+    assert "finite" not in [
+        check.name for check in pb.diagnose(tree).checks if check.status != "pass"
+    ]
     tree["log_likelihood"]["y"][0, 0, 0] = math.nan
     assert "finite" in [check.name for check in pb.diagnose(tree).checks if check.status != "pass"]
     with pytest.raises(ValueError, match="'y' holds .* NaN"):
@@ -424,7 +469,11 @@ def test_nan_data_are_taken_where_the_program_masks_them():
 @pytest.mark.parametrize(
     ("loc", "obs", "said"),
     [
-        (X[:, 0], Y, r"shape \(12, 1\) and their distribution \(12,\)"),  # each with each: 144 terms
+        (
+            X[:, 0],
+            Y,
+            r"shape \(12, 1\) and their distribution \(12,\)",
+        ),  # each with each: 144 terms
         (X, Y, r"shape \(12, 1\) and their distribution \(12, 12\)"),  # a plate spreads a column
         (X[:, 0], Y[:9, 0], r"shape \(9,\) and their distribution \(12,\)"),
         (X[:, 0], Y[:, 0].numpy(), "'y' holds a ndarray"),
@@ -472,7 +521,9 @@ def test_one_value_for_many_rows_is_the_same_datum_in_each():
 
 
 @pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize("method", [pb.MAP(), pb.NUTS(compile=False), pb.SVI(), pb.SMC(), ALL["Laplace-hessian"]])
+@pytest.mark.parametrize(
+    "method", [pb.MAP(), pb.NUTS(compile=False), pb.SVI(), pb.SMC(), ALL["Laplace-hessian"]]
+)
 def test_a_program_whose_latent_sites_come_and_go_has_no_density(method, first):
     def program(x, y):
         s = slope()
@@ -501,7 +552,9 @@ def missing(x, y):
         pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=GAPS, obs_mask=KEEP)
 
 
-IMPROPER = [name for name in ALL if name.startswith(("SVI", "NUTS", "SMC", "SG")) or name in LAPLACE]
+IMPROPER = [
+    name for name in ALL if name.startswith(("SVI", "NUTS", "SMC", "SG")) or name in LAPLACE
+]
 
 
 @pytest.mark.parametrize("method", IMPROPER)
@@ -523,7 +576,8 @@ def test_map_fits_beside_values_without_density():
 @pytest.mark.parametrize("name", SUBSAMPLED)
 def test_subsamples_are_fresh_and_unbiased(name):
     density = Density(PROGRAMS[name][0], (X, Y))
-    noisy, z = density.subsampled(), torch.tensor([0.3], dtype=torch.float64)
+    noisy = density.subsampled()
+    z = torch.tensor([0.3], dtype=torch.float64)
     slopes = torch.func.grad_and_value(density.log_joint)
     gradient, value = slopes(z)
     sampled = torch.func.vmap(torch.func.grad_and_value(noisy.log_joint), randomness="different")
@@ -549,14 +603,18 @@ def test_the_mode_of_a_subsampling_program_is_that_of_all_data():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [pb.SGLD(step_size=2e-3, thinning=50), pb.SGHMC(step_size=5e-4, thinning=20)])
+@pytest.mark.parametrize(
+    "method", [pb.SGLD(step_size=2e-3, thinning=50), pb.SGHMC(step_size=5e-4, thinning=20)]
+)
 def test_stochastic_gradient_chains_of_a_subsampling_program(method):
     config = dataclasses.replace(method, num_chains=16, num_warmup=2000, compile=False)
     posterior = config.fit(subsample, X, Y, num_draws=150)
     mean, sd, _ = exact("subsample")
     draws = posterior.draws["slope"]
     assert_mean_within(draws, mean, min_ess=100)
-    assert float(draws.std()) == pytest.approx(sd, rel=0.15)  # heated by the subsamples, O(step_size)
+    assert float(draws.std()) == pytest.approx(
+        sd, rel=0.15
+    )  # heated by the subsamples, O(step_size)
 
 
 def test_a_latent_value_for_every_row_of_a_subsample_is_refused():
@@ -597,7 +655,9 @@ def row_by_row(x, y):
         pyro.sample(f"y_{row}", dist.Normal(s * x[row, 0], 0.5), obs=y[row, 0])
 
 
-@pytest.mark.parametrize("method", ["SVI", "SGLD", "SGHMC", "SMC", "DeepEnsemble", "Laplace-hessian"])
+@pytest.mark.parametrize(
+    "method", ["SVI", "SGLD", "SGHMC", "SMC", "DeepEnsemble", "Laplace-hessian"]
+)
 def test_programs_that_cannot_be_batched_are_refused_beforehand(method):
     for program in (branching, writes_in_place):
         with pytest.raises(pb.Refused, match="write it with tensors.*or use MAP or NUTS"):
@@ -617,7 +677,9 @@ def writes_in_place(x, y):
 def counted(x, y):  # torch's multinomial overwrites its impossible logits
     impossible = torch.tensor([-torch.inf], dtype=x.dtype)
     logits = torch.cat([slope() * x[:2, 0], impossible])
-    pyro.sample("y", dist.Multinomial(7, logits=logits), obs=torch.tensor([3.0, 4.0, 0.0], dtype=x.dtype))
+    pyro.sample(
+        "y", dist.Multinomial(7, logits=logits), obs=torch.tensor([3.0, 4.0, 0.0], dtype=x.dtype)
+    )
 
 
 def with_gaps(x, y):  # Pyro's picks the values that are known
@@ -633,13 +695,21 @@ def test_distributions_that_pick_or_overwrite_values_are_run_at_many_points_at_o
     single = torch.func.grad_and_value(density.log_joint)
     gradient, why = batched_gradient(density.log_joint, z)
     assert not why
-    for found, expected in zip(gradient(z), zip(*[single(one) for one in z], strict=True), strict=True):
+    for found, expected in zip(
+        gradient(z), zip(*[single(one) for one in z], strict=True), strict=True
+    ):
         torch.testing.assert_close(found, torch.stack(expected))
-    for one, found in zip(z, gradient(z)[0], strict=True):  # as the program itself has it, without our handlers
+    for one, found in zip(
+        z, gradient(z)[0], strict=True
+    ):  # as the program itself has it, without our handlers
 
         def plain(value):
             site = {"slope": value.to(X.dtype).squeeze()}
-            return pyro.poutine.trace(pyro.poutine.condition(program, site)).get_trace(X, Y).log_prob_sum()
+            return (
+                pyro.poutine.trace(pyro.poutine.condition(program, site))
+                .get_trace(X, Y)
+                .log_prob_sum()
+            )
 
         step = torch.tensor([1e-2], dtype=torch.float64)  # programs compute partly in float32
         torch.testing.assert_close(density.log_joint(one.double()).double(), plain(one).double())
@@ -658,19 +728,27 @@ def test_a_program_that_cannot_be_batched_has_its_tree_verdict_and_prediction(pr
     for posterior in fits:
         tree = posterior.to_datatree(X, Y)
         expected = [
-            pyro.poutine.trace(pyro.poutine.condition(program, {"slope": value})).get_trace(X, Y).log_prob_sum()
+            pyro.poutine.trace(pyro.poutine.condition(program, {"slope": value}))
+            .get_trace(X, Y)
+            .log_prob_sum()
             for value in posterior.draws["slope"].flatten()
         ]
         found = tree["log_likelihood"]["y"].sum("data") + tree["log_prior"]["log_prior"]
         torch.testing.assert_close(
-            torch.from_numpy(found.values).flatten(), torch.stack(expected), check_dtype=False, rtol=1e-4, atol=1e-3
+            torch.from_numpy(found.values).flatten(),
+            torch.stack(expected),
+            check_dtype=False,
+            rtol=1e-4,
+            atol=1e-3,
         )
         assert pb.diagnose(tree).summary
 
 
 def test_a_loop_over_the_rows_of_a_subsample_is_fitted_by_map_and_svi():
     mean, sd, log_evidence = exact("subsample")
-    assert pb.MAP(num_steps=20, compile=False).fit(row_by_row, X, Y).draws["slope"].item() == pytest.approx(mean)
+    assert pb.MAP(num_steps=20, compile=False).fit(row_by_row, X, Y).draws[
+        "slope"
+    ].item() == pytest.approx(mean)
     posterior = pb.SVI(num_steps=20, compile=False).fit(row_by_row, X, Y, num_draws=10)
     expected = pyro_log_joint("subsample", posterior.draws["slope"])
     torch.testing.assert_close(posterior.sample_stats["log_p"], expected)

@@ -32,8 +32,13 @@ class Bar:
     made: list[Bar] = []
 
     def __init__(self, total=None, desc=None, **options):
-        self.total, self.desc, self.n, self.closed, self.said = total, desc, 0, 0, ""
-        self.told, self.lines = [], []
+        self.total = total
+        self.desc = desc
+        self.n = 0
+        self.closed = 0
+        self.said = ""
+        self.told = []
+        self.lines = []
         Bar.made.append(self)
 
     def update(self, n=1):
@@ -83,7 +88,9 @@ def test_a_whole_fit_fills_its_bars(name, bars):
 @pytest.mark.parametrize("why", ["callback", "interrupt", "error"])
 def test_a_bar_that_is_not_full_says_why(name, why, bars):
     def stop(step, metrics):
-        early = step >= EARLY[name] and metrics.get("phase") != "warm-up" and metrics.get("draws") != 0
+        early = (
+            step >= EARLY[name] and metrics.get("phase") != "warm-up" and metrics.get("draws") != 0
+        )
         if early and why != "callback":
             raise KeyboardInterrupt if why == "interrupt" else RuntimeError("stop")
         return early
@@ -97,13 +104,17 @@ def test_a_bar_that_is_not_full_says_why(name, why, bars):
     *before, bar = bars
     assert all(one.n == one.total and one.closed == 1 for one in before)
     assert bar.n < bar.total and bar.closed == 1
-    assert {"callback": "by a callback", "interrupt": "interrupted", "error": "by an error"}[why] in bar.said
+    assert {"callback": "by a callback", "interrupt": "interrupted", "error": "by an error"}[
+        why
+    ] in bar.said
 
 
 def test_a_callback_that_stops_is_said(bars):
     training = Training(900, compile=False)
     stop = [lambda step, metrics: step >= 200]
-    minimize(lambda theta: 0 * theta.sum(), torch.zeros(1), None, training, progress=True, callbacks=stop)
+    minimize(
+        lambda theta: 0 * theta.sum(), torch.zeros(1), None, training, progress=True, callbacks=stop
+    )
     [bar] = bars
     assert bar.said == "stopped early by a callback" and 0 < bar.n < bar.total and bar.closed == 1
 
@@ -112,12 +123,18 @@ def test_a_callback_that_stops_is_said(bars):
 def test_a_warmup_that_goes_on_is_said_in_words(bars, monkeypatch):
     reasons = ["the log density was still rising"]
     monkeypatch.setattr("pyrobnn.inference.nuts.DEFAULT_WARMUP", 30)
-    monkeypatch.setattr("pyrobnn.inference.hmc.run.not_stationary", lambda *rest: reasons.pop() if reasons else "")
-    posterior = replace(METHODS["NUTS"], num_warmup=None).fit(toy_model(), X, Y, progress=True, num_draws=5)
+    monkeypatch.setattr(
+        "pyrobnn.inference.hmc.run.not_stationary", lambda *rest: reasons.pop() if reasons else ""
+    )
+    posterior = replace(METHODS["NUTS"], num_warmup=None).fit(
+        toy_model(), X, Y, progress=True, num_draws=5
+    )
     [bar] = bars
     warmup = posterior.meta["num_warmup"]
     assert warmup > 30 and (bar.n, bar.total) == (warmup + 5, warmup + 5)
-    assert bar.lines == [f"NUTS: the warm-up goes on to {warmup} transitions: the log density was still rising"]
+    assert bar.lines == [
+        f"NUTS: the warm-up goes on to {warmup} transitions: the log density was still rising"
+    ]
     assert any("warm-up" in told for told in bar.told)
 
 
@@ -238,7 +255,8 @@ def test_a_slow_compile_is_not_in_the_time_left(name, clock, monkeypatch):
         return fn, "inductor"
 
     monkeypatch.setattr("pyrobnn.model.compile._checked", slow)
-    ratios, seen = [], [0]
+    ratios = []
+    seen = [0]
 
     def pass_time(step, metrics):
         bar = Timed.made[-1]
@@ -266,7 +284,11 @@ def test_a_run_that_goes_on_in_float64_says_so(bars, monkeypatch):
 
     monkeypatch.setattr("pyrobnn.inference.nuts.inspector", coarse)
     with pytest.warns(UserWarning, match="the run went on in float64"):
-        replace(METHODS["NUTS"], num_warmup=60).fit(program, None, torch.ones(2), num_draws=5, progress=True)
+        replace(METHODS["NUTS"], num_warmup=60).fit(
+            program, None, torch.ones(2), num_draws=5, progress=True
+        )
     [bar] = bars
-    assert bar.lines == ["NUTS: the run goes on in float64: float32 was too coarse for the positions: a reason"]
+    assert bar.lines == [
+        "NUTS: the run goes on in float64: float32 was too coarse for the positions: a reason"
+    ]
     assert (bar.n, bar.total, bar.closed) == (65, 65, 1)

@@ -16,7 +16,8 @@ import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.patterns import merged
 
-NOISE, NUM = 0.5, 240
+NOISE = 0.5
+NUM = 240
 #: name → what is added to a line with normal noise, of x and noise
 TRUTHS = {
     "healthy": lambda x, noise: noise,
@@ -44,11 +45,18 @@ def judged(x, y, test, order):
     """The tree of the exact posterior of a line, its rows in an order."""
     design = np.stack([x, np.ones(len(x))], 1)
     covariance = np.linalg.inv(design.T @ design / NOISE**2 + np.eye(2))
-    exact = np.random.default_rng(2).multivariate_normal(covariance @ design.T @ y / NOISE**2, covariance, (4, 250))
+    exact = np.random.default_rng(2).multivariate_normal(
+        covariance @ design.T @ y / NOISE**2, covariance, (4, 250)
+    )
     with seeded(0):
         net = torch.nn.Linear(1, 1)
-    model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE))
-    parts = [(part[0][where], part[1][where]) for part, where in (((x, y), order(x, y)), (test, order(*test)))]
+    model = pb.BNN(
+        net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(NOISE)
+    )
+    parts = [
+        (part[0][where], part[1][where])
+        for part, where in (((x, y), order(x, y)), (test, order(*test)))
+    ]
     data = [torch.tensor(each[:, None], dtype=torch.float32) for part in parts for each in part]
     return linear_tree(model, data, exact)
 
@@ -56,7 +64,9 @@ def judged(x, y, test, order):
 def statuses(verdict):
     """What each check says that says anything; of rows sorted by outcome there is no order to be judged."""
     found = {check.name: check.status for check in verdict.checks if check.status != "info"}
-    return {name: status for name, status in found.items() if (name, status) != ("row_order", "pass")}
+    return {
+        name: status for name, status in found.items() if (name, status) != ("row_order", "pass")
+    }
 
 
 #: continuous inputs and inputs of three values
@@ -73,20 +83,28 @@ FAST = {("healthy", 3), ("bent", None)}
     ],
 )
 def test_a_verdict_is_that_of_the_rows_in_any_order(truth, levels):
-    data, test = rows(truth, levels, 0), rows(truth, levels, 1)
+    data = rows(truth, levels, 0)
+    test = rows(truth, levels, 1)
     before = diagnose(judged(*data, test, lambda x, y: np.arange(len(y))))
     assert (before.status == "pass") == (truth == "healthy"), statuses(before)
     for name, order in ORDERS.items():
         after = diagnose(judged(*data, test, order))
-        assert [each.name for each in after.failed[:1]] == [each.name for each in before.failed[:1]], name
-        assert statuses(after) == statuses(before), (name, [str(c) for c in after.checks if c.status != "pass"])
+        assert [each.name for each in after.failed[:1]] == [
+            each.name for each in before.failed[:1]
+        ], name
+        assert statuses(after) == statuses(before), (
+            name,
+            [str(c) for c in after.checks if c.status != "pass"],
+        )
 
 
 def test_values_that_differ_by_rounding_alone_are_the_same():
     """The mean of an input of three values was sorted by how its sum had been rounded: by the places of the rows."""
     levels = np.repeat([-1.0, 1e-3, 2.0, 1e9], 50)
     noisy = levels * (1.0 + 1e-8 * np.random.default_rng(0).normal(size=200))
-    assert len(np.unique(merged(noisy)[:150])) == 3 and np.all(np.abs(merged(noisy) - levels) <= 1e-6 * np.abs(levels))
+    assert len(np.unique(merged(noisy)[:150])) == 3 and np.all(
+        np.abs(merged(noisy) - levels) <= 1e-6 * np.abs(levels)
+    )
     apart = np.random.default_rng(1).normal(size=200)
     np.testing.assert_array_equal(merged(apart), apart)
 
@@ -98,14 +116,17 @@ METHODS = {
     "svi": pb.SVI(num_steps=1500, compile=False),
     "nuts": pb.NUTS(num_chains=4, num_warmup=200, compile=False),
 }
-FITS = [("laplace", name) for name in CASES] + [(method, "gaussian") for method in METHODS if method != "laplace"]
+FITS = [("laplace", name) for name in CASES] + [
+    (method, "gaussian") for method in METHODS if method != "laplace"
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "name"), FITS)
 def test_a_fit_to_rows_in_another_order_has_the_same_verdict(method, name):
     x, y = data(name, num=80)
-    order, found = torch.randperm(len(x), generator=torch.Generator().manual_seed(1)), []
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1))
+    found = []
     for rows_of in (torch.arange(len(x)), order):
         model = linear(name, CASES[name].inferred())
         with warnings.catch_warnings():

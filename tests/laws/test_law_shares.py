@@ -8,11 +8,20 @@ import pytest
 import torch
 from models import normal_prior
 from test_contract import METHODS, X, Y, num_draws, one_of_each_kind
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    TensorDataset,
+)
 
 import pyrobnn as pb
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 ROWS = TensorDataset(X, Y)
 
 
@@ -37,10 +46,15 @@ class Shard(BatchSampler):
     """Every second batch of another sampler's, as Accelerate has it."""
 
     def __init__(self, batch_sampler, num_processes):
-        self.batch_sampler, self.num_processes = batch_sampler, num_processes
+        self.batch_sampler = batch_sampler
+        self.num_processes = num_processes
 
     def __iter__(self):
-        return (batch for index, batch in enumerate(self.batch_sampler) if index % self.num_processes == 0)
+        return (
+            batch
+            for index, batch in enumerate(self.batch_sampler)
+            if index % self.num_processes == 0
+        )
 
     def __len__(self):
         return -(-len(self.batch_sampler) // self.num_processes)
@@ -76,8 +90,12 @@ LOADERS = {
     "sampler": lambda num: DataLoader(ROWS, 10, sampler=shares(num)),
     "subclass": lambda num: DataLoader(ROWS, 10, sampler=shares(num, Resumable)),
     "in a sampler": lambda num: DataLoader(ROWS, 10, sampler=Wrapped(shares(num))),
-    "batch sampler": lambda num: DataLoader(ROWS, batch_sampler=BatchSampler(shares(num), 10, False)),
-    "shard of batches": lambda num: DataLoader(ROWS, batch_sampler=Shard(BatchSampler(range(len(X)), 10, False), num)),
+    "batch sampler": lambda num: DataLoader(
+        ROWS, batch_sampler=BatchSampler(shares(num), 10, False)
+    ),
+    "shard of batches": lambda num: DataLoader(
+        ROWS, batch_sampler=Shard(BatchSampler(range(len(X)), 10, False), num)
+    ),
     "stream": lambda num: DataLoader(Stream(num), 10),
     "dispatched": lambda num: Dispatched(ROWS, 10, num_processes=num),
 }
@@ -104,7 +122,8 @@ def test_a_share_of_the_rows_is_refused(name, kind):
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_who_hands_a_loader_on_refuses_a_share_too(kind):
-    loader, members = LOADERS[kind](2), METHODS["DeepEnsemble"]
+    loader = LOADERS[kind](2)
+    members = METHODS["DeepEnsemble"]
     fits = [
         lambda: pb.posthoc(model(Silent).net, loader),
         lambda: pb.distributed.fit_on_ranks(members, model(Silent), loader),
@@ -112,7 +131,10 @@ def test_who_hands_a_loader_on_refuses_a_share_too(kind):
     for fit in fits:
         with pytest.raises(pb.Refused, match="one of 2 shares of the rows"):
             fit()
-    with ThreadPoolExecutor(1) as workers, pytest.raises(pb.Refused, match="one of 2 shares of the rows"):
+    with (
+        ThreadPoolExecutor(1) as workers,
+        pytest.raises(pb.Refused, match="one of 2 shares of the rows"),
+    ):
         pb.distributed.fit_on_workers(members, model(Silent), loader, workers=workers, num_jobs=2)
 
 
@@ -124,7 +146,10 @@ def test_one_process_has_all_rows(kind):
 
 @pytest.mark.parametrize("name", one_of_each_kind(fast={"MAP"}))
 def test_a_sampler_of_one_process_changes_nothing(name):
-    whole, alone = DataLoader(ROWS, len(X)), DataLoader(ROWS, len(X), sampler=DistributedSampler(ROWS, 1, 0, False))
-    one, two = (METHODS[name].fit(model(), loader, seed=3, **num_draws(name)) for loader in (whole, alone))
+    whole = DataLoader(ROWS, len(X))
+    alone = DataLoader(ROWS, len(X), sampler=DistributedSampler(ROWS, 1, 0, False))
+    one, two = (
+        METHODS[name].fit(model(), loader, seed=3, **num_draws(name)) for loader in (whole, alone)
+    )
     for site, value in one.draws.items():
         torch.testing.assert_close(value, two.draws[site])

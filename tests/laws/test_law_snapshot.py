@@ -29,7 +29,8 @@ def model() -> pb.BNN:
 
 @pytest.mark.parametrize("name", [*SILENT, *one_of_each_kind(sorted(METHODS.keys() - SILENT))])
 def test_a_snapshot_predicts_and_changes_nothing(name):
-    method, options = METHODS[name], {"seed": 3, **num_draws(name)}
+    method = METHODS[name]
+    options = {"seed": 3, **num_draws(name)}
     if name in SILENT:
         with pytest.raises(ValueError, match="'callbacks'.*leave them out"):
             method.fit(model(), X, FAR, **options, callbacks=[print])
@@ -40,7 +41,9 @@ def test_a_snapshot_predicts_and_changes_nothing(name):
         posterior = metrics["snapshot"]()
         assert isinstance(posterior, pb.Posterior)
         p = posterior.predict(X)
-        assert p.mean.shape == FAR.shape and bool(torch.isfinite(p.mean).all() and (p.var > 0).all())
+        assert p.mean.shape == FAR.shape and bool(
+            torch.isfinite(p.mean).all() and (p.var > 0).all()
+        )
         assert bool(((p.mean - 1000.0).abs() < 1000.0).all())  # not in standard units
         seen.append((step, posterior.num_chains))
 
@@ -58,6 +61,8 @@ def test_a_snapshot_of_a_loader_is_in_the_units_of_the_data_too(name):
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, FAR), batch_size=20)
     seen = []
     METHODS[name].fit(
-        model(), loader, callbacks=[lambda step, metrics: seen.append(metrics["snapshot"]().predict(X).mean)]
+        model(),
+        loader,
+        callbacks=[lambda step, metrics: seen.append(metrics["snapshot"]().predict(X).mean)],
     )
     assert seen and all(bool(((mean - 1000.0).abs() < 500.0).all()) for mean in seen)

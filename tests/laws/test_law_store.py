@@ -64,7 +64,9 @@ def contents() -> dict[str, torch.Tensor]:
 
 
 def same(found, expected) -> bool:
-    return found.keys() == expected.keys() and all(torch.equal(value, expected[name]) for name, value in found.items())
+    return found.keys() == expected.keys() and all(
+        torch.equal(value, expected[name]) for name, value in found.items()
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -127,7 +129,11 @@ def test_a_parameter_without_an_initial_value_is_read_from_the_store():
         slope = pyro.sample("slope", dist.Normal(0.0, 3.0))
         scale = pyro.param("scale", torch.tensor(1.0), constraint=constraints.positive)
         with pyro.plate("rows", len(x)):
-            pyro.sample("y", dist.Normal(slope * x + pyro.param("elsewhere"), scale * pyro.param("scale")), obs=y)
+            pyro.sample(
+                "y",
+                dist.Normal(slope * x + pyro.param("elsewhere"), scale * pyro.param("scale")),
+                obs=y,
+            )
 
     with pytest.raises(ValueError, match="'elsewhere' has no initial value"):
         Density(reads, (X, Y))
@@ -160,7 +166,9 @@ def test_an_initial_value_that_is_drawn_is_drawn_once():
     density = Density(drawn, (X, Y), points="held")
     z = torch.zeros(1)
     assert density.log_joint(z) == density.log_joint(z)
-    assert torch.equal(density.initial_points["shift"], density.trace({"slope": z[0]})["shift"]["value"])
+    assert torch.equal(
+        density.initial_points["shift"], density.trace({"slope": z[0]})["shift"]["value"]
+    )
 
 
 def test_a_parameter_that_the_user_holds_keeps_its_link_to_the_store():

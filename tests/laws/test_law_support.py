@@ -35,18 +35,22 @@ def number(value):
     return torch.tensor(value, dtype=torch.float64)
 
 
-PAIR, VECTOR, EYE = real(0.7, 1.3), real(0.5, 0.2, 0.3), torch.eye(3, dtype=torch.float64)
+PAIR = real(0.7, 1.3)
+VECTOR = real(0.5, 0.2, 0.3)
+EYE = torch.eye(3, dtype=torch.float64)
 SHARE = number(0.3)
 TRIL = torch.tensor([[1.0, 0.0, 0.0], [0.4, 1.2, 0.0], [0.2, 0.3, 0.8]], dtype=torch.float64)
 COVARIANCE = TRIL @ TRIL.T
 FACTORS = {"loc": VECTOR, "scale_tril": TRIL}
-LOC_SCALE, TWO, PROBS = (
-    {"loc": SHARE, "scale": PAIR},
-    {"concentration1": PAIR, "concentration0": PAIR},
-    {"probs": SHARE},
-)
+LOC_SCALE = {"loc": SHARE, "scale": PAIR}
+TWO = {"concentration1": PAIR, "concentration0": PAIR}
+PROBS = {"probs": SHARE}
 GAMMA = {"concentration": PAIR, "rate": PAIR}
-MATRICES = [FACTORS, {"loc": VECTOR, "covariance_matrix": COVARIANCE}, {"loc": VECTOR, "precision_matrix": COVARIANCE}]
+MATRICES = [
+    FACTORS,
+    {"loc": VECTOR, "covariance_matrix": COVARIANCE},
+    {"loc": VECTOR, "precision_matrix": COVARIANCE},
+]
 MIXTURE = {"locs": torch.zeros(2, 3, dtype=torch.float64), "component_logits": PAIR}
 RELAXED = {"temperature": number(0.7)}
 #: the parameters of each distribution that has some with a support, in each of its parametrisations
@@ -72,7 +76,9 @@ PARAMETERS = {
     "Gamma": [GAMMA],
     "GammaPoisson": [GAMMA],
     # in float64 torch's own compares two types
-    "GeneralizedPareto": [{"loc": SHARE.float(), "scale": PAIR.float(), "concentration": SHARE.float()}],
+    "GeneralizedPareto": [
+        {"loc": SHARE.float(), "scale": PAIR.float(), "concentration": SHARE.float()}
+    ],
     "Geometric": [PROBS],
     "GroupedNormalNormal": [
         {
@@ -91,7 +97,9 @@ PARAMETERS = {
     "LKJCholesky": [{"dim": 3, "concentration": number(1.5)}],
     "Laplace": [LOC_SCALE],
     "LogNormal": [LOC_SCALE],
-    "LogNormalNegativeBinomial": [{"total_count": PAIR, "logits": PAIR, "multiplicative_noise_scale": PAIR}],
+    "LogNormalNegativeBinomial": [
+        {"total_count": PAIR, "logits": PAIR, "multiplicative_noise_scale": PAIR}
+    ],
     "Logistic": [LOC_SCALE],
     "LogisticNormal": [LOC_SCALE],
     "LowRankMultivariateNormal": [
@@ -126,7 +134,10 @@ PARAMETERS = {
         }
     ],
     "SineSkewed": [
-        {"base_dist": dist.VonMises(torch.zeros(3, dtype=torch.float64), 1.0).to_event(1), "skewness": VECTOR / 4}
+        {
+            "base_dist": dist.VonMises(torch.zeros(3, dtype=torch.float64), 1.0).to_event(1),
+            "skewness": VECTOR / 4,
+        }
     ],
     "SkewLogistic": [LOC_SCALE | {"asymmetry": PAIR}],
     "SoftAsymmetricLaplace": [LOC_SCALE | {"asymmetry": PAIR, "softness": PAIR}],
@@ -142,7 +153,13 @@ PARAMETERS = {
 #: values of those that cannot be drawn from
 VALUES = {"GroupedNormalNormal": real(0.3, -0.2, 0.5), "LogNormalNegativeBinomial": real(2.0, 3.0)}
 #: no density, an old name that warns, densities that torch.func cannot differentiate, and one that clamps its argument
-WITHOUT = {"Stable", "LKJCorrCholesky", "GaussianScaleMixture", "CoalescentTimesWithRate", "ContinuousBernoulli"}
+WITHOUT = {
+    "Stable",
+    "LKJCorrCholesky",
+    "GaussianScaleMixture",
+    "CoalescentTimesWithRate",
+    "ContinuousBernoulli",
+}
 
 
 def is_limited(constraint):
@@ -170,7 +187,9 @@ def outside_of(constraint, inside):
     low, high = (getattr(constraint, bound, None) for bound in ("lower_bound", "upper_bound"))
     values = [low - 0.5, low - 1.0, low - 1.5] if high is None else [low - 0.5, high + 0.5]
     # of a vector one element alone, and all of them
-    return [inside + first * (value - inside) for value in values] + [torch.full_like(inside, values[0])]
+    return [inside + first * (value - inside) for value in values] + [
+        torch.full_like(inside, values[0])
+    ]
 
 
 def cases():
@@ -183,8 +202,16 @@ def cases():
                 continue
             for parameter in (one for one in supports if is_limited(supports[one])):
                 # one that the table lacks fails: a new distribution of torch or Pyro needs a line in it
-                known = [known for known in PARAMETERS.get(name, [{}]) if parameter in known or name not in PARAMETERS]
-                chosen[f"{module.__name__.split('.')[0]}-{name}-{parameter}"] = kind, parameter, known[0]
+                known = [
+                    known
+                    for known in PARAMETERS.get(name, [{}])
+                    if parameter in known or name not in PARAMETERS
+                ]
+                chosen[f"{module.__name__.split('.')[0]}-{name}-{parameter}"] = (
+                    kind,
+                    parameter,
+                    known[0],
+                )
     return chosen
 
 
@@ -215,7 +242,13 @@ def a_value(name, fn):
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("case", "site"), [(case, site) for case in CASES for site in (False, True) if case.startswith("pyro") or not site]
+    ("case", "site"),
+    [
+        (case, site)
+        for case in CASES
+        for site in (False, True)
+        if case.startswith("pyro") or not site
+    ],
 )
 def test_an_impossible_parameter_has_density_zero(case, site):
     kind, parameter, known = CASES[case]
@@ -227,7 +260,9 @@ def test_an_impossible_parameter_has_density_zero(case, site):
     # a factor is summed by the program, a site by the density
     sums = {own.sum().double(), own.sum(dtype=torch.float64)}
     for outside in outside_of(kind.arg_constraints[parameter], known[parameter]):
-        density = Density(program_of(kind, known, parameter, outside, value, site=site), (None, None))
+        density = Density(
+            program_of(kind, known, parameter, outside, value, site=site), (None, None)
+        )
         points = real(0.0, 1.0)[:, None]
         gradient, _ = batched_gradient(density.log_joint, points)
         gradients, values = gradient(points)
@@ -274,7 +309,8 @@ def test_second_derivatives_are_finite_and_those_inside_right():
         with without_validation():
             return dist.Weibull(1.0 + t[1], t[0]).log_prob(y).sum()
 
-    inside, outside = real(0.7, 0.2), real(0.0, 0.2)
+    inside = real(0.7, 0.2)
+    outside = real(0.0, 0.2)
     expected = torch.func.hessian(lambda t: log_prob(t, guarded=False))(inside)
     for hessian in (torch.func.hessian(log_prob), torch.func.jacrev(torch.func.grad(log_prob))):
         torch.testing.assert_close(hessian(inside), expected)
@@ -286,7 +322,9 @@ ROUNDED = {
     "a simplex of float32": lambda: dist.Categorical(
         probs=torch.rand(1000, generator=torch.Generator().manual_seed(0))
     ),
-    "a covariance, not quite symmetric": lambda: dist.MultivariateNormal(VECTOR, COVARIANCE + 1e-12 * TRIL),
+    "a covariance, not quite symmetric": lambda: dist.MultivariateNormal(
+        VECTOR, COVARIANCE + 1e-12 * TRIL
+    ),
     "a float32 covariance": lambda: dist.MultivariateNormal(
         VECTOR.float(), (COVARIANCE * 1e4).float() + 1e-3 * TRIL.float()
     ),
@@ -314,7 +352,8 @@ WRAPPED = {
     ),
     "folded": lambda s: dist.FoldedDistribution(dist.Normal(MEAN, s).expand([3])),
     "mixture": lambda s: dist.MixtureSameFamily(
-        dist.Categorical(torch.ones(3, 2)), dist.Normal(MEAN, torch.stack([s, s * 0 + 1.0]).expand(3, 2))
+        dist.Categorical(torch.ones(3, 2)),
+        dist.Normal(MEAN, torch.stack([s, s * 0 + 1.0]).expand(3, 2)),
     ),
     "masked": lambda s: dist.Normal(MEAN, s).expand([3]).mask(torch.tensor([True, False, True])),
     "a constraint that depends": lambda s: dist.Uniform(number(0.0), 3 * s).expand([3]),
@@ -364,13 +403,15 @@ def test_what_is_masked_out_may_be_impossible():
     def program(x=None, y=None):
         s = pyro.sample("s", dist.Normal(number(0.0), 1.0))
         with pyro.plate("rows", 3), pyro.poutine.mask(mask=known):
-            pyro.sample("y", dist.Normal(0.0, torch.stack([s * s, -1 - s * s, s * s + 1])), obs=VECTOR)
+            pyro.sample(
+                "y", dist.Normal(0.0, torch.stack([s * s, -1 - s * s, s * s + 1])), obs=VECTOR
+            )
 
     density = Density(program, (None, None))
     gradient, value = torch.func.grad_and_value(density.log_joint)(real(0.8))
-    expected = dist.Normal(0.0, real(0.64, 1.64)).log_prob(VECTOR[known]).sum() + dist.Normal(0.0, 1.0).log_prob(
-        SHARE + 0.5
-    )
+    expected = dist.Normal(0.0, real(0.64, 1.64)).log_prob(VECTOR[known]).sum() + dist.Normal(
+        0.0, 1.0
+    ).log_prob(SHARE + 0.5)
     torch.testing.assert_close(value, expected)
     assert gradient.isfinite().all() and gradient != 0
     assert not density.impossible(real(0.8))
@@ -407,7 +448,9 @@ def test_a_likelihood_is_zero_there():
     with seeded(0):
         net = torch.nn.Linear(1, 1).double()
     model = pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), WeibullCounts())
-    density = Density(model.pyro_model, (real(1.0, 2.0)[:, None], real(0.5, 1.5)[:, None]), points="held")
+    density = Density(
+        model.pyro_model, (real(1.0, 2.0)[:, None], real(0.5, 1.5)[:, None]), points="held"
+    )
     gradient, value = torch.func.grad_and_value(density.log_joint)(real(1.0, -1.5))
     assert value == -torch.inf and gradient.isfinite().all()
     assert density.log_joint(real(1.0, 0.5)).isfinite()
@@ -436,13 +479,18 @@ METHODS = {
 def test_no_draw_is_impossible(method):
     num_draws = None if method == "MAP" else 100
     posterior = METHODS[method].fit(concentration, seed=0, num_draws=num_draws)
-    assert (posterior.draws["c"] > 0).double().mean() > 0.95  # a Gaussian's tail may reach below zero
+    assert (
+        posterior.draws["c"] > 0
+    ).double().mean() > 0.95  # a Gaussian's tail may reach below zero
     if method != "Laplace":
         assert (posterior.draws["c"] > 0).all()
 
 
 def test_divergences_there_are_named_by_site_and_parameter():
-    with pytest.warns(UserWarning, match="end at impossible values: 'concentration' of the site 'y' must be positive"):
+    with pytest.warns(
+        UserWarning,
+        match="end at impossible values: 'concentration' of the site 'y' must be positive",
+    ):
         METHODS["NUTS"].fit(concentration, seed=0, num_draws=200)
 
 

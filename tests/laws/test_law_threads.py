@@ -27,11 +27,16 @@ import pyrobnn as pb
 from pyrobnn.core.threads import Shared, process_state
 from pyrobnn.model.gradient import at_each
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*(of the draws|transitions diverged)|the centre is not a mode")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
+)
 
 NUM_THREADS = 8
 #: inputs of other numbers of rows and other values for each thread
-INPUTS = [X[start:stop] + shift for start, stop, shift in zip(range(8), range(40, 24, -2), torch.linspace(0, 0.5, 8))]
+INPUTS = [
+    X[start:stop] + shift
+    for start, stop, shift in zip(range(8), range(40, 24, -2), torch.linspace(0, 0.5, 8))
+]
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +102,9 @@ def test_predictions(name):
     assert warnings.filters == filters
 
 
-@pytest.mark.parametrize(("name", "kind"), [("Laplace", "inferred"), ("SVI", "heteroskedastic"), ("SWAG", "classes")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("Laplace", "inferred"), ("SVI", "heteroskedastic"), ("SWAG", "classes")]
+)
 def test_predictions_of_other_likelihoods(name, kind):
     posterior = fit(name, kind)
     assert_as_alone([functools.partial(predicted, posterior, x) for x in INPUTS])
@@ -114,7 +121,9 @@ def test_densities_and_statistics(name):
     first = METHODS[name].fit(*problem(), seed=3, num_draws=6)
     again = METHODS[name].fit(*problem(), seed=3, num_draws=6)
     expected = dict(first.sample_stats)
-    for statistics in together([lambda: dict(again.sample_stats)] * NUM_THREADS):  # computed by the first that asks
+    for statistics in together(
+        [lambda: dict(again.sample_stats)] * NUM_THREADS
+    ):  # computed by the first that asks
         assert_same(expected, statistics)
 
 
@@ -133,7 +142,11 @@ def problem() -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
 
 def tree(posterior: pb.Posterior, x: torch.Tensor) -> dict[str, np.ndarray]:
     made = posterior.to_datatree(X, Y, test=(x, torch.zeros(len(x), 1)), num_prior_draws=5)
-    return {f"{part.path}/{name}": values.values for part in made.subtree for name, values in part.data_vars.items()}
+    return {
+        f"{part.path}/{name}": values.values
+        for part in made.subtree
+        for name, values in part.data_vars.items()
+    }
 
 
 @pytest.mark.filterwarnings("default")  # xarray swaps the filters of the process
@@ -208,8 +221,12 @@ NETS = {net.__name__: net for net in (Attends, Recurs, Remembers, Hooked)}
 def fitted(net: str, method: str) -> pb.Posterior:
     methods = {
         "DeepEnsemble": pb.DeepEnsemble(num_members=3, num_steps=5, compile=False),
-        "Laplace": pb.Laplace(structure="diag", map=pb.MAP(num_steps=5, compile=False), compile=False),
-        "last layer": pb.Laplace(subset="last_layer", map=pb.MAP(num_steps=5, compile=False), compile=False),
+        "Laplace": pb.Laplace(
+            structure="diag", map=pb.MAP(num_steps=5, compile=False), compile=False
+        ),
+        "last layer": pb.Laplace(
+            subset="last_layer", map=pb.MAP(num_steps=5, compile=False), compile=False
+        ),
     }
     with seeded(0):
         model = pb.BNN(NETS[net](), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
@@ -228,10 +245,13 @@ def test_predictions_of_other_nets(net, method):
 @pytest.mark.parametrize("net", NETS)
 def test_a_thread_has_the_modules_of_its_own_and_the_tensors_of_all(net):
     model = fitted(net, "DeepEnsemble").bnn
-    mine, theirs = model.eval_net, together([lambda: model.eval_net])[0]
+    mine = model.eval_net
+    theirs = together([lambda: model.eval_net])[0]
     assert model.eval_net is mine
     assert not {*mine.modules()} & {*theirs.modules()}
-    for own, other in zip(mine.state_dict(keep_vars=True).values(), theirs.state_dict(keep_vars=True).values()):
+    for own, other in zip(
+        mine.state_dict(keep_vars=True).values(), theirs.state_dict(keep_vars=True).values()
+    ):
         assert own is other
 
 
@@ -269,11 +289,20 @@ def program(seed: int = 0) -> pb.PyroRegressor:
 def answers_of_regressor(model: pb.BNNRegressor, rows: np.ndarray) -> dict[str, np.ndarray]:
     mean, scale = model.predict(rows, return_std=True)
     interval = model.predict_interval(rows)
-    return {"mean": mean, "scale": scale, "interval": interval, "functions": model.sample_functions(rows, 3)}
+    return {
+        "mean": mean,
+        "scale": scale,
+        "interval": interval,
+        "functions": model.sample_functions(rows, 3),
+    }
 
 
 def answers_of_classifier(model: pb.BNNClassifier, rows: np.ndarray) -> dict[str, np.ndarray]:
-    return {"label": model.predict(rows), "probability": model.predict_proba(rows), "set": model.predict_set(rows)}
+    return {
+        "label": model.predict(rows),
+        "probability": model.predict_proba(rows),
+        "set": model.predict_set(rows),
+    }
 
 
 def answers_of_program(model: pb.PyroRegressor, rows: np.ndarray) -> dict[str, np.ndarray]:
@@ -307,7 +336,9 @@ def test_fits_of_estimators(name):
 
 
 def draws(method: pb.inference.Method, model: pb.BNN, seed: int) -> dict[str, torch.Tensor]:
-    options = {} if method.kind == "point" or isinstance(method, pb.DeepEnsemble) else {"num_draws": 6}
+    options = (
+        {} if method.kind == "point" or isinstance(method, pb.DeepEnsemble) else {"num_draws": 6}
+    )
     return method.fit(model, X, Y, seed=seed, **options).draws
 
 
@@ -326,7 +357,11 @@ def test_fits_of_different_methods_and_models():
 @pytest.mark.slow
 def test_compiled_fits():
     methods = (pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3), pb.SVI(num_steps=20))
-    jobs = [functools.partial(draws, method, MODELS["fixed"]()[0], seed) for method in methods for seed in range(2)]
+    jobs = [
+        functools.partial(draws, method, MODELS["fixed"]()[0], seed)
+        for method in methods
+        for seed in range(2)
+    ]
     assert_as_alone(jobs)
 
 
@@ -368,7 +403,9 @@ def test_predictions_while_another_thread_fits_the_same_model(name):
         finally:
             fitting.clear()
 
-    refitted, *served = together([refit, *(functools.partial(serve, number) for number in range(2))])
+    refitted, *served = together(
+        [refit, *(functools.partial(serve, number) for number in range(2))]
+    )
     assert_same(alone, refitted)
     assert sum(served) >= 2
     assert_same(expected[0], predicted(serving, INPUTS[0]))
@@ -389,7 +426,8 @@ def test_a_prediction_waits_for_no_fit():
 
 
 def test_one_thread_at_a_time_and_again():
-    inside, most = [], []
+    inside = []
+    most = []
 
     def job() -> None:
         with process_state(), process_state():
@@ -407,7 +445,8 @@ def test_one_thread_at_a_time_and_again():
 @pytest.mark.parametrize("holder", ["another thread", "this thread"])
 def test_a_forked_process_can_fit(holder):
     """Its other threads are gone, and with them whoever would have given the lock back."""
-    held, done = threading.Event(), threading.Event()
+    held = threading.Event()
+    done = threading.Event()
 
     def hold() -> None:
         with process_state():
@@ -448,7 +487,8 @@ def test_a_shared_change_is_made_once_and_taken_back_by_the_last():
         def __exit__(self, *error):
             Change.left += 1
 
-    shared, overlap = Shared(Change), threading.Barrier(NUM_THREADS)
+    shared = Shared(Change)
+    overlap = threading.Barrier(NUM_THREADS)
 
     def job() -> int:
         with shared:
@@ -463,9 +503,12 @@ def test_a_shared_change_is_made_once_and_taken_back_by_the_last():
 
 def test_the_filters_of_warnings_survive_overlapping_predictions():
     x, y = toy(20)
-    first, second = threading.Event(), threading.Event()
+    first = threading.Event()
+    second = threading.Event()
 
-    def waits(begun: threading.Event, other: threading.Event) -> Callable[[torch.Tensor], torch.Tensor]:
+    def waits(
+        begun: threading.Event, other: threading.Event
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
         def function(point: torch.Tensor) -> torch.Tensor:
             begun.set()
             other.wait(10)

@@ -28,8 +28,10 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged)|the centre is not a mode|the weights use up"
 )
 
-A, B = 8.0, 2.0**27
-C, D = 0.25, -(2.0**27)
+A = 8.0
+B = 2.0**27
+C = 0.25
+D = -(2.0**27)
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randint(-128, 128, (32, 2), generator=GENERATOR).double() / 64
 Y = torch.stack([X[:, 0].sin(), 100 * X[:, 1].cos()], 1).mul(64).round() / 64
@@ -109,7 +111,10 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
     ]
     p, q = (score(tree) for tree in trees)
     assert "rmse" not in p and "crps" not in p  # no number of two units
-    assert all(name in p for name in ("rmse[0]", "rmse[1]", "rmse_standardized", "crps_standardized", "width_90[1]"))
+    assert all(
+        name in p
+        for name in ("rmse[0]", "rmse[1]", "rmse_standardized", "crps_standardized", "width_90[1]")
+    )
     for there in q.values():
         here = p[there.name].value
         if there.name == "log_prob":
@@ -129,7 +134,8 @@ def test_scores_are_in_the_units_of_one_output_or_in_none(kind, name):
 @pytest.mark.parametrize(("kind", "name"), each("inferred", "heteroskedastic"))
 def test_trees_hold_functions_in_the_units_of_the_data(kind, name):
     trees = [
-        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5) for units, (x, y) in UNITS.items()
+        to_datatree(fit(name, kind, units), x, y, probe_x=x[:4], num_prior_draws=5)
+        for units, (x, y) in UNITS.items()
     ]
     for group in ("function", "prior_predictive"):
         p, q = (torch.tensor(tree[group]["f"].values) for tree in trees)

@@ -22,14 +22,18 @@ METHODS = {
     "MCDropout": pb.MCDropout(p=0.05, num_steps=2000, batch_size=64),
     "DeepEnsemble": pb.DeepEnsemble(num_steps=1000, batch_size=64),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:.*weights did not move")  # of pixels that are always dark
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*weights did not move"
+)  # of pixels that are always dark
 POST_HOC = {"Laplace-last-layer", "Laplace-kron", "SWAG"}
 
 
 def classifier(kind, seed=0, classes=10):
     if kind == "mlp":
         flat = torch.nn.Flatten()
-        net = torch.nn.Sequential(flat, pb.networks.mlp(64, (50,), classes, activation="relu", seed=seed))
+        net = torch.nn.Sequential(
+            flat, pb.networks.mlp(64, (50,), classes, activation="relu", seed=seed)
+        )
     else:
         net = pb.networks.small_cnn(classes, seed=seed)
     return pb.BNN(net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.Categorical())
@@ -71,9 +75,14 @@ def test_a_mode_and_swag_classify_digits():
         expected = prediction.f.softmax(-1).flatten(0, 1).mean(0)
         torch.testing.assert_close(prediction.probs, expected)
         torch.testing.assert_close(
-            prediction.entropy, prediction.aleatoric_entropy + prediction.epistemic_entropy, atol=1e-5, rtol=1e-4
+            prediction.entropy,
+            prediction.aleatoric_entropy + prediction.epistemic_entropy,
+            atol=1e-5,
+            rtol=1e-4,
         )
-        assert -float(prediction.log_prob(test.y).mean()) == pytest.approx(scores(prediction, test.y)["nll"], rel=1e-4)
+        assert -float(prediction.log_prob(test.y).mean()) == pytest.approx(
+            scores(prediction, test.y)["nll"], rel=1e-4
+        )
     assert float(mode.predict(test.x).epistemic_entropy.max()) < 1e-5
 
 
@@ -84,7 +93,11 @@ def test_training_and_test_inputs_are_treated_alike():
     told = pb.BNN(model.net, model.prior, model.likelihood, standardizer=units)
     quick = pb.MAP(num_steps=100, batch_size=64, compile=False)
     by_model = quick.fit(told, train.x, train.y).predict(test.x).probs
-    by_hand = quick.fit(model, units.transform_x(train.x), train.y).predict(units.transform_x(test.x)).probs
+    by_hand = (
+        quick.fit(model, units.transform_x(train.x), train.y)
+        .predict(units.transform_x(test.x))
+        .probs
+    )
     torch.testing.assert_close(by_model, by_hand)
 
 
@@ -93,12 +106,14 @@ def test_training_and_test_inputs_are_treated_alike():
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_on_digits(kind, name):
     train, test = split()
-    model, mode = classifier(kind), start(kind)
+    model = classifier(kind)
+    mode = start(kind)
     options = {"init": mode} if name in POST_HOC else {}
     if name not in ("MAP", "DeepEnsemble"):
         options["num_draws"] = 100
     posterior = METHODS[name].fit(model, train.x, train.y, **options)
-    reached, at_mode = scores(posterior.predict(test.x), test.y), scores(mode.predict(test.x), test.y)
+    reached = scores(posterior.predict(test.x), test.y)
+    at_mode = scores(mode.predict(test.x), test.y)
     assert reached["accuracy"] > (0.93 if kind == "mlp" else 0.95), reached
     if not name.startswith("Laplace"):  # which is under-confident under a prior this wide
         assert reached["nll"] < at_mode["nll"] + 0.1, (reached, at_mode)

@@ -16,7 +16,9 @@ def test_the_five_weightings_are_their_papers():
         "weights": kl_schedules.PerWeight(),
     }
     per_batch = {name: each.factors(m, m, 10) / m for name, each in schedules.items()}
-    blundell = torch.tensor([2 ** (m - i) / (2**m - 1) for i in range(1, m + 1)], dtype=torch.float64)
+    blundell = torch.tensor(
+        [2 ** (m - i) / (2**m - 1) for i in range(1, m + 1)], dtype=torch.float64
+    )
     torch.testing.assert_close(per_batch["blundell"], blundell)
     torch.testing.assert_close(per_batch["graves"], torch.full((m,), 1 / m, dtype=torch.float64))
     sums = {name: round(float(value.sum()), 12) for name, value in per_batch.items()}
@@ -30,7 +32,10 @@ def test_blundell_survives_many_batches():
 
 @pytest.mark.parametrize(
     ("make", "message"),
-    [(lambda: kl_schedules.Constant(-0.1), "beta"), (lambda: kl_schedules.Linear(0.7, 0.7), "at most 1")],
+    [
+        (lambda: kl_schedules.Constant(-0.1), "beta"),
+        (lambda: kl_schedules.Linear(0.7, 0.7), "at most 1"),
+    ],
 )
 def test_bad_options(make, message):
     with pytest.raises(ValueError, match=message):

@@ -19,7 +19,8 @@ LABELS = torch.tensor([0, 1, 1])
 
 
 def test_outputs_are_scored_in_units_of_their_own():
-    mean, y = torch.zeros(2, 2), torch.tensor([[0.3, 287.0], [0.3, -287.0]])
+    mean = torch.zeros(2, 2)
+    y = torch.tensor([[0.3, 287.0], [0.3, -287.0]])
     assert metrics.rmse(mean[:, :1], y[:, :1]) == pytest.approx(0.3)
     assert metrics.rmse(mean[:, 1], y[:, 1]) == pytest.approx(287)
     scale = torch.tensor([0.6, 574.0])
@@ -33,7 +34,8 @@ def test_log_predictive_density_is_a_mean():
 
 
 def test_crps_equals_the_sum_over_all_pairs():
-    draws, y = normal(30, 4, 2), normal(4, 2, seed=1)
+    draws = normal(30, 4, 2)
+    y = normal(4, 2, seed=1)
     pairs = (draws[:, None] - draws[None]).abs().mean((0, 1))
     expected = (draws - y).abs().mean(0) - pairs / 2
     torch.testing.assert_close(metrics.crps(draws, y), expected)
@@ -48,12 +50,16 @@ def test_crps_of_many_normal_draws_is_the_closed_form():
 
 def test_crps_of_one_draw_is_the_absolute_error_and_far_draws_keep_their_digits():
     assert metrics.crps(torch.tensor([[3.0]]), torch.tensor([5.0])).tolist() == [2.0]
-    draws, y = normal(50, 3), normal(3, seed=1)
-    torch.testing.assert_close(metrics.crps(draws + 1e6, y + 1e6), metrics.crps(draws, y), rtol=1e-6, atol=1e-8)
+    draws = normal(50, 3)
+    y = normal(3, seed=1)
+    torch.testing.assert_close(
+        metrics.crps(draws + 1e6, y + 1e6), metrics.crps(draws, y), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_pit_is_uniform_for_a_calibrated_predictive_and_not_for_a_narrow_one():
-    draws, y = normal(19, 4000), normal(4000, seed=1)
+    draws = normal(19, 4000)
+    y = normal(4000, seed=1)
     assert stats.kstest(metrics.pit(draws, y).numpy(), "uniform").pvalue > 1e-6
     assert stats.kstest(metrics.pit(0.5 * draws, y).numpy(), "uniform").pvalue < 1e-6
 

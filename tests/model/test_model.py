@@ -95,12 +95,21 @@ def test_hide_and_expose_must_match_something(selection, message):
         (pb.priors.FanInNormal(), 8**-0.5),
         (pb.priors.LayerwiseNormalPrior("radford", expose_all=True), 8**-0.5),
         (pb.priors.LambdaPrior(lambda name, module, param: dist.Normal(0.0, 0.25)), 0.25),
-        (pb.priors.DictPrior({f"{i}.{p}": dist.Normal(0.0, 0.5) for i in (0, 2) for p in ("weight", "bias")}), 0.5),
+        (
+            pb.priors.DictPrior(
+                {f"{i}.{p}": dist.Normal(0.0, 0.5) for i in (0, 2) for p in ("weight", "bias")}
+            ),
+            0.5,
+        ),
     ],
 )
 def test_every_kind_of_prior(prior, scale):
-    if isinstance(prior, pb.priors.LayerwiseNormalPrior):  # tyxe's needs a fan-in, which biases lack
-        prior = pb.priors.LayerwiseNormalPrior("radford", expose_all=False, hide_parameters=["bias"])
+    if isinstance(
+        prior, pb.priors.LayerwiseNormalPrior
+    ):  # tyxe's needs a fan-in, which biases lack
+        prior = pb.priors.LayerwiseNormalPrior(
+            "radford", expose_all=False, hide_parameters=["bias"]
+        )
     model = pb.BNN(toy_net(), prior, pb.likelihoods.HomoskedasticGaussian(0.1))
     site = model.priors["net.2.weight"]
     assert site.shape() == (1, 8)
@@ -139,7 +148,9 @@ def test_wrong_arguments_are_named():
 
 def test_reinitialized_changes_the_weights_by_seed():
     model = toy_model()
-    first, again, other = model.reinitialized(1), model.reinitialized(1), model.reinitialized(2)
+    first = model.reinitialized(1)
+    again = model.reinitialized(1)
+    other = model.reinitialized(2)
     assert torch.equal(first.net[0].weight, again.net[0].weight)
     assert not torch.equal(first.net[0].weight, other.net[0].weight)
 
@@ -148,12 +159,16 @@ def test_standardizer_gives_original_units():
     x, y = toy()
     data = pb.data.Dataset(10 + 3 * x, 100 * y, "toy", "regression")
     units = pb.data.Standardizer.fit(data)
-    model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1), standardizer=units)
+    model = pb.BNN(
+        toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1), standardizer=units
+    )
     problem = prepare(model, data.x, data.y, points="held")
     torch.testing.assert_close(problem.y.std(correction=0), torch.tensor(1.0))
     draws = {name: value[None, None] for name, value in model.initial_values().items()}
     p = pb.Posterior(model, draws).predict(data.x)
-    torch.testing.assert_close(p.aleatoric_var.sqrt(), torch.full((40, 1), 0.1 * units.y_scale.item()))
+    torch.testing.assert_close(
+        p.aleatoric_var.sqrt(), torch.full((40, 1), 0.1 * units.y_scale.item())
+    )
     torch.testing.assert_close(p.mean, model.forward({}, problem.x) * units.y_scale + units.y_mean)
     standard = pb.Prediction(p.standard_f, model.likelihood, {}).log_prob(problem.y)
     expected = standard - units.y_scale.log().double()  # float32 data: six digits

@@ -59,7 +59,11 @@ def test_every_parameter_gets_a_gradient():
         (lambda: mlp(2, hidden=(50, -1)), ValueError, r"'hidden\[1\]' must be at least 1"),
         (lambda: mlp(2, activation="swish"), ValueError, "must be one of 'tanh', 'relu'"),
         (lambda: mlp(2, activation=nn.Tanh()), TypeError, "nn.Module class"),
-        (lambda: small_cnn(10, image_size=2, channels=(4, 4)), ValueError, "cannot be halved 2 times"),
+        (
+            lambda: small_cnn(10, image_size=2, channels=(4, 4)),
+            ValueError,
+            "cannot be halved 2 times",
+        ),
         (lambda: small_cnn(True), TypeError, "'num_classes' must be an integer"),
         (lambda: small_cnn(2, channels=4), TypeError, r"channels=\(4,\)"),
     ],

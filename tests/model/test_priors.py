@@ -13,22 +13,29 @@ from torch.distributions import transforms
 
 import pyrobnn as pb
 
-LOC, SCALE = torch.tensor(0.1), torch.tensor(1.3)
+LOC = torch.tensor(0.1)
+SCALE = torch.tensor(1.3)
 FAMILIES = {
     "Uniform": dist.Uniform(-2 * SCALE, 2 * SCALE),
     "Logistic": dist.Logistic(LOC, SCALE),
     "SoftLaplace": dist.SoftLaplace(LOC, SCALE),
     "TransformedDistribution": dist.TransformedDistribution(
-        dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE), transforms.TanhTransform()]
+        dist.Normal(LOC, SCALE),
+        [transforms.AffineTransform(LOC, SCALE), transforms.TanhTransform()],
     ),
-    "inverse": dist.TransformedDistribution(dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE).inv]),
+    "inverse": dist.TransformedDistribution(
+        dist.Normal(LOC, SCALE), [transforms.AffineTransform(LOC, SCALE).inv]
+    ),
     "Independent": dist.Normal(LOC.expand(8, 1), SCALE).to_event(1),
     "ExpandedDistribution": dist.Uniform(-SCALE, SCALE).expand([1]),
     "MultivariateNormal": dist.MultivariateNormal(torch.zeros(1), torch.eye(1)),
     "MixtureSameFamily": dist.MixtureSameFamily(
-        dist.Categorical(torch.tensor([0.3, 0.7])), dist.Normal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1]))
+        dist.Categorical(torch.tensor([0.3, 0.7])),
+        dist.Normal(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.1])),
     ),
-    "MaskedMixture": dist.MaskedMixture(torch.tensor(True), dist.Normal(LOC, SCALE), dist.Laplace(LOC, SCALE)),
+    "MaskedMixture": dist.MaskedMixture(
+        torch.tensor(True), dist.Normal(LOC, SCALE), dist.Laplace(LOC, SCALE)
+    ),
     "Delta": dist.Delta(LOC),
     "ScaleMixture": pb.priors.ScaleMixture().distribution,
     "StudentT": dist.StudentT(4.0, LOC, SCALE),
@@ -68,7 +75,9 @@ UNFITTED = {"Delta", "MaskedMixture"}
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name not in UNFITTED])
 def test_a_float64_net_is_fitted_under_it(family):
     x, y = toy(10, dtype=torch.float64)
-    prior = pb.priors.DictPrior({"0.weight": FAMILIES[family]}, expose_all=False, expose=["0.weight"])
+    prior = pb.priors.DictPrior(
+        {"0.weight": FAMILIES[family]}, expose_all=False, expose=["0.weight"]
+    )
     model = pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
     posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
     assert posterior.draws["net.0.weight"].dtype == torch.float64
@@ -76,7 +85,9 @@ def test_a_float64_net_is_fitted_under_it(family):
 
 def test_what_cannot_follow_is_refused():
     prior = pb.priors.IIDPrior(Hidden(torch.tensor(1.0)))
-    with pytest.raises(ValueError, match="'0.weight', a Hidden, cannot follow the net to torch.float64"):
+    with pytest.raises(
+        ValueError, match="'0.weight', a Hidden, cannot follow the net to torch.float64"
+    ):
         pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
 
 
@@ -94,9 +105,14 @@ def test_numbers_with_a_graph_are_cut_from_it(leaf):
     pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
 
 
-@pytest.mark.parametrize("prior", [lambda n: pb.priors.ScaleMixture(0.5, n, n), pb.priors.FanInNormal])
+@pytest.mark.parametrize(
+    "prior", [lambda n: pb.priors.ScaleMixture(0.5, n, n), pb.priors.FanInNormal]
+)
 def test_a_scale_may_be_a_whole_number(prior):
-    whole, real = (pb.BNN(toy_net(), prior(scale), pb.likelihoods.HomoskedasticGaussian(0.1)) for scale in (100, 100.0))
+    whole, real = (
+        pb.BNN(toy_net(), prior(scale), pb.likelihoods.HomoskedasticGaussian(0.1))
+        for scale in (100, 100.0)
+    )
     for name, of in whole.priors.items():
         at = torch.ones(of.shape())
         torch.testing.assert_close(of.log_prob(at), real.priors[name].log_prob(at))
@@ -104,13 +120,17 @@ def test_a_scale_may_be_a_whole_number(prior):
 
 @pytest.mark.parametrize("value", [0.0, 0.003, 0.05, 1.0, 30.0])
 def test_the_mixture_has_finite_second_derivatives(value):
-    mixture, at = pb.priors.ScaleMixture().distribution, torch.tensor(value)
-    density, exact = mixture.log_prob, torch.tensor(value, dtype=torch.float64)
+    mixture = pb.priors.ScaleMixture().distribution
+    at = torch.tensor(value)
+    density = mixture.log_prob
+    exact = torch.tensor(value, dtype=torch.float64)
     narrow = pb.priors.move("w", mixture, exact)
     torch.testing.assert_close(density(at).double(), narrow.log_prob(exact), rtol=1e-5, atol=1e-5)
     second = torch.func.grad(torch.func.grad(density))(at)
     step = 1e-5
-    difference = (narrow.log_prob(exact + step) - 2 * narrow.log_prob(exact) + narrow.log_prob(exact - step)) / step**2
+    difference = (
+        narrow.log_prob(exact + step) - 2 * narrow.log_prob(exact) + narrow.log_prob(exact - step)
+    ) / step**2
     torch.testing.assert_close(second.double(), difference, rtol=1e-2, atol=1e-2)
 
 
@@ -147,7 +167,8 @@ def test_the_noise_of_each_output_whatever_the_batch(shape, batch):
 
 
 def test_integer_inputs_are_cast_alike_by_fit_and_predict():
-    x, y = torch.arange(10)[:, None], torch.linspace(-1, 1, 10)[:, None]
+    x = torch.arange(10)[:, None]
+    y = torch.linspace(-1, 1, 10)[:, None]
     model = pb.BNN(toy_net(), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.2))
     posterior = pb.MAP(num_steps=2, polish_steps=0, compile=False).fit(model, x, y)
     torch.testing.assert_close(posterior.predict(x).f, posterior.predict(x.float()).f)

@@ -30,7 +30,9 @@ FIGURES = [name for name in plots.__all__ if name != "style"]
 
 
 def texts(figure: Figure) -> str:
-    return " ".join(t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._left_title))
+    return " ".join(
+        t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._left_title)
+    )
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -49,13 +51,28 @@ def test_no_two_of_eleven_fits_have_the_same_line() -> None:
 
 def test_names_of_any_length_lie_within_the_figure() -> None:
     tree = KINDS["regression_1d"].copy()
-    for path in ("observed_data", "predictions_observed_data", "posterior_predictive", "predictions"):
+    for path in (
+        "observed_data",
+        "predictions_observed_data",
+        "posterior_predictive",
+        "predictions",
+    ):
         if path in tree and "output" in tree[path].dims:
-            tree[path] = tree[path].to_dataset().assign_coords(output=["a name that goes on and on and on"])
-    figure = plots.predicted_vs_observed({f"fit of a method with a long name {i}": tree for i in range(3)})
+            tree[path] = (
+                tree[path].to_dataset().assign_coords(output=["a name that goes on and on and on"])
+            )
+    figure = plots.predicted_vs_observed(
+        {f"fit of a method with a long name {i}": tree for i in range(3)}
+    )
     figure.draw_without_rendering()
-    ends = [text.get_window_extent() for ax in figure.axes for text in (ax.title, ax._left_title, ax.xaxis.label)]
-    assert min(each.x0 for each in ends) >= 0 and max(each.x1 for each in ends) <= figure.bbox.x1 + 1
+    ends = [
+        text.get_window_extent()
+        for ax in figure.axes
+        for text in (ax.title, ax._left_title, ax.xaxis.label)
+    ]
+    assert (
+        min(each.x0 for each in ends) >= 0 and max(each.x1 for each in ends) <= figure.bbox.x1 + 1
+    )
     assert all("…" in ax.get_title(loc="left") + ax.get_title() for ax in figure.axes)
 
 
@@ -85,7 +102,10 @@ def test_a_figure_for_slides_has_no_background(tmp_path) -> None:
             figure, _ = panels(1)
             figure.savefig(tmp_path / f"{kind}.png")
         assert matplotlib.image.imread(tmp_path / f"{kind}.png")[0, 0, 3] == corner
-    with pytest.raises(ValueError, match="'kind' must be one of 'paper', 'slides'"), style("poster"):
+    with (
+        pytest.raises(ValueError, match="'kind' must be one of 'paper', 'slides'"),
+        style("poster"),
+    ):
         pass
 
 
@@ -96,7 +116,9 @@ def test_style_is_restored_after_an_error() -> None:
     assert dict(matplotlib.rcParams) == before
 
 
-@pytest.mark.parametrize(("bad", "error"), [({}, ValueError), ({"a": 1}, TypeError), ([], TypeError)])
+@pytest.mark.parametrize(
+    ("bad", "error"), [({}, ValueError), ({"a": 1}, TypeError), ([], TypeError)]
+)
 def test_wrong_trees_are_refused(bad: object, error: type[Exception]) -> None:
     with pytest.raises(error, match="trees"):
         plots.training(bad)
@@ -132,20 +154,29 @@ def test_gap_ratio_is_the_ratio_of_the_two_sds() -> None:
 
 def test_the_words_about_the_gap_lie_over_no_axes() -> None:
     tree = factory.regression_1d()
-    tree["constant_data"]["x"] = xr.DataArray(np.linspace(-3, 3, 80)[:, None] ** 3, dims=("obs", "feature"))
+    tree["constant_data"]["x"] = xr.DataArray(
+        np.linspace(-3, 3, 80)[:, None] ** 3, dims=("obs", "feature")
+    )
     x = tree["constant_data"]["x"]
     tree["constant_data"]["x"] = xr.where(x >= 0, x + 20, x)
     assert widest_gap(tree) is not None
     figure = plots.predictive_bands(tree)
     figure.draw_without_rendering()
-    words = [text for text in figure.findobj(Text) if "epistemic sd" in text.get_text() and text.axes is not None]
-    words = [text for text in words if "gap" in text.get_text() or text.get_text().startswith("no ")]
+    words = [
+        text
+        for text in figure.findobj(Text)
+        if "epistemic sd" in text.get_text() and text.axes is not None
+    ]
+    words = [
+        text for text in words if "gap" in text.get_text() or text.get_text().startswith("no ")
+    ]
     assert len(words) == 1
     assert not any(words[0].get_window_extent().overlaps(ax.bbox) for ax in figure.axes)
 
 
 def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
-    x, sd = np.linspace(0, 1, 5), np.ones(5)
+    x = np.linspace(0, 1, 5)
+    sd = np.ones(5)
     with style():
         figure, axes = panels(2)
         for ax, doubt in zip(axes[:, 0], (0 * sd, 0.5 * sd), strict=True):
@@ -155,7 +186,9 @@ def test_a_function_without_doubt_has_no_blue_band_in_the_legend() -> None:
     assert figure.axes == list(axes[:, 0])
 
 
-@pytest.mark.parametrize(("count", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))])
+@pytest.mark.parametrize(
+    ("count", "shape"), [(1, (1, 1)), (3, (1, 3)), (4, (2, 2)), (5, (2, 3)), (7, (3, 3))]
+)
 def test_the_last_row_of_panels_is_not_left_half_empty(count: int, shape: tuple[int, int]) -> None:
     _, axes = panels(count)
     assert axes[0, 0].get_gridspec().get_geometry() == shape
@@ -163,19 +196,24 @@ def test_the_last_row_of_panels_is_not_left_half_empty(count: int, shape: tuple[
 
 def test_evenly_spread_data_have_no_gap() -> None:
     tree = factory.regression_1d()
-    tree["constant_data"]["x"] = xr.DataArray(np.linspace(-3, 3, 80)[:, None], dims=("obs", "feature"))
+    tree["constant_data"]["x"] = xr.DataArray(
+        np.linspace(-3, 3, 80)[:, None], dims=("obs", "feature")
+    )
     assert widest_gap(tree) is None
 
 
 def test_calibration_tells_overconfidence_from_calibration() -> None:
     rng = np.random.default_rng(0)
-    draws, y = rng.standard_normal((4, 200, 300)), rng.standard_normal(300)
+    draws = rng.standard_normal((4, 200, 300))
+    y = rng.standard_normal(300)
 
     def covered_at_half(scale: float) -> float:
         tree = xr.DataTree.from_dict(
             {
                 "posterior": xr.Dataset({"w": (("chain", "draw"), np.zeros((4, 200)))}),
-                "posterior_predictive": xr.Dataset({"y": (("chain", "draw", "obs"), scale * draws)}),
+                "posterior_predictive": xr.Dataset(
+                    {"y": (("chain", "draw", "obs"), scale * draws)}
+                ),
                 "observed_data": xr.Dataset({"y": (("obs",), y)}),
             }
         )
@@ -219,10 +257,15 @@ def test_training_puts_every_fit_into_one_axes() -> None:
     assert [len(ax.lines) for ax in figure.axes] == [3, 3]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(trees)
     assert len(plots.training(trees, names=["kl"]).axes) == 1
-    assert not {line.get_color() for line in figure.axes[0].lines} & {ALEATORIC, EPISTEMIC, PALETTE[1]}
+    assert not {line.get_color() for line in figure.axes[0].lines} & {
+        ALEATORIC,
+        EPISTEMIC,
+        PALETTE[1],
+    }
     with pytest.raises(ValueError, match=r"'names' has \['no'\], but the histories have"):
         plots.training(trees, names=["no"])
-    trees["weight 3"].attrs["method"], trees["weight 2"].attrs["method"] = "MAP", "SVI"
+    trees["weight 3"].attrs["method"] = "MAP"
+    trees["weight 2"].attrs["method"] = "SVI"
     titles = [ax._left_title.get_text() for ax in plots.training(trees, names=["loss"]).axes]
     assert titles == ["loss", "loss, SVI", "loss, MAP"]  # each on its own scale
 
@@ -230,14 +273,17 @@ def test_training_puts_every_fit_into_one_axes() -> None:
 def test_a_history_of_means_over_blocks_is_drawn_against_its_steps() -> None:
     tree = xr.DataTree.from_dict({"history": xr.Dataset({"loss": ("step", -np.arange(100.0))})})
     tree.attrs["num_steps"] = 300
-    assert max(line.get_xdata().max() for line in plots.training(tree).axes[0].lines) == pytest.approx(300, rel=0.02)
+    assert max(
+        line.get_xdata().max() for line in plots.training(tree).axes[0].lines
+    ) == pytest.approx(300, rel=0.02)
 
 
 def test_counts_have_intervals_of_counts():
     rng = np.random.default_rng(0)
     x = (np.arange(60) % 2).astype(float)[:, None]
     rate = 0.4 + x[:, 0]
-    draws, y = rng.poisson(rate, (400, 60)), rng.poisson(rate)
+    draws = rng.poisson(rate, (400, 60))
+    y = rng.poisson(rate)
     point = ("pred_point",)
     tree = xr.DataTree.from_dict(
         {
@@ -250,7 +296,9 @@ def test_counts_have_intervals_of_counts():
                     "epistemic_var": ((*point, "output"), 0 * rate[:, None]),
                 }
             ),
-            "predictions_constant_data": xr.Dataset({"x": ((*point, "feature"), x), "y": (point, y.astype(float))}),
+            "predictions_constant_data": xr.Dataset(
+                {"x": ((*point, "feature"), x), "y": (point, y.astype(float))}
+            ),
         }
     )
     tree.attrs = {"method": "Laplace", "iid": 1, "likelihood": "poisson"}

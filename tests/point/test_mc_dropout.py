@@ -55,7 +55,13 @@ def test_a_linear_layer_has_the_exact_mean_and_variance(p):
 def test_the_nets_own_layers_are_masks_on_the_next_weights():
     x, y = data()
     net = nn.Sequential(
-        linear(4, 6), nn.Tanh(), nn.Dropout(0.3), linear(6, 2, 1), nn.Dropout(0.5), nn.ReLU(), linear(2)
+        linear(4, 6),
+        nn.Tanh(),
+        nn.Dropout(0.3),
+        linear(6, 2, 1),
+        nn.Dropout(0.5),
+        nn.ReLU(),
+        linear(2),
     )
     posterior = MCDropout(**STILL).fit(bnn(net), x, y, init=net, num_draws=200)
     assert posterior.meta["dropout_p"] == pytest.approx({"3": 0.3, "6": 0.5})
@@ -90,7 +96,8 @@ def test_dropout2d_drops_channels_of_a_cnn():
         )
     posterior = MCDropout(**STILL).fit(bnn(net, Categorical()), x, y, init=net, num_draws=100)
     assert posterior.meta["dropout_p"] == pytest.approx({"4": 0.25, "8": 0.5})
-    first, last = posterior.draws["net.4.weight"][0], posterior.draws["net.8.weight"][0]
+    first = posterior.draws["net.4.weight"][0]
+    last = posterior.draws["net.8.weight"][0]
     assert 0.1 < float((first[:, 0, :, 0, 0] == 0).float().mean()) < 0.4
     groups = (last[:, 0] == 0).unflatten(1, (6, 4))  # channel by channel, four pixels each
     assert bool((groups.all(2) == groups.any(2)).all())
@@ -114,7 +121,8 @@ def test_training_masks_are_fresh_for_every_datum():
     )
     assert torch.allclose(posterior.stacked()["net.bias"][0], net.bias, atol=1e-6)
     # the loss with a mask for each datum concentrates on its expectation: squared error + Σ (w x)² p / (1 − p)
-    weight, mean = net.weight.detach()[0], net(x).detach()
+    weight = net.weight.detach()[0]
+    mean = net(x).detach()
     spread = (x * weight).square().sum(1, keepdim=True)
     log_normal = dist.Normal(0.0, 0.3).log_prob(torch.zeros(()))
     expected = -(log_normal - ((y - mean).square() + spread) / (2 * 0.09)).sum()
@@ -133,7 +141,9 @@ def test_training_lowers_the_loss_and_compiled_is_eager():
         )
         for compile in (True, False)
     ]
-    torch.testing.assert_close(fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4
+    )
     loss = fits[0].history["loss"]
     assert float(loss[-10:].mean()) < 0.7 * float(loss[:10].mean())
     assert fits[0].meta["iid"] and "not the posterior" in fits[0].meta["warnings"][0]
@@ -149,16 +159,26 @@ def test_starts_at_a_posterior_and_leaves_the_net_alone():
     start = MAP(num_steps=30, compile=False).fit(bnn(net), x, y)
     net.train()
     posterior = MCDropout(**STILL).fit(bnn(net), x, y, init=start, num_draws=2)
-    torch.testing.assert_close(posterior.draws["net.0.weight"][0, 0], start.draws["net.0.weight"][0, 0])
-    assert net.training and all(bool((value == before[name]).all()) for name, value in net.state_dict().items())
+    torch.testing.assert_close(
+        posterior.draws["net.0.weight"][0, 0], start.draws["net.0.weight"][0, 0]
+    )
+    assert net.training and all(
+        bool((value == before[name]).all()) for name, value in net.state_dict().items()
+    )
 
 
 def test_what_cannot_be_a_mask_is_refused():
     x, y = data()
     cases = [
         (mlp(4, (5,), 1, seed=0), "no dropout layer .* pass p=0.05"),
-        (nn.Sequential(linear(4, 5), nn.Dropout(0.1), nn.Tanh(), linear(5)), "'1' is not a mask .* right before"),
-        (nn.Sequential(linear(4, 1), nn.Dropout(0.1)), "no linear or convolution layer follows .*'1'"),
+        (
+            nn.Sequential(linear(4, 5), nn.Dropout(0.1), nn.Tanh(), linear(5)),
+            "'1' is not a mask .* right before",
+        ),
+        (
+            nn.Sequential(linear(4, 1), nn.Dropout(0.1)),
+            "no linear or convolution layer follows .*'1'",
+        ),
         (nn.Sequential(nn.AlphaDropout(0.1), linear(4, 1)), "'0' is an alpha dropout"),
     ]
     for net, message in cases:
@@ -171,7 +191,9 @@ def test_what_cannot_be_a_mask_is_refused():
     with pytest.raises(ValueError, match="drops 64 units .* use nn.Dropout2d"):
         MCDropout(**STILL).fit(bnn(net, Categorical()), pictures, labels, init=net)
     with pytest.raises(ValueError, match="groups=2"):
-        MCDropout(p=0.1, **STILL).fit(bnn(grouped, Categorical()), pictures.expand(-1, 2, -1, -1), labels, init=grouped)
+        MCDropout(p=0.1, **STILL).fit(
+            bnn(grouped, Categorical()), pictures.expand(-1, 2, -1, -1), labels, init=grouped
+        )
 
 
 def test_settings_are_checked():

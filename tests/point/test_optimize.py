@@ -18,7 +18,11 @@ def _bowl(theta, center):
 
 def _fit(start=None, **options):
     options = {"num_steps": 300, "lr": 0.1} | options
-    made = {name: options.pop(name) for name in ("kind", "schedule", "clip_norm", "average") if name in options}
+    made = {
+        name: options.pop(name)
+        for name in ("kind", "schedule", "clip_norm", "average")
+        if name in options
+    }
     if made:
         options["optimizer"] = Optimizer(**made)
     watching = {name: options.pop(name) for name in ("callbacks", "snapshot") if name in options}
@@ -39,7 +43,10 @@ MOMENTUM = functools.partial(torch.optim.SGD, lr=0.01, momentum=0.5)
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param(MOMENTUM, marks=pytest.mark.slow)])
 def test_compiled_equals_eager(optimizer):
-    runs = [_fit(kind=optimizer, num_steps=60, clip_norm=2.0, average=0.5, compile=c) for c in (True, False)]
+    runs = [
+        _fit(kind=optimizer, num_steps=60, clip_norm=2.0, average=0.5, compile=c)
+        for c in (True, False)
+    ]
     torch.testing.assert_close(runs[0].params, runs[1].params, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(runs[0].losses, runs[1].losses, atol=1e-4, rtol=1e-4)
     assert runs[0].timings["compile"] > 0 and runs[1].timings["compile"] < 0.01
@@ -74,7 +81,9 @@ def test_average_is_the_mean_of_the_last_iterates():
         snapshot=lambda theta: theta,
     )
     torch.testing.assert_close(result.params, torch.stack(iterates[-5:]).mean(0))
-    torch.testing.assert_close(seen[14], iterates[14])  # before averaging begins: the iterate itself
+    torch.testing.assert_close(
+        seen[14], iterates[14]
+    )  # before averaging begins: the iterate itself
 
 
 def test_a_callback_stops_and_sees_the_metrics():
@@ -92,7 +101,10 @@ def test_a_callback_stops_and_sees_the_metrics():
         tracked=("total",),
         callbacks=[callback],
     )
-    assert calls == [(10, ["grad_norm", "loss", "lr", "total"]), (20, ["grad_norm", "loss", "lr", "total"])]
+    assert calls == [
+        (10, ["grad_norm", "loss", "lr", "total"]),
+        (20, ["grad_norm", "loss", "lr", "total"]),
+    ]
     assert result.stopped == "callback" and result.losses.shape == (20,)
     assert result.tracked["total"][0] == 2.0
 
@@ -109,14 +121,18 @@ def test_interrupt_keeps_what_is_trained():
 @pytest.mark.parametrize("members", [1, 3])
 def test_divergence_names_step_loss_and_remedy(members):
     start = torch.ones(3) if members == 1 else torch.ones(members, 3)
-    with pytest.raises(FloatingPointError, match=r"at step \d+ \(it was .* before\): use a smaller lr than 0.1"):
+    with pytest.raises(
+        FloatingPointError, match=r"at step \d+ \(it was .* before\): use a smaller lr than 0.1"
+    ):
         _fit(start, optimizer=lambda p: torch.optim.SGD(p, lr=5.0), num_steps=500, compile=False)
 
 
 @pytest.mark.slow
 def test_batches_of_two_shapes():
     batches = itertools.cycle([(torch.ones(4, 3),), (torch.ones(2, 3),)])
-    result = minimize(lambda theta, x: (theta - x).square().mean(), torch.zeros(3), batches, Training(200, lr=0.1))
+    result = minimize(
+        lambda theta, x: (theta - x).square().mean(), torch.zeros(3), batches, Training(200, lr=0.1)
+    )
     torch.testing.assert_close(result.params, torch.ones(3), atol=1e-2, rtol=0)
 
 
@@ -142,7 +158,8 @@ def test_weights_on_which_nothing_acts_come_to_zero_and_not_to_subnormals():
     small = torch.tensor(1e-40)
     assert float(small * 1) > 0  # numbers that a processor multiplies a hundred times slower
     seen = []
-    start, training = torch.tensor([1.0, 1e-37]), Training(400, lr=1e-39, compile=False)
+    start = torch.tensor([1.0, 1e-37])
+    training = Training(400, lr=1e-39, compile=False)
     found = minimize(
         lambda theta: (theta - torch.tensor([2.0, 0.0])).square().sum(),
         start,

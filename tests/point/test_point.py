@@ -16,7 +16,9 @@ from pyrobnn.inference.optim.training import Optimizer
 
 def test_map_is_ridge_regression():
     truth = diabetes_linear()
-    posterior = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])
+    posterior = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(
+        diabetes_model(), truth["x"], truth["y"]
+    )
     assert posterior.meta["gradient_norm"] < 1e-4  # against a curvature of about 900
     torch.testing.assert_close(joined(posterior.draws)[0, 0], truth["mean"], rtol=0, atol=1e-7)
 
@@ -24,7 +26,9 @@ def test_map_is_ridge_regression():
 @pytest.mark.slow
 def test_mle_is_least_squares():
     truth = diabetes_linear()
-    posterior = pb.MLE(num_steps=3000, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])
+    posterior = pb.MLE(num_steps=3000, lr=0.05, compile=False).fit(
+        diabetes_model(), truth["x"], truth["y"]
+    )
     least_squares = torch.linalg.lstsq(truth["design"], truth["y"]).solution[:, 0]
     fitted, exact = (truth["design"] @ w for w in (joined(posterior.draws)[0, 0], least_squares))
     torch.testing.assert_close(fitted, exact, rtol=0, atol=1e-3)
@@ -38,7 +42,11 @@ def test_learned_noise_is_the_residual_scale():
     posterior = pb.MAP(num_steps=500, lr=0.05, compile=False).fit(model, truth["x"], truth["y"])
     residual = truth["y"] - posterior.predict(truth["x"]).mean
     torch.testing.assert_close(
-        posterior.draws["likelihood.scale"][0, 0], residual.square().mean().sqrt(), rtol=1e-5, atol=0, check_dtype=False
+        posterior.draws["likelihood.scale"][0, 0],
+        residual.square().mean().sqrt(),
+        rtol=1e-5,
+        atol=0,
+        check_dtype=False,
     )
     assert posterior.meta["point_sites"] == ["likelihood.scale"]
 
@@ -46,7 +54,9 @@ def test_learned_noise_is_the_residual_scale():
 @pytest.mark.slow
 def test_mini_batches_reach_the_same_mode():
     truth = diabetes_linear()
-    whole = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(diabetes_model(), truth["x"], truth["y"])
+    whole = pb.MAP(num_steps=300, lr=0.05, compile=False).fit(
+        diabetes_model(), truth["x"], truth["y"]
+    )
     parts = pb.MAP(num_steps=1000, lr=0.02, batch_size=64, compile=False)
     batched = parts.fit(diabetes_model(), truth["x"], truth["y"])
     shift = joined(batched.draws) - joined(whole.draws)
@@ -73,7 +83,9 @@ def test_members_trained_together_are_as_if_alone():
     alone = pb.MAP(num_steps=50, polish_steps=0, compile=False)
     for member in range(3):
         one = alone.fit(model.reinitialized(3 + member), x, y)
-        torch.testing.assert_close(one.draws["net.0.weight"][0, 0], together.draws["net.0.weight"][0, member])
+        torch.testing.assert_close(
+            one.draws["net.0.weight"][0, 0], together.draws["net.0.weight"][0, member]
+        )
 
 
 # of a single step the compiled code looked up a second
@@ -81,7 +93,10 @@ def test_members_trained_together_are_as_if_alone():
 @pytest.mark.parametrize("num_steps", [100, 1])
 def test_compiled_equals_eager(num_steps):
     x, y = toy()
-    fits = [pb.MAP(num_steps=num_steps, polish_steps=0, compile=flag).fit(toy_model(), x, y) for flag in (True, False)]
+    fits = [
+        pb.MAP(num_steps=num_steps, polish_steps=0, compile=flag).fit(toy_model(), x, y)
+        for flag in (True, False)
+    ]
     torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=1e-3, atol=1e-4)
 
 
@@ -89,7 +104,9 @@ def test_compiled_equals_eager(num_steps):
 def test_any_torch_optimizer_and_schedule():
     truth = diabetes_linear()
     sgd = functools.partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-    method = pb.MAP(num_steps=800, optimizer=Optimizer(sgd, None, clip_norm=10.0), polish_steps=0, compile=False)
+    method = pb.MAP(
+        num_steps=800, optimizer=Optimizer(sgd, None, clip_norm=10.0), polish_steps=0, compile=False
+    )
     posterior = method.fit(diabetes_model(), truth["x"], truth["y"])
     shift = joined(posterior.draws)[0, 0] - truth["mean"]
     assert float((shift @ truth["precision"] @ shift).sqrt()) < 1.0
@@ -152,7 +169,9 @@ def test_a_callback_may_stop_and_see_the_model():
 
 
 def test_problem_keeps_its_data_in_memory():
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*toy()), batch_size=8, shuffle=True)
+    loader = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(*toy()), batch_size=8, shuffle=True
+    )
     posterior = pb.MAP(num_steps=30, compile=False).fit(toy_model(), loader, seed=3)
     again = pb.MAP(num_steps=30, compile=False).fit(toy_model(), loader, seed=3)
     torch.testing.assert_close(posterior.draws, again.draws)
@@ -172,7 +191,9 @@ def test_a_start_without_a_density_is_told_from_a_large_step():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:the weights use up")
-@pytest.mark.parametrize("prior", [pb.priors.ScaleMixture(), pb.priors.IIDPrior(dist.Cauchy(0.0, 1.0))])
+@pytest.mark.parametrize(
+    "prior", [pb.priors.ScaleMixture(), pb.priors.IIDPrior(dist.Cauchy(0.0, 1.0))]
+)
 def test_learned_noise_under_a_prior_without_a_variance(prior):
     x, y = toy(8)
     model = pb.BNN(toy_net(), prior, pb.likelihoods.HomoskedasticGaussian("learned"))

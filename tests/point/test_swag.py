@@ -149,7 +149,9 @@ def test_the_posterior_guide_runs_in_predictive():
 def test_learned_noise_is_trained_along_and_held():
     x, y = data()
     bnn = model(scale="learned")
-    posterior = SWAG(rank=5, num_steps=400, collect_every=5, batch_size=8, compile=False).fit(bnn, x, y, num_draws=6)
+    posterior = SWAG(rank=5, num_steps=400, collect_every=5, batch_size=8, compile=False).fit(
+        bnn, x, y, num_draws=6
+    )
     scale = posterior.draws["likelihood.scale"]
     assert bool((scale == scale[0, 0]).all()) and 0.2 < float(scale[0, 0]) < 0.45
     assert posterior.meta["point_sites"] == ["likelihood.scale"]
@@ -167,7 +169,9 @@ def test_starts_at_a_posterior_or_a_net_without_training_first():
         assert (float(gap.abs().max()) < 1e-4) == (init is start)
     net = mlp(2, (6,), 1, seed=9)
     posterior = SWAG(rank=2, **still).fit(model(), x, y, num_draws=2, init=net)
-    torch.testing.assert_close(posterior.draws["net.0.weight"][0, 0], net[0].weight.data, atol=1e-4, rtol=0)
+    torch.testing.assert_close(
+        posterior.draws["net.0.weight"][0, 0], net[0].weight.data, atol=1e-4, rtol=0
+    )
 
 
 @pytest.mark.slow
@@ -212,7 +216,9 @@ def test_compiled_is_eager():
         SWAG(rank=5, **(QUICK | {"compile": compile})).fit(model(), x, y, num_draws=3, seed=9)
         for compile in (True, False)
     ]
-    torch.testing.assert_close(fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        fits[0].draws["net.0.weight"], fits[1].draws["net.0.weight"], rtol=1e-3, atol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -236,7 +242,9 @@ def test_what_cannot_work_is_refused_beforehand():
 def test_a_diverging_learning_rate_names_step_and_loss():
     x, y = data()
     net = mlp(2, (6,), 1, activation="relu", seed=0)
-    with pytest.raises(FloatingPointError, match=r"loss of SWAG is .* at step \d+ .*smaller lr than 5"):
+    with pytest.raises(
+        FloatingPointError, match=r"loss of SWAG is .* at step \d+ .*smaller lr than 5"
+    ):
         SWAG(**(QUICK | {"lr": 5.0, "num_steps": 400})).fit(model(scale=0.05, net=net), x, y)
 
 

@@ -67,7 +67,9 @@ def test_nothing_changes_on_the_cpu():
 @pytest.mark.parametrize("name", ["NUTS", "NUTS-pyro", "Laplace", "SVI", "SWAG"])
 def test_energies_and_curvature_are_computed_in_it(name, monkeypatch):
     for module in ("nuts", "laplace", "vi.guide_fit", "fitting.problem"):
-        monkeypatch.setattr(f"pyrobnn.inference.{module}.full_float32", lambda device: full_float32(CUDA))
+        monkeypatch.setattr(
+            f"pyrobnn.inference.{module}.full_float32", lambda device: full_float32(CUDA)
+        )
     seen = {"log_joint": [], "log_parts": []}
     for owner, flags in seen.items():
         plain = getattr(pb.Density, owner)
@@ -77,8 +79,12 @@ def test_energies_and_curvature_are_computed_in_it(name, monkeypatch):
             return plain(*args, **kwargs)
 
         monkeypatch.setattr(pb.Density, owner, call)
-    dict(METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name)).sample_stats)  # log p, computed now
-    exact = name.startswith(("NUTS", "Laplace"))  # SVI and SWAG search with the user's flags, and weigh in full
+    dict(
+        METHODS[name].fit(gaussian(), X, Y, seed=3, **num_draws(name)).sample_stats
+    )  # log p, computed now
+    exact = name.startswith(
+        ("NUTS", "Laplace")
+    )  # SVI and SWAG search with the user's flags, and weigh in full
     flags = seen["log_joint" if exact else "log_parts"]
     assert flags and not (any(flags) if exact else flags[-1])
     assert _BACKENDS.cudnn.allow_tf32

@@ -11,7 +11,13 @@ from models import toy, toy_model, toy_net
 from scipy import stats
 
 import pyrobnn as pb
-from pyrobnn.likelihoods import SCALE, Bernoulli, Categorical, HeteroskedasticGaussian, HomoskedasticGaussian
+from pyrobnn.likelihoods import (
+    SCALE,
+    Bernoulli,
+    Categorical,
+    HeteroskedasticGaussian,
+    HomoskedasticGaussian,
+)
 from pyrobnn.posterior.prediction import Prediction
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -22,7 +28,9 @@ Y = torch.randn(3, 2, generator=GENERATOR, dtype=torch.float64)
 
 def mixture_parts(f, sigma, y):
     """By hand, one draw after the other."""
-    means, variances, densities = [], [], []
+    means = []
+    variances = []
+    densities = []
     for chain in range(2):
         for draw in range(5):
             means.append(f[chain, draw])
@@ -34,14 +42,23 @@ def mixture_parts(f, sigma, y):
 @pytest.mark.parametrize("kind", ["inferred", "per_output", "heteroskedastic"])
 def test_law_of_total_variance_and_mixture_density(kind):
     if kind == "heteroskedastic":
-        likelihood, f = HeteroskedasticGaussian(0.01), torch.cat([F, F.flip(0)], -1)
-        loc, sigma, params = F, torch.nn.functional.softplus(F.flip(0)) + 0.01, {}
+        likelihood = HeteroskedasticGaussian(0.01)
+        f = torch.cat([F, F.flip(0)], -1)
+        loc = F
+        sigma = torch.nn.functional.softplus(F.flip(0)) + 0.01
+        params = {}
     else:
         shape = (2,) if kind == "per_output" else ()
         likelihood = HomoskedasticGaussian(dist.HalfNormal(torch.ones(shape)))
         draws = SIGMA if kind == "inferred" else torch.stack([SIGMA, 2 * SIGMA], -1)
-        f, loc, params = F, F, {SCALE: draws}
-        sigma = draws[..., None, None].expand(F.shape) if kind == "inferred" else draws[:, :, None].expand(F.shape)
+        f = F
+        loc = F
+        params = {SCALE: draws}
+        sigma = (
+            draws[..., None, None].expand(F.shape)
+            if kind == "inferred"
+            else draws[:, :, None].expand(F.shape)
+        )
     p = Prediction(f, likelihood, params)
     means, variances, density = mixture_parts(loc, sigma, Y)
     torch.testing.assert_close(p.mean, means.mean(0))
@@ -65,14 +82,19 @@ def test_quantiles_invert_the_mixture():
 
 def rows(*shape: int, uniform: bool = False) -> torch.Tensor:
     generator = torch.Generator().manual_seed(len(shape) + sum(shape))
-    return (torch.rand if uniform else torch.randn)(*shape, generator=generator, dtype=torch.float64)
+    return (torch.rand if uniform else torch.randn)(
+        *shape, generator=generator, dtype=torch.float64
+    )
 
 
 MIXTURES = {
     "smooth": (rows(9, 300), 0.3 + 0.1 * rows(9, 300, uniform=True)),
     "one draw": (rows(9, 1), 0.1 + rows(9, 1, uniform=True)),
     "noise alone": (rows(9, 1).expand(9, 50), torch.full((9, 50), 0.5).double()),
-    "far apart": (torch.where(torch.arange(301) % 3 == 0, -1000.0, 10.0) + rows(9, 301), 0.1 + 0 * rows(9, 301)),
+    "far apart": (
+        torch.where(torch.arange(301) % 3 == 0, -1000.0, 10.0) + rows(9, 301),
+        0.1 + 0 * rows(9, 301),
+    ),
     "tiny noise": (rows(9, 301), torch.full((9, 301), 1e-6).double()),
     "wild noise": (rows(9, 301), (3 * rows(9, 301)).exp()),
     "heavy tails": (rows(9, 500) / rows(9, 500, uniform=True), torch.full((9, 500), 0.3).double()),
@@ -87,23 +109,29 @@ def test_quantiles_equal_a_bisection_of_every_mixture(name):
     sd = (scale.square().mean(1) + loc.var(1, correction=0)).sqrt()
     # 0.31: on no flat stretch between these components, where any point would do
     for q in (1e-6, 0.024, 0.31, 0.9764, 1 - 1e-6):
-        low, high = (loc - 9 * scale).amin(1), (loc + 9 * scale).amax(1)
+        low = (loc - 9 * scale).amin(1)
+        high = (loc + 9 * scale).amax(1)
         for _ in range(100):
             middle = (low + high) / 2
             z = (middle[:, None] - loc) / scale
             # the smaller tail keeps its digits
             tail = torch.special.erfc((-z if q < 0.5 else z) / math.sqrt(2)).mean(1) / 2
             below = tail < q if q < 0.5 else tail > 1 - q
-            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+            low = torch.where(below, middle, low)
+            high = torch.where(below, high, middle)
         error = ((p.quantile(q)[:, 0] - low) / sd).abs()
         assert float(error.max()) < 1e-6, q
 
 
 def test_quantiles_between_two_groups_end_and_keep_their_order():
-    loc = torch.tensor([-10.0, 10.0]).repeat_interleave(50)[None, :, None, None].expand(1, 100, 4, 2)
+    loc = (
+        torch.tensor([-10.0, 10.0]).repeat_interleave(50)[None, :, None, None].expand(1, 100, 4, 2)
+    )
     q = Prediction(loc, HomoskedasticGaussian(0.01), {}).quantile(torch.tensor([0.49, 0.5, 0.51]))
     assert q.shape == (3, 4, 2) and q.dtype == torch.float32
-    assert bool((q[0] < -9.9).all() and (q[2] > 9.9).all() and (q[1] >= q[0]).all() and (q[1] <= q[2]).all())
+    assert bool(
+        (q[0] < -9.9).all() and (q[2] > 9.9).all() and (q[1] >= q[0]).all() and (q[1] <= q[2]).all()
+    )
 
 
 def test_one_draw_has_no_epistemic_uncertainty():
@@ -125,7 +153,9 @@ def test_entropies_add_up():
     two = Prediction(F[..., :1], Bernoulli(), {})
     three = Prediction(torch.cat([torch.zeros_like(F[..., :1]), F[..., :1]], -1), Categorical(), {})
     torch.testing.assert_close(two.epistemic_entropy, three.epistemic_entropy)
-    torch.testing.assert_close(two.log_prob(torch.tensor([0, 1, 1])), three.log_prob(torch.tensor([0, 1, 1])))
+    torch.testing.assert_close(
+        two.log_prob(torch.tensor([0, 1, 1])), three.log_prob(torch.tensor([0, 1, 1]))
+    )
 
 
 def test_saturated_classes_have_zero_entropy_not_nan():
@@ -144,14 +174,19 @@ def test_samples_have_the_predictive_moments():
 
 def test_far_out_mixture_density_does_not_underflow():
     p = Prediction(torch.zeros(1, 3, 1, 1), HomoskedasticGaussian(0.01), {})
-    assert p.log_prob(torch.full((1, 1), 100.0)).item() == pytest.approx(stats.norm.logpdf(100, 0, 0.01), rel=1e-6)
+    assert p.log_prob(torch.full((1, 1), 100.0)).item() == pytest.approx(
+        stats.norm.logpdf(100, 0, 0.01), rel=1e-6
+    )
 
 
 def test_chunked_equals_whole(monkeypatch):
     x, _ = toy(31)
     model = toy_model()
     generator = torch.Generator().manual_seed(1)
-    draws = {n: torch.randn(2, 7, *v.shape, generator=generator) for n, v in model.initial_values().items()}
+    draws = {
+        n: torch.randn(2, 7, *v.shape, generator=generator)
+        for n, v in model.initial_values().items()
+    }
     posterior = pb.Posterior(model, draws)
     whole = posterior.function(x)
     assert whole.shape == (2, 7, 31, 1)

@@ -107,7 +107,9 @@ def test_a_fresh_process_that_imports_the_posterior_alone_has_the_approximation(
         posteriors = [method.fit(scope["model"], x, y, num_draws=3) for method in methods]
     paths = [str(each.save(tmp_path / f"{place}.nc")) for place, each in enumerate(posteriors)]
     code = f"{setup}for path in {paths!r}: print(float(Posterior.load(path, model).log_q().sum()))"
-    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     expected = [float(each.log_q().sum()) for each in posteriors]
     assert [*map(float, done.stdout.split())] == pytest.approx(expected, rel=1e-4)
@@ -117,9 +119,14 @@ def test_a_tree_with_labels_comes_back(posterior, tmp_path):
     tree = posterior.to_datatree(*toy())
     names = [f"größe {i}" for i in range(len(toy()[0]))]
     tree = xr.DataTree.from_dict(
-        {path: each.assign_coords(obs=names) if "obs" in each.dims else each for path, each in tree.to_dict().items()}
+        {
+            path: each.assign_coords(obs=names) if "obs" in each.dims else each
+            for path, each in tree.to_dict().items()
+        }
     )
-    labels = {name for node in tree.subtree for name, v in node.coords.items() if v.dtype.kind in "OU"}
+    labels = {
+        name for node in tree.subtree for name, v in node.coords.items() if v.dtype.kind in "OU"
+    }
     assert labels
     again = read(write_atomically(tree, tmp_path / "labels.nc"))  # warnings are errors here
     for node in tree.subtree:
@@ -129,7 +136,9 @@ def test_a_tree_with_labels_comes_back(posterior, tmp_path):
 def test_another_model_is_refused(posterior, tmp_path):
     path = posterior.save(tmp_path / "p.nc")
     with pytest.raises(ValueError, match="another model"):
-        pb.Posterior.load(path, toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), out=2))
+        pb.Posterior.load(
+            path, toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)), out=2)
+        )
 
 
 def test_a_failed_write_leaves_the_old_file(posterior, tmp_path, monkeypatch):
@@ -147,9 +156,12 @@ def test_a_failed_write_leaves_the_old_file(posterior, tmp_path, monkeypatch):
 
 def test_a_limit_on_the_size_of_files_is_an_error_and_leaves_the_old_file(tmp_path, capfd):
     """And neither pages of traces nor the end of the process, which HDF5 makes of it."""
-    tree = xr.DataTree.from_dict({"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})})
+    tree = xr.DataTree.from_dict(
+        {"posterior": xr.Dataset({"a": (("draw",), torch.arange(50_000.0).numpy())})}
+    )
     path = write_atomically(tree, tmp_path / "p.nc")
-    before, (soft, hard) = path.read_bytes(), resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = path.read_bytes()
+    (soft, hard) = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
         with pytest.raises(OSError, match="File too large"):
@@ -190,7 +202,9 @@ def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):
     assert tree["function"]["f"].dims == ("chain", "draw", "probe", "output")
     assert set(tree["function"]["probe_kind"].values) == {"train", "between", "outside"}
     p = posterior.predict(x)
-    torch.testing.assert_close(torch.tensor(tree["log_likelihood"]["y"].values), p.log_prob_draws(y))
+    torch.testing.assert_close(
+        torch.tensor(tree["log_likelihood"]["y"].values), p.log_prob_draws(y)
+    )
     mixture = posterior.predict(x[:5]).log_prob(y[:5])
     torch.testing.assert_close(torch.tensor(tree["predictions"]["log_prob"].values), mixture)
     assert tree["grid"]["mean"].shape == (200, 1)
@@ -207,8 +221,12 @@ def test_log_prior_of_the_tree_is_the_programs():
     density = pb.Density(model.pyro_model, (x, y))
     for draw, z in enumerate(density.unconstrain(posterior.draws)[0]):
         prior, likelihood = density.log_parts(z)
-        assert tree["log_prior"]["log_prior"].values[0, draw] == pytest.approx(prior.item(), rel=1e-5)
-        assert tree["function"]["log_likelihood"].values[0, draw] == pytest.approx(likelihood.item(), rel=1e-5)
+        assert tree["log_prior"]["log_prior"].values[0, draw] == pytest.approx(
+            prior.item(), rel=1e-5
+        )
+        assert tree["function"]["log_likelihood"].values[0, draw] == pytest.approx(
+            likelihood.item(), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["a/m", "draw", "chain", "b/c/d"])

@@ -83,13 +83,17 @@ def test_two_ranks_make_one_posterior(tmp_path):
     ("method", "along"),
     [
         (dataclasses.replace(METHOD, num_warmup=20, init_steps=20), 0),
-        pytest.param(DeepEnsemble(num_members=2, num_steps=5, compile=False), 1, marks=pytest.mark.slow),
+        pytest.param(
+            DeepEnsemble(num_members=2, num_steps=5, compile=False), 1, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_job_has_the_draws_of_its_number_wherever_it_runs(method, along):
     model, x, y = problem()
     with ThreadPoolExecutor(2) as workers:
-        found = distributed.fit_on_workers(method, model, x, y, workers=workers, num_jobs=3, num_draws=4, seed=5)
+        found = distributed.fit_on_workers(
+            method, model, x, y, workers=workers, num_jobs=3, num_draws=4, seed=5
+        )
     options = {"num_draws": 4} if along == 0 else {}
     alone = [method.fit(model, x, y, seed=15 + job, **options) for job in range(3)]
     expected = torch.cat([posterior.draws["net.weight"] for posterior in alone], along)
@@ -106,7 +110,8 @@ class Fatal:
     """A model whose process is killed in the midst of its job, once, after its checkpoint is on the disk."""
 
     def __init__(self, folder, job):
-        self.folder, self.job = Path(folder), job
+        self.folder = Path(folder)
+        self.job = job
 
     def __call__(self, step, metrics):
         mark = self.folder / "killed"
@@ -170,7 +175,9 @@ with t.distributed.process_group() as rank:
 def test_a_killed_worker_loses_nothing(engine, tmp_path):
     command = [sys.executable]
     if engine == "dask":
-        pytest.importorskip("distributed", reason="dask is not installed: pip install 'pyrobnn[cluster]'")
+        pytest.importorskip(
+            "distributed", reason="dask is not installed: pip install 'pyrobnn[cluster]'"
+        )
     else:
         launcher = ["--standalone", "--nproc_per_node=4", "--max-restarts=1"]
         command += ["-m", "torch.distributed.run", *launcher]
@@ -209,7 +216,8 @@ def test_a_method_without_chains_is_refused():
 
 @pytest.mark.parametrize(("gpus", "backend"), [(0, "gloo"), (1, "gloo"), (2, "nccl")])
 def test_every_rank_has_a_gpu_of_its_own_or_none_has(gpus, backend, monkeypatch):
-    entered, started = [], []
+    entered = []
+    started = []
 
     @contextlib.contextmanager
     def current(device):

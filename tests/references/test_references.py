@@ -26,8 +26,10 @@ def far(tree, reference):
 
 def quantities(posterior, data, probe_x):
     """(chain, draw, quantity): the function at the probes, inferred noise, log-likelihood and log prior."""
-    prediction, likelihood = posterior.predict(probe_x), posterior.bnn.likelihood
-    columns, varies = [prediction.f.flatten(2)], likelihood.targets.heads > 1
+    prediction = posterior.predict(probe_x)
+    likelihood = posterior.bnn.likelihood
+    columns = [prediction.f.flatten(2)]
+    varies = likelihood.targets.heads > 1
     if prediction.task == "gaussian" and (likelihood.own.priors or varies):
         columns.append(prediction.scale[..., 0] if varies else prediction.scale[:, :, :1, 0])
     log_prior, log_likelihood = log_densities(posterior, data.x, data.y)
@@ -44,7 +46,9 @@ def mean_and_error(draws):
 def z_of_means(posterior, reference):
     """Differences of the means of all quantities in the standard error of both."""
     mean, error = mean_and_error(quantities(posterior, reference.data, reference.probe_x))
-    return (mean - reference.summary["mean"].values) / np.hypot(error, reference.summary["mean_error"].values)
+    return (mean - reference.summary["mean"].values) / np.hypot(
+        error, reference.summary["mean_error"].values
+    )
 
 
 def log_density_of(model, data):
@@ -82,15 +86,25 @@ def test_a_reference_is_complete_and_of_its_model_and_data(name):
     z = found.record["smc_minus_nuts"]
     assert max(z["mean_z_rms"], z["sd_z_rms"]) < 2.0 and max(z["mean_z_max"], z["sd_z_max"]) < 5.0
     # the numbers are of this model and these data
-    assert log_density_of(found.model(), found.data) == pytest.approx(found.record["log_density"], rel=1e-5)
+    assert log_density_of(found.model(), found.data) == pytest.approx(
+        found.record["log_density"], rel=1e-5
+    )
     mean, error = mean_and_error(found.draws)
-    assert float(np.abs((mean - found.summary["mean"]) / np.hypot(error, found.summary["mean_error"])).max()) < 5.0
+    assert (
+        float(
+            np.abs(
+                (mean - found.summary["mean"]) / np.hypot(error, found.summary["mean_error"])
+            ).max()
+        )
+        < 5.0
+    )
 
 
 def test_what_is_wrong_is_told_by_how_much(smallest):
     own = smallest.to_datatree()
     f = own["function"]["f"]
-    wide, moved = own.copy(deep=True), own.copy(deep=True)
+    wide = own.copy(deep=True)
+    moved = own.copy(deep=True)
     wide["function"]["f"] = f.mean(("chain", "draw")) + 2.0 * (f - f.mean(("chain", "draw")))
     assert far(wide, smallest)["sd_ratio"].values == pytest.approx(2.0, rel=1e-6)
     moved["function"]["f"] = f + f.std(("chain", "draw"))
@@ -117,20 +131,33 @@ def test_an_unknown_name_is_refused():
 @pytest.mark.filterwarnings("ignore::UserWarning")  # short fits say that they are short
 def test_a_point_estimate_has_a_distance_too(smallest):
     data = smallest.data
-    found = pb.MAP(num_steps=20, compile=False).fit(smallest.model(), data.x, data.y).to_datatree(data.x, data.y)
+    found = (
+        pb.MAP(num_steps=20, compile=False)
+        .fit(smallest.model(), data.x, data.y)
+        .to_datatree(data.x, data.y)
+    )
     assert np.all(far(found, smallest)["sd_ratio"].values == 0.0)
     assert float(far(found, smallest)["wasserstein"].min()) > 0.3
 
 
 def test_a_norm_that_wanders_costs_the_function_no_draws():
     rng = np.random.default_rng(0)
-    f, step = rng.normal(size=(4, 500, 3, 1)), rng.normal(size=(4, 500, 1))
-    norm = lfilter([1.0], [1.0, -0.97], step, axis=1)  # as of layers that share a scale between them
+    f = rng.normal(size=(4, 500, 3, 1))
+    step = rng.normal(size=(4, 500, 1))
+    norm = lfilter(
+        [1.0], [1.0, -0.97], step, axis=1
+    )  # as of layers that share a scale between them
     dims = ("chain", "draw", "probe", "output")
     function = {"f": (dims, f), "layer_norm": ((*dims[:2], "layer"), norm)}
-    groups = {"posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}), "function": xr.Dataset(function)}
+    groups = {
+        "posterior": xr.Dataset({"w": (dims[:2], f[:, :, 0, 0])}),
+        "function": xr.Dataset(function),
+    }
     found = {check.name: check for check in pb.diagnose(xr.DataTree.from_dict(groups)).checks}
-    assert found["ess_function"].status == "pass" and "norm" not in found["ess_function"].numbers["where"]
+    assert (
+        found["ess_function"].status == "pass"
+        and "norm" not in found["ess_function"].numbers["where"]
+    )
     assert found["rhat_function"].status == "fail" and "norm" in found["rhat_function"].evidence
 
 

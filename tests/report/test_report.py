@@ -54,7 +54,9 @@ WORDS_ALONE = ("fitted_to_what", "sites_by_their_names")
 
 
 @pytest.fixture(autouse=True)
-def figures_where_they_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def figures_where_they_are_tested(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if any(words in request.node.name for words in WORDS_ALONE):
         monkeypatch.setattr("pyrobnn.report.page.build_sections", lambda trees: {})
 
@@ -113,7 +115,10 @@ def test_the_page_is_semantic(html: str) -> None:
 
 
 def test_verdicts_come_before_numbers_before_figures(html: str) -> None:
-    order = [html.index(f'id="{name}"') for name in ("verdicts", "comparison", "predictions", "checks", "settings")]
+    order = [
+        html.index(f'id="{name}"')
+        for name in ("verdicts", "comparison", "predictions", "checks", "settings")
+    ]
     assert order == sorted(order)
     assert html.index('class="lead') < order[0]
 
@@ -132,10 +137,14 @@ def test_figures_fold_on_a_phone_but_for_the_first(html: str) -> None:
 
 def test_light_dark_and_print(html: str) -> None:
     assert "prefers-color-scheme: dark" in html and "@media print" in html
-    assert not re.search(r"#[0-9a-fA-F]{6}\b", html[html.index("<body>") :])  # colours are the style's
+    assert not re.search(
+        r"#[0-9a-fA-F]{6}\b", html[html.index("<body>") :]
+    )  # colours are the style's
 
 
-def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: dict[str, xr.DataTree]) -> None:
+def test_the_gap_ratio_and_the_distance_are_shown(
+    html: str, one_dimensional: dict[str, xr.DataTree]
+) -> None:
     rows = {row.label: row for row in compare_rows(one_dimensional)}
     for label in ("nuts", "svi"):
         assert f"× {rows[label].values['gap_ratio']:.1f}" in html
@@ -144,7 +153,10 @@ def test_the_gap_ratio_and_the_distance_are_shown(html: str, one_dimensional: di
 
 
 def test_independent_draws_have_no_r_hat(tmp_path: Path) -> None:
-    trees = {"svi": factory.regression_1d("SVI", iid=True), "laplace": factory.regression_1d("Laplace", iid=True)}
+    trees = {
+        "svi": factory.regression_1d("SVI", iid=True),
+        "laplace": factory.regression_1d("Laplace", iid=True),
+    }
     html = write_report(trees, tmp_path / "report.html").read_text(encoding="utf-8")
     assert "R-hat ↓" not in html.replace("&nbsp;", " ")
     for row in compare_rows(trees):
@@ -160,9 +172,13 @@ def test_chains_have_r_hat_and_no_k_hat(one_dimensional: dict[str, xr.DataTree])
 def test_r_hat_of_f_is_that_of_f() -> None:
     tree = factory.regression_1d("NUTS")
     before = compare_rows({"nuts": tree})[0].values
-    apart = 100.0 * np.arange(tree["posterior"].sizes["chain"])[:, None]  # chains agree on f, not on its density
+    apart = (
+        100.0 * np.arange(tree["posterior"].sizes["chain"])[:, None]
+    )  # chains agree on f, not on its density
     function = tree["function"].to_dataset()
-    function["log_likelihood"] = function["f"][..., 0, 0].drop_vars(("probe", "output"), errors="ignore") + apart
+    function["log_likelihood"] = (
+        function["f"][..., 0, 0].drop_vars(("probe", "output"), errors="ignore") + apart
+    )
     tree["function"] = function
     verdicts = judge_all({"nuts": tree})
     worst = {check.name: check.value for check in verdicts["nuts"].checks}["rhat_function"]
@@ -183,7 +199,9 @@ def test_user_strings_stay_text(tmp_path: Path) -> None:
     numbers = {"seen": ATTACK, "next": ATTACK}
     check = Check(ATTACK, "fail", "draws", 1.0, 2.0, ATTACK, ATTACK, numbers)
     verdict = Verdict.from_checks(ATTACK, ATTACK, [check])
-    path = write_report({ATTACK: tree}, tmp_path / "report.html", title=ATTACK, verdicts={ATTACK: verdict})
+    path = write_report(
+        {ATTACK: tree}, tmp_path / "report.html", title=ATTACK, verdicts={ATTACK: verdict}
+    )
     page = Page(path.read_text(encoding="utf-8"))
     assert not page.named("script")
     assert page.text.count("alert") >= 8
@@ -191,14 +209,17 @@ def test_user_strings_stay_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [factory.numpyro_like, factory.posterior_only, factory.classification, factory.regression_nd]
+    "make",
+    [factory.numpyro_like, factory.posterior_only, factory.classification, factory.regression_nd],
 )
 def test_trees_that_lack_groups_still_make_a_page(make, tmp_path: Path) -> None:
     html = write_report({"it": make()}, tmp_path / "report.html").read_text(encoding="utf-8")
     assert 'id="verdicts"' in html and "nan" not in Page(html).text.lower().split()
 
 
-@pytest.mark.parametrize("group", ["sample_stats", "function", "predictions", "observed_data", "constant_data"])
+@pytest.mark.parametrize(
+    "group", ["sample_stats", "function", "predictions", "observed_data", "constant_data"]
+)
 def test_any_single_group_may_be_missing(group: str, tmp_path: Path) -> None:
     tree = factory.regression_1d("SVI", iid=True)
     del tree[group]
@@ -208,20 +229,34 @@ def test_any_single_group_may_be_missing(group: str, tmp_path: Path) -> None:
 def test_the_page_of_a_program_speaks_of_its_sites_by_their_names(tmp_path: Path) -> None:
     draws = np.random.default_rng(0).normal(size=(4, 100, 3))
     draws[3, :, 1] += 2.0
-    sites = xr.Dataset({"theta": (("chain", "draw", "city"), draws)}, {"city": ["Oslo", "Rome", "Bern"]})
+    sites = xr.Dataset(
+        {"theta": (("chain", "draw", "city"), draws)}, {"city": ["Oslo", "Rome", "Bern"]}
+    )
     log_likelihood = xr.Dataset({"obs": (("chain", "draw", "row"), np.abs(draws[:, :, [0, 2]]))})
     tree = xr.DataTree.from_dict({"posterior": sites, "log_likelihood": log_likelihood})
-    tree.attrs |= {"timings": json.dumps({"fit": 2.0}), "model": json.dumps({"program": "my_model"})}
-    (check,) = [each for each in judge_all(gather({"it": tree}))["it"].checks if each.name == "rhat_function"]
+    tree.attrs |= {
+        "timings": json.dumps({"fit": 2.0}),
+        "model": json.dumps({"program": "my_model"}),
+    }
+    (check,) = [
+        each
+        for each in judge_all(gather({"it": tree}))["it"].checks
+        if each.name == "rhat_function"
+    ]
     assert check.numbers["where"] == "theta[Rome]"
     page = write_report({"it": tree}, tmp_path / "r.html").read_text(encoding="utf-8")
     assert "<dt>program</dt><dd>my_model" in page and "<dt>net</dt>" not in page
     assert 'id="comparison"' not in page  # seconds alone are no comparison
 
 
-def test_the_same_trees_make_the_same_page(one_dimensional: dict[str, xr.DataTree], tmp_path: Path) -> None:
-    chosen, verdicts = {"svi": one_dimensional["svi"]}, judge_all({"svi": one_dimensional["svi"]})
-    pages = [write_report(chosen, tmp_path / name, verdicts=verdicts).read_bytes() for name in ("a", "b")]
+def test_the_same_trees_make_the_same_page(
+    one_dimensional: dict[str, xr.DataTree], tmp_path: Path
+) -> None:
+    chosen = {"svi": one_dimensional["svi"]}
+    verdicts = judge_all({"svi": one_dimensional["svi"]})
+    pages = [
+        write_report(chosen, tmp_path / name, verdicts=verdicts).read_bytes() for name in ("a", "b")
+    ]
     assert pages[0] == pages[1]
 
 
@@ -239,18 +274,26 @@ def test_summary_is_strict_json(one_dimensional: dict[str, xr.DataTree], tmp_pat
     assert svi["verdict"]["checks"] and svi["status"] in ("pass", "warn", "fail")
 
 
-def test_missing_verdicts_are_named(one_dimensional: dict[str, xr.DataTree], tmp_path: Path) -> None:
+def test_missing_verdicts_are_named(
+    one_dimensional: dict[str, xr.DataTree], tmp_path: Path
+) -> None:
     with pytest.raises(ValueError, match="svi"):
-        write_report(one_dimensional, tmp_path / "report.html", verdicts={"nuts": judged("nuts", "pass")})
+        write_report(
+            one_dimensional, tmp_path / "report.html", verdicts={"nuts": judged("nuts", "pass")}
+        )
 
 
 def judged(label: str, status: str) -> Verdict:
     return Verdict.from_checks(
-        label, label, [Check("one", status, numbers={"seen": f"{label} saw {status}.", "next": "Do more."})]
+        label,
+        label,
+        [Check("one", status, numbers={"seen": f"{label} saw {status}.", "next": "Do more."})],
     )
 
 
-def test_the_best_verdict_is_recommended_before_the_best_score(one_dimensional: dict[str, xr.DataTree]) -> None:
+def test_the_best_verdict_is_recommended_before_the_best_score(
+    one_dimensional: dict[str, xr.DataTree],
+) -> None:
     trees = {"good": one_dimensional["svi"], "bad": one_dimensional["nuts"]}
     verdicts = {"good": judged("good", "pass"), "bad": judged("bad", "fail")}
     rows = compare_rows(trees)
@@ -259,10 +302,14 @@ def test_the_best_verdict_is_recommended_before_the_best_score(one_dimensional: 
     assert first.startswith("Trust the draws of good") and second == "Do not rely on bad (one)."
     bent = Check("two", "fail", "model", numbers={"seen": "bent.", "next": "Change the model."})
     verdicts["good"] = Verdict.from_checks("good", "good", [*verdicts["good"].checks, bent])
-    assert conclude(rows, verdicts)[1] == "Do not rely on bad (one). Next for good: Change the model."
+    assert (
+        conclude(rows, verdicts)[1] == "Do not rely on bad (one). Next for good: Change the model."
+    )
 
 
-def test_when_everything_fails_nothing_is_recommended(one_dimensional: dict[str, xr.DataTree]) -> None:
+def test_when_everything_fails_nothing_is_recommended(
+    one_dimensional: dict[str, xr.DataTree],
+) -> None:
     verdicts = {label: judged(label, "fail") for label in one_dimensional}
     first, second = conclude(compare_rows(one_dimensional), verdicts)
     assert first.startswith("No method can be trusted yet") and second == "Next for nuts: Do more."
@@ -282,7 +329,8 @@ def test_of_draws_with_a_warning_and_draws_not_checked_the_better_predictions_wi
     """An ensemble's draws warn by what it is; those of a Laplace that predicts better may not be examined at all."""
     fits = Check("two", "pass", "model")
     verdicts = {
-        label: Verdict.from_checks(label, label, [*judged(label, "warn").checks, fits]) for label in one_dimensional
+        label: Verdict.from_checks(label, label, [*judged(label, "warn").checks, fits])
+        for label in one_dimensional
     }
     rows = compare_rows(one_dimensional)
     best = recommended(rows, verdicts)
@@ -304,7 +352,9 @@ def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
         "data": "ward",
         "target": "pressure",
         "command": "pyrobnn compare --data ward",
-        "model": json.dumps({"net": "5-20-1, Tanh", "prior": "FanInNormal(scale=1)", "likelihood": "Gaussian"}),
+        "model": json.dumps(
+            {"net": "5-20-1, Tanh", "prior": "FanInNormal(scale=1)", "likelihood": "Gaussian"}
+        ),
     }
     page = Page(write_report({"nuts": tree}, tmp_path / "report.html").read_text(encoding="utf-8"))
     y = tree["observed_data"]["y"].values
@@ -317,14 +367,19 @@ def test_the_page_says_what_was_fitted_to_what(tmp_path: Path) -> None:
         "pyrobnn compare --data ward",
     ):
         assert words in page.text
-    summary = json.loads(write_summary({"nuts": tree}, None, tmp_path / "s.json").read_text(encoding="utf-8"))
-    assert {"data", "inputs", "target", "net", "prior", "likelihood", "command", "seed"} == set(summary["facts"])
+    summary = json.loads(
+        write_summary({"nuts": tree}, None, tmp_path / "s.json").read_text(encoding="utf-8")
+    )
+    assert {"data", "inputs", "target", "net", "prior", "likelihood", "command", "seed"} == set(
+        summary["facts"]
+    )
 
 
 def linear_tree(slope: float, seed: int = 0) -> xr.DataTree:
     """A tree whose method predicts `slope` times the first of three inputs, on data whose slope is 1."""
     rng = np.random.default_rng(seed)
-    x, x_new = rng.normal(size=(200, 3)), rng.normal(size=(100, 3))
+    x = rng.normal(size=(200, 3))
+    x_new = rng.normal(size=(100, 3))
     y, y_new = (10 + each[:, 0] + 0.5 * rng.normal(size=len(each)) for each in (x, x_new))
     mean = 10 + slope * x_new[:, 0]
     draws = mean + 0.5 * rng.normal(size=(1, 200, 100))
@@ -341,7 +396,9 @@ def linear_tree(slope: float, seed: int = 0) -> xr.DataTree:
                 "log_prob": (point, log_prob),
             }
         ),
-        "predictions_constant_data": xr.Dataset({"x": ((*point, "feature"), x_new), "y": (point, y_new)}),
+        "predictions_constant_data": xr.Dataset(
+            {"x": ((*point, "feature"), x_new), "y": (point, y_new)}
+        ),
     }
     tree = xr.DataTree.from_dict(groups)
     tree.attrs = {"method": "SVI", "iid": 1, "likelihood": "gaussian"}
@@ -407,14 +464,18 @@ def two_outputs() -> xr.DataTree:
             if "output" in array.dims or variable == "y" and name != "log_likelihood"
         }
         data = xr.Dataset({**stored.drop_dims("output", errors="ignore").data_vars, **doubled})
-        groups[name] = data.assign_coords(output=["depth", "speed"]) if "output" in data.dims else data
+        groups[name] = (
+            data.assign_coords(output=["depth", "speed"]) if "output" in data.dims else data
+        )
     found = xr.DataTree.from_dict(groups)
     found.attrs = dict(tree.attrs)
     return found
 
 
 def test_every_output_is_shown_by_its_name(two_outputs: xr.DataTree, tmp_path: Path) -> None:
-    page = Page(write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8"))
+    page = Page(
+        write_report({"nuts": two_outputs}, tmp_path / "r.html").read_text(encoding="utf-8")
+    )
     for heading in ("Predicted against observed", "Coverage"):
         for name in ("depth", "speed"):
             assert f"{heading}: {name}" in page.text
@@ -426,7 +487,9 @@ def test_the_names_of_features_reach_the_checks() -> None:
     named = {"feature": ["age", "dose", "sex"]}
     for group in ("constant_data", "predictions_constant_data"):
         tree[group] = tree[group].to_dataset().assign_coords(named)
-    pattern = next(check for check in judge_all({"it": tree})["it"].checks if check.name == "pattern")
+    pattern = next(
+        check for check in judge_all({"it": tree})["it"].checks if check.name == "pattern"
+    )
     assert pattern.status == "fail" and pattern.numbers["where"] == "age"
 
 
@@ -437,15 +500,23 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     numbers = {"outer": 0.5, "count": 100, "which": "held-out", "p": 1e-9}
     narrow = Check("pit", "fail", "model", 0.5, code="too_narrow", numbers=numbers)
     said = headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), rows)
-    assert said.startswith("it: whether the draws are the posterior was not checked; the model does not fit the data: ")
+    assert said.startswith(
+        "it: whether the draws are the posterior was not checked; the model does not fit the data: "
+    )
     assert "On 100 held-out points it explains " in said
     assert "of the variance of y, and predicts worse than a linear model." in said
-    exact = [dataclasses.replace(row, values={**row.values, "r2": 0.9996}) for row in rows]  # no share is 100 %
-    assert "explains over 99% of" in headline("it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), exact)
+    exact = [
+        dataclasses.replace(row, values={**row.values, "r2": 0.9996}) for row in rows
+    ]  # no share is 100 %
+    assert "explains over 99% of" in headline(
+        "it", trees["it"], Verdict.from_checks("SVI", "it", [narrow]), exact
+    )
     fine = Verdict.from_checks("SVI", "it", [Check("virial", "pass")])
     only = gather({"it": factory.numpyro_like()})["it"]
     said = headline("it", only, fine, [])
-    assert said.startswith("it: the draws can be relied on; whether the model fits the data was not checked.")
+    assert said.startswith(
+        "it: the draws can be relied on; whether the model fits the data was not checked."
+    )
     assert said.endswith("rests on the data that it was fitted to.")
     only.tree["observed_data"] = only.tree["observed_data"].to_dataset().rename(y="effect")
     assert output_names(only, 1) == ["effect"] and "effect, mean" in facts({"it": only})["target"]
@@ -453,7 +524,8 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
 
 def of_another_library() -> xr.DataTree:
     """What NumPyro leaves of a mean, with draws of its prior, as ArviZ's converter notes them."""
-    rng, dims = np.random.default_rng(0), ("chain", "draw", "school")
+    rng = np.random.default_rng(0)
+    dims = ("chain", "draw", "school")
     y = rng.normal(size=8)
     mean = 0.3 * rng.normal(size=(4, 200))
     made = mean[..., None] + rng.normal(size=(4, 200, 8))
@@ -476,7 +548,9 @@ def test_the_draws_of_another_librarys_tree_are_said_to_be_its(tmp_path):
 @pytest.mark.parametrize("size", [np.float32(1e30), 1e200])
 def test_a_prior_too_vague_for_numbers_is_no_fault_of_the_draws(size):
     tree = of_another_library()
-    tree["prior_predictive"]["effect"] = tree["prior_predictive"]["effect"].astype(np.asarray(size).dtype) * size
+    tree["prior_predictive"]["effect"] = (
+        tree["prior_predictive"]["effect"].astype(np.asarray(size).dtype) * size
+    )
     verdict = judge_all({"run": tree})["run"]
     assert verdict.draws == "pass"
 
@@ -484,9 +558,14 @@ def test_a_prior_too_vague_for_numbers_is_no_fault_of_the_draws(size):
 def test_few_draws_of_classes_have_replicates_enough_for_a_check():
     """Four members of an ensemble had four replicates of the data, and no posterior predictive check."""
     rng = torch.Generator().manual_seed(0)
-    x, y = torch.randn(30, 2, generator=rng), torch.randint(0, 3, (30,), generator=rng)
+    x = torch.randn(30, 2, generator=rng)
+    y = torch.randint(0, 3, (30,), generator=rng)
     with seeded(0):
         model = pb.BNN(torch.nn.Linear(2, 3), normal_prior(), pb.likelihoods.Categorical())
-    draws = {name: torch.randn(1, 4, *site.shape(), generator=rng) for name, site in model.priors.items()}
-    tree = pb.Posterior(model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}).to_datatree(x, y)
+    draws = {
+        name: torch.randn(1, 4, *site.shape(), generator=rng) for name, site in model.priors.items()
+    }
+    tree = pb.Posterior(
+        model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}
+    ).to_datatree(x, y)
     assert tree["posterior_predictive"]["y_sample"].shape == (200, 30)

@@ -41,7 +41,9 @@ def test_it_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
     table = pd.read_csv(out / "table.csv")
     assert list(table["method"]) == ["wide"] * 2 and list(table["seed"]) == [0, 1]
     assert table["in gap"].nunique() == 2 and " ± " in capsys.readouterr().out
-    assert {"report.html", "bands.png", "wide.nc"} <= {each.name for each in (out / "gap-inferred-0").iterdir()}
+    assert {"report.html", "bands.png", "wide.nc"} <= {
+        each.name for each in (out / "gap-inferred-0").iterdir()
+    }
     assert (out / "gaps.png").exists()
     monkeypatch.setattr(compare, "_fitted", None)  # nothing is fitted again
     assert SCRIPT["main"](words) == 0
@@ -49,12 +51,20 @@ def test_it_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
 
 
 def test_what_has_not_converged_is_named(tmp_path, capsys):
-    checks = [{"name": "rhat_function", "status": "pass"}, {"name": "ess_function", "status": "warn"}]
+    checks = [
+        {"name": "rhat_function", "status": "pass"},
+        {"name": "ess_function", "status": "warn"},
+    ]
     assert SCRIPT["_converged"](checks) is False and SCRIPT["_converged"](checks[:1])
     assert SCRIPT["_converged"]([{"name": "khat", "status": "pass"}]) is None
     row = {"data": "gap", "noise": "inferred", "seed": 0, "verdict": "fail"}
     row |= dict.fromkeys(SCRIPT["COLUMNS"].values(), 2.0)
-    rows = [row | {"method": "nuts", "converged": False}, row | {"method": "svi", "converged": None}]
+    rows = [
+        row | {"method": "nuts", "converged": False},
+        row | {"method": "svi", "converged": None},
+    ]
     SCRIPT["_tell"](pd.DataFrame(rows), tmp_path)
-    told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not converged")]
+    told = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("not converged")
+    ]
     assert len(told) == 1 and "nuts, gap" in told[0]

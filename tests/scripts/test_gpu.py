@@ -17,9 +17,14 @@ sys.path.pop(0)
 del sys.modules["run"]  # other claims have a script of that name
 
 
-@pytest.mark.parametrize("name", [n if n == "laplace" else pytest.param(n, marks=pytest.mark.slow) for n in gpu.CASES])
+@pytest.mark.parametrize(
+    "name", [n if n == "laplace" else pytest.param(n, marks=pytest.mark.slow) for n in gpu.CASES]
+)
 def test_every_case_runs_on_the_stand_in(name, monkeypatch):
-    monkeypatch.setattr("pyrobnn.inference.fitting.problem.check_device", lambda given: given and torch.device(given))
+    monkeypatch.setattr(
+        "pyrobnn.inference.fitting.problem.check_device",
+        lambda given: given and torch.device(given),
+    )
     with stand_in_device() as device:
         row = gpu.measure(name, str(device), small=True)
     assert "error" not in row, row["error"]
@@ -42,6 +47,17 @@ def test_what_failed_is_a_line_and_what_is_done_is_not_done_again(tmp_path, monk
         raise RuntimeError("no such kernel")
 
     monkeypatch.setitem(gpu.CASES, "map", broken)
-    options = ["--device", "cpu", "--small", "--only", "map", "--results", str(tmp_path / "rows.jsonl")]
+    options = [
+        "--device",
+        "cpu",
+        "--small",
+        "--only",
+        "map",
+        "--results",
+        str(tmp_path / "rows.jsonl"),
+    ]
     assert gpu.main(options) == 1 and gpu.main(options) == 0
-    assert calls == ["cpu"] and "no such kernel" in json.loads((tmp_path / "rows.jsonl").read_text())["error"]
+    assert (
+        calls == ["cpu"]
+        and "no such kernel" in json.loads((tmp_path / "rows.jsonl").read_text())["error"]
+    )

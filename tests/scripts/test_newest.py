@@ -35,7 +35,16 @@ def test_errs(broken): pass
 def test_every_outcome_of_pytest_is_counted(tmp_path):
     (tmp_path / "test_four.py").write_text(TESTS)
     report = tmp_path / "report.xml"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", "test_four.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        "test_four.py",
+    ]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     tests = run.outcomes(["test_four.py"], report)
     assert (tests.asked, tests.passed, tests.skipped) == (["test_four.py"], 1, 1)

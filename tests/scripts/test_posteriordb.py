@@ -16,13 +16,17 @@ PATHS = sorted(Path(FOLDER).glob("*.json")) if FOLDER else []
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not PATHS, reason="PYROBNN_POSTERIORDB names no folder of reference posteriors"),
+    pytest.mark.skipif(
+        not PATHS, reason="PYROBNN_POSTERIORDB names no folder of reference posteriors"
+    ),
 ]
 
 
 @pytest.mark.parametrize("path", PATHS or [None], ids=lambda path: path.stem if path else "none")
 def test_right_at_the_defaults_or_warned_of(path):
-    result = BENCHMARK["row"](path.stem, json.loads(path.read_text()), dtype=torch.float32, seed=0, num_draws=1000)
+    result = BENCHMARK["row"](
+        path.stem, json.loads(path.read_text()), dtype=torch.float32, seed=0, num_draws=1000
+    )
     assert result["outcome"] in ("right", "warned"), result
     # the funnel alone may fail, and has to say so
     assert result["outcome"] == "right" or path.stem.endswith("_centered"), result

@@ -75,10 +75,16 @@ def test_a_torn_line_spoils_no_other(tmp_path):
 
 
 def test_a_budget_takes_what_fits_by_earlier_records():
-    records = [{"dataset": "a", "method": "m", "cpu_seconds": seconds} for seconds in (1.0, 3.0, 2.0)]
+    records = [
+        {"dataset": "a", "method": "m", "cpu_seconds": seconds} for seconds in (1.0, 3.0, 2.0)
+    ]
     tasks = [{"dataset": name, "split": 0, "method": "m"} for name in ("a", "b", "a")]
     runs, rest, seconds = within_budget(tasks, records, budget=4.5)
-    assert (runs, rest, seconds) == ([tasks[0], tasks[2]], [tasks[1]], 4.0)  # an unknown set costs the most
+    assert (runs, rest, seconds) == (
+        [tasks[0], tasks[2]],
+        [tasks[1]],
+        4.0,
+    )  # an unknown set costs the most
 
 
 def test_the_error_of_splits_that_share_rows():
@@ -115,7 +121,8 @@ for _ in sweep.run(work, [{"n": n} for n in range(12)]):
 
 @pytest.mark.slow
 def test_a_killed_sweep_loses_nothing_and_repeats_nothing(tmp_path):
-    results, begun = tmp_path / "results.jsonl", tmp_path / "begun.txt"
+    results = tmp_path / "results.jsonl"
+    begun = tmp_path / "begun.txt"
     command = [sys.executable, "-c", KILLED, str(results), str(begun)]
     process = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(SCRIPTS)})
     deadline = time.monotonic() + 120
@@ -144,7 +151,10 @@ def test_only_what_is_slower_or_scores_less_is_worse():
 
     old = {name: [1.0, 1.1, 0.9, 1.2, 1.0] for name in NUMBERS}
     noisy = [1.02, 0.98, 1.01, 1.0, 0.99]  # factors on the repeats
-    new = {name: [value * factor for value, factor in zip(values, noisy)] for name, values in old.items()}
+    new = {
+        name: [value * factor for value, factor in zip(values, noisy)]
+        for name, values in old.items()
+    }
     record = {"against": "before", "old": old, "new": new}
     assert not worse(record, 1e-3)
     new["svi step"] = [1.5 * value for value in new["svi step"]]

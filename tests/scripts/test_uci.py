@@ -42,7 +42,9 @@ from pyrobnn.metrics import crps  # noqa: E402
 
 
 def test_scores_of_one_normal_are_the_closed_forms():
-    loc, scale, y = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5, 2.0]]), torch.tensor([1.5, 9.0])
+    loc = torch.tensor([[1.0, 2.0]])
+    scale = torch.tensor([[0.5, 2.0]])
+    y = torch.tensor([1.5, 9.0])
     found = mixture_scores(loc, scale, y)
     normal = torch.distributions.Normal(loc[0].double(), scale[0].double())
     assert found["log_density"] == pytest.approx(float(normal.log_prob(y).mean()))
@@ -64,7 +66,8 @@ def test_crps_of_a_mixture_is_what_many_draws_of_it_have():
 
 
 def test_a_mixture_is_scored_as_a_mixture():
-    loc, y = torch.tensor([[-3.0], [3.0]]), torch.tensor([0.0])
+    loc = torch.tensor([[-3.0], [3.0]])
+    y = torch.tensor([0.0])
     found = mixture_scores(loc, torch.ones(2, 1), y)
     assert found["log_density"] == pytest.approx(-4.5 - 0.5 * math.log(2 * math.pi))
     assert found["coverage"] == 1.0
@@ -81,7 +84,9 @@ def test_the_floor_maximises_the_evidence():
 
     def evidence(alpha, noise):
         covariance = x @ x.T / alpha + noise**2 * torch.eye(len(x), dtype=torch.float64)
-        return float(torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y))
+        return float(
+            torch.distributions.MultivariateNormal(torch.zeros_like(y), covariance).log_prob(y)
+        )
 
     best = evidence(alpha, floor.noise)
     for factor in (0.95, 1.05):
@@ -102,7 +107,10 @@ def line_data(num_data=60):
 @pytest.mark.slow
 def test_validation_chooses_the_noise_of_the_data():
     rule = Rule(
-        MAP(num_steps=150, lr=0.05, compile=False, polish_steps=0), (1.0,), (0.005, 0.08, 2.0), choose="validation"
+        MAP(num_steps=150, lr=0.05, compile=False, polish_steps=0),
+        (1.0,),
+        (0.005, 0.08, 2.0),
+        choose="validation",
     )
     posterior, chosen, criterion = rule.fit(line_data(), seed=0)
     assert chosen.noise == 0.08  # 0.3 / sd(y)
@@ -134,16 +142,21 @@ def test_a_sampler_starts_at_modes_and_a_candidate_that_diverges_gives_way_to_th
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*weights did not move:UserWarning")  # of units that are off everywhere
+@pytest.mark.filterwarnings(
+    "ignore:.*weights did not move:UserWarning"
+)  # of units that are off everywhere
 @pytest.mark.parametrize("noise", [1e-3, 1e-2, 1e-1, 1.0, 10.0])
 @pytest.mark.parametrize("method", ["map", "swag"])
 def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method, noise):
     """Up to a nat a weight, twice what maximum likelihood is expected to lose; noise in units of the signal's sd."""
     with seeded(0):
-        x, slope = torch.randn(2000, 3), torch.randn(3)
+        x = torch.randn(2000, 3)
+        slope = torch.randn(3)
         f = x @ slope
         y = (f / f.std() + noise * torch.randn(2000))[:, None]
-    train, test = (Dataset(x[rows], y[rows], "line", "regression") for rows in (slice(1000), slice(1000, 2000)))
+    train, test = (
+        Dataset(x[rows], y[rows], "line", "regression") for rows in (slice(1000), slice(1000, 2000))
+    )
     posterior, chosen, _ = RULES[method].fit(train, seed=0)
     mean, scale = LinearFloor.fit(train).predict(test.x)
     floor = torch.distributions.Normal(mean, scale).log_prob(test.y[:, 0].double())
@@ -154,9 +167,15 @@ def test_on_a_line_a_rule_is_no_worse_than_the_linear_model_at_any_noise(method,
 
 
 AXES = {
-    "noise": (Rule(MAP(), (1.0,), (OfLinear(0.5), OfLinear(1.0)), "validation"), lambda c: c.noise.share),
+    "noise": (
+        Rule(MAP(), (1.0,), (OfLinear(0.5), OfLinear(1.0)), "validation"),
+        lambda c: c.noise.share,
+    ),
     "prior": (Rule(MAP(), (1.0, 2.0), ("learned",), "validation"), lambda c: c.prior_scale),
-    "option": (Rule(MCDropout(), (1.0,), ("learned",), "validation", ({"p": 0.1}, {"p": 0.2})), lambda c: c.method.p),
+    "option": (
+        Rule(MCDropout(), (1.0,), ("learned",), "validation", ({"p": 0.1}, {"p": 0.2})),
+        lambda c: c.method.p,
+    ),
 }
 
 
@@ -244,7 +263,16 @@ def test_the_noise_of_a_rule_is_a_share_of_what_a_line_leaves(small_sets):
 
 def test_a_record_that_cannot_be_met_again_fails_the_check(small_sets, tmp_path, capsys):
     results = tmp_path / "results.jsonl"
-    common = ["--data-root", str(small_sets), "--results", str(results), "--data", "mine", "--methods", "linear"]
+    common = [
+        "--data-root",
+        str(small_sets),
+        "--results",
+        str(results),
+        "--data",
+        "mine",
+        "--methods",
+        "linear",
+    ]
     assert benchmark.main([*common, "--check", "50%"]) == 2  # nothing is no proof
     assert benchmark.main(common) == 0
     assert benchmark.main([*common, "--check", "100%"]) == 0
@@ -274,7 +302,9 @@ def test_the_floor_on_the_standard_splits_is_the_known_one():
     known = next(c for c in published()["columns"] if c["id"] == "linear")
     for metric in ("rmse", "log_density"):
         values = [made["scores"][metric] for made in floor]
-        mean, error = mean_and_error(values)  # the published error takes overlapping splits for independent
+        mean, error = mean_and_error(
+            values
+        )  # the published error takes overlapping splits for independent
         assert mean == pytest.approx(known[metric]["yacht"][0], abs=2e-3)
         assert error == pytest.approx(known[metric]["yacht"][1], rel=0.04)
 
@@ -282,7 +312,13 @@ def test_the_floor_on_the_standard_splits_is_the_known_one():
 def record(method, split, log_density, rmse=1.0, dataset="yacht"):
     scores = {"log_density": log_density, "rmse": rmse, "crps": 0.5, "coverage": 0.95}
     sizes = {"num_train": 90, "num_test": 10}
-    return {"dataset": dataset, "split": split, "method": method, "scores": scores, "cpu_seconds": 1.0} | sizes
+    return {
+        "dataset": dataset,
+        "split": split,
+        "method": method,
+        "scores": scores,
+        "cpu_seconds": 1.0,
+    } | sizes
 
 
 def test_gains_over_the_linear_model_are_paired_and_need_both_scores():
@@ -299,9 +335,15 @@ def test_gains_over_the_linear_model_are_paired_and_need_both_scores():
 
 
 def test_a_table_gives_splits_and_the_published_columns_cite_their_source():
-    text = markdown([record("map", k, -1.0 - k) for k in range(3)], "log_density", ["map"], published())
+    text = markdown(
+        [record("map", k, -1.0 - k) for k in range(3)], "log_density", ["map"], published()
+    )
     assert "| map | -2.000 ± " in text and "[3]" in text and "MC dropout 2018" in text
-    assert all(column["url"].startswith("https://") for column in published()["columns"] if column["id"] != "linear")
+    assert all(
+        column["url"].startswith("https://")
+        for column in published()["columns"]
+        if column["id"] != "linear"
+    )
 
 
 def test_the_records_are_read_by_the_script(capsys):
@@ -329,7 +371,9 @@ class TestUci:
 
     def test_an_offset_keeps_every_value(self, tiny_root):
         assert rules.uci("tiny", 0, tiny_root)[0].x.dtype == torch.float32
-        (tiny_root / "uci/tiny/data.txt").write_text("100000001 2 10\n100000002 4 20\n100000003 6 30\n")
+        (tiny_root / "uci/tiny/data.txt").write_text(
+            "100000001 2 10\n100000002 4 20\n100000003 6 30\n"
+        )
         assert rules.uci("tiny", 0, tiny_root)[0].x[:, 0].diff().tolist() == [-2]
 
     def test_root_by_variable_and_without_the_uci_folder(self, tiny_root, monkeypatch):

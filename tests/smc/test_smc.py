@@ -27,9 +27,15 @@ def one_unit() -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
     """y = v tanh(w x): two modes that mirror each other."""
     x = torch.linspace(-2, 2, 20, dtype=torch.float64)[:, None]
     generator = torch.Generator().manual_seed(0)
-    y = 1.5 * torch.tanh(2 * x) + NOISE * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    y = 1.5 * torch.tanh(2 * x) + NOISE * torch.randn(
+        x.shape, generator=generator, dtype=torch.float64
+    )
     with seeded(0):
-        layers = [torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh(), torch.nn.Linear(1, 1, bias=False)]
+        layers = [
+            torch.nn.Linear(1, 1, bias=False),
+            torch.nn.Tanh(),
+            torch.nn.Linear(1, 1, bias=False),
+        ]
         net = torch.nn.Sequential(*layers).double()
     return pb.BNN(net, normal_prior(2.0), pb.likelihoods.HomoskedasticGaussian(NOISE)), x, y
 
@@ -52,12 +58,17 @@ def within(posterior: pb.Posterior, exact: float, nats: float) -> None:
 @pytest.mark.slow
 def test_the_evidence_and_both_modes_of_a_net_of_one_unit():
     model, x, y = one_unit()
-    posterior = pb.SMC(num_particles=480, num_islands=8, max_leapfrogs=12, compile=False).fit(model, x, y)
+    posterior = pb.SMC(num_particles=480, num_islands=8, max_leapfrogs=12, compile=False).fit(
+        model, x, y
+    )
     within(posterior, quadrature(x, y), 0.1)
     first = posterior.draws["net.0.weight"]
     assert first.shape == (8, 60, 1, 1)
     assert 0.25 < float((first > 0).double().mean()) < 0.75  # of 480 particles from few ancestors
-    assert posterior.meta["log_evidence_kind"] == "smc" and len(posterior.meta["log_evidence_by_island"]) == 8
+    assert (
+        posterior.meta["log_evidence_kind"] == "smc"
+        and len(posterior.meta["log_evidence_by_island"]) == 8
+    )
     assert pb.diagnose(posterior.to_datatree(x, y)).status in ("pass", "warn", "fail")
 
 
@@ -102,7 +113,9 @@ DATA = torch.tensor([[0.5, -1.0, 3.0], [0.1, -2.0, 2.0]])
 
 def test_the_evidence_of_a_program_whatever_the_number_of_draws():
     config = pb.SMC(num_particles=400, max_leapfrogs=8, compile=False)
-    exact = float(dist.MultivariateNormal(torch.zeros(2), torch.eye(2) + 4.0).log_prob(DATA.T).sum())
+    exact = float(
+        dist.MultivariateNormal(torch.zeros(2), torch.eye(2) + 4.0).log_prob(DATA.T).sum()
+    )
     few, many = (config.fit(conjugate, None, DATA, num_draws=count) for count in (30, 150))
     assert few.log_evidence == many.log_evidence and few.draws["mean"].shape == (4, 30, 3)
     within(few, exact, 0.2)
@@ -110,7 +123,10 @@ def test_the_evidence_of_a_program_whatever_the_number_of_draws():
     mean = DATA.sum(0) / (2 + 0.25)
     assert_mean_within(many.draws["mean"], mean, min_ess=100)
     assert 1 < few.sample_stats["ancestor"].unique().numel() <= 100
-    assert few.meta["num_temperatures"] == len(few.history["beta"]) and float(few.history["beta"][-1]) == 1.0
+    assert (
+        few.meta["num_temperatures"] == len(few.history["beta"])
+        and float(few.history["beta"][-1]) == 1.0
+    )
 
 
 def test_the_parts_of_the_density_add_up_to_the_joint():
@@ -119,15 +135,21 @@ def test_the_parts_of_the_density_add_up_to_the_joint():
         base, rest = parts(density, z)
         torch.testing.assert_close(base + rest, density.log_joint(z))
         values = density.constrain(z)
-        prior = dist.Normal(0.0, 2.0).log_prob(values["mean"]).sum() + dist.HalfNormal(1.0).log_prob(values["noise"])
-        torch.testing.assert_close(base, (prior + density.log_jacobian(z)).double(), rtol=1e-5, atol=1e-5)
+        prior = dist.Normal(0.0, 2.0).log_prob(values["mean"]).sum() + dist.HalfNormal(
+            1.0
+        ).log_prob(values["noise"])
+        torch.testing.assert_close(
+            base, (prior + density.log_jacobian(z)).double(), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_the_ladder_and_the_resampling():
     generator = torch.Generator().manual_seed(0)
     log_likelihood = 50 * torch.randn(2, 500, generator=generator, dtype=torch.float64)
     beta = next_beta(log_likelihood, 0.2, 0.6)
-    assert 0.2 < beta < 1 and float(share(log_likelihood, beta - 0.2).mean()) == pytest.approx(0.6, abs=1e-6)
+    assert 0.2 < beta < 1 and float(share(log_likelihood, beta - 0.2).mean()) == pytest.approx(
+        0.6, abs=1e-6
+    )
     assert next_beta(log_likelihood / 1e4, 0.2, 0.6) == 1.0
     log_likelihood[:, 100:] = -torch.inf  # the share is of those at which the data are possible
     assert 0.2 < next_beta(log_likelihood, 0.2, 0.6) < 1
@@ -149,7 +171,8 @@ def test_chains_of_nuts_start_in_islands_of_particles():
         four = pb.NUTS(num_chains=4, **short).fit(toy_model(), x, y, num_draws=4, init=particles)
     assert not four.meta["common_start"]
     # steps this short leave a chain beside the particle of its island
-    starts, weights = particles.draws["net.0.bias"], four.draws["net.0.bias"][:, 0]
+    starts = particles.draws["net.0.bias"]
+    weights = four.draws["net.0.bias"][:, 0]
     distance = (starts - weights[:, None, None]).square().sum(-1).amin(2)  # (chain, island)
     assert distance.argmin(1).tolist() == [0, 1, 2, 3]
 
@@ -198,7 +221,10 @@ def test_particles_that_lag_behind_say_so():
     with warnings.catch_warnings():  # the islands' spread may be warned of too
         warnings.simplefilter("ignore")
         posterior = pb.SMC(num_particles=80, ess=0.5, max_leapfrogs=10, compile=False).fit(steep)
-    assert any(re.search("lag behind, many of the draws .* too low by", each) for each in posterior.meta["warnings"])
+    assert any(
+        re.search("lag behind, many of the draws .* too low by", each)
+        for each in posterior.meta["warnings"]
+    )
     assert posterior.log_evidence < exact
 
 
@@ -218,7 +244,9 @@ def test_one_island_says_that_it_knows_no_error():
 @pytest.mark.filterwarnings("ignore:the moves raised")  # few particles, for an equality
 def test_compiled_is_eager():
     config = pb.SMC(num_particles=40, num_islands=2, max_leapfrogs=2, max_moves=2, ess=0.5)
-    fits = [replace(config, compile=compile).fit(conjugate, None, DATA) for compile in (True, False)]
+    fits = [
+        replace(config, compile=compile).fit(conjugate, None, DATA) for compile in (True, False)
+    ]
     assert fits[0].log_evidence == pytest.approx(fits[1].log_evidence, abs=1e-3)
 
 
@@ -240,8 +268,11 @@ def test_bad_options_are_refused(options, message):
 @pytest.mark.parametrize("num_islands", [2, 4, 8])
 def test_the_interval_of_the_evidence_covers_what_it_says(num_islands):
     """The standard error of four islands is off by more than three in one run of seventeen: Student's t knows."""
-    covered, runs = 0, 2000
-    draws = torch.randn(runs, num_islands, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    covered = 0
+    runs = 2000
+    draws = torch.randn(
+        runs, num_islands, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     for islands in 1e-3 * draws:  # so small that the log of the mean is the mean of the logs
         low, high = student_interval(islands)
         covered += low <= 0.0 <= high
@@ -260,7 +291,9 @@ def uneven_modes(x, y):
 @pytest.mark.filterwarnings("ignore:.*(have not mixed|warm-up was not finished)")
 def test_particles_weight_the_modes_that_chains_cannot_leave():
     """What is advised where chains disagree. Chains that start at particles would agree on the greater mode alone."""
-    chains = pb.NUTS(num_warmup=30, trajectory=3, compile=False).fit(uneven_modes, num_draws=150, seed=1)
+    chains = pb.NUTS(num_warmup=30, trajectory=3, compile=False).fit(
+        uneven_modes, num_draws=150, seed=1
+    )
     assert "chains_disagree" in [each["code"] for each in chains.meta["findings"]]
     config = pb.SMC(num_particles=800, max_leapfrogs=8, max_moves=4, compile=False)
     share = (config.fit(uneven_modes).draws["where"] > 10.0).double().mean(1)
@@ -269,7 +302,8 @@ def test_particles_weight_the_modes_that_chains_cannot_leave():
 
 
 def test_large_activations_are_kept_in_the_cache():
-    net, prior = pb.networks.mlp(13, (50,), seed=0), pb.priors.FanInNormal()
+    net = pb.networks.mlp(13, (50,), seed=0)
+    prior = pb.priors.FanInNormal()
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.3))
     problem = prepare(model, torch.zeros(455, 13), torch.zeros(455), points="held")
     z = problem.density.sample_prior(64, seed=0)

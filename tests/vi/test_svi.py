@@ -76,7 +76,10 @@ def test_mean_field_is_the_known_optimum(exact, estimator):
 
 def _order(posterior):
     """The flat vector is in the order of the model's sites, weight then bias."""
-    assert [site.name for site in posterior.approximation.layout.sites] == ["net.weight", "net.bias"]
+    assert [site.name for site in posterior.approximation.layout.sites] == [
+        "net.weight",
+        "net.bias",
+    ]
     return torch.arange(11)
 
 
@@ -90,13 +93,19 @@ def test_full_rank_is_the_exact_posterior(exact):
     tril = posterior.approximation.state()[1]["scale_tril"]
     correlation = torch.corrcoef((tril @ tril.T).new_tensor(draws[0].T.tolist()))
     sd = exact["cov"].diagonal().sqrt()
-    assert float((correlation - exact["cov"] / (sd[:, None] * sd)).abs().max()) < 5 * 2 / math.sqrt(4000)
+    assert float((correlation - exact["cov"] / (sd[:, None] * sd)).abs().max()) < 5 * 2 / math.sqrt(
+        4000
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "slack"),
-    [({"guide": "low_rank"}, 0.1), ({"guide": "flow"}, 1.5), ({"guide": AutoLowRankMultivariateNormal}, 1.5)],
+    [
+        ({"guide": "low_rank"}, 0.1),
+        ({"guide": "flow"}, 1.5),
+        ({"guide": AutoLowRankMultivariateNormal}, 1.5),
+    ],
 )
 def test_richer_guides_beat_mean_field(exact, options, slack):
     posterior = _diabetes(**options)
@@ -119,10 +128,14 @@ def test_log_q_p_and_the_elbo_belong_together(exact):
     assert stats["log_p"].shape == stats["log_q"].shape == (1, 4000)
     # ELBO = E_q[log p - log q]
     assert_mean_within(stats["log_p"] - stats["log_q"], posterior.log_evidence, sigmas=6.0)
-    torch.testing.assert_close(posterior.log_q(posterior.draws), stats["log_q"], atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(
+        posterior.log_q(posterior.draws), stats["log_q"], atol=1e-6, rtol=1e-6
+    )
     z = joined(posterior.draws)[0]
     log_p = torch.distributions.MultivariateNormal(exact["mean"], exact["cov"]).log_prob(z)
-    torch.testing.assert_close(stats["log_p"][0], log_p + exact["log_evidence"], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        stats["log_p"][0], log_p + exact["log_evidence"], atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.slow
@@ -143,7 +156,8 @@ def test_same_seed_same_draws(guide):
 
 
 def _last_layer_apart(program):
-    guide, last = AutoGuideList(program), ["net.2.weight", "net.2.bias"]
+    guide = AutoGuideList(program)
+    last = ["net.2.weight", "net.2.bias"]
     guide.append(AutoMultivariateNormal(pyro.poutine.block(program, expose=last)))
     guide.append(AutoLowRankMultivariateNormal(pyro.poutine.block(program, hide=last)))
     return guide
@@ -165,8 +179,14 @@ def test_every_guide_serves_predictive_and_log_q(guide):
     model = toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)))
     posterior = _fit(guide=guide, num_steps=20, model=model, num_draws=30, num_particles=2)
     x, _ = toy()
-    assert posterior.draws["likelihood.scale"].shape == (1, 30) and (posterior.draws["likelihood.scale"] > 0).all()
-    assert torch.isfinite(posterior.log_q()).all() and torch.isfinite(posterior.sample_stats["log_p"]).all()
+    assert (
+        posterior.draws["likelihood.scale"].shape == (1, 30)
+        and (posterior.draws["likelihood.scale"] > 0).all()
+    )
+    assert (
+        torch.isfinite(posterior.log_q()).all()
+        and torch.isfinite(posterior.sample_stats["log_p"]).all()
+    )
     with seeded(0):
         drawn = pyro.infer.Predictive(model, guide=posterior.guide, num_samples=4)(x)
     assert drawn["likelihood.data"].shape[0] == 4
@@ -176,7 +196,9 @@ def test_every_guide_serves_predictive_and_log_q(guide):
     # the guide's own log density of its draw is log_q of that draw
     values = {name: nodes[name]["value"][None, None] for name in model.priors}
     total = sum(n["fn"].log_prob(n["value"]).sum() for n in nodes.values() if n["type"] == "sample")
-    torch.testing.assert_close(posterior.log_q(values)[0, 0].float(), total.float(), atol=2e-3, rtol=1e-4)
+    torch.testing.assert_close(
+        posterior.log_q(values)[0, 0].float(), total.float(), atol=2e-3, rtol=1e-4
+    )
 
 
 def test_guides_without_a_density_are_refused():
@@ -199,7 +221,9 @@ def test_point_parameters_are_optimised():
     assert posterior.meta["point_sites"] == ["likelihood.scale", "net.0.bias"]
     scale = posterior.draws["likelihood.scale"]
     assert (scale == scale[0, 0]).all() and 0.07 < float(scale[0, 0]) < 0.3
-    assert torch.equal(net[0].bias, before) and not torch.equal(posterior.draws["net.0.bias"][0, 0], before)
+    assert torch.equal(net[0].bias, before) and not torch.equal(
+        posterior.draws["net.0.bias"][0, 0], before
+    )
     with seeded(0):
         assert "net.0.bias" not in posterior.guide(x)
 
@@ -229,7 +253,9 @@ def test_loaders_are_streamed():
     assert abs(posterior.log_evidence / whole.log_evidence - 1) < 0.5
     density = pb.Density(functools.partial(toy_model().pyro_model, num_data=50), (x, y))
     z = density.unconstrain({name: value[0, 0] for name, value in posterior.draws.items()})
-    torch.testing.assert_close(posterior.sample_stats["log_p"][0, 0], density.log_joint(z), atol=1e-3, rtol=1e-5)
+    torch.testing.assert_close(
+        posterior.sample_stats["log_p"][0, 0], density.log_joint(z), atol=1e-3, rtol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +274,9 @@ def test_kl_weights_and_the_temperature(weight, temperature):
     assert posterior.meta["temperature"] == pytest.approx(temperature)
     assert posterior.history["kl_weight"].shape == (40,)
     terms = posterior.history
-    torch.testing.assert_close(terms["loss"], terms["kl_weight"] * terms["kl"] - terms["log_likelihood"])
+    torch.testing.assert_close(
+        terms["loss"], terms["kl_weight"] * terms["kl"] - terms["log_likelihood"]
+    )
     torch.testing.assert_close(terms["elbo"], terms["log_likelihood"] - terms["kl"])
 
 
@@ -266,20 +294,28 @@ def test_tempered_posterior_is_the_tempered_one(exact):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"estimator": "local_reparameterization", "num_particles": 2}, {"guide": AutoNormal}], ids=str
+    "options",
+    [{}, {"estimator": "local_reparameterization", "num_particles": 2}, {"guide": AutoNormal}],
+    ids=str,
 )
 def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monkeypatch):
     """Neither for a generator's normals nor for a library's products: one call, and its memory can be the stack."""
     graphs = []
 
     def trace(fn, *example, **_):
-        graphs.append(private.trace(fn, [each.detach().clone() for each in example], DECOMPOSITIONS))
+        graphs.append(
+            private.trace(fn, [each.detach().clone() for each in example], DECOMPOSITIONS)
+        )
         return compiled(fn, *example, enabled=False)
 
     monkeypatch.setattr("pyrobnn.inference.optim.minimize.compiled", trace)
     with seeded(0):
         x = torch.randn(100, 13)
-    model = pb.BNN(pb.networks.mlp(13, (20,), 1, seed=0), normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
+    model = pb.BNN(
+        pb.networks.mlp(13, (20,), 1, seed=0),
+        normal_prior(),
+        pb.likelihoods.HomoskedasticGaussian(0.1),
+    )
     SVI(num_steps=2, batch_size=32, **options).fit(model, x, x[:, :1], num_draws=2)
     random = torch.Tag.nondeterministic_seeded
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
@@ -290,12 +326,17 @@ def test_a_step_of_a_small_net_leaves_the_fused_loops_for_nothing(options, monke
 def test_steps_of_every_parameter_keep_a_full_rank_guide_well_conditioned():
     family = FullRank(torch.zeros(200), 0.01)
     start = family.initial()
-    with seeded(0):  # what Adam's noise does to parameters without a gradient: ten steps of 0.01 on each
+    with seeded(
+        0
+    ):  # what Adam's noise does to parameters without a gradient: ten steps of 0.01 on each
         walked = start + 0.1 * torch.randn_like(start) * (torch.arange(family.size) >= 2 * 200)
-        before, after = (family.draw(phi, Noise(torch.tensor(0))).moments.var.sqrt() for phi in (start, walked))
+        before, after = (
+            family.draw(phi, Noise(torch.tensor(0))).moments.var.sqrt() for phi in (start, walked)
+        )
         assert float((after / before - 1).abs().max()) < 0.05
         q = family.approximation(
-            walked, pb.Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(200), 1.0).to_event(1)))
+            walked,
+            pb.Density(lambda: pyro.sample("z", dist.Normal(torch.zeros(200), 1.0).to_event(1))),
         )
         precise = q.distribution.precision_matrix * 0.01**2
     assert float(precise.diagonal().max()) < 2
@@ -309,7 +350,10 @@ def test_correlated_guides_end_above_mean_field_on_a_relu_net(guide):
     y = torch.sin(x[:, :1]) * x[:, 1:] + 0.1 * torch.randn(100, 1, generator=generator)
     net = pb.networks.mlp(2, (50,), 1, activation=torch.nn.ReLU, seed=0)
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(0.1))
-    richer, simple = (SVI(guide=name, num_steps=2000).fit(model, x, y, num_draws=100) for name in (guide, "mean_field"))
+    richer, simple = (
+        SVI(guide=name, num_steps=2000).fit(model, x, y, num_draws=100)
+        for name in (guide, "mean_field")
+    )
     assert richer.log_evidence > simple.log_evidence - 5 * simple.meta["elbo_error"]
     assert not richer.meta["warnings"] and richer.log_evidence < float(richer.history["elbo"].max())
 
@@ -331,7 +375,9 @@ def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
     with pytest.warns(UserWarning, match="has not converged"):
         # a learning rate that jumps when the fit is nearly done
         posterior = _fit(
-            num_steps=600, lr=0.03, optimizer=Optimizer("adam", lambda k: 1.0 if k < 590 else 50.0, average=0.0)
+            num_steps=600,
+            lr=0.03,
+            optimizer=Optimizer("adam", lambda k: 1.0 if k < 590 else 50.0, average=0.0),
         )
     assert [each["code"] for each in posterior.meta["findings"]] == ["elbo_below_best"]
 
@@ -339,7 +385,9 @@ def test_a_fit_that_ends_below_its_best_or_without_a_number_says_so():
 @pytest.mark.slow
 def test_scale_cap_holds_and_can_be_left_again():
     x, y = toy(3)  # three points: most scales want to grow to the prior's
-    free, capped = (_fit(data=(x, y), guide=Guide(max_scale=cap), num_steps=150, lr=0.1) for cap in (None, 0.1))
+    free, capped = (
+        _fit(data=(x, y), guide=Guide(max_scale=cap), num_steps=150, lr=0.1) for cap in (None, 0.1)
+    )
     scales = [posterior.approximation.state()[1]["scale"] for posterior in (free, capped)]
     assert scales[0].max() > 0.3 and 0.09 < scales[1].max() <= 0.1
 
@@ -360,11 +408,15 @@ def test_callbacks_see_the_posterior_on_its_way():
     posterior = SVI(num_steps=200, compile=False).fit(toy_model(), x, y, callbacks=[callback])
     assert [entry[0] for entry in seen] == [20, 40] and seen[0][1] == (1, 100, 8, 1)
     assert posterior.meta["stopped"] == "callback" and len(posterior.history["loss"]) == 40
-    silent = SVI(num_steps=40, compile=False, optimizer=Optimizer(average=0.2)).fit(toy_model(), x, y)
+    silent = SVI(num_steps=40, compile=False, optimizer=Optimizer(average=0.2)).fit(
+        toy_model(), x, y
+    )
     watched = SVI(num_steps=40, compile=False, optimizer=Optimizer(average=0.2)).fit(
         toy_model(), x, y, callbacks=[lambda step, metrics: bool(metrics["snapshot"]() is None)]
     )
-    assert torch.equal(silent.draws["net.0.weight"], watched.draws["net.0.weight"])  # looking changes nothing
+    assert torch.equal(
+        silent.draws["net.0.weight"], watched.draws["net.0.weight"]
+    )  # looking changes nothing
 
 
 def test_starts_where_it_is_told():
@@ -381,7 +433,11 @@ def test_starts_where_it_is_told():
     loc = again.approximation.layout.constrain(again.approximation.state()[1]["loc"])
     torch.testing.assert_close(loc["net.0.weight"], posterior.draws["net.0.weight"][0, 0])
     prior = SVI(
-        num_steps=1, lr=1e-9, compile=False, guide=Guide(init_loc="prior"), optimizer=Optimizer(average=0.0)
+        num_steps=1,
+        lr=1e-9,
+        compile=False,
+        guide=Guide(init_loc="prior"),
+        optimizer=Optimizer(average=0.0),
     ).fit(toy_model(), x, y)
     loc = prior.approximation.state()[1]["loc"]
     assert 0.5 < float(loc.std()) < 1.6  # standard normal prior
@@ -389,7 +445,9 @@ def test_starts_where_it_is_told():
 
 @pytest.mark.slow
 def test_scale_mixture_prior_has_no_closed_form_and_fits():
-    model = pb.BNN(toy_net(), pb.priors.ScaleMixture(0.5, 1.0, 0.05), pb.likelihoods.HomoskedasticGaussian(0.2))
+    model = pb.BNN(
+        toy_net(), pb.priors.ScaleMixture(0.5, 1.0, 0.05), pb.likelihoods.HomoskedasticGaussian(0.2)
+    )
     posterior = _fit(model=model, num_steps=800, lr=0.03)
     error = (posterior.predict(toy()[0]).mean - toy()[1]).square().mean().sqrt()
     assert float(error) < 0.25

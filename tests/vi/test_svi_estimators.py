@@ -52,7 +52,10 @@ def _options(estimator):
 def _conv_model():
     with seeded(0):
         net = torch.nn.Sequential(
-            torch.nn.Conv2d(2, 3, 3, padding=1, groups=1), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(48, 1)
+            torch.nn.Conv2d(2, 3, 3, padding=1, groups=1),
+            torch.nn.Tanh(),
+            torch.nn.Flatten(),
+            torch.nn.Linear(48, 1),
         )
     model = pb.BNN(net, normal_prior(), pb.likelihoods.HomoskedasticGaussian(1.0))
     generator = torch.Generator().manual_seed(0)
@@ -90,7 +93,9 @@ def test_correlated_guides_are_unbiased_too():
         means = []
         for kl in ("closed_form", "monte_carlo"):
             elbo, theta = _elbo(diabetes_model(), exact["x"], exact["y"], kl=kl, guide=guide)
-            shift = torch.randn(len(theta), generator=torch.Generator().manual_seed(0), dtype=theta.dtype)
+            shift = torch.randn(
+                len(theta), generator=torch.Generator().manual_seed(0), dtype=theta.dtype
+            )
             means.append(gradient_samples(elbo, theta + 0.1 * shift, 4000, seed=len(means)))
         assert_mean_within((means[0] - means[1])[None], torch.zeros(len(theta)))
 
@@ -104,16 +109,20 @@ def test_the_path_gradient_vanishes_at_the_posterior():
     rest = (tril / scale[:, None])[rows, columns] * 11**0.5
     best = torch.cat([exact["mean"], torch.log(torch.expm1(scale)), rest])
     gradients = gradient_samples(elbo, best, 50)
-    assert float(gradients.abs().max()) < 1e-6 * float(gradient_samples(elbo, theta, 50).abs().max())
+    assert float(gradients.abs().max()) < 1e-6 * float(
+        gradient_samples(elbo, theta, 50).abs().max()
+    )
 
 
 def test_local_reparameterization_has_the_lowest_variance():
     x, y = toy(200)
-    variance, means = {}, {}
+    variance = {}
+    means = {}
     for estimator in ESTIMATORS:
         elbo, theta = _elbo(toy_model(), x, y, **_options(estimator))
         gradients = gradient_samples(elbo, theta, 2000, seed=2)
-        variance[estimator], means[estimator] = gradients.var(0).sum(), gradients
+        variance[estimator] = gradients.var(0).sum()
+        means[estimator] = gradients
     assert variance["local_reparameterization"] < 0.5 * variance[None]
     assert variance["flipout"] < variance[None]
 
@@ -137,7 +146,9 @@ def test_noise_of_a_convolution_has_the_right_moments(estimator, groups):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, 2, 4, 4, generator=generator)
     mean = torch.randn(4, 2 // groups, 3, 3, generator=generator)
-    var, bias, bias_var = torch.full_like(mean, 0.04), torch.ones(4), torch.full((4,), 0.09)
+    var = torch.full_like(mean, 0.04)
+    bias = torch.ones(4)
+    bias_var = torch.full((4,), 0.09)
 
     def draw(key):
         noise = Noise(key)
@@ -160,7 +171,8 @@ def test_noise_of_a_convolution_has_the_right_moments(estimator, groups):
 def test_averaged_mini_batch_gradient_is_the_full_gradient():
     x, y = toy(40)
     elbo, theta = _elbo(toy_model(), x, y)
-    one, key = torch.ones((), dtype=torch.float64), torch.tensor(5)
+    one = torch.ones((), dtype=torch.float64)
+    key = torch.tensor(5)
 
     def gradient(*batch):
         return torch.func.grad(lambda t: elbo(t, one, key, *batch)[0])(theta)
@@ -179,7 +191,9 @@ def test_elbo_is_pyros():
     with seeded(0), torch.no_grad(), pyro.get_param_store().scope():
         theirs = TraceMeanField_ELBO(num_particles=1)
         values = [-theirs.loss(model, guide, x, y) for _ in range(1500)]
-        ours = torch.func.vmap(lambda key: torch.stack(elbo.parts(theta, key)))(Noise(torch.tensor(0)).split(3000))
+        ours = torch.func.vmap(lambda key: torch.stack(elbo.parts(theta, key)))(
+            Noise(torch.tensor(0)).split(3000)
+        )
     theirs = torch.tensor(values, dtype=torch.float64)
     difference = float((ours[:, 0] - ours[:, 1]).mean() - theirs.mean())
     error = float((theirs.var() / len(theirs) + (ours[:, 0] - ours[:, 1]).var() / len(ours)).sqrt())
@@ -217,9 +231,12 @@ def test_particles_average():
 def test_the_elbo_of_a_small_net_takes_few_runs_of_its_program(monkeypatch):
     """Four thousand draws of a small net cost little beside the calls that they are made by."""
     x, y = toy()
-    problem = prepare(toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free")
+    problem = prepare(
+        toy_model(pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y, points="free"
+    )
     elbo, theta = build_elbo(SVI(init_scale=0.2), problem, None, 0)
-    runs, genuine = [], pb.Density.log_parts
+    runs = []
+    genuine = pb.Density.log_parts
     monkeypatch.setattr(pb.Density, "log_parts", lambda *rest: (runs.append(1), genuine(*rest))[1])
     approximation = elbo.family.approximation(theta, problem.density)
     with seeded(0):
@@ -243,15 +260,22 @@ def test_outputs_are_drawn_by_themselves_exactly_where_that_leaves_the_elbo_as_i
     class Twice(torch.nn.Module):
         def __init__(self):
             super().__init__()
-            self.inner, self.last = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+            self.inner = torch.nn.Linear(4, 4)
+            self.last = torch.nn.Linear(4, 1)
 
         def forward(self, x):
             return self.last(self.inner(torch.tanh(self.inner(x))))
 
     x = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    y, linear = x[:, :1], torch.nn.Linear
-    words = torch.nn.Sequential(torch.nn.Unflatten(1, (2, 2)), linear(2, 3), torch.nn.Flatten(), linear(6, 1))
-    assert _built(torch.nn.Sequential(linear(4, 3), torch.nn.Tanh(), linear(3, 1)), x, y) == ESTIMATORS[1]
+    y = x[:, :1]
+    linear = torch.nn.Linear
+    words = torch.nn.Sequential(
+        torch.nn.Unflatten(1, (2, 2)), linear(2, 3), torch.nn.Flatten(), linear(6, 1)
+    )
+    assert (
+        _built(torch.nn.Sequential(linear(4, 3), torch.nn.Tanh(), linear(3, 1)), x, y)
+        == ESTIMATORS[1]
+    )
     assert _built(words, x, y) is None and _built(Twice(), x, y) is None
     model, *data = _conv_model()
     assert _built(model.net, *data) is None
@@ -265,7 +289,9 @@ def test_the_stated_error_covers_the_distance_to_the_known_optimum(rows, noise, 
     """Weights around a random mean are a narrow valley, in which some seeds are late: what is returned is not."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, 24, generator=generator)
-    y = x @ (centre + 0.25 * torch.randn(24, generator=generator)) + noise * torch.randn(rows, generator=generator)
+    y = x @ (centre + 0.25 * torch.randn(24, generator=generator)) + noise * torch.randn(
+        rows, generator=generator
+    )
 
     def program(x, y=None):
         mean = pyro.sample("mean", dist.Normal(0.0, 8.0))
@@ -273,13 +299,19 @@ def test_the_stated_error_covers_the_distance_to_the_known_optimum(rows, noise, 
         with pyro.plate("data", len(x)):
             pyro.sample("y", dist.Normal(x @ weights, noise), obs=y)
 
-    x64, eye = x.double(), torch.eye(24, dtype=torch.float64)
+    x64 = x.double()
+    eye = torch.eye(24, dtype=torch.float64)
     precision = torch.zeros(25, 25, dtype=torch.float64)
-    precision[0, 0], precision[0, 1:], precision[1:, 0] = 1 / 64 + 24 * 16, -16.0, -16.0
+    precision[0, 0] = 1 / 64 + 24 * 16
+    precision[0, 1:] = -16.0
+    precision[1:, 0] = -16.0
     precision[1:, 1:] = 16 * eye + x64.T @ x64 / noise**2
     gap = 0.5 * (precision.diagonal().log().sum() - torch.logdet(precision))
     cov = noise**2 * torch.eye(rows) + x64 @ (eye / 16 + 64.0) @ x64.T
-    best = torch.distributions.MultivariateNormal(torch.zeros(rows).double(), cov).log_prob(y.double()) - gap
+    best = (
+        torch.distributions.MultivariateNormal(torch.zeros(rows).double(), cov).log_prob(y.double())
+        - gap
+    )
     for seed in range(5):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a seed that is late says so
@@ -319,7 +351,9 @@ def test_the_stated_error_is_that_of_the_elbo(program, exact, monkeypatch):
     found = []
     for seed in range(30):
         with seeded(seed):
-            found.append(elbo_module.evaluate_elbo(problem, problem.density, approximation, elbo, theta))
+            found.append(
+                elbo_module.evaluate_elbo(problem, problem.density, approximation, elbo, theta)
+            )
     values, errors = torch.tensor(found, dtype=torch.float64).T
     squares = float(((values - values.mean()) / errors).square().sum())
     low, high = stats.chi2.ppf([3e-7, 1 - 3e-7], len(values) - 1)

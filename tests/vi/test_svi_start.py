@@ -37,19 +37,28 @@ def test_it_begins_at_the_very_end_of_mean_field(guide):
     plain = _fit("mean_field")
     assert posterior.meta["mean_field_steps"] == 20 and posterior.meta["num_steps"] == 40
     assert sorted(seen) == list(range(2, 41, 2))
-    (_, state), (name, reached) = plain.approximation.state(), seen[20].state()
+    (_, state) = plain.approximation.state()
+    (name, reached) = seen[20].state()
     assert name == "normal" and torch.equal(reached["loc"], state["loc"])
     assert torch.equal(posterior.history["elbo"][:20], plain.history["elbo"])
-    (name, state), begun = seen[26].state(), state["loc"]
-    assert name == guide and 0 < float((state["loc"] - begun).abs().max()) < 0.07  # six steps of the rate
+    begun = state["loc"]
+    (name, state) = seen[26].state()
+    assert (
+        name == guide and 0 < float((state["loc"] - begun).abs().max()) < 0.07
+    )  # six steps of the rate
 
 
 def test_stopped_before_the_guide_begins_it_is_mean_field():
     posterior = _fit(callbacks=[lambda step, metrics: step >= 4])
     assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (4, 4)
-    assert posterior.meta["stopped"] == "callback" and posterior.meta["settings"]["guide"] == "full_rank"
+    assert (
+        posterior.meta["stopped"] == "callback"
+        and posterior.meta["settings"]["guide"] == "full_rank"
+    )
     assert posterior.approximation.state()[0] == "normal" and math.isfinite(posterior.log_evidence)
-    meta = _fit(Guide("full_rank", mean_field_start=0.0), callbacks=[lambda step, metrics: True]).meta
+    meta = _fit(
+        Guide("full_rank", mean_field_start=0.0), callbacks=[lambda step, metrics: True]
+    ).meta
     assert (meta["mean_field_steps"], meta["num_steps"]) == (0, 2)
 
 
@@ -57,12 +66,15 @@ def test_a_guide_that_ends_below_its_start_says_so_and_is_not_returned():
     def spoil(step):  # the rate of the second half of both, which mean-field's average forgives
         return 1.0 if step < 55 else 30.0
 
-    guide, optimizer = Guide("full_rank", mean_field_start=0.9), Optimizer("adam", spoil, average=0.0)
+    guide = Guide("full_rank", mean_field_start=0.9)
+    optimizer = Optimizer("adam", spoil, average=0.0)
     with pytest.warns(UserWarning, match="the ELBO ends at .* and was at least"):
         posterior = _fit(guide, num_steps=60, lr=0.03, optimizer=optimizer)
     assert (posterior.meta["mean_field_steps"], posterior.meta["num_steps"]) == (54, 114)
     assert [each["code"] for each in posterior.meta["findings"]].count("elbo_below_best") == 1
-    assert posterior.log_evidence > posterior.meta["findings"][0]["elbo"]  # mean-field is what it returns
+    assert (
+        posterior.log_evidence > posterior.meta["findings"][0]["elbo"]
+    )  # mean-field is what it returns
     assert posterior.approximation.log_prob(posterior.draws).isfinite().all()
 
 
@@ -98,7 +110,8 @@ def _schools():
     error = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
     def program(x=None, y=None):
-        mean, spread = pyro.sample("mean", dist.Normal(0.0, 5.0)), pyro.sample("spread", dist.HalfCauchy(5.0))
+        mean = pyro.sample("mean", dist.Normal(0.0, 5.0))
+        spread = pyro.sample("spread", dist.HalfCauchy(5.0))
         with pyro.plate("schools", 8):
             school = pyro.sample("school", dist.Normal(mean, spread))
             return pyro.sample("effect", dist.Normal(school, error), obs=effect)
@@ -108,7 +121,9 @@ def _schools():
 
 def _net(likelihood, x, y, inputs=1, hidden=10, out=1):
     with seeded(0):
-        net = torch.nn.Sequential(torch.nn.Linear(inputs, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, out))
+        net = torch.nn.Sequential(
+            torch.nn.Linear(inputs, hidden), torch.nn.Tanh(), torch.nn.Linear(hidden, out)
+        )
     return pb.BNN(net, normal_prior(), likelihood), x, y
 
 
@@ -137,8 +152,12 @@ def _counts():
 SIX = {
     "line": _line,
     "hierarchical program": _schools,
-    "homoskedastic": functools.partial(_sine, likelihood=pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))),
-    "heteroskedastic": functools.partial(_sine, 0.1, likelihood=pb.likelihoods.HeteroskedasticGaussian(), out=2),
+    "homoskedastic": functools.partial(
+        _sine, likelihood=pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    ),
+    "heteroskedastic": functools.partial(
+        _sine, 0.1, likelihood=pb.likelihoods.HeteroskedasticGaussian(), out=2
+    ),
     "classes": _iris,
     "correlated counts": _counts,
 }
@@ -158,6 +177,7 @@ def _mean_field(name):
 @pytest.mark.parametrize("guide", RICHER)
 def test_a_richer_guide_is_never_worse_than_mean_field(name, guide):
     model, *data = SIX[name]()
-    richer, plain = pb.SVI(guide=guide, num_steps=3000).fit(model, *data, num_draws=50), _mean_field(name)
+    richer = pb.SVI(guide=guide, num_steps=3000).fit(model, *data, num_draws=50)
+    plain = _mean_field(name)
     error = math.hypot(richer.meta["elbo_error"], plain.meta["elbo_error"])
     assert richer.log_evidence > plain.log_evidence - 3 * error

@@ -50,13 +50,17 @@ class DenseBlock:
         return 2 * self.prec_tril.diagonal().log().sum()
 
     def sample(self, noise: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.prec_tril.T, noise.to(self.prec_tril).T, upper=True).T
+        return torch.linalg.solve_triangular(
+            self.prec_tril.T, noise.to(self.prec_tril).T, upper=True
+        ).T
 
     def quad(self, delta: Tensor) -> Tensor:
         return (delta.to(self.prec_tril) @ self.prec_tril).square().sum(-1)
 
     def root(self, rows: Tensor) -> Tensor:
-        return torch.linalg.solve_triangular(self.prec_tril, rows.to(self.prec_tril).T, upper=False).T
+        return torch.linalg.solve_triangular(
+            self.prec_tril, rows.to(self.prec_tril).T, upper=False
+        ).T
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +135,9 @@ class KronBlock:
         return ((self.out_basis @ white @ self.in_basis.T) * self.scale).flatten(1)
 
     def quad(self, delta: Tensor) -> Tensor:
-        white = self._rotated(delta.to(self.prec).reshape(*delta.shape[:-1], *self.prec.shape) / self.scale)
+        white = self._rotated(
+            delta.to(self.prec).reshape(*delta.shape[:-1], *self.prec.shape) / self.scale
+        )
         return (white.square() * self.prec).double().sum((-1, -2))
 
     def root(self, rows: Tensor) -> Tensor:
@@ -142,7 +148,9 @@ class KronBlock:
         return self.out_basis.T @ matrix @ self.in_basis
 
 
-KINDS: dict[str, type] = {block.kind: block for block in (DenseBlock, LowRankBlock, DiagBlock, KronBlock)}
+KINDS: dict[str, type] = {
+    block.kind: block for block in (DenseBlock, LowRankBlock, DiagBlock, KronBlock)
+}
 
 FAMILY = "block_normal"
 
@@ -155,7 +163,8 @@ class BlockNormal(TorchDistribution):
     has_rsample = False
 
     def __init__(self, loc: Tensor, blocks: Sequence[Block]):
-        self.loc, self.blocks = loc, list(blocks)
+        self.loc = loc
+        self.blocks = list(blocks)
         self.splits = [len(block.index) for block in self.blocks]
         super().__init__(torch.Size(), torch.Size([sum(self.splits)]))
 
@@ -172,9 +181,15 @@ class BlockNormal(TorchDistribution):
     def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, p)."""
         shape = torch.Size(sample_shape)
-        noise = torch.randn(shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device)
-        parts = [block.sample(part) for block, part in zip(self.blocks, noise.split(self.splits, 1))]
-        return (torch.cat([part.to(self.loc) for part in parts], 1) + self.loc).reshape(shape + self.event_shape)
+        noise = torch.randn(
+            shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device
+        )
+        parts = [
+            block.sample(part) for block, part in zip(self.blocks, noise.split(self.splits, 1))
+        ]
+        return (torch.cat([part.to(self.loc) for part in parts], 1) + self.loc).reshape(
+            shape + self.event_shape
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,), float64."""
@@ -204,8 +219,12 @@ class BlockGaussian:
         tensor([3., 3.])
     """
 
-    def __init__(self, layout: Density, loc: Tensor, blocks: Sequence[Block], centre: Tensor | None = None):
-        self.layout, self.loc, self.blocks = layout, loc.detach(), list(blocks)
+    def __init__(
+        self, layout: Density, loc: Tensor, blocks: Sequence[Block], centre: Tensor | None = None
+    ):
+        self.layout = layout
+        self.loc = loc.detach()
+        self.blocks = list(blocks)
         self.centre = self.loc if centre is None else centre.detach()
         self.index = torch.cat([block.index for block in self.blocks])
         self.distribution = BlockNormal(self.loc[self.index], self.blocks)
@@ -232,7 +251,11 @@ class BlockGaussian:
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors: ``loc`` (``centre``), and ``<i>.<kind>.<field>`` for every block."""
-        tensors = {"loc": self.loc} if self.centre is self.loc else {"loc": self.loc, "centre": self.centre}
+        tensors = (
+            {"loc": self.loc}
+            if self.centre is self.loc
+            else {"loc": self.loc, "centre": self.centre}
+        )
         for i, block in enumerate(self.blocks):
             tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
         return FAMILY, tensors

@@ -21,7 +21,13 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock, KronBlock, LowRankBlock
+from pyrobnn.inference.curvature.gaussian import (
+    Block,
+    DenseBlock,
+    DiagBlock,
+    KronBlock,
+    LowRankBlock,
+)
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
 from pyrobnn.model import Density
 
@@ -57,7 +63,9 @@ def check_finite(curvature: Tensor) -> Tensor:
 Structure = Literal["full", "kron", "diag"]
 
 
-def ggn(jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor) -> Curvature:
+def ggn(
+    jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor
+) -> Curvature:
     r"""Whitened Gauss-Newton matrix of the log likelihood, :math:`H = \sum_n J_n^\top H_n J_n`.
 
     Args:
@@ -92,10 +100,13 @@ class Curvature(ABC):
     """
 
     averaged = False
-    top, cut, num_cut = 0.0, 0.0, 0
+    top = 0.0
+    cut = 0.0
+    num_cut = 0
 
     def __init__(self, jacobian: NetworkJacobian, prior_prec: Tensor):
-        self.index, self.prior_prec = jacobian.index, prior_prec
+        self.index = jacobian.index
+        self.prior_prec = prior_prec
         owners = [site.name.rpartition(".")[0] for site in jacobian.sites]
         self.group_names = list(dict.fromkeys(owners))
         number = torch.tensor([self.group_names.index(owner) for owner in owners])
@@ -145,7 +156,10 @@ class FullCurvature(Curvature):
         self.size = min(len(x) * width, jacobian.size)
         parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
         if self.size < jacobian.size:
-            rows = [jacobian.rows(part, here)[1].flatten(0, 1) * whiten for part, here in with_roots(parts, root)]
+            rows = [
+                jacobian.rows(part, here)[1].flatten(0, 1) * whiten
+                for part, here in with_roots(parts, root)
+            ]
             self.rows = check_finite(torch.cat(rows))
             self._values, self.basis = _spectrum(self.rows)
             self._set_resolution(self._values)
@@ -154,11 +168,14 @@ class FullCurvature(Curvature):
         for part, here in with_roots(parts, root):
             matrix += _gram(jacobian.rows(part, here)[1].flatten(0, 1) * whiten)
         self.matrix = check_finite(matrix)
-        self.top = float(torch.linalg.matrix_norm(self.matrix))  # no less than the largest eigenvalue
+        self.top = float(
+            torch.linalg.matrix_norm(self.matrix)
+        )  # no less than the largest eigenvalue
 
     def _set_resolution(self, kept: Tensor) -> None:
         self.top = float(kept[-1]) if len(kept) else 0.0
-        self.cut, self.num_cut = self.top * self.size * EPS, self.size - len(kept)
+        self.cut = self.top * self.size * EPS
+        self.num_cut = self.size - len(kept)
 
     def _eigenvalues(self) -> Tensor:
         """Nonzero eigenvalues of H̃, ascending."""
@@ -170,7 +187,9 @@ class FullCurvature(Curvature):
 
     def _is_stiff(self, tau: Tensor, c: Tensor | float) -> bool:
         """Whether the least prior precision is below the rounding of c H̃."""
-        return float(torch.as_tensor(c).detach()) * self.top * self.size * EPS > float(tau.detach().min())
+        return float(torch.as_tensor(c).detach()) * self.top * self.size * EPS > float(
+            tau.detach().min()
+        )
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         prior = self._spread(tau).log().sum()
@@ -204,12 +223,18 @@ class FullCurvature(Curvature):
         scale = (self.prior_prec.double() * spread).rsqrt()
         if self.rows is None:
             self._eigenvalues()  # how much of them is resolved is told
-            values, basis = torch.linalg.eigh(c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None])
+            values, basis = torch.linalg.eigh(
+                c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None]
+            )
             keep = resolved(values)
             return [LowRankBlock(self.index, scale, basis[:, keep], values[keep])]
         scale = scale.to(self.rows)
         if len(tau) == 1:
-            return [LowRankBlock(self.index, scale, self.basis, (c * self._eigenvalues() / tau).to(scale))]
+            return [
+                LowRankBlock(
+                    self.index, scale, self.basis, (c * self._eigenvalues() / tau).to(scale)
+                )
+            ]
         values, basis = _spectrum(self.rows * (c / spread).sqrt().to(scale))
         return [LowRankBlock(self.index, scale, basis, values.to(scale))]
 
@@ -271,17 +296,23 @@ class KronCurvature(Curvature):
             columns = prior.mean(0)
             self.averaged |= bool(((prior - columns).abs() > 1e-5 * columns).any())
             white = a / count * (columns.rsqrt().unsqueeze(1) * columns.rsqrt())
-            (in_values, in_basis), (out_values, out_basis) = _decomposed(white), _decomposed(b)
+            (in_values, in_basis) = _decomposed(white)
+            (out_values, out_basis) = _decomposed(b)
             values = out_values.unsqueeze(1) * in_values
             if (top := float(values[-1, -1])) >= self.top:  # of the layer with the most curvature
-                self.top, self.cut = top, top * max(values.shape) * EPS
+                self.top = top
+                self.cut = top * max(values.shape) * EPS
                 self.num_cut = int((values == 0).sum())
             group = int(self.group[place[0, 0]])
-            self.layers.append((layer.index.reshape(-1), group, out_basis, in_basis, values, columns.rsqrt()))
+            self.layers.append(
+                (layer.index.reshape(-1), group, out_basis, in_basis, values, columns.rsqrt())
+            )
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         factors = tau.expand(len(self.group_names))
-        return torch.stack([(factors[group] + c * v).log().sum() for _, group, _, _, v, _ in self.layers]).sum()
+        return torch.stack(
+            [(factors[group] + c * v).log().sum() for _, group, _, _, v, _ in self.layers]
+        ).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         factors = tau.expand(len(self.group_names))
@@ -353,7 +384,9 @@ def hessian(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
 
 def hessian_diagonal(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
     """Diagonal (p,) of :func:`hessian`, float64, without the matrix in memory."""
-    return torch.cat([part.gather(1, rows[:, None])[:, 0] for rows, part in _columns(density, z, index)]).double()
+    return torch.cat(
+        [part.gather(1, rows[:, None])[:, 0] for rows, part in _columns(density, z, index)]
+    ).double()
 
 
 def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:

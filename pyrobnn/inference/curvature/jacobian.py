@@ -52,20 +52,28 @@ class Factors:
         return torch.einsum("nktr,ntc->nkrc", self.grads, self.inputs)
 
 
-def _find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[list[Layer], list[str]]:
+def _find_layers(
+    net: nn.Module, coordinates: Mapping[str, Tensor]
+) -> tuple[list[Layer], list[str]]:
     """The supported layers that hold the sites with ``coordinates`` in the flat vector, and what they don't cover."""
-    layers, unsupported = [], []
+    layers = []
+    unsupported = []
     seen: set[str] = set()
     for name, module in net.named_modules():
         prefix = f"{NET}{name}." if name else NET
-        own = [prefix + p for p, _ in module.named_parameters(recurse=False) if prefix + p in coordinates]
+        own = [
+            prefix + p
+            for p, _ in module.named_parameters(recurse=False)
+            if prefix + p in coordinates
+        ]
         seen.update(own)
         if not own:
             continue
         if not _is_supported(module):
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
             continue
-        weight, bias = coordinates.get(prefix + "weight"), coordinates.get(prefix + "bias")
+        weight = coordinates.get(prefix + "weight")
+        bias = coordinates.get(prefix + "bias")
         parts = [value.reshape(len(value), -1) for value in (weight, bias) if value is not None]
         layers.append(Layer(name, torch.cat(parts, 1), weight is not None, bias is not None))
     unsupported += [f"{site} (shared)" for site in coordinates if site not in seen]
@@ -74,7 +82,9 @@ def _find_layers(net: nn.Module, coordinates: Mapping[str, Tensor]) -> tuple[lis
 
 def _is_supported(module: nn.Module) -> bool:
     plain = type(module) in (nn.Conv1d, nn.Conv2d)
-    return type(module) is nn.Linear or bool(plain and module.groups == 1 and module.padding_mode == "zeros")
+    return type(module) is nn.Linear or bool(
+        plain and module.groups == 1 and module.padding_mode == "zeros"
+    )
 
 
 def _layer_factors(
@@ -89,22 +99,29 @@ def _layer_factors(
         calls[name] += 1
         inputs[name] = args[0].detach()
         outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
-        return outputs[name].clone()  # a later in-place activation must not touch what is remembered
+        return outputs[
+            name
+        ].clone()  # a later in-place activation must not touch what is remembered
 
     modules = {name: net.get_submodule(name) for name in calls}
     with hooked(modules, remember), torch.enable_grad(), WrittenOut():
         f = torch.func.functional_call(net, params, (x,))
     for name, count in calls.items():
         if count != 1:
-            raise Refused(f"the layer {name!r} is called {count} times in one pass: its curvature is not a product")
+            raise Refused(
+                f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
+            )
     value = f.detach()
     columns = _identity(value) if root is None else root(value)
     ends = [outputs[name] for name in calls]
     pulled = [
-        torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True) for k in range(columns.shape[-1])
+        torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True)
+        for k in range(columns.shape[-1])
     ]
     named = zip(layers, [torch.stack(of_layer, 1) for of_layer in zip(*pulled)], strict=True)
-    return value, [_factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named]
+    return value, [
+        _factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named
+    ]
 
 
 def _identity(f: Tensor) -> Tensor:
@@ -134,12 +151,15 @@ def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
     sizes = [module.kernel_size, module.stride, module.dilation]
     padding = (0, 0) if isinstance(module.padding, str) else module.padding
     if isinstance(module, nn.Conv1d):  # of images of one row
-        inputs, padding = inputs.unsqueeze(2), (0, padding[-1])
+        inputs = inputs.unsqueeze(2)
+        padding = (0, padding[-1])
         sizes = [(1, *each) for each in sizes]
     kernel, stride, dilation = sizes
     if module.padding == "same":
         down, right = (d * (size - 1) for d, size in zip(dilation, kernel))
-        inputs = nn.functional.pad(inputs, (right // 2, right - right // 2, down // 2, down - down // 2))
+        inputs = nn.functional.pad(
+            inputs, (right // 2, right - right // 2, down // 2, down - down // 2)
+        )
     return nn.functional.unfold(inputs, kernel, dilation, padding, stride).transpose(1, 2)
 
 
@@ -191,8 +211,17 @@ class NetworkJacobian:
     Attributes: ``layers``; ``unsupported`` (modules without layer product); ``params`` (of the net at the mode).
     """
 
-    def __init__(self, model: BNN, density: Density, mode: Tensor, points: dict[str, Tensor], names: Sequence[str]):
-        self.model, self.density, self.mode = model, density, mode
+    def __init__(
+        self,
+        model: BNN,
+        density: Density,
+        mode: Tensor,
+        points: dict[str, Tensor],
+        names: Sequence[str],
+    ):
+        self.model = model
+        self.density = density
+        self.mode = mode
         constrained = density.constrain(mode)
         known = {NET + name for name, _ in model.net.named_parameters()}
         values = model.initial_values() | points | constrained
@@ -208,7 +237,9 @@ class NetworkJacobian:
             if not torch.equal(constrained[site.name].reshape(-1), mode[site.start : site.stop])
         ]
         if not self.unsupported:
-            places = {site.name: everything[site.start : site.stop].reshape(site.shape) for site in sites}
+            places = {
+                site.name: everything[site.start : site.stop].reshape(site.shape) for site in sites
+            }
             self.layers, self.unsupported = _find_layers(model.net, places)
 
     @property
@@ -228,12 +259,18 @@ class NetworkJacobian:
         try:
             f, factors = self.factors(few)
         except (ValueError, RuntimeError) as error:
-            self.unsupported, self.layers = [str(error)], []
+            self.unsupported = [str(error)]
+            self.layers = []
             return
-        product, true = self.joined(factors), self._general(few, _identity(f))
+        product = self.joined(factors)
+        true = self._general(few, _identity(f))
         scale = true.abs().amax().clamp_min(1e-30)
-        if not float((product - true).abs().amax() / scale) < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
-            self.unsupported, self.layers = ["a layer whose parameters are also used elsewhere"], []
+        if (
+            not float((product - true).abs().amax() / scale)
+            < 1e3 * torch.finfo(true.dtype).eps ** 0.75
+        ):
+            self.unsupported = ["a layer whose parameters are also used elsewhere"]
+            self.layers = []
 
     def factors(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, list[Factors]]:
         """Outputs (N, width) and every layer's factors, of the Jacobian or of its product with ``root(f)``."""
@@ -243,7 +280,9 @@ class NetworkJacobian:
     def factor_scalars(self, x: Tensor) -> int:
         """Numbers that the factors of one point take: a convolution's diagonal forms its rows."""
         return sum(
-            f.inputs.numel() + 2 * f.grads.numel() + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
+            f.inputs.numel()
+            + 2 * f.grads.numel()
+            + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
             for f in self.factors(x[:1])[1]
         )
 
@@ -277,14 +316,19 @@ class NetworkJacobian:
     def output(self, z: Tensor, x: Tensor) -> Tensor:
         """Network output (N, width) at subset coordinates ``z`` (p,), differentiable."""
         pieces = zip(self.sites, z.split([site.size for site in self.sites]))
-        moved = {site.name: site.transform(piece.reshape(site.unconstrained_shape)) for site, piece in pieces}
+        moved = {
+            site.name: site.transform(piece.reshape(site.unconstrained_shape))
+            for site, piece in pieces
+        }
         return self.model.forward(self.params | moved, x)
 
     def _general(self, x: Tensor, columns: Tensor) -> Tensor:
         centre = self.mode[self.index]
 
         def one(point: Tensor, column: Tensor) -> Tensor:
-            pull = torch.func.vjp(lambda z: self.output(z, point.unsqueeze(0)).squeeze(0), centre)[1]
+            pull = torch.func.vjp(lambda z: self.output(z, point.unsqueeze(0)).squeeze(0), centre)[
+                1
+            ]
             return torch.func.vmap(lambda v: pull(v)[0])(column.T)
 
         return at_each(one, x, columns).detach()

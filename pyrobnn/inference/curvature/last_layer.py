@@ -45,7 +45,9 @@ class LastLayer:
     """
 
     def __init__(self, layer: nn.Linear, likelihood: Likelihood, rows: Rows):
-        self.layer, self.likelihood, self.rows = layer, likelihood, rows
+        self.layer = layer
+        self.likelihood = likelihood
+        self.rows = rows
         f = rows.f.double()
         if isinstance(likelihood, Categorical):
             p = f.softmax(-1)
@@ -55,7 +57,8 @@ class LastLayer:
             curvature = torch.einsum("nik,njk->ij", roots, roots) / len(f)
         inputs = self._inputs(rows)
         (self.a, self.v), (self.b, self.u) = map(torch.linalg.eigh, (inputs.T @ inputs, curvature))
-        self.a, self.b = self.a.clamp_min(0.0), self.b.clamp_min(0.0)
+        self.a = self.a.clamp_min(0.0)
+        self.b = self.b.clamp_min(0.0)
         self.unit = self.b if likelihood.targets.normal else torch.ones_like(self.b)
 
     def _inputs(self, rows: Rows) -> Tensor:
@@ -100,10 +103,18 @@ class LastLayer:
         return [10.0 ** (0.75 * k) * top for k in range(-9, 3)]
 
     def posterior(
-        self, net: nn.Module, name: str, likelihood: Likelihood, tau: float, ratio: Tensor, x: Tensor, seed: int
+        self,
+        net: nn.Module,
+        name: str,
+        likelihood: Likelihood,
+        tau: float,
+        ratio: Tensor,
+        x: Tensor,
+        seed: int,
     ) -> Posterior:
         """Draws of the layer ``name`` where noise has ``ratio`` times the precision of the net's."""
-        prec, rows = self.precision(tau) * ratio.to(self.a)[:, None], self.rows
+        prec = self.precision(tau) * ratio.to(self.a)[:, None]
+        rows = self.rows
         width = (tau * self.unit * ratio).rsqrt().to(rows.f)
         priors = {
             each: dist.Normal(0.0, width.reshape(-1, *[1] * (value.dim() - 1)))
@@ -113,18 +124,27 @@ class LastLayer:
             if each.rpartition(".")[0] == name
         }
         model = BNN(net, SitePriors(priors), likelihood)
-        values, layout = model.initial_values(), Density(model.sample_parameters, (), points="held")
-        sites = sorted((site for site in layout.sites if site.kind == "latent"), key=lambda site: site.name)
+        values = model.initial_values()
+        layout = Density(model.sample_parameters, (), points="held")
+        sites = sorted(
+            (site for site in layout.sites if site.kind == "latent"), key=lambda site: site.name
+        )
         mode = layout.unconstrain({site.name: values[site.name] for site in sites})
         # the weight, then the bias: the columns of A
-        columns = [torch.arange(site.start, site.stop).reshape(len(prec), -1) for site in sites[::-1]]
-        index, scale = torch.cat(columns, 1).reshape(-1).to(mode.device), torch.ones_like(self.a)
+        columns = [
+            torch.arange(site.start, site.stop).reshape(len(prec), -1) for site in sites[::-1]
+        ]
+        index = torch.cat(columns, 1).reshape(-1).to(mode.device)
+        scale = torch.ones_like(self.a)
         block = KronBlock(index, *(part.to(mode) for part in (self.u, self.v, prec, scale)))
         approximation = BlockGaussian(layout, mode, [block])
-        names, points = [site.name for site in sites], layout.initial_points
+        names = [site.name for site in sites]
+        points = layout.initial_points
         parts = split(model, names, values, x[:2])
         program = partial(parts.head.pyro_model, num_data=len(x))
-        density = Density(program, (rows.features if parts.path else x, rows.y), points="held", values=points)
+        density = Density(
+            program, (rows.features if parts.path else x, rows.y), points="held", values=points
+        )
         jacobian = NetworkJacobian(parts.head, layout, mode, points, names)
         with seeded(seed, mode.device):
             draws = approximation.sample(max(50, min(500, 2 * CHUNK_SCALARS // prec.numel())))

@@ -18,8 +18,11 @@ class SubsetNetwork:
     What precedes the sites, ``features`` of its inputs (by default these themselves), is computed once.
     """
 
-    def __init__(self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None):
-        self.jacobian, self.model = jacobian, jacobian.model
+    def __init__(
+        self, jacobian: NetworkJacobian, features: Callable[[Tensor], Tensor] | None = None
+    ):
+        self.jacobian = jacobian
+        self.model = jacobian.model
         self.features = features or (lambda x: x)
 
     def __call__(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -50,7 +53,11 @@ class Linearized(SubsetNetwork):
     """
 
     def __init__(
-        self, jacobian: NetworkJacobian, blocks: Sequence[Block], loc: Tensor | None = None, features: Any = None
+        self,
+        jacobian: NetworkJacobian,
+        blocks: Sequence[Block],
+        loc: Tensor | None = None,
+        features: Any = None,
     ):
         super().__init__(jacobian, features)
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
@@ -77,8 +84,10 @@ class Linearized(SubsetNetwork):
 
     def output_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (point, width) of f and its covariance over outputs (point, width, width), point by point."""
-        jacobian, x = self.jacobian, self.features(x.to(self.jacobian.mode.device))
-        means, covs = [], []
+        jacobian = self.jacobian
+        x = self.features(x.to(self.jacobian.mode.device))
+        means = []
+        covs = []
         width = jacobian.model.forward(jacobian.params, x[:1]).shape[1]
         size = jacobian.factor_scalars(x) if self._by_products else 4 * width * jacobian.size
         for part in jacobian.chunks(x, size):
@@ -89,7 +98,9 @@ class Linearized(SubsetNetwork):
 
     @property
     def _by_products(self) -> bool:
-        return bool(self.jacobian.layers) and all(isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks)
+        return bool(self.jacobian.layers) and all(
+            isinstance(b, (KronBlock, DiagBlock)) for b in self.blocks
+        )
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Without forming the rows, by each layer's inputs and backpropagated vectors."""
@@ -103,7 +114,8 @@ class Linearized(SubsetNetwork):
                 grads = factor.grads.to(prec) @ block.out_basis
             else:
                 prec = cast(DiagBlock, block).prec[self.jacobian.positions(layer)]
-                inputs, grads = factor.inputs.to(prec), factor.grads.to(prec)
+                inputs = factor.inputs.to(prec)
+                grads = factor.grads.to(prec)
             if inputs.shape[1] == 1:
                 weight = inputs.squeeze(1).square() @ prec.reciprocal().T
                 grads = grads.squeeze(2)
@@ -139,7 +151,8 @@ def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient:
     Reference: `Adapting the Linearised Laplace Model Evidence for Modern Deep Learning (Antorán et al., 2022)
     <https://arxiv.org/abs/2206.08900>`_.
     """
-    mode, inside = jacobian.mode.clone(), set(jacobian.index.tolist())
+    mode = jacobian.mode.clone()
+    inside = set(jacobian.index.tolist())
     for block in blocks:
         if int(block.index[0]) in inside:
             step = block.sample(block.root(gradient[block.index].unsqueeze(0)))

@@ -81,10 +81,14 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
         layer = _last_layer(problem)
         chosen = [name for name in latent if name.rpartition(".")[0] == layer]
         if not chosen:
-            raise Refused(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
+            raise Refused(
+                f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)"
+            )
         return tuple(chosen)
     if unknown := [name for name in subset if name not in latent] or not subset:
-        raise ValueError(f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}")
+        raise ValueError(
+            f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}"
+        )
     return tuple(name for name in latent if name in subset)
 
 
@@ -92,7 +96,11 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
 def _last_layer(problem: Problem) -> str:
     """Site prefix of the module with parameters of its own that is called last."""
     called: list[str] = []
-    owners = {n: m for n, m in problem.bnn.eval_net.named_modules() if n and [*m.parameters(recurse=False)]}
+    owners = {
+        n: m
+        for n, m in problem.bnn.eval_net.named_modules()
+        if n and [*m.parameters(recurse=False)]
+    }
     with hooked(owners, lambda name, *_: called.append(name)):
         problem.bnn.forward({}, problem.x[:1])
     return NET + called[-1] if called else NET.rstrip(".")
@@ -107,7 +115,11 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     if method.structure != "full":
         return
     size = sum(site.size for site in problem.density.sites if site.name in set(names))
-    rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1] if method.curvature != "hessian" else 0
+    rows = (
+        problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1]
+        if method.curvature != "hessian"
+        else 0
+    )
     item = torch.finfo(problem.density.dtype).bits // 8
     require(
         # the rows, their basis, and the Gram matrix; or the matrix, its factor, and two to work in, in float64
@@ -141,7 +153,12 @@ class CentreSearch(MAP):
 
 
 def find_centre(
-    search: MAP, problem: Problem, source: tuple[Any, Any, Any], names: tuple[str, ...], run: FitRun, num_steps: int
+    search: MAP,
+    problem: Problem,
+    source: tuple[Any, Any, Any],
+    names: tuple[str, ...],
+    run: FitRun,
+    num_steps: int,
 ) -> Centre:
     """The mode in unconstrained space.
 
@@ -153,18 +170,26 @@ def find_centre(
         FloatingPointError: the log joint is not finite there.
         KeyboardInterrupt: Ctrl-C: without the mode there is nothing to return.
     """
-    density, bnn = problem.density, problem.is_bnn
+    density = problem.density
+    bnn = problem.is_bnn
     values = start_values(problem.model, run.init)
     notes: Sequence[Finding | str] = ()
     polished = False
     if run.init is None:
-        mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks]
+        mapped = [
+            MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks
+        ]
         fit = partial(CentreSearch.of(search).fit, *source, seed=run.seed, device=problem.device)
         found = run_subfit(lambda: fit(callbacks=mapped, progress=run.progress), "Laplace")
-        values, notes = {name: value[0, 0] for name, value in found.draws.items()}, of_meta(found.meta)
+        values = {name: value[0, 0] for name, value in found.draws.items()}
+        notes = of_meta(found.meta)
         # MAP has polished on all of the data, in a constrained space that is the unconstrained one
-        weights_only = all(site.name.startswith(NET) for site in density.sites if site.kind == "latent")
-        polished = bnn and weights_only and search.polish_steps > 0 and "gradient_norm" in found.meta
+        weights_only = all(
+            site.name.startswith(NET) for site in density.sites if site.kind == "latent"
+        )
+        polished = (
+            bnn and weights_only and search.polish_steps > 0 and "gradient_norm" in found.meta
+        )
     known = all(site.name in values for site in density.sites)
     theta = density.unconstrain(values) if known else density.initial(values, run.seed)
     if bnn and run.init is not None:
@@ -178,7 +203,9 @@ def find_centre(
             else polish(density.log_joint, theta, num_steps, jacobian=True)
         )[0]
     constrained = density.constrain(theta)
-    points = density.initial_points | {s.name: constrained[s.name].detach() for s in density.sites if s.kind == "point"}
+    points = density.initial_points | {
+        s.name: constrained[s.name].detach() for s in density.sites if s.kind == "point"
+    }
     parts = None
     if bnn:
         values = problem.bnn.initial_values() | points | constrained
@@ -187,7 +214,11 @@ def find_centre(
         problem = problem.at_head(parts)
     held = problem.density.holding(points)
     mode = theta[: held.dim].detach()  # latent sites come first
-    slope = -in_parts(held, problem.x, problem.y)(mode)[0] if bnn else torch.func.grad(held.log_joint)(mode)
+    slope = (
+        -in_parts(held, problem.x, problem.y)(mode)[0]
+        if bnn
+        else torch.func.grad(held.log_joint)(mode)
+    )
     if not bool(slope.isfinite().all()):
         site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
         raise FloatingPointError(
@@ -203,8 +234,13 @@ def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 def _with_noise_at_mode(problem: Problem, theta: Tensor, given: set[str], num_steps: int) -> Tensor:
     """``theta`` of a given net with what it does not know, the noise, at its mode; the network runs once."""
-    density, model = problem.density, problem.bnn
-    sites = [s for s in density.sites if s.name not in given or not (s.kind == "point" or s.name.startswith(NET))]
+    density = problem.density
+    model = problem.bnn
+    sites = [
+        s
+        for s in density.sites
+        if s.name not in given or not (s.kind == "point" or s.name.startswith(NET))
+    ]
     if not sites:
         return theta
     index = torch.cat([torch.arange(site.start, site.stop, device=theta.device) for site in sites])

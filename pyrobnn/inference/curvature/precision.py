@@ -20,7 +20,13 @@ from pyrobnn.inference.curvature.ggn import check_finite, ggn, hessian, hessian_
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, mode_of_linear
 from pyrobnn.inference.curvature.mode import MANY, Centre
-from pyrobnn.inference.curvature.prior import Tuned, hold_out, maximize_evidence, prior_precision, with_precision
+from pyrobnn.inference.curvature.prior import (
+    Tuned,
+    hold_out,
+    maximize_evidence,
+    prior_precision,
+    with_precision,
+)
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE, Likelihood
@@ -62,11 +68,17 @@ def ggn_precision(
         ValueError: no weight among the sites; a prior or layer that the structure or the tuning can't take.
     """
     if not any(name.startswith(NET) for name in centre.names):
-        raise Refused(f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'")
+        raise Refused(
+            f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'"
+        )
     jacobian = centre.jacobian()
     prior = prior_precision(jacobian)
     if prior.raised:
-        remarks.append(Finding("prior_raised", {"sites": ", ".join(prior.raised_sites), "raised": prior.raised}))
+        remarks.append(
+            Finding(
+                "prior_raised", {"sites": ", ".join(prior.raised_sites), "raised": prior.raised}
+            )
+        )
     curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec)
     if curvature.averaged:
         remarks.append(Finding("prior_averaged"))
@@ -77,7 +89,9 @@ def ggn_precision(
         at_edge = Finding("cross_validation_at_edge", {"factor": float(tuned.tau)})
     else:
         deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
-        tuned = maximize_evidence(curvature, deviation, _residual(centre), method.tune == "per_layer")
+        tuned = maximize_evidence(
+            curvature, deviation, _residual(centre), method.tune == "per_layer"
+        )
         at_edge = Finding("tuning_at_bound")
     if tuned.at_bound:
         remarks.append(at_edge)
@@ -85,17 +99,24 @@ def ggn_precision(
     for block in blocks:
         check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype
     remarks += curvature.findings(tuned.c / float(tuned.tau.min()))
-    report, damping = None, prior.raised
+    report = None
+    damping = prior.raised
     if method.tune is not None:
         names = curvature.group_names if len(tuned.tau) > 1 else ["all"]
-        report = {"prior_precision_factor": dict(zip(names, tuned.tau.tolist())), "noise_factor": tuned.c**-0.5}
+        report = {
+            "prior_precision_factor": dict(zip(names, tuned.tau.tolist())),
+            "noise_factor": tuned.c**-0.5,
+        }
         report |= {} if tuned.held_out is None else {"held_out": tuned.held_out}
         centre = _tuned_centre(centre, curvature.group_names, tuned)
     noise = [name for name in centre.names if not name.startswith(NET)]
     if noise:
         block, added = _hessian_block(centre, noise, "full", remarks)
-        blocks, damping = [*blocks, block], max(damping, added)
-    return Precision(centre, blocks, jacobian, damping, report, tuned.held_out is None or not tuned.at_bound)
+        blocks = [*blocks, block]
+        damping = max(damping, added)
+    return Precision(
+        centre, blocks, jacobian, damping, report, tuned.held_out is None or not tuned.at_bound
+    )
 
 
 def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
@@ -110,9 +131,16 @@ def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
     Reference: The Variational Gaussian Approximation Revisited (Opper & Archambeau, 2009); Conjugate-Computation
     Variational Inference (Khan & Lin, 2017).
     """
-    centre, jacobian, blocks = precision.centre, cast(NetworkJacobian, precision.jacobian), precision.blocks
-    x, y, likelihood = centre.problem.x, centre.problem.y, centre.problem.bnn.likelihood
-    prior, index, loc, curvature = prior_precision(jacobian), jacobian.index, centre.mode.clone(), None
+    centre = precision.centre
+    jacobian = cast(NetworkJacobian, precision.jacobian)
+    blocks = precision.blocks
+    x = centre.problem.x
+    y = centre.problem.y
+    likelihood = centre.problem.bnn.likelihood
+    prior = prior_precision(jacobian)
+    index = jacobian.index
+    loc = centre.mode.clone()
+    curvature = None
     for _ in range(30):
         f, cov = Linearized(jacobian, blocks, loc).output_moments(x)
         slope, expected = expected_derivatives(likelihood, f, cov, y, centre.values)
@@ -124,8 +152,10 @@ def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
         step = mode_of_linear(jacobian, blocks, gradient) - jacobian.mode
         if float(step @ gradient) < 1e-3 * len(index):  # nats
             break
-        curvature, loc = expected if curvature is None else (curvature + expected) / 2, loc + step / 2
-        root, one = symmetric_root(curvature).to(f), loc.new_ones(1).double()
+        curvature = expected if curvature is None else (curvature + expected) / 2
+        loc = loc + step / 2
+        root = symmetric_root(curvature).to(f)
+        one = loc.new_ones(1).double()
         blocks = ggn(jacobian, x, lambda _, rows: root[rows], "full", prior.prec).blocks(one, 1.0)  # noqa: B023
     return replace(precision, centre=replace(centre, gradient=gradient), blocks=blocks), loc
 
@@ -138,7 +168,8 @@ def expected_derivatives(
     By 32 to 512 draws, more for fewer rows, the same at every call: each and its mirror image.
     """
     num = max(16, min(256, 2**20 // (f.numel() * f.shape[1])))
-    size, random = max(1, CHUNK_SCALARS // (8 * num * f.shape[1] ** 2)), generator(0)
+    size = max(1, CHUNK_SCALARS // (8 * num * f.shape[1] ** 2))
+    random = generator(0)
     found: list[tuple[Tensor, Tensor]] = []
     for mean, var, target in zip(f.double().split(size), cov.double().split(size), y.split(size)):
         noise = torch.randn(num, *mean.shape, 1, generator=random).to(mean)
@@ -147,7 +178,9 @@ def expected_derivatives(
         with torch.enable_grad():
             slope = torch.autograd.grad(likelihood.log_prob(draws, target, own).sum(), draws)[0]
         again = target.repeat(2 * num, *[1] * (target.dim() - 1))
-        root = likelihood.curvature_root(draws.detach().flatten(0, 1), again, own).reshape(*draws.shape, -1)
+        root = likelihood.curvature_root(draws.detach().flatten(0, 1), again, own).reshape(
+            *draws.shape, -1
+        )
         found.append((slope.mean(0), (root @ root.mT).mean(0)))
     slope, curvature = map(torch.cat, zip(*found))
     return slope, curvature
@@ -164,9 +197,12 @@ def _hessian_block(
 ) -> tuple[Block, float]:
     """Exact Hessian in the sites, damped by as much as it takes; the amount, and a remark if it had to be."""
     sites = [site for site in centre.density.sites if site.name in names]
-    index = torch.cat([torch.arange(site.start, site.stop, device=centre.mode.device) for site in sites])
+    index = torch.cat(
+        [torch.arange(site.start, site.stop, device=centre.mode.device) for site in sites]
+    )
     if structure == "diag":
-        diagonal = values = check_finite(hessian_diagonal(centre.density, centre.mode, index))
+        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index))
+        values = diagonal
         positive = bool((diagonal > 0).all())
     else:
         matrix = check_finite(hessian(centre.density, centre.mode, index))
@@ -176,7 +212,8 @@ def _hessian_block(
             values = torch.linalg.eigvalsh(matrix)
     added = 0.0
     if not positive:
-        lowest, highest = float(values.min()), float(values.max())
+        lowest = float(values.min())
+        highest = float(values.max())
         # the worst direction has its own curvature with the right sign, or what float64 can resolve
         added = -lowest + max(abs(lowest), 1e-8 * abs(highest), 1e-12)
         remarks.append(Finding("hessian_indefinite", {"lowest": lowest, "added": added}))
@@ -214,30 +251,43 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     """The same mode under the tuned prior and noise."""
     problem = centre.problem
     factors = dict(zip(groups, tuned.tau.expand(len(groups)).tolist()))
-    model, points = tuned_model(problem.bnn, centre.names, factors), dict(centre.points)
+    model = tuned_model(problem.bnn, centre.names, factors)
+    points = dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
     program = partial(model.pyro_model, num_data=problem.num_data)
-    free, held = (Density(program, problem.density.args, points=kind, values=points) for kind in ("free", "held"))
+    free, held = (
+        Density(program, problem.density.args, points=kind, values=points)
+        for kind in ("free", "held")
+    )
     # the gradient says whether the mode was found for the model it was searched in
-    return replace(centre, problem=replace(problem, model=model, density=free), density=held, points=points)
+    return replace(
+        centre, problem=replace(problem, model=model, density=free), density=held, points=points
+    )
 
 
-def record(precision: Precision, remarks: list[Finding | str], given: bool, exact: bool) -> dict[str, Any]:
+def record(
+    precision: Precision, remarks: list[Finding | str], given: bool, exact: bool
+) -> dict[str, Any]:
     """What the fit says about itself; adds to the remarks that the centre (``given`` by the user?) is not a mode.
 
     Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
     sum of squares the last step lowers by its squared length, in noise variances.
     """
-    gradient, blocks = precision.centre.gradient, precision.blocks
+    gradient = precision.centre.gradient
+    blocks = precision.blocks
     norm = float(gradient[torch.cat([block.index for block in blocks])].double().norm())
-    parts = [block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks]
+    parts = [
+        block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks
+    ]
     distance = float(torch.stack(parts).sum().sqrt())
     size = sum(len(block.index) for block in blocks)
     # the mode counts as found when Newton's step is shorter than .2 posterior sds per √dimension
     small = exact and distance**2 <= 0.1 * len(precision.centre.problem.x)
     if not small and not distance <= 0.2 * math.sqrt(size):
-        remarks.append(Finding("not_a_mode", {"gradient_norm": norm, "distance": distance, "given": given}))
+        remarks.append(
+            Finding("not_a_mode", {"gradient_norm": norm, "distance": distance, "given": given})
+        )
     return {
         "gradient_norm": norm,
         "newton_distance": distance,
@@ -254,5 +304,9 @@ def report_frozen(draws: Mapping[str, Tensor], remarks: list[Finding | str]) -> 
     moved = torch.cat([(value != value[:, :1]).any(1).flatten() for value in draws.values()])
     some = next(iter(draws.values()))
     if some.shape[1] > 1 and not bool(moved.all()):
-        lost = {"count": int((~moved).sum()), "total": len(moved), "dtype": str(some.dtype).removeprefix("torch.")}
+        lost = {
+            "count": int((~moved).sum()),
+            "total": len(moved),
+            "dtype": str(some.dtype).removeprefix("torch."),
+        }
         remarks.append(Finding("draws_unresolved", lost))

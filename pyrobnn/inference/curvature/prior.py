@@ -53,10 +53,14 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
 
     The elements of each prior are independent, see :func:`check_elementwise`.
     """
-    prec, mean, raised, sites = [], [], 0.0, []
+    prec = []
+    mean = []
+    raised = 0.0
+    sites = []
     for site in jacobian.sites:
         prior = jacobian.model.priors[site.name]
-        base, z = elementwise(prior), jacobian.mode[site.start : site.stop]
+        base = elementwise(prior)
+        z = jacobian.mode[site.start : site.stop]
         if isinstance(base, Normal):
             prec.append(base.scale.to(z).expand(site.shape).reshape(-1) ** -2)
             mean.append(base.loc.to(z).expand(site.shape).reshape(-1))
@@ -65,7 +69,10 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
         def log_prior(u: Tensor, site: Site = site, prior: Distribution = prior) -> Tensor:
             shaped = u.reshape(site.unconstrained_shape)
             value = site.transform(shaped)
-            return prior.log_prob(value).sum() + site.transform.log_abs_det_jacobian(shaped, value).sum()
+            return (
+                prior.log_prob(value).sum()
+                + site.transform.log_abs_det_jacobian(shaped, value).sum()
+            )
 
         slope = torch.func.grad(log_prior)
         # elements are independent, so the gradient of the summed gradient is the diagonal
@@ -77,7 +84,9 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
             sites.append(site.name)
         prec.append(torch.where(low, floor, curved))
     normal = len(mean) == len(prec)
-    return PriorPrecision(torch.cat(prec).detach(), torch.cat(mean) if normal else None, raised, tuple(sites))
+    return PriorPrecision(
+        torch.cat(prec).detach(), torch.cat(mean) if normal else None, raised, tuple(sites)
+    )
 
 
 def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
@@ -93,20 +102,27 @@ def check_elementwise(priors: Mapping[str, Distribution]) -> None:
     """Refuse priors (by site) whose elements depend on each other: a diagonal cannot hold them."""
     for name, prior in priors.items():
         if elementwise(prior).event_shape:
-            raise Refused(f"in the prior of {name!r} elements depend on each other: use curvature='hessian'")
+            raise Refused(
+                f"in the prior of {name!r} elements depend on each other: use curvature='hessian'"
+            )
 
 
-def check_normal(priors: Mapping[str, Distribution], why: str = "'tune' scales", remedy: str = "leave it None") -> None:
+def check_normal(
+    priors: Mapping[str, Distribution], why: str = "'tune' scales", remedy: str = "leave it None"
+) -> None:
     """Refuse priors (by site) that are not normal."""
     for name, prior in priors.items():
         if not isinstance(base := elementwise(prior), Normal):
-            raise Refused(f"{why} normal priors; that of {name!r} is a {type(base).__name__}: {remedy}")
+            raise Refused(
+                f"{why} normal priors; that of {name!r} is a {type(base).__name__}: {remedy}"
+            )
 
 
 def with_precision(name: str, prior: Distribution, factor: float) -> TorchDistributionMixin:
     """The normal prior of a site, its precision multiplied."""
     check_normal({name: prior})
-    base, shape = cast(Normal, elementwise(prior)), prior.event_shape
+    base = cast(Normal, elementwise(prior))
+    shape = prior.event_shape
     return dist.Normal(base.loc, base.scale * factor**-0.5).expand(shape).to_event(len(shape))
 
 
@@ -145,26 +161,33 @@ def maximize_evidence(
     """
     from scipy import optimize
 
-    device, groups = curvature.index.device, len(curvature.group_names)
+    device = curvature.index.device
+    groups = len(curvature.group_names)
     squares, count = residual or (0.0, 0)
     q = torch.zeros(groups, dtype=torch.float64, device=device)
     q.index_add_(0, curvature.group, deviation.double())
     sizes = torch.bincount(curvature.group, minlength=groups).to(q)
 
     def loss(log_tau: Tensor, log_c: Tensor) -> Tensor:
-        tau, c = log_tau.exp(), log_c.exp()
+        tau = log_tau.exp()
+        c = log_c.exp()
         prior = (sizes * log_tau - tau * q).sum()
         return -0.5 * (count * log_c - c * squares + prior - curvature.log_det(tau, c))
 
     def factors(log_rho: float) -> tuple[Tensor, Tensor]:
-        c = q.new_tensor(1.0 if residual is None else count / (squares + math.exp(log_rho) * float(q.sum())))
+        c = q.new_tensor(
+            1.0 if residual is None else count / (squares + math.exp(log_rho) * float(q.sum()))
+        )
         return (c.log() + log_rho)[None], c.log()
 
     grid = torch.linspace(-_BOUND, _BOUND, 73).tolist()
     best = min(range(73), key=lambda at: float(loss(*factors(grid[at]))))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, 72)]
     found = optimize.minimize_scalar(
-        lambda log_rho: float(loss(*factors(log_rho))), bounds=bounds, method="bounded", options={"xatol": 1e-8}
+        lambda log_rho: float(loss(*factors(log_rho))),
+        bounds=bounds,
+        method="bounded",
+        options={"xatol": 1e-8},
     )
     log_tau, log_c = factors(float(found.x))
     if not per_layer or groups == 1:
@@ -172,7 +195,11 @@ def maximize_evidence(
 
     theta = torch.cat([log_tau.expand(groups), log_c[None]]).requires_grad_()
     optimizer = torch.optim.LBFGS(
-        [theta], max_iter=100, tolerance_grad=1e-9, tolerance_change=1e-12, line_search_fn="strong_wolfe"
+        [theta],
+        max_iter=100,
+        tolerance_grad=1e-9,
+        tolerance_change=1e-12,
+        line_search_fn="strong_wolfe",
     )
 
     def closure() -> Tensor:
@@ -183,7 +210,8 @@ def maximize_evidence(
 
     with torch.enable_grad():
         optimizer.step(closure)
-    log_tau, log_c = theta[:-1].detach(), theta[-1].detach()
+    log_tau = theta[:-1].detach()
+    log_c = theta[-1].detach()
     at_bound = bool((log_tau.abs() >= _BOUND).any())
     return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), float(log_c.exp()), at_bound)
 
@@ -206,35 +234,50 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int) -
         raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
     size = max(2, count // 5)  # a gain has an error from two points on
     model = in_standard_units(problem.bnn.reinitialized(seed) if given else problem.bnn)
-    grid = torch.logspace(-4, 4, 25, dtype=torch.float64, device=problem.device)[: 13 if given else 25]
-    parts, seen = [], _score(method, centre)
+    grid = torch.logspace(-4, 4, 25, dtype=torch.float64, device=problem.device)[
+        : 13 if given else 25
+    ]
+    parts = []
+    seen = _score(method, centre)
     for fold in order.split(size)[: min(5, -(-500 // size))]:
         kept = order[~torch.isin(order, fold)]
         source = model, problem.x[kept], problem.y[kept]
         part = prepare(*source, points="free", device=problem.device)
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
-        unseen = _score(method, find_centre(search, part, source, centre.names, FitRun(1, seed), POLISH_STEPS))
+        unseen = _score(
+            method, find_centre(search, part, source, centre.names, FitRun(1, seed), POLISH_STEPS)
+        )
         rows = problem.x[fold], problem.y[fold]
-        parts.append(torch.stack([torch.minimum(unseen(tau, *rows), seen(tau, *rows)) for tau in grid]))
+        parts.append(
+            torch.stack([torch.minimum(unseen(tau, *rows), seen(tau, *rows)) for tau in grid])
+        )
     return choose_factor(grid, torch.cat(parts, 1))
 
 
 def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
     """From log predictive densities (factor, point): the mildest factor that the best does not beat by its error."""
-    middle, root = int((grid - 1).abs().argmin()), math.sqrt(scores.shape[1])
+    middle = int((grid - 1).abs().argmin())
+    root = math.sqrt(scores.shape[1])
     best = int(scores.mean(1).argmax())
     loss = scores[best] - scores
     allowed = (loss.mean(1) <= loss.std(1) / root).nonzero().squeeze(1).tolist()
     chosen = min(allowed, key=lambda number: abs(number - middle))
-    held_out = {"factor": float(grid[chosen]), "best": float(grid[best]), "gain": float(loss[middle].mean())}
+    held_out = {
+        "factor": float(grid[chosen]),
+        "best": float(grid[best]),
+        "gain": float(loss[middle].mean()),
+    }
     held_out |= {"error": float(loss[middle].std()) / root, "num_points": scores.shape[1]}
     return Tuned(grid[chosen : chosen + 1], at_bound=chosen in (0, 24), held_out=held_out)
 
 
 def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """(τ, x, y) → log predictive density (N,) of points, linearised, with the curvature at the centre."""
-    problem, jacobian = centre.problem, centre.jacobian()
-    curvature = ggn(jacobian, problem.x, centre.root, method.structure, prior_precision(jacobian).prec)
+    problem = centre.problem
+    jacobian = centre.jacobian()
+    curvature = ggn(
+        jacobian, problem.x, centre.root, method.structure, prior_precision(jacobian).prec
+    )
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)

@@ -74,21 +74,30 @@ def survey(loader: DataLoader) -> Epoch:
     try:
         size = len(dataset)
     except TypeError as error:
-        raise ValueError("the DataLoader's dataset has no length, so N is unknown: use a map-style dataset") from error
+        raise ValueError(
+            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
+        ) from error
     batching = loader.batch_sampler
     sampler: Any = loader.sampler if batching is None else batching
     if type(batching) is BatchSampler:
         sampler = batching.sampler
     if isinstance(sampler, Iterator) or isinstance(batching, Iterator):
-        raise ValueError("the DataLoader's sampler is an iterator, and can be walked only once: pass a list or Sampler")
+        raise ValueError(
+            "the DataLoader's sampler is an iterator, and can be walked only once: pass a list or Sampler"
+        )
     if type(batching) is BatchSampler and hasattr(sampler, "__len__"):
-        drawn, width = len(sampler), batching.batch_size
+        drawn = len(sampler)
+        width = batching.batch_size
         batches = drawn // width if batching.drop_last else -(-drawn // width)
         points = min(drawn, batches * width)
     else:
         batched = batching is None or isinstance(dataset, IterableDataset)
-        sizes = [len(pair[0]) for pair in loader] if batched else [len(rows) for rows in batching or ()]
-        drawn, points, batches = sum(sizes), sum(sizes), len(sizes)
+        sizes = (
+            [len(pair[0]) for pair in loader] if batched else [len(rows) for rows in batching or ()]
+        )
+        drawn = sum(sizes)
+        points = sum(sizes)
+        batches = len(sizes)
         size = drawn if batching is None else size
     if points == 0:
         raise ValueError(
@@ -123,7 +132,9 @@ def refuse_shares(loader: DataLoader) -> None:
 def _samplers(loader: DataLoader) -> Iterator[Any]:
     """What decides which rows a loader gives: the loader, its samplers, and the samplers that those wrap."""
     waiting: list[Any] = [loader, loader.sampler, loader.batch_sampler]
-    waiting.append(getattr(loader, "state", None))  # of a loader that reads on one rank and hands parts to the others
+    waiting.append(
+        getattr(loader, "state", None)
+    )  # of a loader that reads on one rank and hands parts to the others
     if isinstance(loader.dataset, IterableDataset):  # which has no sampler and shares out by itself
         waiting.append(loader.dataset)
     known: set[int] = set()
@@ -134,14 +145,19 @@ def _samplers(loader: DataLoader) -> Iterator[Any]:
         known.add(id(sampler))
         yield sampler
         attributes = getattr(sampler, "__dict__", {})
-        waiting += [value for name, value in attributes.items() if isinstance(value, Sampler) or "sampler" in name]
+        waiting += [
+            value
+            for name, value in attributes.items()
+            if isinstance(value, Sampler) or "sampler" in name
+        ]
 
 
 def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
     """The first batch of a loader, or with ``gather`` the points of a pass as whole tensors; and what a pass gives."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices):  # iterating a loader advances the global state
-        epoch, batches = survey(loader), iter(_in_order(loader) if gather else loader)
+        epoch = survey(loader)
+        batches = iter(_in_order(loader) if gather else loader)
         first = next(batches, None)
         if first is None:
             raise ValueError(
@@ -149,12 +165,15 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
                 "be walked only once? Pass a list or a Sampler"
             )
         if not isinstance(first, (tuple, list)) or len(first) != 2:
-            raise ValueError("the DataLoader must give batches (x, y): return two tensors from the dataset")
+            raise ValueError(
+                "the DataLoader must give batches (x, y): return two tensors from the dataset"
+            )
         pairs = [first, *batches] if gather else [first]
     x, y = (torch.cat([as_tensor(name, pair[i]) for pair in pairs]) for i, name in enumerate("xy"))
     if not gather:
         return x, y, epoch
-    num, notes = len(x), epoch.notes
+    num = len(x)
+    notes = epoch.notes
     if num < epoch.num_data and not notes:
         shown = {"drawn": epoch.num_data, "size": epoch.num_data, "points": num, "num_data": num}
         notes = (Finding("loader_epoch", shown),)
@@ -165,21 +184,33 @@ def _in_order(loader: DataLoader) -> DataLoader:
     """The loader without its shuffling, so that what is gathered does not depend on it."""
     batching: Any = loader.batch_sampler
     sampler: Any = getattr(batching, "sampler", None)
-    shuffles = type(batching) is BatchSampler and type(sampler) is RandomSampler and not sampler.replacement
+    shuffles = (
+        type(batching) is BatchSampler
+        and type(sampler) is RandomSampler
+        and not sampler.replacement
+    )
     if not shuffles or sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
         return loader
     options = {"drop_last": batching.drop_last, "collate_fn": loader.collate_fn}
-    return DataLoader(loader.dataset, batching.batch_size, num_workers=loader.num_workers, **options)
+    return DataLoader(
+        loader.dataset, batching.batch_size, num_workers=loader.num_workers, **options
+    )
 
 
-def checked(model: BNN, x: Any, y: Any, device: torch.device, loader: DataLoader | None) -> tuple[Tensor, Tensor]:
+def checked(
+    model: BNN, x: Any, y: Any, device: torch.device, loader: DataLoader | None
+) -> tuple[Tensor, Tensor]:
     """As :func:`check_data`; what is not finite in a batch of a loader is named by its row of the data set."""
     try:
         return check_data(model, x, y, device)
     except ValueError:
-        finite = all(bool(as_tensor(name, value).isfinite().all()) for name, value in (("x", x), ("y", y)))
+        finite = all(
+            bool(as_tensor(name, value).isfinite().all()) for name, value in (("x", x), ("y", y))
+        )
         if not finite and loader is not None and loader.batch_sampler is not None:
-            parts = DataLoader(loader.dataset, 1000, collate_fn=loader.collate_fn, generator=torch.Generator())
+            parts = DataLoader(
+                loader.dataset, 1000, collate_fn=loader.collate_fn, generator=torch.Generator()
+            )
             for index, pair in enumerate(parts):
                 for name, value in zip("xy", pair):
                     check_finite(name, as_tensor(name, value), 1000 * index)
@@ -188,7 +219,11 @@ def checked(model: BNN, x: Any, y: Any, device: torch.device, loader: DataLoader
 
 def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:
     """The generative program of ``model`` with the likelihood of any batch scaled to all N data."""
-    return partial(model.pyro_model, num_data=num_data) if epoch is None else partial(model.batch_model, epoch.factor)
+    return (
+        partial(model.pyro_model, num_data=num_data)
+        if epoch is None
+        else partial(model.batch_model, epoch.factor)
+    )
 
 
 def check_batch_size(problem: Problem, batch_size: int | None) -> None:
@@ -200,7 +235,9 @@ def check_batch_size(problem: Problem, batch_size: int | None) -> None:
             "itself: with pyro.plate('rows', len(x), subsample_size=100) as rows, and y[rows] as obs"
         )
     if batch_size is not None and problem.loader is not None:
-        raise ValueError(f"the DataLoader sets the size of batches, got batch_size={batch_size} too: leave it out")
+        raise ValueError(
+            f"the DataLoader sets the size of batches, got batch_size={batch_size} too: leave it out"
+        )
 
 
 def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -231,7 +268,9 @@ def permuted_rows(
         yield from order[..., :used].split(batch_size, -1)
 
 
-def independent_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Tensor, Tensor]]:
+def independent_batches(
+    problem: Problem, batch_size: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Endless mini-batches drawn independently; a loader's as they come.
 
     Within a reshuffled epoch the noise of the gradients cancels, and the iterates of SGD hardly move.
@@ -263,7 +302,9 @@ def _streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in problem.one_pass():
             yield batch
         if batch is None:
-            raise ValueError("the DataLoader gave its batches once and then none: pass a list or a Sampler")
+            raise ValueError(
+                "the DataLoader gave its batches once and then none: pass a list or a Sampler"
+            )
 
 
 def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -281,7 +322,8 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
         total, value = torch.func.grad_and_value(rest)(z)
         for part in zip(x.split(_PART), y.split(_PART), strict=True):
             gradient, loss = torch.func.grad_and_value(likelihood)(z, *part)
-            total, value = total + gradient, value + loss
+            total = total + gradient
+            value = value + loss
         return total, value
 
     return slope

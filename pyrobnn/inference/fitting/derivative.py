@@ -98,21 +98,34 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
 
     Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
     """
-    net, few = copy.deepcopy(model.eval_net).double(), x[:FEW]
+    net = copy.deepcopy(model.eval_net).double()
+    few = x[:FEW]
     few = few.double() if few.is_floating_point() else few
     with seeded(0, model.device):
-        ways = {name: torch.randn_like(v) for name, v in net.named_parameters() if NET + name in model.priors}
+        ways = {
+            name: torch.randn_like(v)
+            for name, v in net.named_parameters()
+            if NET + name in model.priors
+        }
 
     def output(step: Tensor) -> Tensor:
         # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU
-        moved = {name: net.get_parameter(name).detach() + (0.1 + step) * way for name, way in ways.items()}
+        moved = {
+            name: net.get_parameter(name).detach() + (0.1 + step) * way
+            for name, way in ways.items()
+        }
         with WrittenOut():
             out = torch.func.functional_call(net, moved, (few,))
-        return (out * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)).sum()
+        return (
+            out
+            * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
+        ).sum()
 
     def difference(step: float) -> float:
         with torch.no_grad():
-            ahead, behind = (output(torch.tensor(sign * step, dtype=torch.float64)) for sign in (1.0, -1.0))
+            ahead, behind = (
+                output(torch.tensor(sign * step, dtype=torch.float64)) for sign in (1.0, -1.0)
+            )
         return float(ahead - behind) / (2.0 * step)
 
     try:
@@ -145,7 +158,9 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
     for accuracy in (DOUBLE, SINGLE) if size <= _MOST_DATA else (SINGLE,):
         try:
             sites = _wrong_sites(density, accuracy, seconds, deadline)
-        except Exception as error:  # whatever a program may raise at a point, or of values in float64
+        except (
+            Exception
+        ) as error:  # whatever a program may raise at a point, or of values in float64
             tolerable(error)
             continue
         break
@@ -158,7 +173,9 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
     return [Finding("wrong_gradient", {"names": list(sites), **numbers})]
 
 
-def _wrong_sites(density: Density, accuracy: Accuracy, seconds: float, deadline: float) -> dict[str, Slopes]:
+def _wrong_sites(
+    density: Density, accuracy: Accuracy, seconds: float, deadline: float
+) -> dict[str, Slopes]:
     """The sites whose gradient is not the derivative, each with its slopes."""
     probe = _Probe(density, accuracy)
     wrong: dict[str, Slopes] = {}
@@ -173,7 +190,11 @@ def _wrong_sites(density: Density, accuracy: Accuracy, seconds: float, deadline:
             # most programs are right: one step is enough to see it
             if not point.slopes(group, accuracy.steps[:1]).differ:
                 continue
-            wrong |= {site.name: slopes for site in group if (slopes := probe.confirmed(point, site)) is not None}
+            wrong |= {
+                site.name: slopes
+                for site in group
+                if (slopes := probe.confirmed(point, site)) is not None
+            }
     return wrong
 
 
@@ -244,7 +265,10 @@ class _Point:
         differences = tuple(self._difference(direction, step) for step in steps)
         rounding = 16.0 * torch.finfo(self.z.dtype).eps * max(1.0, abs(self.value))
         return Slopes(
-            float(self.gradient @ direction), differences, self.probe.accuracy.tolerance, rounding / min(steps)
+            float(self.gradient @ direction),
+            differences,
+            self.probe.accuracy.tolerance,
+            rounding / min(steps),
         )
 
     @torch.no_grad()

@@ -37,10 +37,14 @@ def full_float32(device: torch.device) -> Iterator[None]:
     with contextlib.ExitStack() as restored:  # the last first
         for place in places:
             restored.callback(setattr, place, "fp32_precision", place.fp32_precision)
-        with contextlib.suppress(RuntimeError):  # the caller mixes both kinds of flags, or uses the newer alone
+        with contextlib.suppress(
+            RuntimeError
+        ):  # the caller mixes both kinds of flags, or uses the newer alone
             restored.callback(setattr, cudnn, "allow_tf32", cudnn.allow_tf32)
         with contextlib.suppress(RuntimeError):
-            restored.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+            restored.callback(
+                torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
+            )
         torch.set_float32_matmul_precision("highest")
         cudnn.allow_tf32 = False
         for place in places:
@@ -80,13 +84,18 @@ def inspector(density: Density) -> Callable[[Tensor, Tensor], str] | None:
 
 
 def float64_reason(
-    log_joint: Callable[[Tensor], Tensor], exact: Callable[[Tensor], Tensor], z: Tensor, steps: Tensor
+    log_joint: Callable[[Tensor], Tensor],
+    exact: Callable[[Tensor], Tensor],
+    z: Tensor,
+    steps: Tensor,
 ) -> str:
     """Why float32 cannot hold draws z (point, dim) of a chain and its steps (dim,), in words; empty if it can."""
     resolution = torch.finfo(z.dtype).eps * z.abs().mean(0)
     if bool((steps < _MIN_STEP * resolution).any()):
         worst = int((steps / resolution).argmin())
-        return f"steps of {float(steps[worst]):.1g} at positions near {float(z[:, worst].mean()):.7g}"
+        return (
+            f"steps of {float(steps[worst]):.1g} at positions near {float(z[:, worst].mean()):.7g}"
+        )
     points = z[:: max(1, len(z) // 32)][:32]
     noise = torch.stack([log_joint(point) - exact(point.double()) for point in points])
     noise = noise[noise.isfinite()]

@@ -21,7 +21,9 @@ def common_start(init: Posterior | nn.Module | None) -> bool:
     """Whether chains from ``init`` start around one point or in one mode: then they agree on what is there."""
     if init is None:
         return False
-    return not isinstance(init, Posterior) or bool(init.meta.get("common_start", init.num_chains == 1))
+    return not isinstance(init, Posterior) or bool(
+        init.meta.get("common_start", init.num_chains == 1)
+    )
 
 
 def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
@@ -40,7 +42,9 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
     values = {NET + name: value.detach().clone() for name, value in init.named_parameters()}
     own = model.initial_values() if isinstance(model, BNN) else {}
     if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
-        raise ValueError("'init' is a net with other parameters than the model's: pass the net the BNN was built from")
+        raise ValueError(
+            "'init' is a net with other parameters than the model's: pass the net the BNN was built from"
+        )
     return values
 
 
@@ -49,7 +53,9 @@ def starts_of(problem: Problem, seeds: Sequence[int]) -> Tensor:
     starts: list[dict[str, Tensor]] = [{} for _ in seeds]
     if problem.is_bnn:
         starts = [problem.bnn.reinitialized(seed).initial_values() for seed in seeds]
-    return torch.stack([problem.density.initial(values, seed) for values, seed in zip(starts, seeds)])
+    return torch.stack(
+        [problem.density.initial(values, seed) for values, seed in zip(starts, seeds)]
+    )
 
 
 def fresh_starts(problem: Problem, seed: int, start: Tensor, number: int) -> Tensor:
@@ -61,7 +67,9 @@ def fresh_starts(problem: Problem, seed: int, start: Tensor, number: int) -> Ten
     return torch.stack([problem.density.unconstrain(values | net | others) for net in nets])
 
 
-def start_chains(model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int) -> Tensor:
+def start_chains(
+    model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int
+) -> Tensor:
     """Starting points (num_chains, dim), from torch's present random state.
 
     Draws of an earlier posterior, different ones where it has enough, and of each of its chains in turn; the parameters
@@ -79,6 +87,9 @@ def start_chains(model: Any, density: Density, init: Posterior | nn.Module | Non
         pick = torch.arange(num_chains) % chains * size + rows
         values = {name: value[pick.to(value.device)] for name, value in stacked.items()}
     else:
-        values = {n: value.expand(num_chains, *value.shape) for n, value in start_values(model, init).items()}
+        values = {
+            n: value.expand(num_chains, *value.shape)
+            for n, value in start_values(model, init).items()
+        }
     given = {site.name: values[site.name] for site in density.sites if site.name in values}
     return density.unconstrain(density.constrain(points) | given)

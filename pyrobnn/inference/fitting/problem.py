@@ -67,7 +67,9 @@ class Problem:
     @property
     def bnn(self) -> BNN:
         """The model of a problem that ``is_bnn``; TypeError for a plain program."""
-        return cast(BNN, check_type("model", self.model, BNN, "a pyrobnn.BNN, not a plain Pyro program"))
+        return cast(
+            BNN, check_type("model", self.model, BNN, "a pyrobnn.BNN, not a plain Pyro program")
+        )
 
     @property
     def num_rows(self) -> int:
@@ -85,23 +87,32 @@ class Problem:
 
     def one_pass(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The checked batches of one pass through the loader."""
-        return (batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ())
+        return (
+            batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ()
+        )
 
     def held_trunk(self, points: Literal["free", "held"]) -> Split | None:
         """The split of the net before its first parameter that is not held; None where nothing comes before it."""
         held = self.density.initial_points if points == "held" else {}
         if not self.is_bnn or self.loader is not None or self.bnn.stochastic_layers():
             return None
-        params = {n: v.detach() for n, v in (self.bnn.initial_values() | held).items() if n.startswith(NET)}
+        params = {
+            n: v.detach()
+            for n, v in (self.bnn.initial_values() | held).items()
+            if n.startswith(NET)
+        }
         found = split(self.bnn, [name for name in params if name not in held], params, self.x)
-        size = found.features(self.x[:1]).nbytes * len(self.x)  # too much to hold is computed as often as it is needed
+        size = found.features(self.x[:1]).nbytes * len(
+            self.x
+        )  # too much to hold is computed as often as it is needed
         return found if found.path and size < free_bytes(self.device) / 2 else None
 
     def at_head(self, parts: Split, points: Literal["free", "held"] = "free") -> Problem:
         """The problem of the head of a net, its data the features."""
         if not parts.path:
             return self
-        head, features = parts.head, parts.features(self.x)
+        head = parts.head
+        features = parts.features(self.x)
         program = partial(head.pyro_model, num_data=self.num_data)
         density = Density(program, (features, self.y), points=points, values=parts.params)
         return dataclasses.replace(self, model=head, x=features, density=density)
@@ -160,9 +171,13 @@ def prepare(
                 "pb.likelihoods.Categorical()); of a trained one pb.posthoc(net, x, y) makes a posterior"
             )
         if not callable(model) or isinstance(model, type):
-            raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
+            raise TypeError(
+                f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}"
+            )
         if loader is not None:
-            raise TypeError("a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader")
+            raise TypeError(
+                "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"
+            )
         problem, seconds = _program_problem(model, x, y, points, where, values)
         if check_derivative:
             with full_float32(problem.device):
@@ -176,14 +191,18 @@ def prepare(
             "so it has no fixed density: call net.eval() before building the BNN"
         )
     if isinstance(x, (Dataset, torch.utils.data.Dataset)):
-        raise TypeError("'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader")
+        raise TypeError(
+            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
+        )
     epoch = None
     if loader is not None:
         if y is not None:
             raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
         x, y, epoch = batches.read(loader, gather=not stream)
     elif x is None or y is None:
-        raise TypeError("'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader")
+        raise TypeError(
+            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
+        )
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
@@ -193,7 +212,11 @@ def prepare(
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
-    for text in (*(() if epoch is None else epoch.notes), *rows_together(model, x), *wrong_gradient(model, x)):
+    for text in (
+        *(() if epoch is None else epoch.notes),
+        *rows_together(model, x),
+        *wrong_gradient(model, x),
+    ):
         problem.note(text)
     return _checked(problem, points, values, num_draws)
 
@@ -233,13 +256,19 @@ def make_posterior(
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     fixed = problem.density.initial_points | dict(point_values or {})
     fixed = {name: value.detach() for name, value in fixed.items()}
-    draws |= {n: v.expand(num_chains, num_draws, *v.shape) for n, v in fixed.items() if n not in draws}
+    draws |= {
+        n: v.expand(num_chains, num_draws, *v.shape) for n, v in fixed.items() if n not in draws
+    }
     meta = dict(meta or {})
     notes = [*notes, *([] if interrupted else stopped_short(meta))]
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
     if approximation is not None and importance:
         held = problem.density.holding(fixed)
-        weigh = partial(log_importance, held, approximation, draws) if importance is True else importance
+        weigh = (
+            partial(log_importance, held, approximation, draws)
+            if importance is True
+            else importance
+        )
         stats = SampleStats(stats, full_float32(problem.device)(weigh))
     told: dict[str, Any] = {}
     if not problem.is_bnn:
@@ -248,7 +277,9 @@ def make_posterior(
         draws |= values
         notes += remarks
         told |= _rounded_by_program(problem.density, draws)
-    notes = [note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]]
+    notes = [
+        note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]
+    ]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
         "interrupted": interrupted,
@@ -264,11 +295,21 @@ def make_posterior(
 
 def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Any]:
     """The entry of ``meta`` that has the types of those sites whose draws are finer than the program has them."""
-    own = {name: dtype for name, dtype in density.own_dtypes.items() if name in draws and draws[name].dtype != dtype}
-    return {"program_dtypes": {n: str(dtype).removeprefix("torch.") for n, dtype in own.items()}} if own else {}
+    own = {
+        name: dtype
+        for name, dtype in density.own_dtypes.items()
+        if name in draws and draws[name].dtype != dtype
+    }
+    return (
+        {"program_dtypes": {n: str(dtype).removeprefix("torch.") for n, dtype in own.items()}}
+        if own
+        else {}
+    )
 
 
-def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, float]) -> dict[str, Any]:
+def _provenance(
+    problem: Problem, method: Any, seed: int, timings: Mapping[str, float]
+) -> dict[str, Any]:
     """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
     return {
         "method": type(method).__name__,
@@ -285,7 +326,10 @@ def _provenance(problem: Problem, method: Any, seed: int, timings: Mapping[str, 
         "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
         "noise": problem.bnn.likelihood.own.kinds if problem.is_bnn else None,
         "device": str(problem.device),
-        "versions": {"python": platform.python_version(), "pyrobnn": import_module("pyrobnn").__version__}
+        "versions": {
+            "python": platform.python_version(),
+            "pyrobnn": import_module("pyrobnn").__version__,
+        }
         | {name: version_of(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats")},
     }
 
@@ -308,7 +352,9 @@ def require_net(method: Any, model: Any) -> BNN:
 def interruption(method: Any, done: int, asked: int, what: str, checkpoint: Any = None) -> Finding:
     """A fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``); where it can go on from."""
     values = {"method": type(method).__name__, "done": done, "total": asked, "unit": what}
-    return Finding("interrupted", values | ({} if checkpoint is None else {"checkpoint": str(checkpoint)}))
+    return Finding(
+        "interrupted", values | ({} if checkpoint is None else {"checkpoint": str(checkpoint)})
+    )
 
 
 def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
@@ -318,7 +364,9 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
         found = search()
     for warning in caught:
         if str(warning.message) not in found.meta["warnings"]:
-            warnings.warn_explicit(str(warning.message), warning.category, warning.filename, warning.lineno)
+            warnings.warn_explicit(
+                str(warning.message), warning.category, warning.filename, warning.lineno
+            )
     if found.meta["interrupted"]:
         raise KeyboardInterrupt(
             f"the search was interrupted by Ctrl-C while {owner} looked for its start: there is nothing to return yet"
@@ -328,7 +376,11 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
 
 def launches(device: torch.device, why: str) -> list[Finding]:
     """Of a run on a GPU whose steps are not compiled."""
-    return [] if device.type == "cpu" else [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
+    return (
+        []
+        if device.type == "cpu"
+        else [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
+    )
 
 
 def settings(method: Any) -> dict[str, Any]:
@@ -340,11 +392,18 @@ def settings(method: Any) -> dict[str, Any]:
         plain = value is None or isinstance(value, (bool, int, float, str))
         return value if plain else getattr(value, "__name__", None) or repr(value)
 
-    return {field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)}
+    return {
+        field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)
+    }
 
 
 def _program_problem(
-    program: Any, x: Any, y: Any, points: Literal["free", "held"], device: torch.device | None, values: Mapping | None
+    program: Any,
+    x: Any,
+    y: Any,
+    points: Literal["free", "held"],
+    device: torch.device | None,
+    values: Mapping | None,
 ) -> tuple[Problem, float]:
     """The problem of a program, and the seconds that one gradient of its density takes."""
     check_signature(program)
@@ -362,14 +421,18 @@ def _program_problem(
             )
         seconds = check_gradient(density, {"x": x, "y": y})
     if y is not None and not density.observes:
-        raise ValueError("'y' is given, and the program observes nothing: pass it to the site of the data, obs=y")
+        raise ValueError(
+            "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
+        )
     # data that the program closes over are counted by the plate that subsamples them
     plate = max(density.plate_sizes.values(), default=None)
     num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
     return Problem(program, density, x, y, num_data, device), seconds
 
 
-def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None, num_draws: int) -> Problem:
+def _checked(
+    problem: Problem, points: str, values: Mapping[str, Tensor] | None, num_draws: int
+) -> Problem:
     """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
     size = problem.density.dim
     require(
@@ -378,12 +441,18 @@ def _checked(problem: Problem, points: str, values: Mapping[str, Tensor] | None,
         f"a posterior of {num_draws} draws × {size} parameters",
         "lower num_draws (or the number of chains or members)",
     )
-    if points == "held" and (held := sorted(set(problem.density.initial_points) - set(values or {}))):
+    if points == "held" and (
+        held := sorted(set(problem.density.initial_points) - set(values or {}))
+    ):
         problem.note(Finding("held_points", {"names": held}))
     return problem
 
 
-def snapshot(problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any) -> Posterior:
+def snapshot(
+    problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any
+) -> Posterior:
     """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
-        return make_posterior(problem, method, draws, seed=seed, timings={}, importance=False, **rest)
+        return make_posterior(
+            problem, method, draws, seed=seed, timings={}, importance=False, **rest
+        )

@@ -78,7 +78,9 @@ def check_proper(density: Density) -> None:
     for site in (site for site in density.sites if site.name in density.masked):
         count = int(flat[site.start : site.stop].sum())
         base = getattr(site.transform, "base_transform", site.transform)
-        if count and (base == transforms.identity_transform or isinstance(base, transforms.ExpTransform)):
+        if count and (
+            base == transforms.identity_transform or isinstance(base, transforms.ExpTransform)
+        ):
             raise Refused(
                 f"{count} of the {site.size} values of {site.name!r} are masked out and nothing else depends on them: "
                 "they have no posterior. Sample the missing values alone, as their own site, and observe the others"
@@ -89,8 +91,12 @@ def check_batched(density: Density, method: str) -> None:
     """Refuse a program or net whose Python looks at values: it can be run for one point at a time only."""
     run: Callable[[Any], Any] = torch.func.grad_and_value(density.log_joint)
     points: Any = None
-    if (owner := density.owner) is not None:  # the rest of a BNN is ours; two rows tell as much as all
-        points = {name: torch.stack([value, value]) for name, value in owner.initial_values().items()}
+    if (
+        owner := density.owner
+    ) is not None:  # the rest of a BNN is ours; two rows tell as much as all
+        points = {
+            name: torch.stack([value, value]) for name, value in owner.initial_values().items()
+        }
         run = functools.partial(lambda x, weights: owner.forward(weights, x), density.args[0][:2])
     points = density.sample_prior(2, seed=0) if points is None else points
     try:
@@ -142,7 +148,9 @@ def what_program_says(
     """Draws of the ``pyro.deterministic`` sites (chain, draw, …); entries of ``meta``; what must be said of them."""
     held = density.holding(fixed)
     chains, num = next(iter(draws.values())).shape[:2]
-    sizes, values, notes = held.derived.deterministic, {}, []
+    sizes = held.derived.deterministic
+    values = {}
+    notes = []
     names = ", ".join(map(repr, sizes))
     size = chains * num * sum(sizes.values()) * held.dtype.itemsize
     if size > _MAX_DERIVED:
@@ -157,9 +165,15 @@ def what_program_says(
         # what is not finite in every draw is so by the data; in some draws, it is by the parameters
         bad = ~torch.isfinite(value).reshape(chains * num, -1)
         if count := int((bad & ~bad.all(0)).any(1).sum()):
-            notes.append(Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)}))
+            notes.append(
+                Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)})
+            )
     given = [value is not None for value in density.args]
-    meta = {"deterministic_sites": list(values), "axes": dict(held.derived.axes), "data_given": given}
+    meta = {
+        "deterministic_sites": list(values),
+        "axes": dict(held.derived.axes),
+        "data_given": given,
+    }
     return values, meta, notes
 
 
@@ -194,7 +208,10 @@ def _by_mode(model: BNN, x: Tensor) -> bool:
     with seeded(0, model.device):
         values = {n: v + 0.1 * torch.randn_like(v) for n, v in model.net.named_parameters()}
         values |= {name: buffer.clone() for name, buffer in model.net.named_buffers()}
-        f, other = (torch.func.functional_call(net, values, (x[:FEW],)) for net in (model.eval_net, model.net))
+        f, other = (
+            torch.func.functional_call(net, values, (x[:FEW],))
+            for net in (model.eval_net, model.net)
+        )
     return bool((f - other).abs().max() > 1e-3 * f.abs().max())
 
 
@@ -203,8 +220,10 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     """Whether the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
     few = x[:FEW]
     with warnings.catch_warnings(action="ignore"):  # what a batch of one is asked for
-        alone, together = model.forward({}, few[:1]), model.forward({}, few)[:1]
-    off, most = float((alone - together).abs().max()), float(together.abs().max())
+        alone = model.forward({}, few[:1])
+        together = model.forward({}, few)[:1]
+    off = float((alone - together).abs().max())
+    most = float(together.abs().max())
     # a product of another number of rows, or a low precision, may change a hundredth
     if off <= 0.01 * most or not math.isfinite(most):
         return []

@@ -48,7 +48,9 @@ def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
     .. math:: \sqrt{-2 \log u_1} \cos(2 \pi u_2)
     """
-    radius, angle = _polar(stream(keys.unsqueeze(-1), torch.arange(1, num + 1, device=keys.device)), dtype)
+    radius, angle = _polar(
+        stream(keys.unsqueeze(-1), torch.arange(1, num + 1, device=keys.device)), dtype
+    )
     return radius * angle.cos()
 
 
@@ -59,7 +61,8 @@ class Noise:
     """
 
     def __init__(self, key: Tensor) -> None:
-        self._key, self._calls = key, 0
+        self._key = key
+        self._calls = 0
 
     def normal(self, like: Tensor) -> Tensor:
         """Standard normals of the shape and type of ``like``; cut off at 6.7 sd."""
@@ -67,11 +70,16 @@ class Noise:
 
     def normal_rows(self, like: Tensor) -> Tensor:
         """As :meth:`normal`, for ``like`` (row, …): a row's numbers are the same whatever rows come after it."""
-        num, size = len(like), like[:1].numel()
+        num = len(like)
+        size = like[:1].numel()
         pairs = (size + 1) // 2  # sine and cosine of one angle are two, which halves the work
-        bits = stream(self._next(), torch.arange(1, num * pairs + 1, device=like.device)).reshape(num, pairs)
+        bits = stream(self._next(), torch.arange(1, num * pairs + 1, device=like.device)).reshape(
+            num, pairs
+        )
         radius, angle = _polar(bits, like.dtype)
-        return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size].reshape(like.shape)
+        return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size].reshape(
+            like.shape
+        )
 
     def sign(self, like: Tensor) -> Tensor:
         """Fair signs, +1 or -1, of the shape and type of ``like``."""

@@ -22,7 +22,9 @@ class MappedCallback:
     """A callback of the user's that receives what ``change`` makes of the metrics."""
 
     def __init__(self, callback: Callback, change: Callable[[Mapping[str, Any]], dict[str, Any]]):
-        self._callback, self._change, self.end = callback, change, end_of(callback)
+        self._callback = callback
+        self._change = change
+        self.end = end_of(callback)
 
     def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
         return self._callback(step, self._change(metrics))
@@ -53,7 +55,8 @@ class Watch:
         metrics: tuple[str, ...] | None = None,
         worth_keeping: Callable[[], bool] | None = None,
     ):
-        self._callbacks, self._worth_keeping = tuple(callbacks), worth_keeping
+        self._callbacks = tuple(callbacks)
+        self._worth_keeping = worth_keeping
         self._bar = ProgressBar(total, name, metrics=metrics) if progress else None
         self._starting = starting
         self.active = progress or bool(self._callbacks)
@@ -66,7 +69,10 @@ class Watch:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> bool:
         interrupted = kind is not None and issubclass(kind, KeyboardInterrupt)
         if kind is not None:
@@ -84,7 +90,9 @@ class Watch:
 
     def ask(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Call every callback; True if any asks to stop."""
-        answers = [callback(step, metrics) for callback in self._callbacks]  # each, whatever the others say
+        answers = [
+            callback(step, metrics) for callback in self._callbacks
+        ]  # each, whatever the others say
         return any(answers)
 
     def show(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -19,7 +19,9 @@ from torch import Tensor
 from pyrobnn.core.chains import rhat
 
 Form = Literal["auto", "diag", "dense"]
-_MAX_DENSE = 100  # coordinates up to which "auto" gives a program a dense metric, cheap beside its gradient
+_MAX_DENSE = (
+    100  # coordinates up to which "auto" gives a program a dense metric, cheap beside its gradient
+)
 _PART = 2**24  # numbers of a window that are copied in float64 at once
 
 
@@ -42,7 +44,9 @@ def pulled(g: Tensor, a: Tensor) -> Tensor:
 
 def whiten(z: Tensor, a: Tensor) -> Tensor:
     """Whitened positions :math:`A^{-1} z` (chain, dim)."""
-    return z / a if a.dim() == 1 else torch.linalg.solve_triangular(a, z.T, upper=False).T.contiguous()
+    return (
+        z / a if a.dim() == 1 else torch.linalg.solve_triangular(a, z.T, upper=False).T.contiguous()
+    )
 
 
 def standard_deviations(a: Tensor) -> Tensor:
@@ -55,7 +59,8 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
 
     Of each chain the first ``counts`` (chain,) draws are valid.
     """
-    total, dense = int(counts.sum()), old.dim() == 2
+    total = int(counts.sum())
+    dense = old.dim() == 2
     if total < 3:
         return old
     if not dense and z.numel() > _PART and z.shape[-1] > 1:
@@ -63,7 +68,8 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
         return torch.cat([whitening(half, counts, scale) for half, scale in halves])
     x, freedom = _centred(z, counts)
     x = whiten(x, old.double()) if dense else x
-    shrink, var = total / (total + 5.0), x.square().sum(0) / freedom
+    shrink = total / (total + 5.0)
+    var = x.square().sum(0) / freedom
     before = torch.ones_like(var) if dense else old.double().square()
     # Stan adds 1e-3, which hides scales far below it: here no more than lies between the estimate and what is in use
     added = (1 - shrink) * 1e-3 * (var * before).sqrt().clamp(max=1.0)
@@ -74,7 +80,9 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
     trust = total / (total + 0.5 * len(var))
     cov = shrink * (trust * (x.T @ x / freedom) + (1 - trust) * var.diag_embed())
     cov = cov + torch.where(var > 0, added, before).diag_embed()
-    factor, failed = torch.linalg.cholesky_ex(cov)  # of positions that ran away to infinity there is none
+    factor, failed = torch.linalg.cholesky_ex(
+        cov
+    )  # of positions that ran away to infinity there is none
     # LAPACK returns the factor transposed
     return old if failed else (old.double() @ factor).to(old.dtype).contiguous()
 
@@ -87,26 +95,36 @@ def _centred(x: Tensor, counts: Tensor) -> tuple[Tensor, int]:
     """
     total = int(counts.sum())
     valid = (torch.arange(x.shape[1], device=x.device) < counts.unsqueeze(-1)).unsqueeze(-1)
-    x, own = torch.where(valid, x.double(), 0.0), counts.double().mean() >= 20
+    x = torch.where(valid, x.double(), 0.0)
+    own = counts.double().mean() >= 20
     per_chain = counts.clamp(min=1).reshape(-1, 1, 1)
     mean = x.sum(1, keepdim=True) / per_chain if own else (x.sum((0, 1)) / total).reshape(1, 1, -1)
-    return torch.where(valid, x - mean, 0.0).flatten(0, 1), max(total - (len(counts) if own else 1), 1)
+    return torch.where(valid, x - mean, 0.0).flatten(0, 1), max(
+        total - (len(counts) if own else 1), 1
+    )
 
 
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
 # pooled acceptance rates are far less noisy than one chain's, so gamma is four times Hoffman & Gelman's: less shrinkage
 # of the first swings is left in the average
-_GAMMA, _T0, _KAPPA = 0.2, 10.0, 0.75
+_GAMMA = 0.2
+_T0 = 10.0
+_KAPPA = 0.75
 #: how the step size adapts: not at all; one for all chains; one for each, until all have found where the mass is
-FROZEN, POOLED, OWN = 0.0, 1.0, 2.0
+FROZEN = 0.0
+POOLED = 1.0
+OWN = 2.0
 #: R-hat of a window: short and correlated, so that chains that agree stay well below
 WINDOW_RHAT = 1.2
 #: transitions of a chain from which it can be judged; draws that a new mass matrix takes (Stan's first window)
-MIN_TRANSITIONS, MIN_WINDOW = 8, 25
+MIN_TRANSITIONS = 8
+MIN_WINDOW = 25
 _RATE_TOLERANCE = 0.2  # of an acceptance rate from its target, after a short search for a step size
 
 
-def dual_averaging(step: Tensor | float, num_chains: int, device: torch.device, mode: float, target: float) -> Tensor:
+def dual_averaging(
+    step: Tensor | float, num_chains: int, device: torch.device, mode: float, target: float
+) -> Tensor:
     """The state (7, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode, target."""
     log_step = torch.as_tensor(step, dtype=torch.float64, device=device).log().expand(num_chains)
     zero = torch.zeros_like(log_step)
@@ -124,18 +142,22 @@ def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, num_chains: int) -> 
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
     """
     log_step, log_mean, error, time, center, mode, target = dual.unbind(0)
-    own, count = mode == OWN, ended.sum()
+    own = mode == OWN
+    count = ended.sum()
     pace = min(2.0, math.sqrt(num_chains)) / num_chains
     share = torch.where(own, ended.double(), (mode == POOLED) * count * pace)
     pooled = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
-    mean_rate, new_time = torch.where(own, rate, pooled), time + share
+    mean_rate = torch.where(own, rate, pooled)
+    new_time = time + share
     gain = share / (new_time + _T0)
     new_error = (1 - gain) * error + gain * (target - mean_rate)
     new_log = center - new_time.sqrt() / _GAMMA * new_error
     # t^-kappa is the weight of a whole unit of time
     keep = (1 - new_time.clamp(min=1.0) ** -_KAPPA) ** share
     new_mean = keep * log_mean + (1 - keep) * new_log
-    return torch.where(share > 0, torch.stack([new_log, new_mean, new_error, new_time, center, mode, target]), dual)
+    return torch.where(
+        share > 0, torch.stack([new_log, new_mean, new_error, new_time, center, mode, target]), dual
+    )
 
 
 def first_step_size(
@@ -151,7 +173,8 @@ def first_step_size(
 ) -> Tensor | float:
     """Double or halve until the mean (or ``each`` chain's) acceptance of a leapfrog from (q, r) crosses the target."""
     step = torch.zeros_like(lp) + guess
-    direction, done = torch.zeros_like(lp), torch.zeros_like(lp, dtype=torch.bool)
+    direction = torch.zeros_like(lp)
+    done = torch.zeros_like(lp, dtype=torch.bool)
     energy = 0.5 * r.double().square().sum(-1) - lp
     for _ in range(60):
         size = step.to(q.dtype).unsqueeze(-1)
@@ -188,7 +211,8 @@ def planned(num_warmup: int) -> list[Phase]:
     middle = num_warmup - first - last
     if middle < 10:
         return [Phase(num_warmup)] if num_warmup else []
-    plan, length = [Phase(first, own_step=True)], min(25, max(5, middle // 3))
+    plan = [Phase(first, own_step=True)]
+    length = min(25, max(5, middle // 3))
     while middle >= 3 * length:
         plan.append(Phase(length, mass=True))
         middle -= length
@@ -206,7 +230,9 @@ def extend_phase(plan: list[Phase], phase: int, most: int) -> list[Phase]:
     return [*plan[: phase + 1], Phase(min(2 * length, left), mass, mass), *plan[phase + 1 :]]
 
 
-def not_stationary(z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[int], str] | None) -> str:
+def not_stationary(
+    z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[int], str] | None
+) -> str:
     """Why the chains of a window (chain, slot, dim) cannot be sampled from yet, in words; or empty.
 
     Without ``names`` of a coordinate's site, for a net, chains in several modes are not a reason.
@@ -217,7 +243,8 @@ def not_stationary(z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[in
     if num < MIN_TRANSITIONS:
         return f"chain {int(counts.argmin())} made {num} transitions"
     lp = stats[:, :num, STATS.index("lp")]
-    first, second = lp[:, : num // 2], lp[:, -(num // 2) :]
+    first = lp[:, : num // 2]
+    second = lp[:, -(num // 2) :]
     rise = float((second.mean(1) - first.mean(1)).mean())
     if rise > float(torch.cat([first, second]).var(1).mean().sqrt()):
         return f"the log density was still rising, by {rise:.3g} from the first to the second half of a window"
@@ -238,7 +265,8 @@ def acceptance_off_target(stats: Tensor, counts: Tensor, target: float) -> str:
         return f"{len(stuck)} of {len(counts)} chains did not move"
     column = stats[..., STATS.index("acceptance_rate")]
     rates = torch.stack([column[c, : int(n)].mean() for c, n in enumerate(counts)])
-    mean, least = float(rates.mean()), float(rates.min())
+    mean = float(rates.mean())
+    least = float(rates.min())
     if abs(mean - target) <= _RATE_TOLERANCE and least >= target - 2 * _RATE_TOLERANCE:
         return ""
     return f"the acceptance rate was {mean:.2f} ({least:.2f} of chain {int(rates.argmin())}), aimed at {target:g}"

@@ -26,7 +26,9 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
     """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
     digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=repr).encode())
     for name, value in sorted(tensors.items()):
-        value = value.detach().cpu().clone(memory_format=torch.contiguous_format)  # an axis of one may have any stride
+        value = (
+            value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        )  # an axis of one may have any stride
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
         digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
     return digest.hexdigest()
@@ -49,9 +51,11 @@ def run_fingerprint(config: Any, problem: Problem, run: FitRun) -> str:
 
 def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors for the run with this fingerprint; a reader sees the old file or the new one, never a part."""
-    path, body = Path(path), io.BytesIO()
+    path = Path(path)
+    body = io.BytesIO()
     torch.save({name: value.detach().cpu() for name, value in tensors.items()}, body)
-    content, part = body.getvalue(), path.with_name(path.name + ".part")
+    content = body.getvalue()
+    part = path.with_name(path.name + ".part")
     with open(part, "wb") as file:
         file.write(_MAGIC + f"{run} {hashlib.sha256(content).hexdigest()}\n".encode() + content)
         file.flush()
@@ -66,11 +70,15 @@ def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
         return None
     content = path.read_bytes()
     if not content.startswith(_MAGIC):
-        raise ValueError(f"{path} is not a pyrobnn checkpoint: choose another path or delete the file")
+        raise ValueError(
+            f"{path} is not a pyrobnn checkpoint: choose another path or delete the file"
+        )
     head, _, body = content[len(_MAGIC) :].partition(b"\n")
     owner, _, digest = head.decode(errors="replace").partition(" ")
     if digest != hashlib.sha256(body).hexdigest():
-        raise ValueError(f"the checkpoint {path} is damaged (its checksum does not match): delete it to start again")
+        raise ValueError(
+            f"the checkpoint {path} is damaged (its checksum does not match): delete it to start again"
+        )
     if owner != run:
         raise ValueError(
             f"the checkpoint {path} belongs to a run with another model, data, seed or settings: resume with the "

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pyrobnn.posterior import Posterior
 
 #: draws per chain up to which a run that waits for convergence goes on, and the effective draws that it waits for
-MOST_DRAWS, MIN_ESS = 10_000, 400.0
+MOST_DRAWS = 10_000
+MIN_ESS = 400.0
 _VALUES = 256  # of all sites together, or of the function, that are judged
 #: fraction of missing information (BFMI) below which a chain's energy changes too slowly (Betancourt, 2016)
 MIN_BFMI = 0.3
@@ -59,16 +60,22 @@ class Convergence(NamedTuple):
 def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Convergence:
     """How far the draws of at least two chains have converged; an infinite R-hat where they cannot be judged."""
     num = stats.shape[1]
-    found = {name: values for name, values in _judged(problem, draws, stats).items() if np.ptp(values) != 0}
+    found = {
+        name: values
+        for name, values in _judged(problem, draws, stats).items()
+        if np.ptp(values) != 0
+    }
     for name, values in found.items():
         if not np.isfinite(values).all():
             return Convergence(num, np.inf, name, 0.0, name)
     if not found or num < chains.MIN_DRAWS:
         return Convergence(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
-    names, stacked = list(found), np.stack(list(found.values()))
+    names = list(found)
+    stacked = np.stack(list(found.values()))
     rhat = np.nan_to_num(chains.rhat(stacked), nan=np.inf, posinf=np.inf)
     ess = np.nan_to_num(np.minimum(chains.ess(stacked), chains.ess(stacked, "tail")), nan=0.0)
-    worst, slowest = int(rhat.argmax()), int(ess.argmin())
+    worst = int(rhat.argmax())
+    slowest = int(ess.argmin())
     return Convergence(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
 
 
@@ -80,7 +87,11 @@ def _judged(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> dic
     """
     lp = stats[..., STATS.index("lp")].cpu().double()
     found = {"the log density": lp}
-    sites = {name: value for name, value in draws.items() if not (problem.is_bnn and name.startswith(NET))}
+    sites = {
+        name: value
+        for name, value in draws.items()
+        if not (problem.is_bnn and name.startswith(NET))
+    }
     if problem.is_bnn:
         found |= _of_net(problem, draws)
         found["the log likelihood"] = lp - found["the log prior"]
@@ -96,7 +107,10 @@ def _columns(name: str, values: Tensor, most: int) -> dict[str, Tensor]:
         return {name: values}
     flat = values.flatten(2)
     picked = torch.linspace(0, flat.shape[2] - 1, min(most, flat.shape[2])).round().long().tolist()
-    return {f"{name}[{', '.join(str(k) for k in np.unravel_index(i, shape))}]": flat[..., i] for i in picked}
+    return {
+        f"{name}[{', '.join(str(k) for k in np.unravel_index(i, shape))}]": flat[..., i]
+        for i in picked
+    }
 
 
 def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -109,23 +123,37 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     blocks: dict[str, list[Tensor]] = {}
     for start in range(0, shape.numel(), 256):
         rows = {name: value.flatten(0, 1)[start : start + 256] for name, value in draws.items()}
-        f = identified(model.likelihood, at_each(lambda params: model.forward(params, x), rows).unsqueeze(0))
+        f = identified(
+            model.likelihood, at_each(lambda params: model.forward(params, x), rows).unsqueeze(0)
+        )
         one = {name: value.unsqueeze(0) for name, value in rows.items()}
         log_prior = sum(prior.log_prob(one[name]) for name, prior in model.priors.items())
         norms = {f"the norm of layer {layer}": norm for layer, norm in layer_norms(one).items()}
-        for name, value in (_columns("f", f, _VALUES) | {"the log prior": log_prior} | norms).items():
+        for name, value in (
+            _columns("f", f, _VALUES) | {"the log prior": log_prior} | norms
+        ).items():
             blocks.setdefault(name, []).append(value[0].double().cpu())
     return {name: torch.cat(values).reshape(shape) for name, values in blocks.items()}
 
 
-def run_findings(problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: Any) -> list[Finding]:
+def run_findings(
+    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: Any
+) -> list[Finding]:
     """Everything about the run that a user has to know."""
     found = _transitions(result.stats, config)
     chains, num = result.stats.shape[:2]
     if config.until is None and num >= MIN_DRAWS and chains > 1:
-        found += _log_density_gap(result.stats) if problem.is_bnn else _agreement(problem, draws, result.stats)
+        found += (
+            _log_density_gap(result.stats)
+            if problem.is_bnn
+            else _agreement(problem, draws, result.stats)
+        )
     if result.unfinished:
-        found.append(Finding("warmup_unfinished", {"num_warmup": result.num_warmup, "reason": result.unfinished}))
+        found.append(
+            Finding(
+                "warmup_unfinished", {"num_warmup": result.num_warmup, "reason": result.unfinished}
+            )
+        )
     return found
 
 
@@ -145,39 +173,56 @@ def with_reasons(findings: list[Finding], density: Density, result: Draws) -> li
 def _transitions(stats: Tensor, config: Any) -> list[Finding]:
     """Divergences, chains that stand still, trees at their greatest depth; of statistics (chain, draw, 7)."""
     diverging = stats[..., STATS.index("diverging")]
-    count, total = int(diverging.sum()), diverging.numel()
+    count = int(diverging.sum())
+    total = diverging.numel()
     found = []
     if count == total or count > divergences_by_chance(total):
-        found.append(Finding("diverged", {"count": count, "total": total, "target_accept": config.target_accept}))
+        found.append(
+            Finding(
+                "diverged", {"count": count, "total": total, "target_accept": config.target_accept}
+            )
+        )
     stuck = stuck_chains(stats, torch.full((len(stats),), stats.shape[1]))
     if stuck and count < total:
         found.append(Finding("stuck_chains", {"stuck": stuck, "num_chains": len(stats)}))
-    saturated = (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
+    saturated = (
+        (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
+    )
     if config.trajectory is None and saturated > 0.1:
-        found.append(Finding("tree_depth", {"share": saturated, "max_tree_depth": config.max_tree_depth}))
+        found.append(
+            Finding("tree_depth", {"share": saturated, "max_tree_depth": config.max_tree_depth})
+        )
     return found
 
 
 def _agreement(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> list[Finding]:
     """Of a program, whose sites are identified; a net's function is judged by the diagnosis."""
     total = stats.shape[0] * stats.shape[1]
-    far, found = check_convergence(problem, draws, stats), []
+    far = check_convergence(problem, draws, stats)
+    found = []
     if far.rhat > RHAT_NOTED:
         found.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
     elif total >= 10 * MIN_DRAWS and far.ess < MIN_DRAWS:
-        found.append(Finding("few_effective_draws", {"quantity": far.slowest, "ess": far.ess, "draws": total}))
+        found.append(
+            Finding(
+                "few_effective_draws", {"quantity": far.slowest, "ess": far.ess, "draws": total}
+            )
+        )
     energy = stats[..., STATS.index("energy")].double()
     bfmi = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
     if total >= 10 * MIN_DRAWS and float(bfmi.min()) < MIN_BFMI:
         # where a scale is close to zero, as in a funnel's neck, chains that all stay outside agree
-        found.append(Finding("slow_energy", {"chain": int(bfmi.argmin()), "bfmi": float(bfmi.min())}))
+        found.append(
+            Finding("slow_energy", {"chain": int(bfmi.argmin()), "bfmi": float(bfmi.min())})
+        )
     return found
 
 
 def _log_density_gap(stats: Tensor) -> list[Finding]:
     """Chains of a net in different modes have different functions; the gap says whether they have arrived in them."""
     lp = stats[:, stats.shape[1] // 2 :, STATS.index("lp")].double()
-    mean, spread = lp.mean(1), float(lp.var(1).mean().sqrt())
+    mean = lp.mean(1)
+    spread = float(lp.var(1).mean().sqrt())
     gap = float(mean.max() - mean.min())
     if not gap > 3.0 * spread > 0.0:  # three sds of one chain's log density
         return []
@@ -189,7 +234,10 @@ class Hooks:
     """What happens when the host looks at a run: progress, callbacks, and the test for convergence."""
 
     def __init__(self, problem: Problem, run: FitRun, num_warmup: int, config: Any) -> None:
-        self._problem, self._run, self._config, self._num_warmup = problem, run, config, num_warmup
+        self._problem = problem
+        self._run = run
+        self._config = config
+        self._num_warmup = num_warmup
         self.watch = Watch(
             run.num_draws + num_warmup,
             "NUTS",
@@ -199,14 +247,18 @@ class Hooks:
             starting=COMPILING if config.compile else "looking for a step size",
             metrics=("step_size", "tree_depth", "divergences"),
         )
-        self._reported, self._stopped, self._found = -1, "num_draws", ""
-        self._ends, self._halfway = time.monotonic() + (config.max_seconds or float("inf")), 0.0
+        self._reported = -1
+        self._stopped = "num_draws"
+        self._found = ""
+        self._ends = time.monotonic() + (config.max_seconds or float("inf"))
+        self._halfway = 0.0
         self.enough = None if config.until is None else self._enough
         self.look = self._look if self.watch.active or config.max_seconds else None
 
     def begin_again(self, problem: Problem, why: str) -> None:
         """The run begins anew, in float64: the bar says so, and counts from zero."""
-        self._problem, self._reported = problem, -1
+        self._problem = problem
+        self._reported = -1
         self.watch.restart(f"the run goes on in float64: {why}")
 
     def end(self, result: Draws) -> str:
@@ -219,8 +271,11 @@ class Hooks:
         if self._report(look):
             self._stopped = "callback"
             return True
-        now, judged = time.monotonic(), look.phase == "warm-up" and look.latest >= MIN_TRANSITIONS
-        self._halfway = self._halfway or 0.5 * (now + self._ends)  # at the first look: the step is compiled
+        now = time.monotonic()
+        judged = look.phase == "warm-up" and look.latest >= MIN_TRANSITIONS
+        self._halfway = self._halfway or 0.5 * (
+            now + self._ends
+        )  # at the first look: the step is compiled
         spent = now >= (self._halfway if judged else self._ends)
         self._stopped = "max_seconds" if spent else self._stopped
         return spent
@@ -240,12 +295,17 @@ class Hooks:
             self._reported = max(self._reported, 0)
             return False
         self._reported = done
-        metrics = {name: getattr(look, name) for name in ("step_size", "tree_depth", "divergences", "draws")}
+        metrics = {
+            name: getattr(look, name)
+            for name in ("step_size", "tree_depth", "divergences", "draws")
+        }
         self.watch.show(done, metrics | {"phase": phase})
         present = partial(self._snapshot, look)
         stop = self.watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
         if stop and (warming or not look.draws):
-            raise ValueError(f"a callback stopped the run at step {look.steps}, before the first draw was kept")
+            raise ValueError(
+                f"a callback stopped the run at step {look.steps}, before the first draw was kept"
+            )
         return stop
 
     def _snapshot(self, look: Progress) -> Posterior:
@@ -253,7 +313,9 @@ class Hooks:
         return snapshot(self._problem, self._config, draws, seed=self._run.seed)
 
     def _enough(self, result: Draws) -> bool:
-        far = check_convergence(self._problem, self._problem.density.constrain(result.z), result.stats)
+        far = check_convergence(
+            self._problem, self._problem.density.constrain(result.z), result.stats
+        )
         self._found = f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
         self._stopped = "converged" if far.enough else self._stopped
         return far.enough

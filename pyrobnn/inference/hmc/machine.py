@@ -128,10 +128,16 @@ class Machine:
 
     def records(self, num_slots: int) -> tuple[Tensor, Tensor]:
         """Room for whitened draws (chain, slot, dim) and their statistics (chain, slot, 7)."""
-        draws = torch.zeros(self.num_chains, num_slots, self.dim, dtype=self.dtype, device=self.device)
-        return draws, torch.zeros(*draws.shape[:2], len(STATS), dtype=torch.float64, device=self.device)
+        draws = torch.zeros(
+            self.num_chains, num_slots, self.dim, dtype=self.dtype, device=self.device
+        )
+        return draws, torch.zeros(
+            *draws.shape[:2], len(STATS), dtype=torch.float64, device=self.device
+        )
 
-    def start(self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor) -> State:
+    def start(
+        self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor
+    ) -> State:
         """A state at the beginning of a transition, slot 0, for whitened positions and gradients (chain, dim)."""
         zero = torch.zeros(self.num_chains, dtype=torch.float64, device=self.device)
         begun = Scalars(*[zero] * len(Scalars._fields))._replace(transition=transition, lp_prop=lp)
@@ -141,30 +147,42 @@ class Machine:
 
     def step(self, *arguments: Tensor) -> tuple[()]:
         """One leapfrog for every chain, in place. Arguments: State, Buffers, whitening, chain keys."""
-        state, buffers = State(*arguments[:3]), Buffers(*arguments[3:7])
+        state = State(*arguments[:3])
+        buffers = Buffers(*arguments[3:7])
         scale, keys = arguments[7:]
-        old, s = Vectors(*state.vectors.unbind(0)), Scalars(*state.scalars.unbind(0))
+        old = Vectors(*state.vectors.unbind(0))
+        s = Scalars(*state.scalars.unbind(0))
         q, r, g, lp, energy = self._leapfrog(old, s, scale)
         error = energy - s.energy0
         fine = error <= MAX_ENERGY_ERROR  # false for NaN: nothing of a bad leaf is ever selected
-        s = s._replace(steps=s.steps + 1, accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0))
+        s = s._replace(
+            steps=s.steps + 1,
+            accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0),
+        )
         chain = torch.arange(self.num_chains, device=self.device)
         chance = rng.chances(rng.stream(rng.stream(keys, s.transition.long()), s.steps.long()))
         extend = self._extend_path if self.trajectory else self._extend_tree
-        new, s, ended, diverging = extend(Vectors(q, r, g, *old[3:]), s, buffers, lp, energy, fine, chance)
+        new, s, ended, diverging = extend(
+            Vectors(q, r, g, *old[3:]), s, buffers, lp, energy, fine, chance
+        )
 
-        where, rate = s.slot.long() % self.num_latest, s.accept / s.steps
+        where = s.slot.long() % self.num_latest
+        rate = s.accept / s.steps
         row = (s.lp_prop, s.energy_prop, diverging.double(), s.depth, s.steps, rate, s.step_size)
         buffers.latest_draws.index_put_((chain, where), new.q_prop)
         buffers.latest_stats.index_put_((chain, where), torch.stack(row, -1))
 
         dual = dual_average(state.dual, rate, ended, self.num_chains)
-        r_new, begun = self._begin(s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2])
+        r_new, begun = self._begin(
+            s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
+        )
         fresh = ended.unsqueeze(-1)
         both = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
         ends = [torch.where(fresh, b, a) for a, b in zip(new[:6], both, strict=True)]
         state.vectors.copy_(torch.stack([*ends, *new[6:]]))
-        state.scalars.copy_(torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]))
+        state.scalars.copy_(
+            torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)])
+        )
         state.dual.copy_(dual)
         return ()
 
@@ -178,35 +196,51 @@ class Machine:
         return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
 
     def _extend_tree(
-        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor, chance: Chances
+        self,
+        new: Vectors,
+        s: Scalars,
+        buffers: Buffers,
+        lp: Tensor,
+        energy: Tensor,
+        fine: Tensor,
+        chance: Chances,
     ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
-        q, r, g = new.q, new.r, new.g
+        q = new.q
+        r = new.r
+        g = new.g
         weight = torch.where(fine, s.energy0 - energy, -math.inf)
         weight_sub = torch.logaddexp(s.weight_sub, weight)
         pick = chance[0] < (weight - weight_sub).exp()
         col = pick.unsqueeze(-1)
-        q_sub, g_sub = torch.where(col, q, new.q_sub), torch.where(col, g, new.g_sub)
-        lp_sub, energy_sub = torch.where(pick, lp, s.lp_sub), torch.where(pick, energy, s.energy_sub)
+        q_sub = torch.where(col, q, new.q_sub)
+        g_sub = torch.where(col, g, new.g_sub)
+        lp_sub = torch.where(pick, lp, s.lp_sub)
+        energy_sub = torch.where(pick, energy, s.energy_sub)
 
         fine_sub = fine & ~self._turning(q, r, s, buffers)
         merge = fine_sub & (s.leaf + 1 >= torch.exp2(s.depth))
         take = merge & (chance[1] < (weight_sub - s.weight_tree).exp())
-        col, across = take.unsqueeze(-1), (q - new.q0) * s.sign.to(self.dtype).unsqueeze(-1)
+        col = take.unsqueeze(-1)
+        across = (q - new.q0) * s.sign.to(self.dtype).unsqueeze(-1)
         turned = ((across * r).sum(-1) <= 0) | ((across * new.r0).sum(-1) <= 0)
         depth = s.depth + merge
         ended = ~fine_sub | (merge & (turned | (depth >= self.max_depth)))
 
         sign = torch.where(merge, chance[2], s.sign)
         swap = (sign != s.sign).unsqueeze(-1)
-        ends = [torch.where(swap, b, a) for a, b in zip(new[:6], (*new[3:6], *new[:3]), strict=True)]
+        ends = [
+            torch.where(swap, b, a) for a, b in zip(new[:6], (*new[3:6], *new[:3]), strict=True)
+        ]
         tree = torch.where(col, q_sub, new.q_prop), torch.where(col, g_sub, new.g_prop)
         vectors = Vectors._make([*ends, q_sub, g_sub, *tree])
         s = s._replace(
             sign=sign,
             depth=depth,
             leaf=torch.where(merge, 0.0, s.leaf + 1),
-            weight_tree=torch.where(merge, torch.logaddexp(s.weight_tree, weight_sub), s.weight_tree),
+            weight_tree=torch.where(
+                merge, torch.logaddexp(s.weight_tree, weight_sub), s.weight_tree
+            ),
             weight_sub=torch.where(merge, -math.inf, weight_sub),
             lp_sub=lp_sub,
             energy_sub=energy_sub,
@@ -236,7 +270,14 @@ class Machine:
         return (ends & (late | early)).any(-1)
 
     def _extend_path(
-        self, new: Vectors, s: Scalars, buffers: Buffers, lp: Tensor, energy: Tensor, fine: Tensor, chance: Chances
+        self,
+        new: Vectors,
+        s: Scalars,
+        buffers: Buffers,
+        lp: Tensor,
+        energy: Tensor,
+        fine: Tensor,
+        chance: Chances,
     ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
         ended = ~fine | (s.steps >= (self.trajectory or math.inf))
@@ -244,7 +285,9 @@ class Machine:
         col = take.unsqueeze(-1)
         # the acceptance rate of the end point alone: what a fixed path is tuned on
         rate = torch.where(fine, (s.energy0 - energy).clamp(max=0.0).exp(), 0.0)
-        vectors = new._replace(q_prop=torch.where(col, new.q, new.q_prop), g_prop=torch.where(col, new.g, new.g_prop))
+        vectors = new._replace(
+            q_prop=torch.where(col, new.q, new.q_prop), g_prop=torch.where(col, new.g, new.g_prop)
+        )
         s = s._replace(
             accept=rate * s.steps,
             lp_prop=torch.where(take, lp, s.lp_prop),
@@ -252,7 +295,9 @@ class Machine:
         )
         return vectors, s, ended, ~fine
 
-    def _begin(self, s: Scalars, dual: Tensor, keys: Tensor, sign: Tensor) -> tuple[Tensor, Scalars]:
+    def _begin(
+        self, s: Scalars, dual: Tensor, keys: Tensor, sign: Tensor
+    ) -> tuple[Tensor, Scalars]:
         """Momenta (chain, dim) and scalars of a new transition."""
         r = rng.normal(rng.stream(keys, s.transition.long()), self.dim, self.dtype)
         energy = 0.5 * (r * r).sum(-1, dtype=torch.float64) - s.lp_prop

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 def sample(
-    log_density: Callable[[Tensor], Tensor], z: Tensor, dense: bool, num_warmup: int, config: Any, run: FitRun
+    log_density: Callable[[Tensor], Tensor],
+    z: Tensor,
+    dense: bool,
+    num_warmup: int,
+    config: Any,
+    run: FitRun,
 ) -> Draws:
     """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
     finished: list[_Chain] = []
@@ -57,8 +62,13 @@ class _Chain:
     The tree depth is what the leapfrogs imply; the energy that of the transition's start, by the kernel's own function.
     """
 
-    def __init__(self, log_density: Callable[[Tensor], Tensor], dtype: torch.dtype, dense: bool, config: Any):
-        self._fresh, self._accept, self._energy, self._lp = True, 0.0, math.nan, math.nan
+    def __init__(
+        self, log_density: Callable[[Tensor], Tensor], dtype: torch.dtype, dense: bool, config: Any
+    ):
+        self._fresh = True
+        self._accept = 0.0
+        self._energy = math.nan
+        self._lp = math.nan
 
         def potential(params: dict[str, Tensor]) -> Tensor:
             self.calls += 1
@@ -67,7 +77,8 @@ class _Chain:
         def kinetic(r: dict) -> Tensor:
             energy = own(r)
             if self._fresh:  # the first call of a transition is for its starting momenta
-                self._energy, self._fresh = float(energy) - self._lp, False
+                self._energy = float(energy) - self._lp
+                self._fresh = False
             return energy
 
         options: dict[str, Any] = {"full_mass": dense, "target_accept_prob": config.target_accept}
@@ -83,13 +94,16 @@ class _Chain:
         self.calls = self._before = 0
 
     def __call__(self, kernel: HMC, params: dict[str, Tensor], stage: str, index: int) -> None:
-        steps, self._before = self.calls - self._before, self.calls
+        steps = self.calls - self._before
+        self._before = self.calls
         self._lp = -float(kernel._fetch_from_cache()[1])
-        energy, self._fresh = self._energy, True
+        energy = self._energy
+        self._fresh = True
         if stage.startswith("Warmup"):
             return
         count = len(self.rows) + 1  # the kernel keeps a running mean over the kept draws
-        rate, self._accept = (count * kernel._mean_accept_prob - self._accept, count * kernel._mean_accept_prob)
+        rate = count * kernel._mean_accept_prob - self._accept
+        self._accept = count * kernel._mean_accept_prob
         depth = math.floor(math.log2(steps + 1)) if steps else 0
         row = [self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)]
         self.rows.append((params["z"].detach().clone(), row))

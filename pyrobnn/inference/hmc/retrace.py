@@ -14,7 +14,9 @@ from pyrobnn.model import Density
 from pyrobnn.model.gradient import batched_gradient
 
 #: transitions that are followed, leapfrogs of each, and parameters that are named
-MOST_FOLLOWED, MOST_LEAPFROGS, MOST_NAMED = 24, 32, 3
+MOST_FOLLOWED = 24
+MOST_LEAPFROGS = 32
+MOST_NAMED = 3
 
 
 @torch.no_grad()
@@ -30,9 +32,12 @@ def impossible_ends(density: Density, z: Tensor, stats: Tensor, scale: Tensor) -
         ``followed``, ``impossible`` and ``places``; empty where none ends so.
     """
     chains, draws = stats[..., STATS.index("diverging")].nonzero(as_tuple=True)
-    spread = torch.linspace(0, len(chains) - 1, min(len(chains), MOST_FOLLOWED), device=chains.device)
+    spread = torch.linspace(
+        0, len(chains) - 1, min(len(chains), MOST_FOLLOWED), device=chains.device
+    )
     picked = spread.round().long()
-    chains, draws = chains[picked], draws[picked]
+    chains = chains[picked]
+    draws = draws[picked]
     start = z[chains, (draws - 1).clamp(min=0)]
     step_size = stats[chains, draws, STATS.index("step_size")]
     ends = _lost(density, torch.cat([start, start]), torch.cat([step_size, -step_size]), scale)
@@ -47,7 +52,11 @@ def impossible_ends(density: Density, z: Tensor, stats: Tensor, scale: Tensor) -
         count += bool(places)
     if not count:
         return {}
-    return {"followed": len(start), "impossible": count, "places": [name for name, _ in names.most_common(MOST_NAMED)]}
+    return {
+        "followed": len(start),
+        "impossible": count,
+        "places": [name for name, _ in names.most_common(MOST_NAMED)],
+    }
 
 
 def _lost(density: Density, z: Tensor, step_size: Tensor, scale: Tensor) -> list[Tensor | None]:

@@ -80,7 +80,9 @@ class Progress(NamedTuple):
     divergences: int
     steps: int
     unfinished: str  # why the warm-up was not finished when it was last judged
-    positions: Callable[[], Tensor]  # unconstrained (chain, draw, dim): the draws, or where the chains are
+    positions: Callable[
+        [], Tensor
+    ]  # unconstrained (chain, draw, dim): the draws, or where the chains are
 
 
 def named_stats(stats: Tensor) -> dict[str, Tensor]:
@@ -154,21 +156,35 @@ class Run:
         every: int = 16,
         compile_within: float | None = None,
     ) -> None:
-        self.machine, self.dense, self.every = machine, mass_matrix == "dense", every
+        self.machine = machine
+        self.dense = mass_matrix == "dense"
+        self.every = every
         chains = torch.arange(machine.num_chains, device=machine.device)
         self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
-        self.plan, self.most, self.names, self.inspect = planned(num_warmup), most, names, inspect
+        self.plan = planned(num_warmup)
+        self.most = most
+        self.names = names
+        self.inspect = inspect
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
-        self.first_step, self.compile, self.compile_within = step_size, compile, compile_within
+        self.first_step = step_size
+        self.compile = compile
+        self.compile_within = compile_within
         self.buffers = machine.buffers()
-        self.draws, self.stats = machine.records(machine.num_slots + 1)  # the last takes what is to be forgotten
+        self.draws, self.stats = machine.records(
+            machine.num_slots + 1
+        )  # the last takes what is to be forgotten
         self.phase = self.total_steps = self._unstored = 0  # steps since draws were stored
         self.ready = 0  # draws that every chain had at the last look
-        self.kept = min(machine.num_slots, kept_in_warmup(max(num_warmup, most or 0), machine.num_chains, machine.dim))
+        self.kept = min(
+            machine.num_slots,
+            kept_in_warmup(max(num_warmup, most or 0), machine.num_chains, machine.dim),
+        )
         self.history: list[list[float]] = []
         self._advance: Callable[[int], State] | None = None
-        self.compile_seconds, self.mode = 0.0, "eager"
-        self._interrupts, self._next_check = DelayedInterrupt(), 100
+        self.compile_seconds = 0.0
+        self.mode = "eager"
+        self._interrupts = DelayedInterrupt()
+        self._next_check = 100
 
     def begin(self, z: Tensor, scale: Tensor | None = None) -> None:
         """Start at unconstrained positions (chain, dim), optionally with a first whitening scale (dim,)."""
@@ -202,9 +218,13 @@ class Run:
         self.scale = tensors["scale"].to(device)
         self.phase, self.total_steps = tensors["counters"].tolist()
         self.history = tensors["history"].tolist()
-        self.plan = [Phase(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()]
+        self.plan = [
+            Phase(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()
+        ]
         self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
-        checkpoint.check_density(self.state.scalars[_LP], self._gradient(self.state.vectors[_PROPOSAL])[1])
+        checkpoint.check_density(
+            self.state.scalars[_LP], self._gradient(self.state.vectors[_PROPOSAL])[1]
+        )
 
     def sample(
         self,
@@ -246,7 +266,10 @@ class Run:
             return self._draws(self.ready)._replace(interrupted=True)
 
     def _finished(
-        self, num_draws: int, look: Callable[[Progress], bool] | None, enough: Callable[[Draws], bool] | None
+        self,
+        num_draws: int,
+        look: Callable[[Progress], bool] | None,
+        enough: Callable[[Draws], bool] | None,
     ) -> bool:
         """Take some steps, look at the chains, and perhaps go on to the next phase; whether the draws are there."""
         with self._interrupts.changing():
@@ -265,7 +288,8 @@ class Run:
         if stop:  # the draws begin after what there is of this phase
             phase = self.plan[self.phase]
             mass = phase.mass and count >= MIN_WINDOW
-            self.plan, self.most = [*self.plan[: self.phase], phase._replace(length=count, mass=mass)], None
+            self.plan = [*self.plan[: self.phase], phase._replace(length=count, mass=mass)]
+            self.most = None
         if count >= self.plan[self.phase].length:
             with self._interrupts.changing():
                 self._next_phase()
@@ -286,13 +310,23 @@ class Run:
     def _stored(self) -> dict[str, Tensor]:
         """The ``draws`` and ``stats`` of this phase, after the latest are copied from where the step leaves them."""
         if self._unstored:
-            last, size = self.machine.num_slots, self.machine.num_latest
+            last = self.machine.num_slots
+            size = self.machine.num_latest
             chain = torch.arange(len(self.keys), device=self.keys.device).unsqueeze(-1)
-            new = torch.arange(1, self._unstored + 1, device=chain.device)  # a step ends one transition at most
+            new = torch.arange(
+                1, self._unstored + 1, device=chain.device
+            )  # a step ends one transition at most
             number = self.state.scalars[_SLOT].long().unsqueeze(-1) - new
-            rows = (chain * size + number % size).flatten()  # one index: for two, torch starts threads
-            where = (chain * (last + 1) + torch.where(number < 0, last, number.clamp(max=last))).flatten()
-            for kept, latest in ((self.draws, self.buffers.latest_draws), (self.stats, self.buffers.latest_stats)):
+            rows = (
+                chain * size + number % size
+            ).flatten()  # one index: for two, torch starts threads
+            where = (
+                chain * (last + 1) + torch.where(number < 0, last, number.clamp(max=last))
+            ).flatten()
+            for kept, latest in (
+                (self.draws, self.buffers.latest_draws),
+                (self.stats, self.buffers.latest_stats),
+            ):
                 kept.flatten(0, 1).index_copy_(0, where, latest.flatten(0, 1).index_select(0, rows))
             self._unstored = 0
         return {"draws": self.draws, "stats": self.stats}
@@ -306,13 +340,16 @@ class Run:
         begun = time.perf_counter()
         try:
             with limited(self.compile_within):
-                step = compiled(self.machine.step, *example, enabled=self.compile, name="the model", clone=False)
+                step = compiled(
+                    self.machine.step, *example, enabled=self.compile, name="the model", clone=False
+                )
         except TimeSpent:
             step = compiled(self.machine.step, *example, enabled=False, clone=False)
             step.seconds = time.perf_counter() - begun
         for mine, old in zip(self.buffers, kept or (), strict=False):
             mine.copy_(old)
-        self.compile_seconds, self.mode = step.seconds, step.mode
+        self.compile_seconds = step.seconds
+        self.mode = step.mode
         if self.machine.device.type == "cuda" and step.mode == "inductor" and self._capture(step):
             return
 
@@ -335,11 +372,14 @@ class Run:
 
     def _dual(self, step: Tensor | float) -> Tensor:
         """The adaptation of the step size as it begins in this phase."""
-        return dual_averaging(step, len(self.keys), self.keys.device, self._mode(), self.machine.target_accept)
+        return dual_averaging(
+            step, len(self.keys), self.keys.device, self._mode(), self.machine.target_accept
+        )
 
     def _capture(self, step: Callable[..., Any]) -> bool:
         """Advance by replays of a CUDA graph; False where the step cannot be captured, and ``mode`` says why."""
-        num, kept = len(self.state), [buffer.clone() for buffer in self.buffers]
+        num = len(self.state)
+        kept = [buffer.clone() for buffer in self.buffers]
         static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
         try:
             graph = CudaGraph(step, *static[:num], *self.buffers, *static[num:])
@@ -367,8 +407,10 @@ class Run:
         self._judge()
         self.phase += 1
         state = self.state
-        vectors, lp = Vectors(*state.vectors), state.scalars[_LP]
-        q, g = vectors.q_prop, vectors.g_prop
+        vectors = Vectors(*state.vectors)
+        lp = state.scalars[_LP]
+        q = vectors.q_prop
+        g = vectors.g_prop
         transition = state.scalars[_TRANSITION] + 1
         if new_mass:
             z = unwhiten(q, self.scale)
@@ -377,7 +419,9 @@ class Run:
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
         if new_mass and not any(each.mass for each in self.plan[: self.phase - 1]):
-            step = self._find_step(q, g, lp, transition, step)  # later windows change the whitened scale little
+            step = self._find_step(
+                q, g, lp, transition, step
+            )  # later windows change the whitened scale little
         self.history.append([float(torch.as_tensor(step).median()), float(self.total_steps)])
         # a new average: the old one belongs to another scale, or to single chains
         self.state = self.machine.start(q, g, lp, self._dual(step), self.keys, transition)
@@ -391,14 +435,16 @@ class Run:
         """At the end of the last window and of the last search for a step size: whether to go on."""
         if any(each.mass for each in self.plan[self.phase + 1 :]):
             return
-        (window, counts), stats = self._window(), self.stats[:, : self.kept]
+        (window, counts) = self._window()
+        stats = self.stats[:, : self.kept]
         if self.inspect is not None and bool(counts.all()):
             best = int(self.state.scalars[_LP].argmax())
             steps = self.state.dual[1].median().exp() * standard_deviations(self.scale)
             if reason := self.inspect(window[best, : int(counts[best])], steps):
                 raise PrecisionLoss(reason, unwhiten(self.state.vectors[_PROPOSAL], self.scale))
         if self.plan[self.phase].mass:
-            reason = self.unfinished = not_stationary(window, stats, counts, self.names)
+            reason = not_stationary(window, stats, counts, self.names)
+            self.unfinished = reason
         else:
             reason = acceptance_off_target(stats, counts, self.machine.target_accept)
             self.unfinished = reason or self.unfinished
@@ -409,14 +455,20 @@ class Run:
         g, lp = self.machine.gradient(unwhiten(q, self.scale))
         return pulled(g, self.scale), lp
 
-    def _find_step(self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float) -> Tensor | float:
+    def _find_step(
+        self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float
+    ) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
-        r, each = rng.normal(keys, q.shape[1], q.dtype), self._mode() == OWN
-        return first_step_size(self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each)
+        r = rng.normal(keys, q.shape[1], q.dtype)
+        each = self._mode() == OWN
+        return first_step_size(
+            self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each
+        )
 
     def _progress(self, count: int, num_draws: int) -> Progress:
         """What the host sees where the slowest chain, or in the warm-up the mean one, has ``count`` draws."""
-        warming, lengths = self.phase < len(self.plan), [each.length for each in self.plan]
+        warming = self.phase < len(self.plan)
+        lengths = [each.length for each in self.plan]
         slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
         rows = self._stored()["stats"]
         latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
@@ -437,7 +489,11 @@ class Run:
 
     def _positions(self, count: int) -> Tensor:
         """The first ``count`` unconstrained draws (chain, draw, dim); before the first, where the chains are."""
-        kept = self._stored()["draws"][:, :count] if count else self.state.vectors[_PROPOSAL].unsqueeze(1)
+        kept = (
+            self._stored()["draws"][:, :count]
+            if count
+            else self.state.vectors[_PROPOSAL].unsqueeze(1)
+        )
         return unwhiten(kept.clone(), self.scale)
 
     def _draws(self, count: int) -> Draws:
@@ -452,7 +508,11 @@ class Run:
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
             self.scale,
-            {"warmup_step_size": steps, "warmup_steps": total, "warmup_metric": self.scale.detach().cpu().flatten()},
+            {
+                "warmup_step_size": steps,
+                "warmup_steps": total,
+                "warmup_metric": self.scale.detach().cpu().flatten(),
+            },
             mode=self.mode,
             unfinished=self.unfinished,
             num_warmup=sum(each.length for each in self.plan),

@@ -26,7 +26,10 @@ class _Outside(Exception):
 
 
 def descend(
-    slope: Callable[[Tensor], tuple[Tensor, Tensor]], theta: Tensor, num_steps: int, patience: float = math.inf
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    theta: Tensor,
+    num_steps: int,
+    patience: float = math.inf,
 ) -> tuple[Tensor, float]:
     """Minimise by L-BFGS what has the gradient (dim,) and the value ``slope(theta)``, in the precision of ``theta``.
 
@@ -38,17 +41,25 @@ def descend(
     """
     point = theta.detach().clone()
     optimizer = torch.optim.LBFGS(
-        [point], max_iter=num_steps, tolerance_grad=1e-9, tolerance_change=0.0, line_search_fn="strong_wolfe"
+        [point],
+        max_iter=num_steps,
+        tolerance_grad=1e-9,
+        tolerance_change=0.0,
+        line_search_fn="strong_wolfe",
     )
 
     before = slope(theta)
-    inside, seen = [(before[1], point.clone())], list[float]()
+    inside = [(before[1], point.clone())]
+    seen = list[float]()
 
     def closure() -> Tensor:
         point.grad, value = slope(point)
         seen.append(float(value))
         # the line search would interpolate between numbers that are none
-        if not bool(value.isfinite() & point.grad.isfinite().all()) or seen.index(min(seen)) < len(seen) - patience:
+        if (
+            not bool(value.isfinite() & point.grad.isfinite().all())
+            or seen.index(min(seen)) < len(seen) - patience
+        ):
             raise _Outside
         if value < inside[0][0]:
             inside[0] = value, point.clone()
@@ -66,7 +77,10 @@ def descend(
 
 @torch.no_grad()
 def descend_each(
-    slope: Callable[[Tensor], tuple[Tensor, Tensor]], thetas: Tensor, num_steps: int, memory: int = 10
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]],
+    thetas: Tensor,
+    num_steps: int,
+    memory: int = 10,
 ) -> Tensor:
     """As :func:`descend` from several points (point, dim) at once, each by itself, to where ``num_steps`` lead.
 
@@ -115,8 +129,11 @@ def descend_each(
 def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
     """The gradients (point, dim) times the inverse curvature that moves and turns (pair, point, dim) show."""
     products = (moves * turns).sum(2, keepdim=True)
-    rates = torch.where(products > 0, 1 / products.clamp_min(1e-30), 0.0)  # zero of a pair that is not there yet
-    steps, shares = gradients, []
+    rates = torch.where(
+        products > 0, 1 / products.clamp_min(1e-30), 0.0
+    )  # zero of a pair that is not there yet
+    steps = gradients
+    shares = []
     for move, turn, rate in zip(moves.flip(0), turns.flip(0), rates.flip(0), strict=True):
         shares.append(rate * (move * steps).sum(1, keepdim=True))
         steps = steps - shares[-1] * turn
@@ -129,7 +146,11 @@ def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
 
 
 def polish(
-    log_joint: Callable[..., Tensor], theta: Tensor, num_steps: int, trace: bool = False, jacobian: bool = False
+    log_joint: Callable[..., Tensor],
+    theta: Tensor,
+    num_steps: int,
+    trace: bool = False,
+    jacobian: bool = False,
 ) -> tuple[Tensor, float]:
     """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by :func:`descend`; traced or not."""
     slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
@@ -151,7 +172,9 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
     """What the user has to know of a search that ran out of steps, from what ``meta`` keeps of it."""
     if meta.get("stopped") != "num_steps":
         return []
-    gain, fall, limit = meta.get("gain_left"), meta.get("fall_left"), meta.get("gain_limit", math.inf)
+    gain = meta.get("gain_left")
+    fall = meta.get("fall_left")
+    limit = meta.get("gain_limit", math.inf)
     steps = meta.get("num_steps", _SHORT)
     if gain is not None:
         seen = {"gain": gain, "limit": limit} if gain > limit else {}
@@ -162,10 +185,16 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
     return [Finding("search_unfinished", seen)] if seen else []
 
 
-def unfinished_by_losses(result: Any, losses: Tensor, scale: float, num_params: int) -> dict[str, float]:
+def unfinished_by_losses(
+    result: Any, losses: Tensor, scale: float, num_params: int
+) -> dict[str, float]:
     """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
     fall = still_falling(result, losses, scale)
-    return {} if fall is None or result.stopped == "callback" else unfinished(fall, num_params, "fall_left")
+    return (
+        {}
+        if fall is None or result.stopped == "callback"
+        else unfinished(fall, num_params, "fall_left")
+    )
 
 
 def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:

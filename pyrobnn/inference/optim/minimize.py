@@ -30,7 +30,9 @@ Objective = Callable[..., Any]
 #: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)
 Gradient = Callable[..., tuple[Tensor, Tensor, Tensor]]
 #: of Adam
-BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
+BETA1 = 0.9
+BETA2 = 0.999
+EPS = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,9 @@ class Result:
 
     def notes(self, method: Any) -> list[Finding]:
         """What the user of ``method`` has to know of how it ended."""
-        return [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
+        return (
+            [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
+        )
 
     def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
@@ -125,7 +129,13 @@ def minimize(
     """
     num_steps = training.num_steps
     kind: type[_Step] = _AdamStep if training.optimizer.kind == "adam" else _TorchStep
-    stepper = kind(_gradient(objective, training.optimizer.clip_norm, slopes), start, len(tracked), training, name)
+    stepper = kind(
+        _gradient(objective, training.optimizer.clip_norm, slopes),
+        start,
+        len(tracked),
+        training,
+        name,
+    )
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stepper.rows[begin:end].cpu()
@@ -157,7 +167,9 @@ def minimize(
     )
     stepper.announce = watch.say
     steps = itertools.repeat(()) if batches is None else iter(batches)
-    started, step, looked = time.perf_counter(), 0, 0
+    started = time.perf_counter()
+    step = 0
+    looked = 0
     with watch, flushed():
         while step < num_steps and watch.stopped != "callback":
             with torch.no_grad():
@@ -166,14 +178,26 @@ def minimize(
                     step += 1
                     if step in stepper.averaging_checks:
                         stepper.restart_average_if_falling()
-            _check_finite(record(looked, step)[0], looked, training, name, partial(_reason, explain, stepper))
+            _check_finite(
+                record(looked, step)[0], looked, training, name, partial(_reason, explain, stepper)
+            )
             looked = step
             if watch.active and watch.tell(step, metrics()):
                 watch.stopped = "callback"
-    step, elapsed = int(stepper.step), time.perf_counter() - started
+    step = int(stepper.step)
+    elapsed = time.perf_counter() - started
     losses, others = record(0, step)
     timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
-    found = stepper.final(), losses, step, watch.stopped, stepper.grad_norm.cpu(), timings, num_steps, others
+    found = (
+        stepper.final(),
+        losses,
+        step,
+        watch.stopped,
+        stepper.grad_norm.cpu(),
+        timings,
+        num_steps,
+        others,
+    )
     return Result(*found, stepper.table[:num_steps, 3].cpu())
 
 
@@ -200,7 +224,9 @@ def _reason(explain: Callable[[Tensor], str] | None, stepper: _Step) -> str:
     return "" if explain is None else explain(stepper.final())
 
 
-def _check_finite(losses: Tensor, before: int, training: Training, name: str, reason: Callable[[], str]) -> None:
+def _check_finite(
+    losses: Tensor, before: int, training: Training, name: str, reason: Callable[[], str]
+) -> None:
     """Stop a run of which the losses (step, \\*members) after ``before`` steps are not all finite."""
     if bool(torch.isfinite(losses).all()):
         return
@@ -215,7 +241,9 @@ def _check_finite(losses: Tensor, before: int, training: Training, name: str, re
         )
     remedy = reason() or remedy
     value = float(losses[(row, *member)])
-    raise FloatingPointError(f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}")
+    raise FloatingPointError(
+        f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}"
+    )
 
 
 class _Step:
@@ -226,25 +254,38 @@ class _Step:
         1 / (1 - b2^t), weight in the running mean, factor of the rate.
     """
 
-    block = 1024  # rows that a compiled update is handed: it is the same code for any number of steps
+    block = (
+        1024  # rows that a compiled update is handed: it is the same code for any number of steps
+    )
 
-    def __init__(self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str):
-        self.gradient, self.training, self.name = gradient, training, name
+    def __init__(
+        self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str
+    ):
+        self.gradient = gradient
+        self.training = training
+        self.name = name
         self.theta = start.detach().clone()
         self.mean = torch.zeros_like(self.theta)
         self.step = torch.zeros((), dtype=torch.int64, device=start.device)
-        members, num_steps = start.shape[:-1], training.num_steps
+        members = start.shape[:-1]
+        num_steps = training.num_steps
         rest = -num_steps % self.block
-        self.rows = torch.zeros(num_steps + rest, 1 + num_tracked, *members, dtype=torch.float64, device=start.device)
+        self.rows = torch.zeros(
+            num_steps + rest, 1 + num_tracked, *members, dtype=torch.float64, device=start.device
+        )
         self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
         window = round((training.optimizer.average or 0.0) * num_steps)
         self.average_from = num_steps - window
-        self.averaging_checks = {self.average_from + window * k // 4 for k in (1, 2, 3)} if window >= 80 else set()
+        self.averaging_checks = (
+            {self.average_from + window * k // 4 for k in (1, 2, 3)} if window >= 80 else set()
+        )
         t = torch.arange(1, num_steps + 1, dtype=torch.float64)
         factor = learning_rate_factors(num_steps, training.optimizer.schedule)
         begin = self.average_from
         weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
-        table = torch.stack([training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1)
+        table = torch.stack(
+            [training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1
+        )
         self.table = pad(table, (0, 0, 0, rest), value=1.0).to(start.device)
         self.compile_seconds = 0.0
         self.announce: Callable[[str], None] = lambda words: None  # what is done now and is no step
@@ -259,7 +300,9 @@ class _Step:
         if key not in self._kernels:
             if self.training.compile:
                 self.announce(COMPILING)
-            self._kernels[key] = compiled(fn, *args, *batch, enabled=self.training.compile, name=self.name)
+            self._kernels[key] = compiled(
+                fn, *args, *batch, enabled=self.training.compile, name=self.name
+            )
             self.compile_seconds += self._kernels[key].seconds
         return self._kernels[key]
 
@@ -305,7 +348,9 @@ class _AdamStep(_Step):
         theta, first, second, mean, step, grad_norm, record, table, *batch = state
         row = step % self.block
         slope, rows, norm = self.gradient(theta, *batch)
-        rate, root, weight, _ = table[row[None]][0].to(theta.dtype).unbind()  # an index tensor: no .item()
+        rate, root, weight, _ = (
+            table[row[None]][0].to(theta.dtype).unbind()
+        )  # an index tensor: no .item()
         first.copy_(BETA1 * first + (1 - BETA1) * slope)
         second.copy_(BETA2 * second + (1 - BETA2) * slope * slope)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
@@ -322,7 +367,9 @@ class _TorchStep(_Step):
     def __init__(self, *args: Any):
         super().__init__(*args)
         self.optimizer = self.training.optimizer.kind([self.theta])
-        check_type("optimizer", self.optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer")
+        check_type(
+            "optimizer", self.optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer"
+        )
         factors = self.table[:, 3].tolist() + [1.0]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
 
@@ -331,7 +378,8 @@ class _TorchStep(_Step):
         return float(self.optimizer.param_groups[0]["lr"])
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
-        done, gradient = int(self.step), self.kernel(self.gradient, (self.theta,), batch)
+        done = int(self.step)
+        gradient = self.kernel(self.gradient, (self.theta,), batch)
         self.theta.grad, self.rows[done], norm = gradient(self.theta, *batch)
         self.grad_norm.copy_(norm)
         self.optimizer.step()

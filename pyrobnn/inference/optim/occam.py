@@ -41,14 +41,19 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
     values = log_joints(problem, thetas)
     num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
     rank = min(problem.num_rows * num_outputs, problem.density.dim)
-    small = problem.num_rows * num_outputs * problem.density.dim <= MAX_NUMBERS and rank <= MAX_COLUMNS
+    small = (
+        problem.num_rows * num_outputs * problem.density.dim <= MAX_NUMBERS and rank <= MAX_COLUMNS
+    )
     try:
         if small:
             at_once = max(1, MAX_NUMBERS // (problem.num_rows * num_outputs * problem.density.dim))
             log_dets = torch.func.vmap(partial(_log_det, problem), chunk_size=at_once)(thetas)
         else:
             log_dets = torch.stack([_rough_log_det(problem, theta, rank) for theta in thetas])
-    except (Refused, RuntimeError):  # no Fisher information, no second derivative, or no rule for batches
+    except (
+        Refused,
+        RuntimeError,
+    ):  # no Fisher information, no second derivative, or no rule for batches
         return values
     return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
 
@@ -56,7 +61,12 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
 def _log_det(problem: Problem, theta: Tensor) -> Tensor:
     """log det of the precision at ``theta`` (dim,)."""
     density = problem.density
-    others = [i for site in density.sites if not site.name.startswith(NET) for i in range(site.start, site.stop)]
+    others = [
+        i
+        for site in density.sites
+        if not site.name.startswith(NET)
+        for i in range(site.start, site.stop)
+    ]
     weights = torch.ones(density.dim, dtype=torch.bool, device=theta.device)
     weights[others] = False
     prior = -_row_sums(_log_prior(problem), theta)[weights].double()
@@ -86,7 +96,8 @@ def _rough_log_det(problem: Problem, theta: Tensor, rank: int) -> Tensor:
 
 def _rows(problem: Problem, theta: Tensor) -> Tensor:
     """A square root (row, dim) of the Gauss-Newton matrix of the log likelihood, float64."""
-    density, model = problem.density, problem.bnn
+    density = problem.density
+    model = problem.bnn
 
     def output(z: Tensor, x: Tensor) -> Tensor:
         return model.forward(density.initial_points | density.constrain(z), x[None])[0]
@@ -102,7 +113,9 @@ def _log_prior(problem: Problem) -> Callable[[Tensor], Tensor]:
     density = problem.density
 
     def log_prior(z: Tensor) -> Tensor:
-        return density.log_parts(z, problem.x[:1], problem.y[:1])[0] + density.log_jacobian(z).double()
+        return (
+            density.log_parts(z, problem.x[:1], problem.y[:1])[0] + density.log_jacobian(z).double()
+        )
 
     return log_prior
 

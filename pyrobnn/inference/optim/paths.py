@@ -60,7 +60,8 @@ class FreeNoise:
     """
 
     def __init__(self, density: Density, likelihood: HeldScale, spread: Tensor):
-        self.density, self.spread = density, spread
+        self.density = density
+        self.spread = spread
         self._likelihood = likelihood
 
     @classmethod
@@ -100,7 +101,9 @@ def _under(density: Density, likelihood: HeldScale) -> Density:
     model = copy.copy(program.func.__self__)
     model.likelihood = likelihood
     other = copy.copy(density)
-    other.program = partial(getattr(model, program.func.__name__), *program.args, **program.keywords)
+    other.program = partial(
+        getattr(model, program.func.__name__), *program.args, **program.keywords
+    )
     return other
 
 
@@ -149,7 +152,9 @@ def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor]
                 shares[member, path] = LEVELS[(path + member - 1) % len(LEVELS)]
     starts = start[:, None].repeat(1, num_paths, 1)
     if other_starts is not None and num_others:
-        starts[:, num_own:] = other_starts(num_members * num_others).reshape(num_members, num_others, dim)
+        starts[:, num_own:] = other_starts(num_members * num_others).reshape(
+            num_members, num_others, dim
+        )
     return Paths(starts, shares)
 
 
@@ -159,9 +164,16 @@ def best_ends(worths: Tensor) -> list[int]:
     Each keeps its best. One that is far worse than the best of all takes the best end that nobody has, if that is not.
     """
     flat = worths.nan_to_num(nan=-math.inf).flatten()
-    kept = [int(row.nan_to_num(nan=-math.inf).argmax()) + number * len(row) for number, row in enumerate(worths)]
+    kept = [
+        int(row.nan_to_num(nan=-math.inf).argmax()) + number * len(row)
+        for number, row in enumerate(worths)
+    ]
     limit = float(flat.max()) - TOLERATED_GAP
-    spare = [end for end in flat.argsort(descending=True).tolist() if end not in kept and float(flat[end]) >= limit]
+    spare = [
+        end
+        for end in flat.argsort(descending=True).tolist()
+        if end not in kept and float(flat[end]) >= limit
+    ]
     for member, end in enumerate(kept):
         if spare and float(flat[end]) < limit:
             kept[member] = spare.pop(0)
@@ -187,7 +199,9 @@ class Refinement:
         return compiled(torch.func.vmap(each), points, enabled="trace" if self.trace else False)
 
 
-def alone(slope: Callable[[Tensor], tuple[Tensor, Tensor]], number: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def alone(
+    slope: Callable[[Tensor], tuple[Tensor, Tensor]], number: int
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The slope of ``number`` points for one, (dim,): another trace would cost more than the others' evaluations."""
 
     def first(theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -227,14 +241,22 @@ class Search:
         """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
         ends, shares = self._ends(start)
         # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
-        refinement = None if self.num_paths == 1 or len(ends) == 1 or ends[0].interrupted else self.refinement
+        refinement = (
+            None
+            if self.num_paths == 1 or len(ends) == 1 or ends[0].interrupted
+            else self.refinement
+        )
         if refinement is not None:
             points = torch.stack([end.params for end in ends])
             slope = refinement.slope(points)
             points = descend_each(slope, points, refinement.num_steps)
             ends = [replace(end, params=point) for end, point in zip(ends, points, strict=True)]
         worths = self.worths(ends).cpu().reshape(shares.shape)
-        collapsed = self.noise.collapsed(torch.stack([end.params for end in ends])).cpu().reshape(shares.shape)
+        collapsed = (
+            self.noise.collapsed(torch.stack([end.params for end in ends]))
+            .cpu()
+            .reshape(shares.shape)
+        )
         worths[collapsed & (shares > 0)] = -math.inf
         kept = best_ends(worths)
         plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
@@ -248,30 +270,40 @@ class Search:
         end = replace(chosen[0], path={name: values[0] for name, values in record.items()})
         if refinement is None or not refinement.polish_steps:
             return end
-        params, norm = descend(alone(slope, len(ends)), end.params, refinement.polish_steps, PATIENCE)
+        params, norm = descend(
+            alone(slope, len(ends)), end.params, refinement.polish_steps, PATIENCE
+        )
         return replace(end, params=params, path=end.path | {"gradient_norm": norm})
 
     def _ends(self, start: Tensor) -> tuple[list[Result], Tensor]:
         """The runs of all paths, row by row, and their shares (member, path)."""
         if self.num_paths > 1:
-            with contextlib.suppress(FloatingPointError):  # another path may diverge where the plain one does not
+            with contextlib.suppress(
+                FloatingPointError
+            ):  # another path may diverge where the plain one does not
                 return self._all_at_once(start)
         return self._in_turn(start)
 
     def _all_at_once(self, start: Tensor) -> tuple[list[Result], Tensor]:
         paths = planned(start.reshape(-1, start.shape[-1]), self.num_paths, self.other_starts)
         num_paths = paths.shares.shape[1]
-        values_of = torch.func.vmap(partial(self.target, self.problem.density), randomness="different")
+        values_of = torch.func.vmap(
+            partial(self.target, self.problem.density), randomness="different"
+        )
 
         def best_of_paths(thetas: Tensor) -> Tensor:
             rows = thetas.unflatten(0, (-1, num_paths))
-            with seeded(0, thetas.device):  # a snapshot takes nothing from the search's random numbers
+            with seeded(
+                0, thetas.device
+            ):  # a snapshot takes nothing from the search's random numbers
                 numbers = values_of(thetas).reshape(-1, num_paths).argmax(1)
             best = rows[torch.arange(len(rows)), numbers]
             return best[0] if start.dim() == 1 else best
 
         shown = None if self.snapshot is None else _composed(self.snapshot, best_of_paths)
-        result = self._run(paths.starts.flatten(0, 1), paths.shares.flatten(), self.training, shown, num_paths)
+        result = self._run(
+            paths.starts.flatten(0, 1), paths.shares.flatten(), self.training, shown, num_paths
+        )
         return members_of(result), paths.shares
 
     def _in_turn(self, start: Tensor) -> tuple[list[Result], Tensor]:
@@ -281,7 +313,9 @@ class Search:
         shares = torch.tensor([LEVELS[member % len(LEVELS)] for member in range(num_members)])
         if plain.stopped != "num_steps":
             return members_of(plain), torch.zeros(num_members, 1)
-        training = replace(self.training, num_steps=max(1, round(SECOND_SHARE * self.training.num_steps)))
+        training = replace(
+            self.training, num_steps=max(1, round(SECOND_SHARE * self.training.num_steps))
+        )
         quiet = replace(self, callbacks=(), name=f"{self.name}, noise held first")
         try:
             other = quiet._run(start, shares, training, None, 1)
@@ -311,7 +345,9 @@ class Search:
 
         def losses(thetas: Tensor, levels: Tensor, *batch: Tensor) -> Tensor:
             in_dims = (0, 0, *(None for _ in batch))
-            return torch.func.vmap(loss, in_dims=in_dims, randomness="different")(thetas, levels, *batch)
+            return torch.func.vmap(loss, in_dims=in_dims, randomness="different")(
+                thetas, levels, *batch
+            )
 
         levels = torch.outer(shares.to(self.noise.spread), self.noise.spread)
         if starts.dim() == 1:
@@ -342,11 +378,15 @@ def late_loss(end: Result) -> Tensor:
     return end.losses[-max(1, end.num_steps // 10) :].mean()
 
 
-def _composed(outer: Callable[[Tensor], Any], inner: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+def _composed(
+    outer: Callable[[Tensor], Any], inner: Callable[[Tensor], Tensor]
+) -> Callable[[Tensor], Any]:
     return lambda thetas: outer(inner(thetas))
 
 
-def _with_level(batches: Iterator[Sequence[Tensor]], levels: Tensor, num_held: int) -> Iterator[tuple[Tensor, ...]]:
+def _with_level(
+    batches: Iterator[Sequence[Tensor]], levels: Tensor, num_held: int
+) -> Iterator[tuple[Tensor, ...]]:
     """Batches with the scale of the noise before them: ``levels`` in the first ``num_held`` steps, zero in the rest."""
     free = torch.zeros_like(levels)
     for step, batch in enumerate(batches):
@@ -360,7 +400,9 @@ def members_of(result: Result) -> list[Result]:
     members = []
     for column, params in enumerate(result.params):
         losses = result.losses[:, column]
-        members.append(replace(result, params=params, losses=losses, grad_norm=result.grad_norm[column]))
+        members.append(
+            replace(result, params=params, losses=losses, grad_norm=result.grad_norm[column])
+        )
     return members
 
 

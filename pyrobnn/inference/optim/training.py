@@ -46,7 +46,11 @@ class Optimizer:
                 "'optimizer' must be 'adam', a function of the parameter list that returns a torch optimizer, or an "
                 f"Optimizer of one, got {self.kind!r}"
             )
-        if not (self.schedule is None or callable(self.schedule) or self.schedule in ("auto", *SCHEDULES)):
+        if not (
+            self.schedule is None
+            or callable(self.schedule)
+            or self.schedule in ("auto", *SCHEDULES)
+        ):
             raise ValueError(
                 f"'schedule' must be None, 'cosine', 'hold_cosine' or a function step -> factor, got {self.schedule!r}"
             )
@@ -94,7 +98,9 @@ class Training:
     def of(cls, method: Any, schedule: Schedule) -> Training:
         """What the options of a method say of it, ``schedule`` being the method's own."""
         check_optional(check_count, "batch_size", method.batch_size)
-        return cls(method.num_steps, method.lr, Optimizer.of(method.optimizer, schedule), method.compile)
+        return cls(
+            method.num_steps, method.lr, Optimizer.of(method.optimizer, schedule), method.compile
+        )
 
 
 def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
@@ -103,8 +109,15 @@ def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
     if schedule is None:
         return torch.ones_like(progress)
     if callable(schedule):
-        return torch.tensor([float(schedule(step)) for step in range(num_steps)], dtype=torch.float64)
-    return 0.5 * (1 + torch.cos(math.pi * (progress if schedule == "cosine" else (2 * progress - 1).clamp_min(0))))
+        return torch.tensor(
+            [float(schedule(step)) for step in range(num_steps)], dtype=torch.float64
+        )
+    return 0.5 * (
+        1
+        + torch.cos(
+            math.pi * (progress if schedule == "cosine" else (2 * progress - 1).clamp_min(0))
+        )
+    )
 
 
 #: of SGD (Maddox et al., 2019)
@@ -114,7 +127,12 @@ TOLERATED_RISE = 0.1
 
 
 def constant_rate(
-    loss: Callable[..., Tensor], theta: Tensor, batches: Iterator[Sequence], *, num_data: int, momentum: float = 0.0
+    loss: Callable[..., Tensor],
+    theta: Tensor,
+    batches: Iterator[Sequence],
+    *,
+    num_data: int,
+    momentum: float = 0.0,
 ) -> float:
     r"""Learning rate of SGD whose stationary distribution comes closest to the posterior around a mode.
 
@@ -149,26 +167,41 @@ def constant_rate(
         >>> round(constant_rate(loss, torch.zeros(1), batches, num_data=100), 3)
         1.0
     """
-    slope, drawn = torch.func.grad(loss), list(itertools.islice(batches, 64))
+    slope = torch.func.grad(loss)
+    drawn = list(itertools.islice(batches, 64))
     gradients = torch.stack([slope(theta, *batch).double() for batch in drawn])
     if not bool(torch.isfinite(gradients).all()):
-        raise FloatingPointError("the gradients at the start of SGD are not finite: start from another init")
+        raise FloatingPointError(
+            "the gradients at the start of SGD are not finite: start from another init"
+        )
     noise = float(gradients.var(0).sum())
     bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
-    first = rate = min(best, bound)
-    while not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum) <= rate * noise / 2 + TOLERATED_RISE:
+    first = min(best, bound)
+    rate = first
+    while (
+        not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum)
+        <= rate * noise / 2 + TOLERATED_RISE
+    ):
         rate /= 2
         if rate < 1e-6 * first:
-            raise FloatingPointError("SGD leaves the start at every learning rate: start from a mode")
+            raise FloatingPointError(
+                "SGD leaves the start at every learning rate: start from a mode"
+            )
     return (1.0 - momentum) * (rate if rate == first else rate / 2)
 
 
 def _rise(
-    loss: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]], lr: float, momentum: float
+    loss: Callable[..., Tensor],
+    theta: Tensor,
+    batches: Sequence[Sequence[Tensor]],
+    lr: float,
+    momentum: float,
 ) -> float:
     """Mean rise of the loss over the second half of a trial of 128 steps; inf or NaN if it diverges."""
-    slope, moved, velocity = torch.func.grad_and_value(loss), theta, torch.zeros_like(theta)
+    slope = torch.func.grad_and_value(loss)
+    moved = theta
+    velocity = torch.zeros_like(theta)
     rises = []
     for batch in itertools.islice(itertools.cycle(batches), 128):
         gradient, value = slope(moved, *batch)
@@ -178,14 +211,18 @@ def _rise(
     return sum(rises[64:]) / 64
 
 
-def _largest_curvature(slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]) -> float:
+def _largest_curvature(
+    slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]
+) -> float:
     """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
     vector = torch.randn_like(theta)
     vector = vector / vector.norm()
     values = []
     for batch in itertools.islice(itertools.cycle(batches), 20):
         # reverse over reverse: forward mode does not follow the float64 sums of the density
-        product = torch.func.grad(lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum())(theta)
+        product = torch.func.grad(
+            lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum()
+        )(theta)
         values.append(float(product.norm()))
         vector = product / product.norm().clamp_min(1e-30)
     return sum(values[10:]) / 10

@@ -28,7 +28,8 @@ from pyrobnn.model.nodes import elementwise, is_normal, is_observed, is_subsampl
 from pyrobnn.posterior.approximation import Approximation
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
-_ELBO_ERROR, _MAX_ELBO_DRAWS = 0.02, 4096
+_ELBO_ERROR = 0.02
+_MAX_ELBO_DRAWS = 4096
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
@@ -58,34 +59,45 @@ class Elbo:
         num_particles: int = 1,
     ):
         # the objective is noisy where the program subsamples; the sites' layout is the same
-        self.density, self.family = density.subsampled(), family
-        self.estimator, self.num_particles = estimator, num_particles
+        self.density = density.subsampled()
+        self.family = family
+        self.estimator = estimator
+        self.num_particles = num_particles
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
         start = torch.zeros((), dtype=torch.int64, device=density.device)
         with seeded(0, density.device), torch.no_grad():
             gaussian = family.draw(family.initial(), Noise(start)).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
             self.exact_entropy = wanted and gaussian
-            self.closed, self.constant = self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
+            self.closed, self.constant = (
+                self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
+            )
 
     @property
     def exact_kl(self) -> bool:
         """Whether the KL has no noise: every site's cross entropy is closed, and given no other site's draw."""
         return self.exact_entropy and len(self.constant) == len(self.latent)
 
-    def __call__(self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Any
+    ) -> tuple[Tensor, Tensor]:
         log_likelihood, kl = self.parts(theta, key, *args)
         loss = kl_weight * kl - log_likelihood
-        return loss, torch.stack([log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)])
+        return loss, torch.stack(
+            [log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)]
+        )
 
     def parts(self, theta: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
-        phi, points = theta[: self.family.size], theta[self.family.size :]
+        phi = theta[: self.family.size]
+        points = theta[self.family.size :]
 
         def particle(key: Tensor) -> tuple[Tensor, Tensor]:
             noise = Noise(key)
             draw = self.family.draw(phi, noise)
-            log_likelihood, cross = self._terms(noise, torch.cat([draw.z, points]), draw.moments, *args)
+            log_likelihood, cross = self._terms(
+                noise, torch.cat([draw.z, points]), draw.moments, *args
+            )
             exact = draw.moments if self.exact_entropy else None
             return log_likelihood, cross - (-_path_log_q(draw) if exact is None else exact.entropy)
 
@@ -95,16 +107,22 @@ class Elbo:
         log_likelihood, kl = torch.func.vmap(particle, randomness="different")(keys)
         return log_likelihood.mean(), kl.mean()
 
-    def _terms(self, noise: Noise, z: Tensor, given: Moments | None, *args: Any) -> tuple[Tensor, Tensor]:
+    def _terms(
+        self, noise: Noise, z: Tensor, given: Moments | None, *args: Any
+    ) -> tuple[Tensor, Tensor]:
         """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
-        values, moments = self.density.constrain(z), self._site_moments(given)
+        values = self.density.constrain(z)
+        moments = self._site_moments(given)
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.estimator is not None:
             plain = [site.name for site in self.latent if is_identity(site.transform)]
-            inside = LocalNoise([(values[name], *moments[name]) for name in plain], self.estimator, noise)
+            inside = LocalNoise(
+                [(values[name], *moments[name]) for name in plain], self.estimator, noise
+            )
         with inside:
             nodes = self.density.trace(values, args)
-        cross, log_likelihood = z.new_zeros((), dtype=torch.float64), z.new_zeros((), dtype=torch.float64)
+        cross = z.new_zeros((), dtype=torch.float64)
+        log_likelihood = z.new_zeros((), dtype=torch.float64)
         for name, node in nodes.items():
             if node["type"] != "sample" or is_subsample(node):
                 continue
@@ -113,7 +131,11 @@ class Elbo:
             elif name in self.closed:
                 cross = cross + _normal_cross_entropy(node, *moments[name])
             else:
-                cross = cross - log_prob_sum(node) - self.density.log_jacobian(z, self.density.site(name))
+                cross = (
+                    cross
+                    - log_prob_sum(node)
+                    - self.density.log_jacobian(z, self.density.site(name))
+                )
         return log_likelihood, cross
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
@@ -122,9 +144,13 @@ class Elbo:
             return {}
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
         sizes = [site.stop - site.start for site in self.latent]
-        locs, scales = moments[0].split(sizes), moments[1].split(sizes)
+        locs = moments[0].split(sizes)
+        scales = moments[1].split(sizes)
         return {
-            site.name: (loc.reshape(site.unconstrained_shape), scale.reshape(site.unconstrained_shape))
+            site.name: (
+                loc.reshape(site.unconstrained_shape),
+                scale.reshape(site.unconstrained_shape),
+            )
             for site, loc, scale in zip(self.latent, locs, scales)
         }
 
@@ -136,15 +162,19 @@ class Elbo:
         """
         first, second = (self._priors(z) for z in self.density.sample_prior(2, seed=0))
         normal = first.keys() & second.keys()
-        unmoved = frozenset(name for name in normal if all(map(torch.equal, first[name], second[name])))
+        unmoved = frozenset(
+            name for name in normal if all(map(torch.equal, first[name], second[name]))
+        )
         return frozenset(normal) if self.family.factorized else unmoved, unmoved
 
     def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Location and scale of every site with a plain normal prior at ``z``."""
-        nodes, found = self.density.trace(self.density.constrain(z)), {}
+        nodes = self.density.trace(self.density.constrain(z))
+        found = {}
         for site in self.latent:
             node = nodes[site.name]
-            prior, unmasked = elementwise(node["fn"]), node["mask"] is None or node["mask"] is True
+            prior = elementwise(node["fn"])
+            unmasked = node["mask"] is None or node["mask"] is True
             if is_normal(prior) and unmasked and is_identity(site.transform):
                 found[site.name] = prior.loc, prior.scale
         return found
@@ -155,7 +185,11 @@ def _path_log_q(draw: Draw) -> Tensor:
 
     The other part of the gradient has mean zero; without it the noise vanishes as q approaches the posterior.
     """
-    return draw.log_q if draw.score is None else draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
+    return (
+        draw.log_q
+        if draw.score is None
+        else draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
+    )
 
 
 def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
@@ -164,7 +198,11 @@ def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) ->
     terms = ((mean - prior.loc).square() + var) / (2 * prior.scale.square()) + prior.scale.log()
     total = (terms + 0.5 * math.log(2 * math.pi)).expand(node["value"].shape)
     if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event
-        total = total.flatten(total.dim() - node["fn"].event_dim).sum(-1) if node["fn"].event_dim else total
+        total = (
+            total.flatten(total.dim() - node["fn"].event_dim).sum(-1)
+            if node["fn"].event_dim
+            else total
+        )
     return (total * node["scale"]).sum(dtype=torch.float64)
 
 
@@ -182,8 +220,11 @@ def evaluate_elbo(
     The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
     most = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
-    exact, sample = elbo.exact_kl, torch.empty(0, dtype=torch.float64, device=theta.device)
-    no_key = torch.zeros((), dtype=torch.int64, device=theta.device)  # an exact one depends on no draw
+    exact = elbo.exact_kl
+    sample = torch.empty(0, dtype=torch.float64, device=theta.device)
+    no_key = torch.zeros(
+        (), dtype=torch.int64, device=theta.device
+    )  # an exact one depends on no draw
     kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
     while len(sample) < most:
         block = min(draws_per_block(layout.dim), max(64, most - len(sample)))
@@ -201,7 +242,9 @@ def evaluate_elbo(
 def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     """Log prior and log likelihood, (draws,), of the whole data, streamed; masks and factors as in the log joint."""
     # one block holds about 2^24 outputs of the widest layer
-    per_draw = max(1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1)
+    per_draw = max(
+        1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1
+    )
     block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))
     log_prior, log_likelihood = at_each(layout.log_parts, z, at_once=block)
     if problem.loader is None:
@@ -209,11 +252,15 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
 
     def batched(x: Tensor, y: Tensor) -> Tensor:
         # log_parts would scale every batch to the whole data set
-        return at_each(lambda one: layout.log_likelihood(one, x, y).sum(dtype=torch.float64), z, at_once=block)
+        return at_each(
+            lambda one: layout.log_likelihood(one, x, y).sum(dtype=torch.float64), z, at_once=block
+        )
 
-    value, seen = torch.zeros(len(z), dtype=torch.float64, device=problem.device), 0
+    value = torch.zeros(len(z), dtype=torch.float64, device=problem.device)
+    seen = 0
     for x, y in problem.one_pass():
-        value, seen = value + batched(x, y), seen + len(x)
+        value = value + batched(x, y)
+        seen = seen + len(x)
     # a pass need not show all N data, nor each of them once
     return log_prior, value * (problem.num_rows / seen)
 
@@ -226,7 +273,10 @@ def importance_stats(
     z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})
     with kept(problem.device):  # a loader draws its order
         log_prior, log_likelihood = log_parts(problem, layout, z[0])
-    return {"log_p": (log_prior + log_likelihood)[None], "log_q": approximation.log_prob(draws).double()}
+    return {
+        "log_p": (log_prior + log_likelihood)[None],
+        "log_q": approximation.log_prob(draws).double(),
+    }
 
 
 def elbo_findings(value: float, error: float, track: Tensor | None) -> list[Finding]:

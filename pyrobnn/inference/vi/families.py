@@ -24,7 +24,8 @@ from pyrobnn.posterior.approximation import FAMILIES, Approximation, FlatApproxi
 _LOG_2PI = math.log(2 * math.pi)
 #: low-rank columns relative to the scales: their size at the start, and an optimiser's step of them. Collinear weights
 #: need columns many times the scale, which a step of one takes too long to reach.
-_COLUMN_START, _COLUMN_STEP = 0.2, 2.0
+_COLUMN_START = 0.2
+_COLUMN_STEP = 2.0
 
 
 class Moments(NamedTuple):
@@ -70,7 +71,9 @@ class _Normal:
     factorized = False
 
     def __init__(self, loc: Tensor, init_scale: float, num_further: int):
-        self.loc, self.init_scale, self.dim = loc, init_scale, len(loc)
+        self.loc = loc
+        self.init_scale = init_scale
+        self.dim = len(loc)
         self.size = 2 * self.dim + num_further
 
     def initial(self) -> Tensor:
@@ -112,9 +115,15 @@ class MeanField(_Normal):
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale = self.loc_scale(phi)
-        epsilon, half_log_det = noise.normal(loc), scale.log().sum(dtype=torch.float64)
+        epsilon = noise.normal(loc)
+        half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, scale.square(), _entropy(half_log_det, self.dim))
-        return Draw(loc + scale * epsilon, _log_q(epsilon, half_log_det), moments, -(epsilon / scale).detach())
+        return Draw(
+            loc + scale * epsilon,
+            _log_q(epsilon, half_log_det),
+            moments,
+            -(epsilon / scale).detach(),
+        )
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale = self.loc_scale(phi)
@@ -132,14 +141,21 @@ class FullRank(_Normal):
         super().__init__(loc, init_scale, len(loc) * (len(loc) - 1) // 2)
         # the optimiser's copies of the matrix, and those of a step
         needed = 11 * (self.dim + 1) * self.dim * loc.element_size()
-        require(needed, loc.device, f"guide='full_rank' of {self.dim} weights", "use guide='low_rank' or 'mean_field'")
+        require(
+            needed,
+            loc.device,
+            f"guide='full_rank' of {self.dim} weights",
+            "use guide='low_rank' or 'mean_field'",
+        )
         row, column = torch.tril_indices(self.dim, self.dim, -1, device=loc.device)
         # where each entry of the matrix is read from: the strict lower triangle, else a slot that is masked
         self._source = torch.zeros(self.dim, self.dim, dtype=torch.long, device=loc.device)
         self._source[row, column] = torch.arange(len(row), device=loc.device)
         # Adam moves every parameter by lr, and so a row of n of them by √n lr: divided by √n, a row moves like a scale.
         # Without it the noise of many small entries makes a factor whose inverse grows exponentially with n.
-        unit = torch.full((self.dim, self.dim), 1 / math.sqrt(self.dim), dtype=loc.dtype, device=loc.device)
+        unit = torch.full(
+            (self.dim, self.dim), 1 / math.sqrt(self.dim), dtype=loc.dtype, device=loc.device
+        )
         self._lower = unit.tril(-1)
         self._eye = torch.eye(self.dim, dtype=loc.dtype, device=loc.device)
 
@@ -152,7 +168,8 @@ class FullRank(_Normal):
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale, tril = self.factor(phi)
-        epsilon, half_log_det = noise.normal(loc), scale.log().sum(dtype=torch.float64)
+        epsilon = noise.normal(loc)
+        half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
         score = -torch.linalg.solve_triangular(tril.detach().T, epsilon[:, None], upper=True)[:, 0]
         return Draw(loc + tril @ epsilon, _log_q(epsilon, half_log_det), moments, score)
@@ -160,7 +177,9 @@ class FullRank(_Normal):
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, _, tril = self.factor(phi)
         # log q solves with the factor: float64
-        return FlatApproximation(layout, "full_rank", {"loc": loc.double(), "scale_tril": tril.double()})
+        return FlatApproximation(
+            layout, "full_rank", {"loc": loc.double(), "scale_tril": tril.double()}
+        )
 
 
 class LowRank(_Normal):
@@ -170,13 +189,18 @@ class LowRank(_Normal):
     """
 
     def __init__(self, loc: Tensor, init_scale: float, rank: int, seed: int):
-        self.seed, self.rank = seed, min(rank, len(loc))
+        self.seed = seed
+        self.rank = min(rank, len(loc))
         super().__init__(loc, init_scale, len(loc) * self.rank)
 
     def initial(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
-        columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(self.loc)
-        return torch.cat([super().initial()[: 2 * self.dim], columns * (_COLUMN_START / _COLUMN_STEP)])
+        columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(
+            self.loc
+        )
+        return torch.cat(
+            [super().initial()[: 2 * self.dim], columns * (_COLUMN_START / _COLUMN_STEP)]
+        )
 
     def factors(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
@@ -188,13 +212,16 @@ class LowRank(_Normal):
         loc, scale, columns = self.factors(phi)
         offset = columns @ noise.normal(columns[0]) + scale * noise.normal(loc)
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
-        whitened, u = columns / scale[:, None], offset / scale
+        whitened = columns / scale[:, None]
+        u = offset / scale
         eye = torch.eye(self.rank, dtype=loc.dtype, device=loc.device)
         # a fit that diverges shows it by its loss: NaN here, where cholesky would raise an error of its own
         chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
         chol = torch.where(failed > 0, torch.nan, chol)
         inner = torch.linalg.solve_triangular(chol, (whitened.T @ u)[:, None], upper=False)
-        half_log_det = scale.log().sum(dtype=torch.float64) + chol.diagonal().log().sum(dtype=torch.float64)
+        half_log_det = scale.log().sum(dtype=torch.float64) + chol.diagonal().log().sum(
+            dtype=torch.float64
+        )
         quadratic = u.square().sum(dtype=torch.float64) - inner.square().sum(dtype=torch.float64)
         log_q = -0.5 * quadratic - half_log_det - 0.5 * self.dim * _LOG_2PI
         var = scale.square() + columns.square().sum(1)
@@ -206,7 +233,9 @@ class LowRank(_Normal):
         loc, scale, columns = self.factors(phi)
         state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
         # LowRankMultivariateNormal inverts the capacitance: float64
-        return FlatApproximation(layout, "low_rank", {name: value.double() for name, value in state.items()})
+        return FlatApproximation(
+            layout, "low_rank", {name: value.double() for name, value in state.items()}
+        )
 
 
 def raw_scale(loc: Tensor, scale: float) -> Tensor:
@@ -215,7 +244,9 @@ def raw_scale(loc: Tensor, scale: float) -> Tensor:
 
 
 def _log_q(noise: Tensor, half_log_det: Tensor) -> Tensor:
-    return -0.5 * noise.square().sum(dtype=torch.float64) - half_log_det - 0.5 * len(noise) * _LOG_2PI
+    return (
+        -0.5 * noise.square().sum(dtype=torch.float64) - half_log_det - 0.5 * len(noise) * _LOG_2PI
+    )
 
 
 def _entropy(half_log_det: Tensor, dim: int) -> Tensor:
@@ -241,13 +272,18 @@ class CouplingFlow:
     factorized = False
 
     def __init__(self, loc: Tensor, init_scale: float, seed: int, num_layers: int = 4):
-        self.loc, self.init_scale, self.seed = loc, init_scale, seed
+        self.loc = loc
+        self.init_scale = init_scale
+        self.seed = seed
         self.dim = len(loc)
         if self.dim < 2:
-            raise Refused("guide='flow' needs at least two weights to couple: use guide='mean_field'")
+            raise Refused(
+                "guide='flow' needs at least two weights to couple: use guide='mean_field'"
+            )
         self.shapes: dict[str, tuple[int, ...]] = {"loc": (self.dim,), "raw_scale": (self.dim,)}
         for k in range(num_layers):
-            (given, moved), hidden = _sizes(self.dim, k), 64
+            (given, moved) = _sizes(self.dim, k)
+            hidden = 64
             self.shapes |= {
                 f"{k}.in": (hidden, given),
                 f"{k}.in_bias": (hidden,),
@@ -257,7 +293,8 @@ class CouplingFlow:
         self.size = sum(math.prod(shape) for shape in self.shapes.values())
 
     def initial(self) -> Tensor:
-        generator, parts = torch.Generator().manual_seed(self.seed), []
+        generator = torch.Generator().manual_seed(self.seed)
+        parts = []
         for name, shape in self.shapes.items():
             if name == "loc":
                 parts.append(self.loc)
@@ -307,12 +344,15 @@ class FlowDistribution(TorchDistribution):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, dim)."""
         loc = self.flow["loc"]
-        return _push(self.flow, torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device))[0]
+        return _push(
+            self.flow, torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device)
+        )[0]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,) of values (\\*batch, dim)."""
         scale = F.softplus(self.flow["raw_scale"])
-        u, total = (value - self.flow["loc"]) / scale, -scale.log().sum()
+        u = (value - self.flow["loc"]) / scale
+        total = -scale.log().sum()
         for k in reversed(range(_num_layers(self.flow))):
             moved, given = u.split(list(_sizes(u.shape[-1], k))[::-1], -1)
             log_scale, shift = _coupling(self.flow, k, given)

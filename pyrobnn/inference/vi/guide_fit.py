@@ -38,15 +38,19 @@ if TYPE_CHECKING:
     from pyrobnn.inference.svi import SVI
 
 
-def build_elbo(config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int) -> tuple[Elbo, Tensor]:
+def build_elbo(
+    config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int
+) -> tuple[Elbo, Tensor]:
     """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
-    density, options = problem.density, config.options
+    density = problem.density
+    options = config.options
     if options.init_loc == "prior" and init is None:
         start = density.sample_prior(1, seed)[0]
     else:
         start = density.initial(start_values(problem.model, init), seed)
     num_latent = sum(site.size for site in density.sites if site.kind == "latent")
-    loc, points = start[:num_latent].detach(), start[num_latent:].detach()
+    loc = start[:num_latent].detach()
+    points = start[num_latent:].detach()
     family: Family
     if callable(options.family):
         family = GuideFamily(options.family, density, loc, config.init_scale, seed)
@@ -59,7 +63,9 @@ def build_elbo(config: SVI, problem: Problem, init: Posterior | nn.Module | None
     else:
         family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
-    elbo = Elbo(density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles)
+    elbo = Elbo(
+        density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles
+    )
     return elbo, torch.cat([family.initial(), points])
 
 
@@ -110,9 +116,13 @@ def _better_course(
     return other, replace(end, path={"noise_held": LEVELS[0], "path_gain": gain})
 
 
-def _course(config: SVI, problem: Problem, run: FitRun, owner: SVI | None = None) -> tuple[GuideFit, Result]:
+def _course(
+    config: SVI, problem: Problem, run: FitRun, owner: SVI | None = None
+) -> tuple[GuideFit, Result]:
     """One fit, after mean-field's where the guide contains it; with the noise held first where it has an ``owner``."""
-    callbacks, options, title = run.callbacks, config.options, "SVI" if owner is None else "SVI, noise held first"
+    callbacks = run.callbacks
+    options = config.options
+    title = "SVI" if owner is None else "SVI, noise held first"
     fitted = GuideFit(config, problem, run.init, run.seed, owner)
     # of our own guides the first parameters are means and scales
     contains = isinstance(options.family, str) and options.family != "mean_field"
@@ -126,12 +136,16 @@ def _course(config: SVI, problem: Problem, run: FitRun, owner: SVI | None = None
     if owner is not None:
         plain.hold_noise(1.0)
     try:
-        result = plain.train([after(0, each) for each in callbacks], run.progress, f"{title}, mean-field first")
+        result = plain.train(
+            [after(0, each) for each in callbacks], run.progress, f"{title}, mean-field first"
+        )
         result = replace(result, asked=num_steps + config.num_steps)
         if result.stopped in ("callback", "interrupt"):
             return plain, result
         fitted.begin_at(plain, result)
-        return fitted, fitted.train([after(result.num_steps, each) for each in callbacks], run.progress, title)
+        return fitted, fitted.train(
+            [after(result.num_steps, each) for each in callbacks], run.progress, title
+        )
     finally:
         for callback in callbacks:
             end_of(callback)()
@@ -141,7 +155,9 @@ def fit_guides(config: SVI, problem: Problem, ys: Tensor, run: FitRun) -> list[P
     """Fit a guide to each of several targets (set, N, …) in the place of the problem's, all in one search."""
     fitted = GuideFit(config, problem, None, run.seed)
 
-    def objective(thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
+    def objective(
+        thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor
+    ) -> tuple[Tensor, Tensor]:
         each = torch.func.vmap(fitted.elbo, (0, None, 0, None, 0), (0, 1), randomness="different")
         return each(thetas, weight, Noise(key).split(len(ys)), x, ys)
 
@@ -155,28 +171,43 @@ class GuideFit:
     """One fit of a guide; ``owner`` is the user's configuration that ``config`` is a part of, if it is one."""
 
     def __init__(
-        self, config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int, owner: SVI | None = None
+        self,
+        config: SVI,
+        problem: Problem,
+        init: Posterior | nn.Module | None,
+        seed: int,
+        owner: SVI | None = None,
     ):
-        self.config, self.problem, self.seed, self.owner = config, problem, seed, owner or config
+        self.config = config
+        self.problem = problem
+        self.seed = seed
+        self.owner = owner or config
         self.init = init
         self.elbo, self.start = build_elbo(config, problem, init, seed)
         self.noise = FreeNoise.of(problem)
-        self.level: Tensor | None = None  # at which the noise is held in the first ``num_held`` steps
+        self.level: Tensor | None = (
+            None  # at which the noise is held in the first ``num_held`` steps
+        )
         self.num_held = 0
         if self.noise is not None:
             self.elbo.density = self.noise.density
             self.level = torch.zeros_like(self.noise.spread)
         self.before: tuple[GuideFit, Result] | None = None  # the mean-field that it began at
         size = config.batch_size or problem.num_rows
-        self.num_batches = problem.stream.num_batches if problem.stream else max(1, problem.num_rows // size)
+        self.num_batches = (
+            problem.stream.num_batches if problem.stream else max(1, problem.num_rows // size)
+        )
         weight = config.kl_weight
         schedule = weight if isinstance(weight, KLSchedule) else Constant(weight)
         num_weights = sum(site.size for site in self.elbo.latent)
-        self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(problem.device)
+        self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(
+            problem.device
+        )
 
     def begin_at(self, plain: GuideFit, result: Result) -> None:
         """Start at the means, scales and point parameters of a fit of mean-field."""
-        size, moved = plain.elbo.family.size, self.elbo.family.size
+        size = plain.elbo.family.size
+        moved = self.elbo.family.size
         self.start = torch.cat([result.params[:size], self.start[size:moved], result.params[size:]])
         self.before = plain, result
 
@@ -212,14 +243,18 @@ class GuideFit:
         with seeded(self.seed, self.problem.device):
             return why_impossible(layout, layout.unconstrain(q.sample(100)))
 
-    def _objective(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    def _objective(
+        self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if self.noise is None:
             return self._elbo(theta, weight, key, *batch)
         level, *data = batch
         with self.noise.at(level):
             return self._elbo(theta, weight, key, *data)
 
-    def _elbo(self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
+    def _elbo(
+        self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor
+    ) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
@@ -227,20 +262,27 @@ class GuideFit:
 
     def batches(self) -> Iterator[tuple[Tensor, ...]]:
         """KL weight, key of the random numbers and data of every step."""
-        problem, size = self.problem, self.config.batch_size
+        problem = self.problem
+        size = self.config.batch_size
         keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
         steps = zip(self.kl_weights.unbind(), keys.unbind(), strict=True)
         if problem.loader is not None:
-            yield from ((*step, *batch) for step, batch in zip(steps, problem.batches(), strict=False))
+            yield from (
+                (*step, *batch) for step, batch in zip(steps, problem.batches(), strict=False)
+            )
         elif not problem.is_bnn:
             yield from steps
         elif self.num_batches == 1:
             yield from ((*step, *self.elbo.density.args) for step in steps)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            yield from ((*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False))
+            yield from (
+                (*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False)
+            )
 
-    def _with_level(self, batches: Iterator[tuple[Tensor, ...]], level: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    def _with_level(
+        self, batches: Iterator[tuple[Tensor, ...]], level: Tensor
+    ) -> Iterator[tuple[Tensor, ...]]:
         """Batches with the scale at which the noise is held, zero in the later steps, after the key."""
         free = torch.zeros_like(level)
         for step, (weight, key, *data) in enumerate(batches):
@@ -264,25 +306,40 @@ class GuideFit:
         made = partial(make_posterior, problem, self.owner, seed=self.seed)
         if result is None:
             kept = {"temperature": self._temperature(None)}
-            return made(draws, approximation=q, point_values=points, timings={}, meta=kept, importance=False)
-        temperature, begun = self._temperature(result.num_steps), time.perf_counter()
+            return made(
+                draws, approximation=q, point_values=points, timings={}, meta=kept, importance=False
+            )
+        temperature = self._temperature(result.num_steps)
+        begun = time.perf_counter()
         is_first = self.owner.options.family != self.config.options.family
         mean_field_steps = result.num_steps if is_first else 0
         if self.before is not None:
-            mean_field_steps, result = self.before[1].num_steps, _joined(self.before[1], result)
-        value, error, found = None, math.nan, list[Finding]()
+            mean_field_steps = self.before[1].num_steps
+            result = _joined(self.before[1], result)
+        value = None
+        error = math.nan
+        found = list[Finding]()
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
                     value, error = evaluate_elbo(problem, layout, q, self.elbo, theta)
-                    found = elbo_findings(value, error, result.tracked["elbo"] if temperature == 1.0 else None)
+                    found = elbo_findings(
+                        value, error, result.tracked["elbo"] if temperature == 1.0 else None
+                    )
                     if self.before is not None and temperature == 1.0:
-                        plain, at = self.before[0], self.before[1].params
+                        plain = self.before[0]
+                        at = self.before[1].params
                         start = plain._guide_at(at)
                         best, sd = evaluate_elbo(problem, start[0], start[2], plain.elbo, at)
                         if best - value > 3 * math.hypot(error, sd):
-                            found = [Finding("elbo_below_best", {"elbo": value, "error": error, "best": best})]
-                            (layout, points, q), value, error = start, best, sd
+                            found = [
+                                Finding(
+                                    "elbo_below_best", {"elbo": value, "error": error, "best": best}
+                                )
+                            ]
+                            (layout, points, q) = start
+                            value = best
+                            error = sd
                             draws = {name: each[None] for name, each in q.sample(num_draws).items()}
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
@@ -299,7 +356,9 @@ class GuideFit:
         if temperature == 1.0:
             meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, problem.density.dim)
         # of the estimate, and of a search that has not ended
-        meta["elbo_error"] = None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
+        meta["elbo_error"] = (
+            None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
+        )
         return made(
             draws,
             approximation=q,
@@ -315,10 +374,13 @@ class GuideFit:
 
     def _guide_at(self, theta: Tensor) -> tuple[Density, dict[str, Tensor], Approximation]:
         """The density with its point parameters held, those, and the guide, all of ``theta``."""
-        density, size = self.problem.density, self.elbo.family.size
+        density = self.problem.density
+        size = self.elbo.family.size
         free = theta[size:]
         values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
-        points = density.initial_points | {s.name: values[s.name] for s in density.sites if s.kind == "point"}
+        points = density.initial_points | {
+            s.name: values[s.name] for s in density.sites if s.kind == "point"
+        }
         layout = density.holding(points)
         return layout, points, self.elbo.family.approximation(theta[:size], layout)
 
@@ -335,7 +397,9 @@ def _joined(before: Result, result: Result) -> Result:
         num_steps=before.num_steps + result.num_steps,
         timings={name: value + before.timings[name] for name, value in result.timings.items()},
         asked=before.asked,
-        tracked={name: torch.cat([before.tracked[name], value]) for name, value in result.tracked.items()},
+        tracked={
+            name: torch.cat([before.tracked[name], value]) for name, value in result.tracked.items()
+        },
         factors=torch.cat([before.factors[: before.num_steps], result.factors]),
     )
 

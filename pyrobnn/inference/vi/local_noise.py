@@ -39,9 +39,12 @@ class LocalNoise(TorchFunctionMode):
     <https://arxiv.org/abs/1506.02557>`_; `Flipout (Wen et al., 2018) <https://arxiv.org/abs/1803.04386>`_.
     """
 
-    def __init__(self, weights: list[tuple[Tensor, Tensor, Tensor]], estimator: Estimator, noise: Noise):
+    def __init__(
+        self, weights: list[tuple[Tensor, Tensor, Tensor]], estimator: Estimator, noise: Noise
+    ):
         super().__init__()
-        self.estimator, self.noise = estimator, noise
+        self.estimator = estimator
+        self.noise = noise
         self._kept = weights  # identities are only unique while the tensors live
         self._moments = {id(value): (mean, var) for value, mean, var in weights}
 
@@ -58,17 +61,24 @@ class LocalNoise(TorchFunctionMode):
         """Mean and variance; a weight that isn't random has no variance."""
         return (None, None) if value is None else self._moments.get(id(value), (value, None))
 
-    def _local(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
-        (mean, var), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
+    def _local(
+        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping
+    ) -> Tensor:
+        (mean, var) = self._moments[id(weight)]
+        (bias_mean, bias_var) = self._of(bias)
         h_mean = func(x, mean, bias_mean, **rest)
         h_var = func(x.square(), var, bias_var, **rest)
         # zero padding or a zero input gives a variance of zero, where the root has no gradient
         scale = h_var.clamp_min(torch.finfo(h_var.dtype).tiny ** 0.5).sqrt()
         return h_mean + scale * self.noise.normal_rows(h_mean)
 
-    def _flip(self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping) -> Tensor:
-        (mean, _), (bias_mean, bias_var) = self._moments[id(weight)], self._of(bias)
-        rank, h_mean = _RANKS[func], func(x, mean, bias_mean, **rest)
+    def _flip(
+        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping
+    ) -> Tensor:
+        (mean, _) = self._moments[id(weight)]
+        (bias_mean, bias_var) = self._of(bias)
+        rank = _RANKS[func]
+        h_mean = func(x, mean, bias_mean, **rest)
         channels_in = self._signs(x, rank)
         noise = func(x * channels_in, weight - mean, None, **rest) * self._signs(h_mean, rank)
         if bias_var is None:
@@ -87,7 +97,9 @@ class WeightUses(TorchFunctionMode):
 
     def __init__(self, values: Iterable[Tensor]):
         super().__init__()
-        self.found: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {id(value): [] for value in values}
+        self.found: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {
+            id(value): [] for value in values
+        }
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -105,7 +117,10 @@ class WeightUses(TorchFunctionMode):
         """
         linear = [uses for uses in self.found.values() if any(func in _RANKS for func, _ in uses)]
         return bool(linear) and all(
-            len(uses) == 1 and uses[0][0] is F.linear and tuple(uses[0][1] or ())[:-1] == (num_rows,) for uses in linear
+            len(uses) == 1
+            and uses[0][0] is F.linear
+            and tuple(uses[0][1] or ())[:-1] == (num_rows,)
+            for uses in linear
         )
 
 

@@ -48,7 +48,9 @@ class GuideFamily:
         Refused: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation).
     """
 
-    def __init__(self, factory: GuideFactory, density: Density, loc: Tensor, init_scale: float, seed: int) -> None:
+    def __init__(
+        self, factory: GuideFactory, density: Density, loc: Tensor, init_scale: float, seed: int
+    ) -> None:
         self.density = density
         self.latent = [site for site in density.sites if site.kind == "latent"]
         with _own_params(), seeded(seed, density.device):
@@ -65,7 +67,9 @@ class GuideFamily:
             raise ValueError(f"{type(self.guide).__name__} has no parameters to fit")
 
     def initial(self) -> Tensor:
-        return torch.cat([value.reshape(-1) for value in self.params.values()]).to(self.density.dtype)
+        return torch.cat([value.reshape(-1) for value in self.params.values()]).to(
+            self.density.dtype
+        )
 
     def unflatten(self, phi: Tensor) -> dict[str, Tensor]:
         """The guide's parameters by name."""
@@ -87,7 +91,9 @@ class GuideFamily:
         normals = [elementwise(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
-        entropy = torch.stack([normal.entropy().sum(dtype=torch.float64) for normal in normals]).sum()
+        entropy = torch.stack(
+            [normal.entropy().sum(dtype=torch.float64) for normal in normals]
+        ).sum()
         return Draw(z, log_q, Moments(mean, var, entropy), None)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
@@ -100,7 +106,8 @@ class GuideApproximation:
     def __init__(self, layout: Density, guide: AutoGuide, params: Mapping[str, Tensor]):
         self.layout = layout
         self.sites = [site for site in layout.sites if site.kind == "latent"]
-        self._guide, self._params = guide, {name: value.detach() for name, value in params.items()}
+        self._guide = guide
+        self._params = {name: value.detach() for name, value in params.items()}
 
     @torch.no_grad()
     def sample(self, num_draws: int) -> dict[str, Tensor]:
@@ -158,7 +165,11 @@ class _Given(Messenger):
 
     def _pyro_sample(self, msg: dict[str, Any]) -> None:
         name = msg["name"]
-        if not self.unconstrained or name in self.unconstrained or type(msg["fn"]).__name__ == "_Subsample":
+        if (
+            not self.unconstrained
+            or name in self.unconstrained
+            or type(msg["fn"]).__name__ == "_Subsample"
+        ):
             return  # a model site is a Delta at the image of the auxiliary draw
         owner = name.removesuffix("_unconstrained")
         if owner in self.unconstrained:
@@ -166,8 +177,11 @@ class _Given(Messenger):
         elif name in self.flat:
             value = torch.cat([self.unconstrained[site].reshape(-1) for site in self.flat[name]])
         else:
-            raise ValueError(f"the guide's auxiliary site {name!r} is not determined by the draws, so log_q is unknown")
-        msg["value"], msg["done"] = value, True
+            raise ValueError(
+                f"the guide's auxiliary site {name!r} is not determined by the draws, so log_q is unknown"
+            )
+        msg["value"] = value
+        msg["done"] = True
 
 
 class _FunctionalNoise(TorchFunctionMode):
@@ -188,10 +202,13 @@ class _Traced(torch.nn.Module):
 
     def __init__(self, guide: AutoGuide, density: Density, normal: Callable[[Tensor], Tensor]):
         super().__init__()
-        self.guide, self.density, self.normal = guide, density, normal
+        self.guide = guide
+        self.density = density
+        self.normal = normal
 
     def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
-        given, normal = _Given(values, self.density, self.guide), _FunctionalNoise(self.normal)
+        given = _Given(values, self.density, self.guide)
+        normal = _FunctionalNoise(self.normal)
         with _own_params(), without_validation(), pyro.poutine.block(), given, normal:
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
             drawn = [n for n in nodes.values() if n["type"] == "sample" and not is_subsample(n)]
@@ -216,7 +233,9 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
     made = factory.func if isinstance(factory, functools.partial) else factory
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
-    z = torch.cat([loc, loc.new_zeros(density.dim - len(loc))])  # point parameters are not the guide's
+    z = torch.cat(
+        [loc, loc.new_zeros(density.dim - len(loc))]
+    )  # point parameters are not the guide's
     known = {"init_loc_fn": init_to_value(values=density.constrain(z)), "init_scale": init_scale}
     accepted = set() if flow else set(inspect.signature(factory).parameters)
     options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
@@ -237,12 +256,18 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
     check_type("guide", guide, AutoGuide, wanted)
     if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
         better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
-        raise Refused(f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()")
+        raise Refused(
+            f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()"
+        )
     return guide
 
 
 @contextlib.contextmanager
 def _own_params() -> Iterator[None]:
     """Parameters of a guide stay in its module: Pyro's global store is as it was afterwards."""
-    with process_state(), pyro.get_param_store().scope(), pyro.settings.context(module_local_params=True):
+    with (
+        process_state(),
+        pyro.get_param_store().scope(),
+        pyro.settings.context(module_local_params=True),
+    ):
         yield

@@ -56,9 +56,12 @@ class Compiled:
             machine code reads whatever lies at the addresses it is given.
     """
 
-    def __init__(self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()) -> None:
+    def __init__(
+        self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()
+    ) -> None:
         self.unchecked = call
-        self.mode, self.seconds = mode, seconds
+        self.mode = mode
+        self.seconds = seconds
         self._layouts = [_layout(leaf) for leaf in leaves_of(example)] if mode != "eager" else None
 
     def __call__(self, *args: Any) -> Any:
@@ -78,12 +81,18 @@ class Compiled:
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     # the stride along a dimension of length one is never used
-    strides = tuple([step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1])
+    strides = tuple(
+        [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    )
     return tuple(tensor.shape), strides, tensor.dtype, tensor.device
 
 
 def compiled(
-    fn: Callable[..., Any], *example: Any, enabled: bool | str = True, name: str = "the function", clone: bool = True
+    fn: Callable[..., Any],
+    *example: Any,
+    enabled: bool | str = True,
+    name: str = "the function",
+    clone: bool = True,
 ) -> Compiled:
     """Compile a pure function of tensors for the shapes, strides, dtypes and device of the example.
 
@@ -113,7 +122,9 @@ def compiled(
     """
     leaves = leaves_of(example)
     if wrong := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]:
-        raise TypeError(f"the example holds a {wrong[0]} but only tensors are arguments: close over the rest")
+        raise TypeError(
+            f"the example holds a {wrong[0]} but only tensors are arguments: close over the rest"
+        )
     if not enabled:
         return Compiled(fn, "eager", 0.0)
     started = time.perf_counter()
@@ -123,9 +134,18 @@ def compiled(
         return fn(*mapped(lambda _: next(given), example))
 
     inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
-    with process_state(), raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in inputs)):
+    with (
+        process_state(),
+        raised_by_handlers(),
+        torch.no_grad(),
+        kept(*(leaf.device for leaf in inputs)),
+    ):
         try:
-            call, mode = (traced(flat_fn, inputs), "graph") if enabled == "trace" else _checked(flat_fn, inputs, name)
+            call, mode = (
+                (traced(flat_fn, inputs), "graph")
+                if enabled == "trace"
+                else _checked(flat_fn, inputs, name)
+            )
         except (Untraceable, Gone) as error:
             _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
             return Compiled(fn, "eager", time.perf_counter() - started)
@@ -145,7 +165,9 @@ class _Failure(NamedTuple):
     details: str
 
 
-def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[Callable[..., Any], str]:
+def _checked(
+    fn: Callable[..., Any], inputs: list[Tensor], name: str
+) -> tuple[Callable[..., Any], str]:
     """Machine code whose results on the inputs are those of ``fn``, or else the traced graph; and which of the two."""
     before = snapshot(inputs)
     code = _attempt(machine_code, fn, inputs, before)
@@ -156,12 +178,21 @@ def _checked(fn: Callable[..., Any], inputs: list[Tensor], name: str) -> tuple[C
     if isinstance(slower, Code):
         verb = "gave wrong numbers" if code.kind == "wrong numbers" else "failed"
         message = (
-            "%s is slower than it might be: torch.compile has compiled it, since pyrobnn's own compilation %s (%s)"
+            "%s is slower than it might be: torch.compile has compiled it, since pyrobnn's own "
+            "compilation %s (%s)"
         )
         _log.warning(message, name, verb, code.details)
         return slower.call, "inductor"
-    verb = "gives wrong numbers when compiled" if code.kind == "wrong numbers" else "could not be compiled"
-    details = code.details if slower == code else f"{code.details}; by torch.compile alone: {slower.details}"
+    verb = (
+        "gives wrong numbers when compiled"
+        if code.kind == "wrong numbers"
+        else "could not be compiled"
+    )
+    details = (
+        code.details
+        if slower == code
+        else f"{code.details}; by torch.compile alone: {slower.details}"
+    )
     consequence = "its traced graph is interpreted, several times slower"
     if "wrong numbers" in (code.kind, slower.kind):
         consequence += ". Please report this with the model"
@@ -188,7 +219,12 @@ def _attempt(
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
-        with process_state(), raised_by_handlers(), torch.no_grad(), kept(*(leaf.device for leaf in example)):
+        with (
+            process_state(),
+            raised_by_handlers(),
+            torch.no_grad(),
+            kept(*(leaf.device for leaf in example)),
+        ):
             graph = trace(fn, list(example), DECOMPOSITIONS)
     except Exception as error:  # whatever a user's program may raise under tracing
         tolerable(error)
@@ -231,7 +267,9 @@ class CudaGraph:
     def __init__(self, fn: Callable[..., Any], *buffers: Tensor) -> None:
         wrong = [str(buffer.device) for buffer in buffers if not buffer.is_cuda]
         if wrong or not buffers:
-            raise ValueError(f"CUDA graphs need every buffer on CUDA, got {wrong or 'no buffer'}: use device='cuda'")
+            raise ValueError(
+                f"CUDA graphs need every buffer on CUDA, got {wrong or 'no buffer'}: use device='cuda'"
+            )
         self._buffers = buffers  # keeps the captured addresses alive
         device = buffers[0].device
         with torch.cuda.device(device), torch.no_grad():

@@ -24,16 +24,23 @@ from torch.fx import GraphModule, Interpreter, Node
 from pyrobnn.core.seeding import generator, kept
 from pyrobnn.model.compile.trees import leaves_of, mapped
 
-_PLAIN, _OF_LARGEST = 1000, 10  # units in the last place that are allowed, of an element and of the largest
+# units in the last place that are allowed, of an element and of the largest
+_PLAIN = 1000
+_OF_LARGEST = 10
 _WORST = 0.03  # relative, whatever the units of a short type come to
 _SPREADS = 30  # how many times the spread of a noise of one unit is allowed
 #: widths of the noise in units, in pairs of mirror images
 _WIDTHS = (1, -1, 1, -1, _SPREADS, -_SPREADS, _SPREADS, -_SPREADS)
-_COPIED = 2**22  # elements of an argument that is copied; larger ones are written into by both functions
+_COPIED = (
+    2**22
+)  # elements of an argument that is copied; larger ones are written into by both functions
 
 
 def disagreement(
-    fn: Callable[..., Any], call: Callable[..., Any], inputs: list[Tensor], trace: Callable[[], GraphModule]
+    fn: Callable[..., Any],
+    call: Callable[..., Any],
+    inputs: list[Tensor],
+    trace: Callable[[], GraphModule],
 ) -> str | None:
     """Where a compiled function and its origin differ by more than rounding, in words; None where they agree.
 
@@ -66,7 +73,8 @@ def disagreement(
     plain = results(graph)[1]  # a graph that is wrong is no more spread out for it
     spreads: list[Any] = [torch.zeros((), device=each.device) for each in exact]
     for seed, width in enumerate(_WIDTHS):
-        noisy, times = results(_WithNoise(graph, seed - seed % 2, width).run)[1], _SPREADS / abs(width)
+        noisy = results(_WithNoise(graph, seed - seed % 2, width).run)[1]
+        times = _SPREADS / abs(width)
         spreads = [_spread(*each, times) for each in zip(spreads, noisy, plain, strict=True)]
     found = map(_difference, mine, exact, spreads)
     place = f"of the {len(exact)} tensors that it returns and writes into"
@@ -81,21 +89,29 @@ def snapshot(inputs: list[Tensor]) -> list[Tensor]:
 def _copy(tensor: Tensor) -> Tensor:
     if 0 in tensor.stride():
         return tensor.clone()
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return torch.empty_strided(
+        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+    ).copy_(tensor)
 
 
 def _difference(mine: Tensor, exact: Tensor, spread: Tensor | float = 0.0) -> str | None:
     """How two results differ beyond rounding; NaN equals NaN."""
     if not exact.numel():
         return None
-    unit, error, size = torch.finfo(exact.dtype).eps, (mine - exact).abs(), exact.abs()
+    unit = torch.finfo(exact.dtype).eps
+    error = (mine - exact).abs()
+    size = exact.abs()
     largest = torch.where(size.isfinite(), size, 0.0).max()
     allowed = min(_PLAIN * unit, _WORST) * size + min(_OF_LARGEST * unit, _WORST) * largest
     allowed = allowed + torch.finfo(exact.dtype).tiny + spread
     same = (mine == exact) | (mine.isnan() & exact.isnan())
     wrong = ~same & ~(exact.isfinite() & (error <= allowed))
     worst = float(torch.where(wrong, error, 0.0).nan_to_num(torch.inf).max())
-    return f"a difference of {worst:.3g} (the largest value is {float(largest):.3g})" if wrong.any() else None
+    return (
+        f"a difference of {worst:.3g} (the largest value is {float(largest):.3g})"
+        if wrong.any()
+        else None
+    )
 
 
 def _rounds(value: Any) -> bool:
@@ -114,7 +130,8 @@ class _WithNoise(Interpreter):
 
     def __init__(self, graph: GraphModule, seed: int, width: int) -> None:
         super().__init__(graph)
-        self.seeds, self.width = itertools.count(seed << 24), width
+        self.seeds = itertools.count(seed << 24)
+        self.width = width
 
     def run_node(self, n: Node) -> Any:
         value = super().run_node(n)
@@ -124,23 +141,35 @@ class _WithNoise(Interpreter):
         taken = {each.untyped_storage().data_ptr() for each in inputs if isinstance(each, Tensor)}
 
         def off(leaf: Any) -> Any:
-            return self._off(leaf, n) if _rounds(leaf) and leaf.untyped_storage().data_ptr() not in taken else leaf
+            return (
+                self._off(leaf, n)
+                if _rounds(leaf) and leaf.untyped_storage().data_ptr() not in taken
+                else leaf
+            )
 
         return mapped(off, value)
 
     def _off(self, value: Tensor, node: Node) -> Tensor:
-        real, source = value.real if value.is_complex() else value, generator(next(self.seeds), value.device)
-        noise = (torch.rand(real.shape, dtype=real.dtype, device=real.device, generator=source) - 0.5).sign()
+        real = value.real if value.is_complex() else value
+        source = generator(next(self.seeds), value.device)
+        noise = (
+            torch.rand(real.shape, dtype=real.dtype, device=real.device, generator=source) - 0.5
+        ).sign()
         # the tanh of the compiled code is exact to a unit of one, not of its value
         size = 1 + value.abs() if "tanh" in str(node.target) else value.abs()
-        added, unit = self._added(node, source), self.width * torch.finfo(value.dtype).eps
+        added = self._added(node, source)
+        unit = self.width * torch.finfo(value.dtype).eps
         # whole numbers are results of no rounding: counts and flags
-        return torch.where((value == real.round()) & (added == 0), value, value + unit * noise * (size + added))
+        return torch.where(
+            (value == real.round()) & (added == 0), value, value + unit * noise * (size + added)
+        )
 
     def _added(self, node: Node, source: torch.Generator) -> Tensor:
         """Half of what adding K terms one by one rounds, units: sqrt(K) / 5 times a partial sum, here a random one."""
-        name, (args, options) = f"{node.target}.".split(".")[1], self.fetch_args_kwargs_from_env(node)
-        product, place = name.endswith(("mm", "mv", "dot")), int("add" in name)
+        name = f"{node.target}.".split(".")[1]
+        (args, options) = self.fetch_args_kwargs_from_env(node)
+        product = name.endswith(("mm", "mv", "dot"))
+        place = int("add" in name)
         if not (product or name in ("sum", "mean")) or not args[place].dim():
             return torch.zeros((), device=source.device)
         terms = args[place]

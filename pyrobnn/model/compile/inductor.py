@@ -30,9 +30,11 @@ from torch.fx import GraphModule, Node
 from pyrobnn.core import private
 
 _ATEN = torch.ops.aten
-_FEW_FEATURES, _FEW_MULTIPLICATIONS = 8, 2**17
+_FEW_FEATURES = 8
+_FEW_MULTIPLICATIONS = 2**17
 #: a product of so few multiplications takes a library longer to begin than to do, and bars the stack to all the rest
-_TINY, _TINY_FEATURES = 2**15, 16
+_TINY = 2**15
+_TINY_FEATURES = 16
 _RANDOM = torch.Tag.nondeterministic_seeded
 #: what leaves the fused loops for a library
 _LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
@@ -46,7 +48,11 @@ def size(node: Node) -> int:
 
 def library_calls(graph: GraphModule) -> list[Node]:
     """The matrix products and convolutions that remain."""
-    return [node for node in graph.graph.nodes if getattr(node.target, "overloadpacket", None) in _LIBRARY]
+    return [
+        node
+        for node in graph.graph.nodes
+        if getattr(node.target, "overloadpacket", None) in _LIBRARY
+    ]
 
 
 def materialize(tensor: Tensor) -> Tensor:
@@ -84,7 +90,8 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
     Under ``vmap`` a linear predictor of one set of inputs is a product (N, features) @ (features, chains), and its
     gradient (features, N) @ (N, chains): a library would store the few chains along memory.
     """
-    (rows, inner), columns = left.shape, right.shape[1]
+    (rows, inner) = left.shape
+    columns = right.shape[1]
     product = _small_bmm(left[None], right[None])
     if product is not NotImplemented:
         return product[0]
@@ -98,16 +105,24 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
     if rows <= _FEW_FEATURES and right.stride(0) == 1:
         return (materialize(left.contiguous()).unsqueeze(1) * right.T).sum(2)
     if tiny:
-        return (materialize(left.contiguous()).unsqueeze(2) * materialize(right.contiguous())).sum(1)
+        return (materialize(left.contiguous()).unsqueeze(2) * materialize(right.contiguous())).sum(
+            1
+        )
     return NotImplemented
 
 
-def _small_addmm(bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+def _small_addmm(
+    bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
     product = _small_mm(left, right) if alpha == beta == 1 else NotImplemented
     return product if product is NotImplemented else bias + product
 
 
-DECOMPOSITIONS = {_ATEN.bmm.default: _small_bmm, _ATEN.mm.default: _small_mm, _ATEN.addmm.default: _small_addmm}
+DECOMPOSITIONS = {
+    _ATEN.bmm.default: _small_bmm,
+    _ATEN.mm.default: _small_mm,
+    _ATEN.addmm.default: _small_addmm,
+}
 
 #: the lower bound of setup.cfg: no older torch has run the small products and the allocation on the stack
 OLDEST = "2.11"
@@ -185,7 +200,9 @@ def _elf_size(path: Path) -> int:
         head = file.read(64)
     if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
         return 0 if len(head) == 64 else 64
-    table, size, count = (int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62)))
+    table, size, count = (
+        int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62))
+    )
     return table + size * count
 
 
@@ -234,7 +251,10 @@ def public_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
 
 def _need_compiler(inputs: list[Tensor]) -> None:
     if all(tensor.device.type == "cpu" for tensor in inputs) and private.lacks_compiler():
-        remedies = {"darwin": "xcode-select --install", "win32": "Visual Studio's build tools for C++"}
+        remedies = {
+            "darwin": "xcode-select --install",
+            "win32": "Visual Studio's build tools for C++",
+        }
         remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
         raise NoCompiler(f"there is no C++ compiler: {remedy}")
 
@@ -274,12 +294,17 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     alone = on_cpu and sys.platform == "linux" and only_writes and not looped
     on_stack = alone and not library_calls(graph)
     if (identity := _identity(untouched, inputs)) and alone:
-        with contextlib.suppress(OSError, *private.MOVED):  # to import inductor takes as long as a small model
+        with contextlib.suppress(
+            OSError, *private.MOVED
+        ):  # to import inductor takes as long as a small model
             library = private.Library(_record(identity).read_text("utf-8"), graph)
             RIGHT.add(identity)
             return Code(library, lambda: untouched, fn, identity)
     _need_compiler(inputs)
-    settings: dict[str, Any] = _INDUCTOR | {"cpp_wrapper": on_cpu, "aot_inductor.allow_stack_allocation": on_stack}
+    settings: dict[str, Any] = _INDUCTOR | {
+        "cpp_wrapper": on_cpu,
+        "aot_inductor.allow_stack_allocation": on_stack,
+    }
     largest = _largest(graph)
     if on_cpu and largest < _PARALLEL_FROM:
         settings["cpp.threads"] = 1
@@ -293,7 +318,9 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
 def _largest(graph: GraphModule) -> int:
     """Elements of the largest tensor that a graph computes; what is only written into does not count."""
     schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
-    return max((size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0)
+    return max(
+        (size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0
+    )
 
 
 def _memory(held: Any) -> int | None:
@@ -306,12 +333,20 @@ def _compute_indices(graph: GraphModule) -> None:
     Left in the graph they are computed at every call, and loops that gather by them are not vectorized.
     """
     schemas = {node: getattr(node.target, "_schema", None) for node in graph.graph.nodes}
-    written, known = set[Node](), set[Node]()
+    written = set[Node]()
+    known = set[Node]()
     for node, schema in reversed(schemas.items()):  # through a view what it is a view of is written
-        if schema and (schema.is_mutable or (node in written and any(arg.alias_info for arg in schema.arguments))):
+        if schema and (
+            schema.is_mutable
+            or (node in written and any(arg.alias_info for arg in schema.arguments))
+        ):
             written |= {*node.all_input_nodes}
-    memory = {node: _memory(getattr(graph, str(node.target))) for node in schemas if node.op == "get_attr"}
-    changing = {memory[node] for node in written & memory.keys()}  # each use of a constant is a node of its own
+    memory = {
+        node: _memory(getattr(graph, str(node.target))) for node in schemas if node.op == "get_attr"
+    }
+    changing = {
+        memory[node] for node in written & memory.keys()
+    }  # each use of a constant is a node of its own
 
     def value(node: Node) -> Any:
         if node.op == "get_attr":
@@ -341,8 +376,15 @@ def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
     held = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
     if not all(isinstance(value, Tensor) for value in held):  # a graph inside of the graph
         return None
-    tensors = [(value.shape, value.stride(), value.dtype, value.device) for value in (*inputs, *held)]
-    machine = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability(), sys.version, torch.__version__
+    tensors = [
+        (value.shape, value.stride(), value.dtype, value.device) for value in (*inputs, *held)
+    ]
+    machine = (
+        torch.get_num_threads(),
+        torch.backends.cpu.get_cpu_capability(),
+        sys.version,
+        torch.__version__,
+    )
     return hashlib.sha256(f"{graph.code}{tensors}{machine}{_INDUCTOR}".encode()).hexdigest()
 
 

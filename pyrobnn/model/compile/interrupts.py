@@ -15,7 +15,8 @@ class _Raised(BaseException):
 
     def __init__(self, error: Exception, number: int) -> None:
         super().__init__(error)
-        self.error, self.number = error, number
+        self.error = error
+        self.number = number
 
 
 @contextlib.contextmanager
@@ -63,10 +64,15 @@ class TimeSpent(BaseException):
 def limited(seconds: float | None) -> Iterator[None]:
     """Raises TimeSpent after so many seconds, in the main thread; another's alarm stays set."""
     alarm = getattr(signal, "SIGALRM", None)
-    if seconds is None or alarm is None or threading.current_thread() is not threading.main_thread():
+    if (
+        seconds is None
+        or alarm is None
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
-    began, theirs = time.monotonic(), signal.getitimer(signal.ITIMER_REAL)
+    began = time.monotonic()
+    theirs = signal.getitimer(signal.ITIMER_REAL)
     if 0.0 < theirs[0] < seconds:
         yield
         return
@@ -82,4 +88,6 @@ def limited(seconds: float | None) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(alarm, before)
         if theirs[0]:
-            signal.setitimer(signal.ITIMER_REAL, max(theirs[0] - (time.monotonic() - began), 1e-3), theirs[1])
+            signal.setitimer(
+                signal.ITIMER_REAL, max(theirs[0] - (time.monotonic() - began), 1e-3), theirs[1]
+            )

@@ -23,11 +23,16 @@ Tensors = list[Tensor]
 #: (carry, slices, held) → (carry, outputs, terms of sums)
 Body = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
 # steps in one turn of the loop: up to so many operations, and so many steps
-_OPERATIONS, _STEPS = 96, 4
+_OPERATIONS = 96
+_STEPS = 4
 
 
 def scan(
-    step: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any = None, *, length: int | None = None
+    step: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any = None,
+    *,
+    length: int | None = None,
 ) -> tuple[Any, Any]:
     r"""A loop over the leading axis: :math:`(c_{t+1}, y_t) = f(c_t, x_t)`, as of ``jax.lax.scan``.
 
@@ -62,7 +67,9 @@ def scan(
         raise TypeError(f"'xs' must be tensors with a leading axis, got {xs!r}")
     lengths = {len(leaf) for leaf in slices} | ({length} if length is not None else set())
     if len(lengths) != 1 or min(lengths) < 1:
-        raise ValueError(f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}")
+        raise ValueError(
+            f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}"
+        )
     (count,) = lengths
     if count > _STEPS and (tracer := Tracer.active()) is not None:
         try:
@@ -95,12 +102,18 @@ class _Unrolled(Exception):
 class _Held(TorchFunctionMode):
     """Finds the tensors that a step uses and neither makes nor is given, or puts others in their place."""
 
-    def __init__(self, given: Tensors, held: Tensors | None = None, others: Tensors | None = None) -> None:
+    def __init__(
+        self, given: Tensors, held: Tensors | None = None, others: Tensors | None = None
+    ) -> None:
         super().__init__()
         self.held: Tensors = []
         self._finds = held is None
         self._others = {id(one): other for one, other in zip(held or [], others or [], strict=True)}
-        self._kept: list[Any] = [*given, *(held or []), *(others or [])]  # an id belongs to what is alive
+        self._kept: list[Any] = [
+            *given,
+            *(held or []),
+            *(others or []),
+        ]  # an id belongs to what is alive
         self._known = {id(tensor) for tensor in (*given, *(others or []))}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,18 +134,24 @@ class _Held(TorchFunctionMode):
         return self._others[id(value)]
 
 
-def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count: int) -> tuple[Any, Any]:
+def _rolled(
+    tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count: int
+) -> tuple[Any, Any]:
     """The loop as one node of the graph that is being traced."""
-    state, slices = leaves_of(carry), [] if xs is None else leaves_of(xs)
+    state = leaves_of(carry)
+    slices = [] if xs is None else leaves_of(xs)
     first = None if xs is None else mapped(lambda leaf: leaf[0], xs)
-    _, like = _unrolled(step, carry, xs, range(1))  # what is made lazily at first use is there from now on
+    _, like = _unrolled(
+        step, carry, xs, range(1)
+    )  # what is made lazily at first use is there from now on
     given = [*state, *leaves_of(first)] if slices else state
     with _Held(given) as mode:
         step(carry, first)
     held = mode.held
 
     def flat(*values: Tensor) -> Tensors:
-        own, others = list(values[: len(given)]), list(values[len(given) :])
+        own = list(values[: len(given)])
+        others = list(values[len(given) :])
         rest = iter(own)
         a = mapped(lambda _: next(rest), carry)
         with _Held(own, held, others) as inside:
@@ -154,9 +173,14 @@ def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count
         raise _Unrolled
     # steps left over are compiled once more, beside the loop
     most = max(1, min(_STEPS, _OPERATIONS // max(1, len(calls)), count))
-    turns = max(range(1, most + 1), key=lambda number: number - count % number * len(calls) * _STEPS / _OPERATIONS)
+    turns = max(
+        range(1, most + 1),
+        key=lambda number: number - count % number * len(calls) * _STEPS / _OPERATIONS,
+    )
 
-    def steps(a: Tensors, x: Tensors, h: Tensors, number: int = turns) -> tuple[Tensors, Tensors, Tensors]:
+    def steps(
+        a: Tensors, x: Tensors, h: Tensors, number: int = turns
+    ) -> tuple[Tensors, Tensors, Tensors]:
         found = []
         for t in range(number):
             out = graph(*a, *(leaf[t] for leaf in x[: len(slices)]), *h)
@@ -173,8 +197,11 @@ def _rolled(tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count
     if whole < count:
         state, more, _ = steps(state, [leaf[whole:] for leaf in slices], held, count - whole)
         ys = [torch.cat(parts) for parts in zip(ys, more, strict=True)]
-    ends, stacked = iter(state), iter(ys)
-    return mapped(lambda _: next(ends), carry), mapped(lambda y: None if y is None else next(stacked), like)
+    ends = iter(state)
+    stacked = iter(ys)
+    return mapped(lambda _: next(ends), carry), mapped(
+        lambda y: None if y is None else next(stacked), like
+    )
 
 
 @dataclass(frozen=True)
@@ -249,14 +276,27 @@ def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tenso
             for value, place in zip(terms, rest, strict=True):
                 place.add_(value)
 
-        kinds = [[(value.shape, value.dtype) for value in part] for part in body(*_split(given, len(carry), len(xs)))]
-        example = [*given, *(given[0].new_zeros(shape, dtype=dtype) for part in kinds for shape, dtype in part)]
+        kinds = [
+            [(value.shape, value.dtype) for value in part]
+            for part in body(*_split(given, len(carry), len(xs)))
+        ]
+        example = [
+            *given,
+            *(given[0].new_zeros(shape, dtype=dtype) for part in kinds for shape, dtype in part),
+        ]
         graph = trace(turn, example)
-        constants = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
-        parts = [(leaf.shape, leaf.dtype, leaf.device) for leaf in example], [(c.dtype, c.tolist()) for c in constants]
+        constants = [
+            getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"
+        ]
+        parts = (
+            [(leaf.shape, leaf.dtype, leaf.device) for leaf in example],
+            [(c.dtype, c.tolist()) for c in constants],
+        )
         key = hashlib.sha256(f"{graph.code}{parts}".encode()).hexdigest()
         if key not in _TURNS:
-            _TURNS[key] = _Turn(compiled(graph, *example, name="the body of a loop").unchecked, kinds)
+            _TURNS[key] = _Turn(
+                compiled(graph, *example, name="the body of a loop").unchecked, kinds
+            )
     states, others = _split(_run(key, carry, xs, held)[:-1], len(carry))
     return *(leaf[-1] for leaf in states), *others, *(leaf[:-1] for leaf in states)
 
@@ -290,7 +330,8 @@ class _Scan(torch.autograd.Function):
 
         def pulled(a: Tensors, x: Tensors, h: Tensors) -> tuple[Tensors, Tensors, Tensors]:
             c, own_x, by_turn = _split(x, own.carried, own.slices)
-            (own_h, by_sum), by_y = _split(h, len(held)), iter(by_turn)
+            (own_h, by_sum) = _split(h, len(held))
+            by_y = iter(by_turn)
 
             def results(*values: Tensor) -> tuple[Tensor, ...]:
                 rest = iter(values)
@@ -299,7 +340,9 @@ class _Scan(torch.autograd.Function):
                         values_of[i] = next(rest)
                 new, ys, sums = own.body(c, own_x, own_h)
                 told = [*zip(ys, to_y, strict=True), *zip(sums, to_sum, strict=True)]
-                return *(new[i] for i in floats), *(value for value, slope in told if slope is not None)
+                return *(new[i] for i in floats), *(
+                    value for value, slope in told if slope is not None
+                )
 
             at = [*(c[i] for i in floats), *(own_x[i] for i in of_x), *(own_h[i] for i in of_h)]
             slope_of = [*a, *(next(by_y) for s in to_y if s is not None), *by_sum]
@@ -312,9 +355,15 @@ class _Scan(torch.autograd.Function):
         start = [torch.zeros_like(before[i][0]) if slopes[i] is None else slopes[i] for i in floats]
         turns = [leaf.flip(0) for leaf in (*before, *xs, *by_turn)]
         fixed = [*held, *(slope for slope in to_sum if slope is not None)]
-        out = _Scan.apply(_Counted(pulled, len(start), len(turns), len(of_h)), *start, *turns, *fixed)
+        out = _Scan.apply(
+            _Counted(pulled, len(start), len(turns), len(of_h)), *start, *turns, *fixed
+        )
         found: list[Any] = [None] * (1 + own.carried + own.slices + len(held))
-        places = [*floats, *(own.carried + i for i in of_x), *(own.carried + own.slices + i for i in of_h)]
+        places = [
+            *floats,
+            *(own.carried + i for i in of_x),
+            *(own.carried + own.slices + i for i in of_h),
+        ]
         for place, slope in zip(places, out, strict=False):  # the carries before each turn are left
             is_slice = own.carried <= place < own.carried + own.slices
             found[1 + place] = slope.flip(0) if is_slice else slope
@@ -324,7 +373,10 @@ class _Scan(torch.autograd.Function):
     def vmap(info: Any, in_dims: Any, own: _Counted, *flat: Tensor) -> Any:
         dims = own.split(in_dims[1:])
         carry, xs, held = (
-            [value if dim is None else value.movedim(dim, to) for value, dim in zip(part, own_dims, strict=True)]
+            [
+                value if dim is None else value.movedim(dim, to)
+                for value, dim in zip(part, own_dims, strict=True)
+            ]
             for part, own_dims, to in zip(own.split(flat), dims, (0, 1, 0), strict=True)
         )
         carry = [
@@ -332,7 +384,9 @@ class _Scan(torch.autograd.Function):
             for value, dim in zip(carry, dims[0], strict=True)
         ]
         batched = [[0 if dim is not None else None for dim in part] for part in dims]
-        body = torch.func.vmap(own.body, ([0] * own.carried, batched[1], batched[2]), randomness="error")
+        body = torch.func.vmap(
+            own.body, ([0] * own.carried, batched[1], batched[2]), randomness="error"
+        )
         out = _Scan.apply(_Counted(body, own.carried, own.slices, own.sums), *carry, *xs, *held)
         stacked = len(out) - 2 * own.carried - own.sums
         return out, (*[0] * own.carried, *[1] * stacked, *[0] * own.sums, *[1] * own.carried)
