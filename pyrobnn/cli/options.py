@@ -124,46 +124,75 @@ def read(argv: Sequence[str], command: str) -> Config:
     Raises:
         ValueError, TypeError: an unknown name or a value of the wrong kind, in words.
     """
-    words = (
-        ["--data", *argv]
-        if command == "fit" and argv and not argv[0].startswith("-")
-        else list(argv)
-    )
-    given, theirs = _split(words)
-    own = [word for word in given if word not in _HELP]
+    data_first = command == "fit" and argv and not argv[0].startswith("-")
+    words = ["--data", *argv] if data_first else list(argv)
+    study_words, method_words = _split(words)
     parser = _study_parser(command)
-    asked = _parsed(parser, {}, own)
-    if _HELP & set(given):
-        chosen = _chosen(asked.methods or [], {})
-        helps = [
-            _method_parser(label, name, False).format_help() for label, (name, _) in chosen.items()
-        ]
-        say("\n".join([parser.format_help(), *helps]))
+    options_only = [word for word in study_words if word not in _HELP]
+    line = _parsed(parser, {}, options_only)
+    if _HELP & set(study_words):
+        _print_help(parser, line)
         sys.exit(0)
-    written, listed = _content(asked.config) if asked.config else ({}, {})
-    study = _parsed(parser, written, own)
-    words_of = asked.methods or list(listed)
-    if command == "fit" and len(words_of) > 1:
-        raise ValueError(f"fit runs one method: choose one of {', '.join(listed)} with --method")
-    standard = [name for name, known in METHODS.items() if known.standard]
-    methods = _chosen(words_of or (["auto"] if command == "fit" else standard), listed)
-    if unknown := [label for label in theirs if label not in methods]:
-        raise ValueError(
-            f"unrecognized arguments: {theirs[unknown[0]][0]}: name the method in --methods"
-        )
-    configurations = {}
+    written: dict[str, Any] = {}
+    listed: Methods = {}
+    if line.config:
+        written, listed = _content(line.config)
+    study = _parsed(parser, written, options_only)
+    methods = _methods_to_run(command, line, listed)
+    unknown = [label for label in method_words if label not in methods]
+    if unknown:
+        words = method_words[unknown[0]]
+        raise ValueError(f"unrecognized arguments: {words[0]}: name the method in --methods")
+    if line.quick and not written.get("quick"):
+        methods = _without_quick_options(methods)
+    configured, plain_methods = _configurations(methods, method_words, study)
+    values = json.loads(parser.dump(study, format="json", skip_unset=False))
+    plain = {name: value for name, value in values.items() if name not in _OF_ONE_CALL}
+    return Config(study, configured, plain | {"methods": plain_methods})
+
+
+def _configurations(
+    methods: Methods, method_words: Mapping[str, Sequence[str]], study: Namespace
+) -> tuple[dict[str, tuple[Method, dict[str, Any]]], dict[str, dict[str, Any]]]:
+    """By label: each method with the arguments of its ``fit``; and the same in plain values."""
+    configured = {}
     plain = {}
     for label, (name, options) in methods.items():
-        if asked.quick and not written.get("quick"):
-            options = {
-                key: value for key, value in options.items() if key not in METHODS[name].quick
-            }
-        found = _configured(label, name, options, theirs.get(label, []), study)
-        configurations[label] = found[:2]
-        plain[label] = {"method": name} | found[2]
-    kept = json.loads(parser.dump(study, format="json", skip_unset=False))
-    kept = {name: value for name, value in kept.items() if name not in _OF_ONE_CALL}
-    return Config(study, configurations, kept | {"methods": plain})
+        words = method_words.get(label, [])
+        method, arguments, values = _configured(label, name, options, words, study)
+        configured[label] = method, arguments
+        plain[label] = {"method": name} | values
+    return configured, plain
+
+
+def _without_quick_options(methods: Methods) -> Methods:
+    """The methods of a file without the options that ``--quick`` sets."""
+    remaining: Methods = {}
+    for label, (name, options) in methods.items():
+        quick = METHODS[name].quick
+        remaining[label] = name, {key: options[key] for key in options if key not in quick}
+    return remaining
+
+
+def _print_help(parser: ArgumentParser, line: Namespace) -> None:
+    """The help of the command, and of the methods that the line names."""
+    texts = [parser.format_help()]
+    for label, (name, _) in _chosen(line.methods or [], {}).items():
+        texts.append(_method_parser(label, name, False).format_help())
+    say("\n".join(texts))
+
+
+def _methods_to_run(command: str, line: Namespace, listed: Methods) -> Methods:
+    """The methods that the line names, else those that the file lists, else the command's own."""
+    words = line.methods or list(listed)
+    if command == "fit":
+        if len(words) > 1:
+            names = ", ".join(listed)
+            raise ValueError(f"fit runs one method: choose one of {names} with --method")
+        standard = ["auto"]
+    else:
+        standard = [name for name, known in METHODS.items() if known.standard]
+    return _chosen(words or standard, listed)
 
 
 def _content(path: str) -> tuple[dict[str, Any], Methods]:
@@ -174,10 +203,9 @@ def _content(path: str) -> tuple[dict[str, Any], Methods]:
         content = get_loader("yaml")(Path(path).read_text(encoding="utf-8-sig"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not YAML: {error}") from error
-    methods = content.pop("methods", {}) if isinstance(content, dict) else None
-    if not isinstance(methods, dict) or not all(
-        isinstance(each, dict) for each in methods.values()
-    ):
+    methods: Any = content.pop("methods", {}) if isinstance(content, dict) else None
+    is_map = isinstance(methods, dict)
+    if not is_map or not all(isinstance(options, dict) for options in methods.values()):
         raise ValueError(
             f"{path} must map options to values, such as 'data: diabetes', and 'methods' names to options: "
             "{svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
@@ -190,71 +218,85 @@ def _content(path: str) -> tuple[dict[str, Any], Methods]:
 
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The words of the study, and label → those of its method, which begin with ``--LABEL.``."""
-    own: list[str] = []
-    theirs: dict[str, list[str]] = {}
-    place = own
+    study_words: list[str] = []
+    method_words: dict[str, list[str]] = {}
+    place = study_words
     for word in words:
-        if word.startswith("-") and not re.match(r"-[\d.]", word):
-            of = re.match(rf"--({_LABEL.pattern})\.", word)
-            place = own if of is None else theirs.setdefault(of[1], [])
-            if of is None:
+        is_number = re.match(r"-[\d.]", word)
+        if word.startswith("-") and not is_number:
+            label = re.match(rf"--({_LABEL.pattern})\.", word)
+            if label is None:
+                place = study_words
                 name, sign, value = word[2:].partition("=")
                 word = word[:2] + name.replace("-", "_") + sign + value
+            else:
+                place = method_words.setdefault(label[1], [])
         place.append(word)
-    return own, theirs
+    return study_words, method_words
 
 
 def _chosen(words: Sequence[str], listed: Methods) -> Methods:
     """The methods that ``LABEL``, ``METHOD`` and ``LABEL=METHOD`` name."""
-    found: Methods = {}
+    chosen: Methods = {}
     for word in words:
         label, _, name = word.partition("=")
-        each = listed[label] if not name and label in listed else (name or label, {})
-        check_choice("methods", each[0], tuple(METHODS))
-        if label in METHODS and label != each[0] or not _LABEL.fullmatch(label):
+        entry = listed[label] if not name and label in listed else (name or label, {})
+        method = entry[0]
+        check_choice("methods", method, tuple(METHODS))
+        if label in METHODS and label != method or not _LABEL.fullmatch(label):
             raise ValueError(
-                f"{label!r} cannot name this {each[0]}: use letters, digits, '-' and '_'"
+                f"{label!r} cannot name this {method}: use letters, digits, '-' and '_'"
             )
-        if found.setdefault(label, each) != each:
+        if chosen.setdefault(label, entry) != entry:
             raise ValueError(f"two methods are called {label!r}: give each a name of its own")
-    return found
+    return chosen
 
 
 def _study_parser(command: str) -> ArgumentParser:
-    several = command == "compare"
-    flag = "--methods" if several else "--method"
-    does = (
-        "Run methods on data, judge them, write a report."
-        if several
-        else "Run one method and save it."
-    )
-    parser = ArgumentParser(
+    """The parser of the words that are no method's: of ``compare``, or of ``fit``, which runs one method."""
+    if command == "compare":
+        parser = _command_parser(command, "", "Run methods on data, judge them, write a report.")
+        example = "nuts svi-lr=svi --svi-lr.lr 1e-3"
+        _add_common(parser, "--methods", "+", example, "results")
+    else:
+        parser = _command_parser(command, "DATA ", "Run one method and save it.")
+        _add_common(parser, "--method", 1, "auto, the default", "model.nc")
+    for title, options in OPTIONS.items():
+        group = parser.add_argument_group(title)
+        for name, (kind, default, words) in options.items():
+            counted: dict[str, Any] = {}
+            if kind is bool:
+                counted = {"nargs": "?", "const": True, "metavar": "BOOL"}
+            elif get_origin(kind) is list:
+                counted = {"nargs": "+"}
+                kind = get_args(kind)[0]
+            group.add_argument(f"--{name}", type=kind, default=default, help=words, **counted)
+    if command == "compare":
+        parser.set_defaults({"data": "gap"})
+    return parser
+
+
+def _command_parser(command: str, positional: str, does: str) -> ArgumentParser:
+    flag = "--methods" if command == "compare" else "--method"
+    return ArgumentParser(
         prog=f"pyrobnn {command}",
-        usage=f"pyrobnn {command} {'' if several else 'DATA '}[options] [--METHOD.OPTION VALUE ...]",
-        description=f"{does} Any option of a method: --METHOD.OPTION; {flag} svi --help lists those of svi.",
+        usage=f"pyrobnn {command} {positional}[options] [--METHOD.OPTION VALUE ...]",
+        description=(
+            f"{does} Any option of a method: --METHOD.OPTION; {flag} svi --help lists those of svi."
+        ),
         epilog=EXIT_STATUS,
         exit_on_error=False,
         allow_abbrev=False,
     )
-    example = "nuts svi-lr=svi --svi-lr.lr 1e-3" if several else "auto, the default"
+
+
+def _add_common(
+    parser: ArgumentParser, flag: str, count: str | int, example: str, out: str
+) -> None:
+    """The methods to run and where the results go."""
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
-    parser.add_argument(flag, dest="methods", nargs="+" if several else 1, type=str, help=known)
-    parser.add_argument(
-        "--out", type=str, default="results" if several else "model.nc", help="where to"
-    )
-    for title, options in OPTIONS.items():
-        group = parser.add_argument_group(title)
-        for name, (kind, default, words) in options.items():
-            counted: dict[str, Any] = (
-                {"nargs": "?", "const": True, "metavar": "BOOL"} if kind is bool else {}
-            )
-            if get_origin(kind) is list:
-                counted = {"nargs": "+"}
-                kind = get_args(kind)[0]
-            group.add_argument(f"--{name}", type=kind, default=default, help=words, **counted)
-    if several:
-        parser.set_defaults({"data": "gap"})
-    return parser
+    parser.add_argument(flag, dest="methods", nargs=count, type=str, help=known)
+    parser.add_argument("--out", type=str, default=out, help="output file or folder")
 
 
 def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
@@ -291,23 +333,21 @@ def _configured(
     """A method, whose own checks run now, the arguments of its ``fit``, and all of it in plain values."""
     parser = _method_parser(label, name, study.quick)
     key = label.replace("-", "_")
-    found = _parsed(parser, {key: dict(options)}, words)
-    if study.no_compile and "compile" in found[key]:
-        found[key].compile = False
-    plain = json.loads(parser.dump(found, format="json", skip_unset=False))[key]
-    values = vars(parser.instantiate(found)[key])
-    fields = {each.name for each in dataclasses.fields(METHODS[name].cls)}  # type: ignore[arg-type]
+    parsed = _parsed(parser, {key: dict(options)}, words)
+    if study.no_compile and "compile" in parsed[key]:
+        parsed[key].compile = False
+    plain = json.loads(parser.dump(parsed, format="json", skip_unset=False))[key]
+    values = vars(parser.instantiate(parsed)[key])
+    cls = METHODS[name].cls
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
     try:
-        given = {option: _resolved(value) for option, value in values.items() if option in fields}
-        method = METHODS[name].cls(**given)
+        settings = {option: _resolved(values[option]) for option in values if option in fields}
+        method = cls(**settings)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{label}: {error}") from error
-    rest = {
-        option: value
-        for option, value in values.items()
-        if option not in fields and value is not None
-    }
-    return method, rest, plain
+    arguments = {option: value for option, value in values.items() if option not in fields}
+    arguments = {option: value for option, value in arguments.items() if value is not None}
+    return method, arguments, plain
 
 
 def _resolved(value: Any) -> Any:
@@ -317,9 +357,9 @@ def _resolved(value: Any) -> Any:
         return partial(value.args[-1], **value.keywords)
     if not isinstance(value, str) or not re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", value):
         return value
-    found = locate(value)
-    if found is None:
+    target = locate(value)
+    if target is None:
         raise ValueError(
             f"{value!r} cannot be imported: give the path of a class or function, PACKAGE.NAME"
         )
-    return found
+    return target

@@ -10,7 +10,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
 
 from pyrobnn import __version__, data
 from pyrobnn.cli.options import OPTIONS, Config, read
@@ -49,7 +51,8 @@ def compare(argv: Sequence[str], command: str) -> int:
             f"\nstopped with {whole} of {count} methods in hand; the same command with --resume goes on",
             sys.stderr,
         )
-    if trees := {label: trees[label] for label in config.methods if label in trees}:
+    trees = {label: trees[label] for label in config.methods if label in trees}
+    if trees:
         from pyrobnn.cli import saved
 
         (out / "config.yaml").write_text(f"{config}\n", encoding="utf-8")
@@ -60,9 +63,9 @@ def compare(argv: Sequence[str], command: str) -> int:
 def fit(argv: Sequence[str], command: str) -> int:
     """Fit, save, judge; exit status 0, 1 where the method refused or failed, 130 where Ctrl-C stopped it."""
     config = read(argv, "fit")
-    asked = config.study
-    out = Path(asked.out)
-    if asked.data is None:
+    options = config.study
+    out = Path(options.out)
+    if options.data is None:
         raise ValueError(
             "name the data: pyrobnn fit FILE.csv --target COLUMN (see pyrobnn fit --help)"
         )
@@ -100,7 +103,7 @@ def _run(
     from pyrobnn.diagnostics.verdict import said
     from pyrobnn.studies.compare import run_study
 
-    asked = config.study
+    options = config.study
     trees = {}
     left_out = {}
     stopped = False
@@ -109,46 +112,47 @@ def _run(
         for label, name in labels.items()
     }
     runs = run_study(
-        _study_of(asked),
+        _study_of(options),
         {name: config.methods[label] for label, name in labels.items()},
         out,
-        device=asked.device,
-        seed=asked.seed,
-        progress=not asked.no_progress,
+        device=options.device,
+        seed=options.seed,
+        progress=not options.no_progress,
         announce=say,
         attributes=marks,
-        resume=asked.resume,
+        resume=options.resume,
     )
     try:
-        for name, found in runs:
-            if isinstance(found, DataTree):
-                trees[name] = found
-                stopped = float(found.attrs.get("interrupted", 0)) > 0
+        for name, result in runs:
+            if isinstance(result, DataTree):
+                trees[name] = result
+                stopped = float(result.attrs.get("interrupted", 0)) > 0
             else:
-                left_out[name] = str(found) if isinstance(found, Refused) else said(found)
+                left_out[name] = str(result) if isinstance(result, Refused) else said(result)
     except KeyboardInterrupt:
         stopped = True
     return trees, left_out, stopped
 
 
-def _study_of(asked: Any) -> Study:
+def _study_of(options: Namespace) -> Study:
     """The data and the model that are asked for, with a line on what was read."""
     from pyrobnn.studies.study import QUICK_ROWS, describe, make_study, some_rows
 
-    check_device(asked.device)
-    task = asked.task
-    if task is None and asked.target is not None and asked.response != "gaussian":
+    check_device(options.device)
+    task = options.task
+    if task is None and options.target is not None and options.response != "gaussian":
         # the response says what the target is
-        task = "classification" if asked.response == "ordinal" else "regression"
-    options = {name: asked[name] for name in ("features", "drop", "missing", "seed")}
+        task = "classification" if options.response == "ordinal" else "regression"
+    reading = {name: options[name] for name in ("features", "drop", "missing", "seed")}
     with warnings_said():
-        dataset = data.load(asked.data, asked.target, task=task, **options)
+        dataset = data.load(options.data, options.target, task=task, **reading)
     if dataset.columns is not None and task is None:
         say(f"{dataset.task} of {dataset.target_name!r} by its values (--task says otherwise)")
-    if asked.quick:
-        dataset = some_rows(dataset, QUICK_ROWS, asked.seed)
-    options = {name: asked[name] for name in OPTIONS["the model"]}
-    study = make_study(dataset, test_fraction=asked.test_fraction, seed=asked.seed, **options)
+    if options.quick:
+        dataset = some_rows(dataset, QUICK_ROWS, options.seed)
+    modelling = {name: options[name] for name in OPTIONS["the model"]}
+    fraction = options.test_fraction
+    study = make_study(dataset, test_fraction=fraction, seed=options.seed, **modelling)
     say(describe(study))
     return study
 
@@ -169,9 +173,8 @@ def doctor(argv: Sequence[str], command: str) -> int:
     from pyrobnn.inference.fitting.problem import version_of
 
     say(f"python    {platform.python_version()}, {platform.platform()}")
-    say(
-        f"packages  {', '.join([f'pyrobnn {__version__}', *(f'{name} {version_of(name)}' for name in PACKAGES)])}"
-    )
+    versions = [f"{name} {version_of(name)}" for name in PACKAGES]
+    say(f"packages  {', '.join([f'pyrobnn {__version__}', *versions])}")
     none = "none: every fit runs, several times slower (apt install g++, or xcode-select --install)"
     say(f"compiler  {none if lacks_compiler() else 'found'}")
     cuda = f"cuda ({torch.cuda.get_device_name()}), " if torch.cuda.is_available() else ""
@@ -191,6 +194,6 @@ def doctor(argv: Sequence[str], command: str) -> int:
     say(
         f"fit       MAP in {time.perf_counter() - began:.1f} s, compiling included, RMSE {error:.2f} (noise 0.4)"
     )
-    for text in dict.fromkeys(str(each.message) for each in caught):
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
         say(f"warning   {text}")
     return 0

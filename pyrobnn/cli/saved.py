@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,22 +40,21 @@ def report(argv: Sequence[str], command: str) -> int:
     parser.add_argument(
         "--strict", nargs="?", const="all", choices=("draws", "model", "all"), help=words
     )
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
 
     from pyrobnn.diagnostics.verdict import QUESTIONS
     from pyrobnn.posterior.storage import read
 
-    check_file(asked.out, "report.html")
-    trees = {path.stem: read(path) for path in asked.files}
-    if len(trees) < len(asked.files):
+    check_file(options.out, "report.html")
+    trees = {path.stem: read(path) for path in options.files}
+    if len(trees) < len(options.files):
         raise ValueError(
             "two files have the same name: rename one, names label the methods in the report"
         )
-    verdicts = judge_saved(trees, asked.out, asked.out.with_suffix(".json"), {}).values()
-    questions = [question for question in QUESTIONS if asked.strict in (question, "all")]
-    failed = any(
-        verdict.answer(question) == "fail" for verdict in verdicts for question in questions
-    )
+    verdicts = judge_saved(trees, options.out, options.out.with_suffix(".json"), {}).values()
+    questions = [question for question in QUESTIONS if options.strict in (question, "all")]
+    answers = [verdict.answer(question) for question, verdict in product(questions, verdicts)]
+    failed = "fail" in answers
     # what nothing was checked of has not passed
     unchecked = any(not any(map(verdict.checked, questions)) for verdict in verdicts)
     return int(bool(questions) and (failed or unchecked))
@@ -74,9 +75,9 @@ def judge_saved(
 
     # a method a column: as many numbers as there are fit on a terminal of 80 characters
     rows = [*results.rows, *results.floor]
-    table = pd.DataFrame(
-        {row.label: {c.title: row.values.get(c.key) for c in COLUMNS} for row in rows}
-    )
+    titles = {column.key: column.title for column in COLUMNS}
+    table = pd.DataFrame({row.label: pd.Series(row.values) for row in rows}, index=[*titles])
+    table = table.rename(index=titles)
     say(f"\n{table.dropna(how='all').to_string(float_format='{:.4g}'.format, na_rep='')}\n")
     for verdict in results.verdicts.values():
         say(f"{verdict.summary} ({verdict.lines})")
@@ -103,25 +104,26 @@ def predict(argv: Sequence[str], command: str) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="FILE.csv", help="where to write [standard output]"
     )
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
 
     from pyrobnn.data.table import read_features
     from pyrobnn.studies.study import columns_of, load_run, outside, prediction_table
 
-    if asked.out is not None:
-        check_file(asked.out, "predictions.csv")
-    posterior, settings = load_run(asked.model)
+    if options.out is not None:
+        check_file(options.out, "predictions.csv")
+    posterior, settings = load_run(options.model)
     if posterior.meta["interrupted"]:
         say(
-            f"{asked.model}: the fit was interrupted, predictions rest on what it had by then",
+            f"{options.model}: the fit was interrupted, predictions rest on what it had by then",
             sys.stderr,
         )
     with warnings_said():
-        x, keep = read_features(asked.new, columns_of(settings))
+        x, keep = read_features(options.new, columns_of(settings))
     table = prediction_table(posterior, x, settings)
     if settings.get("ranges"):
         table["outside"] = outside(x, settings)
-        if count := int(table["outside"].astype(bool).sum()):
+        count = int(table["outside"].astype(bool).sum())
+        if count:
             say(
                 f"{count} of {len(table)} rows lie beyond the training data in some feature (column 'outside'): "
                 "no check has looked there",
@@ -134,75 +136,33 @@ def predict(argv: Sequence[str], command: str) -> int:
         )
         table = table.set_index(keep.nonzero()[0]).reindex(range(len(keep)))
     written = table.to_csv(index=False)
-    if asked.out is None:
+    if options.out is None:
         say(written.rstrip("\n"))
     else:
-        asked.out.write_text(written, encoding="utf-8")
-        say(f"{len(table)} predictions of {settings['target']!r}: {asked.out}")
+        options.out.write_text(written, encoding="utf-8")
+        say(f"{len(table)} predictions of {settings['target']!r}: {options.out}")
     return 0
 
 
 def judge(argv: Sequence[str], command: str) -> int:
     """Judge and print; exit status 1 where the model fails or nothing could be checked."""
-    parser = OneLineParser(
-        prog="pyrobnn judge",
-        description="Judge predictions of rows that were not trained on: are they calibrated, everywhere, and as sharp "
-        "as a linear model's? Give one of --quantiles, --mean with --sd, --draws, --probabilities.",
-        epilog=EXIT_STATUS,
-    )
-    parser.add_argument(
-        "file", metavar="FILE", help="CSV, TSV, Parquet or Excel: outcomes and predictions"
-    )
-    parser.add_argument("--target", required=True, metavar="COLUMN", help="the outcome")
-    parser.add_argument("--mean", metavar="COLUMN", help="mean of a normal")
-    parser.add_argument(
-        "--sd", metavar="COLUMN", help="standard deviation of a normal, noise included"
-    )
-    parser.add_argument(
-        "--draws", metavar="PREFIX", help="how the names of the columns of draws begin"
-    )
-    parser.add_argument(
-        "--train", metavar="FILE", help="training rows: the target and the features"
-    )
-    parser.add_argument("--out", metavar="DIR", help="where to write report.html and verdict.json")
-    words = "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"
-    parser.add_argument("--quantiles", nargs="+", metavar="COLUMN", help=words)
-    words = "of the classes, in their sorted order or named by them (p_cat p_dog)"
-    parser.add_argument("--probabilities", nargs="+", metavar="COLUMN", help=words)
-    parser.add_argument(
-        "--features", nargs="+", metavar="COLUMN", help="inputs, along which errors are looked at"
-    )
-    asked = parser.parse_args(argv)
-    ways = [asked.quantiles, asked.mean or asked.sd, asked.draws, asked.probabilities]
-    if sum(map(bool, ways)) != 1 or bool(asked.mean) != bool(asked.sd):
+    options = _judge_parser().parse_args(argv)
+    kinds = [options.quantiles, options.mean or options.sd, options.draws, options.probabilities]
+    if sum(map(bool, kinds)) != 1 or bool(options.mean) != bool(options.sd):
         raise ValueError("give one of --quantiles, --mean with --sd, --draws, --probabilities")
-    if asked.out is not None:
-        check_file(Path(asked.out, "report.html"), "")
+    if options.out is not None:
+        check_file(Path(options.out, "report.html"), "")
 
-    from pyrobnn.data.table import read_frame
     from pyrobnn.diagnostics.predictions import judged
 
-    paths = {name: Path(path) for name, path in (("", asked.file), ("_train", asked.train)) if path}
-    with warnings_said():
-        tables = {name: read_frame(path) for name, path in paths.items()}
-    label = paths[""].stem
-    predictions = _predictions(asked, paths[""].name, tables[""])
-    given = dict[str, Any]()
-    inputs = dict[str, Any]()
-    for name, table in tables.items():
-        given[f"y{name}"] = _columns(paths[name].name, table, [asked.target], words=True)[
-            asked.target
-        ]
-        if asked.features:
-            inputs[f"x{name}"] = _columns(paths[name].name, table, asked.features, words=True)
-    verdict, evidence = judged(
-        predictions, given.pop("y"), label=label, **given, **_numbers(inputs, asked.target)
-    )
+    label = Path(options.file).stem
+    predictions, rows = _judged_rows(options)
+    verdict, evidence = judged(predictions, rows.pop("y"), label=label, **rows)
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
-    if asked.out is not None:
+    if options.out is not None:
         from pyrobnn.report import write_report
 
-        page = Path(asked.out, "report.html")
+        page = Path(options.out, "report.html")
         title = "Do these predictions fit the outcomes?"
         write_report({label: evidence}, page, title=title, verdicts={label: verdict})
         page.with_name("verdict.json").write_text(verdict.to_json() + "\n", encoding="utf-8")
@@ -210,42 +170,95 @@ def judge(argv: Sequence[str], command: str) -> int:
     return int(verdict.model == "fail" or not verdict.checked("model"))
 
 
-def _predictions(asked: Any, where: str, frame: pd.DataFrame) -> Any:
-    """The predictions in the columns that are asked for, as `judged` takes them."""
-    from scipy.stats import norm
+def _judge_parser() -> OneLineParser:
+    parser = OneLineParser(
+        prog="pyrobnn judge",
+        description="Judge predictions of rows that were not trained on: are they calibrated, everywhere, and as sharp "
+        "as a linear model's? Give one of --quantiles, --mean with --sd, --draws, --probabilities.",
+        epilog=EXIT_STATUS,
+    )
+    table = "CSV, TSV, Parquet or Excel: outcomes and predictions"
+    parser.add_argument("file", metavar="FILE", help=table)
+    parser.add_argument("--target", required=True, metavar="COLUMN", help="the outcome")
+    parser.add_argument("--mean", metavar="COLUMN", help="mean of a normal")
+    sd = "standard deviation of a normal, noise included"
+    parser.add_argument("--sd", metavar="COLUMN", help=sd)
+    prefix = "how the names of the columns of draws begin"
+    parser.add_argument("--draws", metavar="PREFIX", help=prefix)
+    training = "training rows: the target and the features"
+    parser.add_argument("--train", metavar="FILE", help=training)
+    parser.add_argument("--out", metavar="DIR", help="where to write report.html and verdict.json")
+    levels = "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"
+    parser.add_argument("--quantiles", nargs="+", metavar="COLUMN", help=levels)
+    classes = "of the classes, in their sorted order or named by them (p_cat p_dog)"
+    parser.add_argument("--probabilities", nargs="+", metavar="COLUMN", help=classes)
+    features = "inputs, along which errors are looked at"
+    parser.add_argument("--features", nargs="+", metavar="COLUMN", help=features)
+    return parser
 
-    if asked.quantiles:
-        levels = dict(map(_level, asked.quantiles))
-        if len(levels) < len(asked.quantiles):
-            raise ValueError(
-                f"--quantiles: two columns have the same level: {', '.join(asked.quantiles)}"
-            )
-        return {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
-    if asked.mean:
-        mean, sd = _columns(where, frame, [asked.mean, asked.sd]).to_numpy(dtype=float).T
-        if not (sd > 0.0).all():
-            raise ValueError(
-                f"{where}: {asked.sd!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}"
-            )
-        return norm(mean, sd)
-    if asked.draws:
-        names = [
-            name for name in frame.columns if name.startswith(asked.draws) and name != asked.target
-        ]
+
+def _judged_rows(options: Namespace) -> tuple[Any, dict[str, Any]]:
+    """The predictions; outcomes and inputs of the judged rows (y, x) and of training (y_train, x_train)."""
+    from pyrobnn.data.table import read_frame
+
+    paths = {"": Path(options.file)}
+    if options.train:
+        paths["_train"] = Path(options.train)
+    with warnings_said():
+        tables = {suffix: read_frame(path) for suffix, path in paths.items()}
+    predictions = _predictions(options, paths[""].name, tables[""])
+    rows = dict[str, Any]()
+    inputs: dict[str, pd.DataFrame] = {}
+    for suffix, table in tables.items():
+        file = paths[suffix].name
+        outcomes = _columns(file, table, [options.target], words=True)
+        rows[f"y{suffix}"] = outcomes[options.target]
+        if options.features:
+            inputs[f"x{suffix}"] = _columns(file, table, options.features, words=True)
+    return predictions, rows | _numbers(inputs, options.target)
+
+
+def _predictions(options: Namespace, where: str, frame: pd.DataFrame) -> Any:
+    """The predictions in the columns that are asked for, as `judged` takes them."""
+    if options.quantiles:
+        return _quantiles(where, frame, options.quantiles)
+    if options.mean:
+        return _normals(where, frame, options.mean, options.sd)
+    if options.draws:
+        names = [name for name in frame.columns if name.startswith(options.draws)]
+        names = [name for name in names if name != options.target]
         if len(names) < 2:
             raise ValueError(
-                f"{where}: {len(names)} columns begin with {asked.draws!r}: two are needed"
+                f"{where}: {len(names)} columns begin with {options.draws!r}: two are needed"
             )
         return _columns(where, frame, names).to_numpy().T
-    return _columns(where, frame, asked.probabilities)
+    return _columns(where, frame, options.probabilities)
 
 
-def _level(given: str) -> tuple[float, str]:
+def _quantiles(where: str, frame: pd.DataFrame, texts: Sequence[str]) -> dict[float, pd.Series]:
+    levels = dict(map(_level, texts))
+    if len(levels) < len(texts):
+        raise ValueError(f"--quantiles: two columns have the same level: {', '.join(texts)}")
+    return {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
+
+
+def _normals(where: str, frame: pd.DataFrame, mean_name: str, sd_name: str) -> Any:
+    from scipy.stats import norm
+
+    mean, sd = _columns(where, frame, [mean_name, sd_name]).to_numpy(dtype=float).T
+    if not (sd > 0.0).all():
+        raise ValueError(
+            f"{where}: {sd_name!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}"
+        )
+    return norm(mean, sd)
+
+
+def _level(text: str) -> tuple[float, str]:
     """Level and name of a column of quantiles: q05 0.05, q50 0.5, q975 0.975, low=0.1 0.1."""
-    name, _, said = given.partition("=")
-    digits = re.search(r"(\d*\.\d+|\d\d+)\D*$", said or name)
+    name, _, level = text.partition("=")
+    digits = re.search(r"(\d*\.\d+|\d\d+)\D*$", level or name)
     if digits is None:
-        raise ValueError(f"--quantiles: {given!r} names no level: write {name}=0.05")
+        raise ValueError(f"--quantiles: {text!r} names no level: write {name}=0.05")
     return float(digits[1] if "." in digits[1] else f"0.{digits[1]}"), name
 
 
@@ -257,9 +270,9 @@ def _columns(
 
     check_columns(where, names, list(frame.columns))
     read = numbers if words else only_numbers
-    frame = frame[list(names)].assign(
-        **{n: v for n in names if (v := read(where, frame[n])) is not None}
-    )
+    values = {name: read(where, frame[name]) for name in names}
+    numeric = {name: column for name, column in values.items() if column is not None}
+    frame = frame[list(names)].assign(**numeric)
     refuse_gaps(where, frame.isna(), "leave out rows without an outcome or prediction")
     return frame
 

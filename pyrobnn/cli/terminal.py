@@ -35,9 +35,10 @@ class OneLineParser(argparse.ArgumentParser):
 @contextlib.contextmanager
 def printable() -> Iterator[None]:
     """Signs that a terminal does not have are spelled in ASCII meanwhile, instead of ending the run."""
-    streams = {
-        each: each.errors for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)
-    }
+    wrappers = [
+        stream for stream in (sys.stdout, sys.stderr) if isinstance(stream, io.TextIOWrapper)
+    ]
+    streams = {stream: stream.errors for stream in wrappers}
     try:
         for stream in streams:
             stream.reconfigure(errors=register())
