@@ -124,9 +124,10 @@ def load(
         from pyrobnn.data.table import from_csv
 
         return from_csv(key, target, task=task, features=features, drop=drop, missing=missing)
-    if given := [each for each in (target, task, features, drop or None) if each is not None]:
+    options = [option for option in (target, task, features, drop or None) if option is not None]
+    if options:
         raise ValueError(
-            f"data set {key!r} has its own target and features: leave out {given[0]!r}"
+            f"data set {key!r} has its own target and features: leave out {options[0]!r}"
         )
     if key in REAL:
         return REAL[key]()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Literal, get_args
@@ -48,12 +49,9 @@ class Column:
         if self.kind == "category":
             names = [f"{self.name}={category or 'missing'}" for category in self.categories]
         elif self.kind in ("date", "time"):
-            waves = [
-                f"{self.name} ({wave} of the {c})"
-                for c in self.cycles
-                for wave in ("sine", "cosine")
-            ]
-            names = [f"{self.name} (days)", *waves]
+            names = [f"{self.name} (days)"]
+            for cycle in self.cycles:
+                names += [f"{self.name} ({wave} of the {cycle})" for wave in ("sine", "cosine")]
         else:
             names = [self.name]
         return (*names, f"{self.name} is missing") if self.indicator else tuple(names)
@@ -61,19 +59,24 @@ class Column:
     def encode(self, values: pd.Series) -> list[np.ndarray]:
         """The inputs (n,) of values as :meth:`read` gives them; an unknown category is none of the known ones."""
         if self.kind == "category":
-            found = [(values == category).to_numpy() for category in self.categories]
+            inputs = [(values == category).to_numpy() for category in self.categories]
         else:
             filled = values.fillna(self.fill).to_numpy()
-            turns = [2 * np.pi * filled / CYCLES[cycle] for cycle in self.cycles]
-            found = [filled, *(wave(turn) for turn in turns for wave in (np.sin, np.cos))]
-        return [*found, (values.isna() | (values == "")).to_numpy()] if self.indicator else found
+            inputs = [filled]
+            for cycle in self.cycles:
+                angle = 2 * np.pi * filled / CYCLES[cycle]
+                inputs += [np.sin(angle), np.cos(angle)]
+        if self.indicator:
+            inputs.append((values.isna() | (values == "")).to_numpy())
+        return inputs
 
     def read(self, where: str, cells: pd.Series) -> pd.Series:
         """Cells as the column's kind has them, with gaps: text of categories, else float64; ValueError of others."""
         if self.kind == "category":
-            known = {each.casefold(): each for each in self.categories}
+            spellings = {category.casefold(): category for category in self.categories}
+            spellings |= {category: category for category in self.categories}
             text = as_text(cells).map(
-                lambda cell: cell if cell in self.categories else known.get(cell.casefold(), cell),
+                lambda cell: spellings.get(cell, spellings.get(cell.casefold(), cell)),
                 na_action="ignore",
             )
             return text.fillna("") if "" in self.categories else text
@@ -90,16 +93,13 @@ class Column:
             # of more categories than have an input each, the others were seen
             if unseen and len(self.categories) < MAX_CATEGORIES:
                 rows = int(values.fillna("").isin(unseen).sum())
-                report(
-                    where,
-                    Finding(
-                        "new_categories", {"column": self.name, "rows": rows, "new": unseen[:8]}
-                    ),
-                )
-        elif (gaps := int(values.isna().sum())) and not self.indicator:
-            report(
-                where, Finding("new_gaps", {"column": self.name, "rows": gaps, "fill": self.fill})
-            )
+                evidence = {"column": self.name, "rows": rows, "new": unseen[:8]}
+                report(where, Finding("new_categories", evidence))
+            return
+        gaps = int(values.isna().sum())
+        if gaps and not self.indicator:
+            evidence = {"column": self.name, "rows": gaps, "fill": self.fill}
+            report(where, Finding("new_gaps", evidence))
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Columns:
     @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs."""
-        return tuple(name for column in self.columns for name in column.inputs)
+        return tuple(itertools.chain.from_iterable(column.inputs for column in self.columns))
 
     def transform(self, frame: pd.DataFrame, where: str) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, input), float64, of the rows of ``frame`` that are kept, and which rows these are (N,), bool.
@@ -151,10 +151,10 @@ class Columns:
             UserWarning: of categories that the training table has not, and gaps where it has none.
         """
         frame = plain(frame)
-        check_columns(where, [each.name for each in self.columns], list(frame.columns))
-        values = pd.DataFrame(
-            {each.name: each.read(where, frame[each.name]) for each in self.columns}
-        )
+        names = [column.name for column in self.columns]
+        check_columns(where, names, list(frame.columns))
+        cells = {column.name: column.read(where, frame[column.name]) for column in self.columns}
+        values = pd.DataFrame(cells)
         keep = values.notna().all(axis=1).to_numpy() | (self.missing != "drop")
         if self.missing == "refuse":
             refuse_gaps(
@@ -165,11 +165,11 @@ class Columns:
         if not keep.any():
             gaps = "a missing value in every row: use missing='impute' (--missing)"
             raise ValueError(f"{where} has {gaps if len(keep) else 'no rows of data'}")
-        parts = []
+        inputs = []
         for column in self.columns:
             column.report_new(where, values.loc[keep, column.name])
-            parts += column.encode(values.loc[keep, column.name])
-        return np.column_stack(parts).astype(np.float64), keep
+            inputs += column.encode(values.loc[keep, column.name])
+        return np.column_stack(inputs).astype(np.float64), keep
 
     def settings(self) -> dict[str, Any]:
         """As plain values."""
@@ -178,11 +178,12 @@ class Columns:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Columns:
         """From the values of :meth:`settings`, also after JSON has made lists of tuples."""
-        columns: list[dict[str, Any]] = [
-            {key: tuple(value) if isinstance(value, list) else value for key, value in each.items()}
-            for each in settings["columns"]
-        ]
-        return cls(tuple(Column(**each) for each in columns), settings["missing"])
+
+        def column(values: Mapping[str, Any]) -> Column:
+            lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
+            return Column(**{**values, **lists})
+
+        return cls(tuple(map(column, settings["columns"])), settings["missing"])
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -214,20 +215,22 @@ def check_names(where: str, names: Sequence[str]) -> None:
         )
 
 
-def check_columns(where: str, asked: Sequence[str], names: Sequence[Any], option: str = "") -> None:
+def check_columns(
+    where: str, columns: Sequence[str], names: Sequence[Hashable], option: str = ""
+) -> None:
     """Refuse columns that are not among ``names``; the nearest name to the first is suggested."""
+    absent = [name for name in columns if name not in names]
+    if not absent:
+        return
     known = {str(name).casefold(): str(name) for name in names}
-    if absent := [name for name in asked if name not in names]:
-        near = [
-            f", did you mean {known[each]!r}?"
-            for each in get_close_matches(str(absent[0]).casefold(), known, 1)
-        ]
-        # one name is a whole line where the separator is another
-        listed = (
-            ", separated by comma, semicolon, tab or bar," if len(known) == 1 else ""
-        ) + " are"
-        words = f"{', '.join(map(repr, absent))}{option}{''.join(near) or ':'} its columns{listed}"
-        raise ValueError(f"{where} has no column {words} {', '.join(list(known.values())[:50])}")
+    near = get_close_matches(str(absent[0]).casefold(), known, 1)
+    suggestion = f", did you mean {known[near[0]]!r}?" if near else ":"
+    # one name is a whole line where the separator is another
+    separators = ", separated by comma, semicolon, tab or bar," if len(known) == 1 else ""
+    raise ValueError(
+        f"{where} has no column {', '.join(map(repr, absent))}{option}{suggestion} "
+        f"its columns{separators} are {', '.join(list(known.values())[:50])}"
+    )
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
@@ -244,31 +247,43 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         return np.where(np.isinf(values), np.nan, values)
     text = column.dropna().astype(str).str.strip().str.replace("−", "-")
-    units = text.str.extract("((?:^|^-)[$€£¥]|[%$€£¥]$)")[0].str.lstrip("-")
-    if len(units) and units.nunique(dropna=False) == 1:
-        text = text.str.replace(r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$", r"\1", regex=True)
-    plain = text.mask(text.str.fullmatch(_THOUSANDS), text.str.replace(r"[,'’\s]", "", regex=True))
-    found = pd.to_numeric(plain, errors="coerce")
-    stray = text[found.isna()]
-    held = f"{where}: column {column.name!r} holds numbers"
+    plain_text = _without_thousands(_without_units(text))
+    values = pd.to_numeric(plain_text, errors="coerce")
+    stray = text[values.isna()]
+    begin = f"{where}: column {column.name!r} holds numbers"
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
-        raise ValueError(f"{held} with commas, such as {stray.iloc[0]!r}: write points")
+        raise ValueError(f"{begin} with commas, such as {stray.iloc[0]!r}: write points")
     if 2 * len(stray) >= len(text):
         return None
     if len(stray):
         raise ValueError(
-            f"{held} but for {len(stray)} of {len(text)} cells, first {stray.iloc[0]!r} in row {stray.index[0] + 1}: "
+            f"{begin} but for {len(stray)} of {len(text)} cells, first {stray.iloc[0]!r} in row {stray.index[0] + 1}: "
             "fix the cells or drop their rows (a target of classes: task='classification')"
         )
-    return found.reindex(column.index).to_numpy(dtype=np.float64)
+    return values.reindex(column.index).to_numpy(dtype=np.float64)
+
+
+def _without_units(text: pd.Series) -> pd.Series:
+    """Without a sign of currency or percent, where all cells have the same one."""
+    units = text.str.extract("((?:^|^-)[$€£¥]|[%$€£¥]$)")[0].str.lstrip("-")
+    if len(units) and units.nunique(dropna=False) == 1:
+        return text.str.replace(r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$", r"\1", regex=True)
+    return text
+
+
+def _without_thousands(text: pd.Series) -> pd.Series:
+    """Without what separates the thousands."""
+    digits = text.str.replace(r"[,'’\s]", "", regex=True)
+    return text.mask(text.str.fullmatch(_THOUSANDS), digits)
 
 
 def only_numbers(where: str, column: pd.Series) -> np.ndarray:
     """As :func:`numbers`; ValueError where the column is text."""
-    if (values := numbers(where, column)) is None:
-        first = as_text(column).dropna().iloc[0]
+    values = numbers(where, column)
+    if values is None:
+        example = as_text(column).dropna().iloc[0]
         raise ValueError(
-            f"{where}: column {column.name!r} holds text such as {first!r}, not numbers"
+            f"{where}: column {column.name!r} holds text such as {example!r}, not numbers"
         )
     return values
 
@@ -292,8 +307,8 @@ def one_spelling(text: pd.Series) -> pd.Series:
     """Of words that differ in case alone, the most frequent."""
     spellings = text.value_counts().sort_index()
     common = dict[str, str]()
-    for each in spellings.sort_values(kind="stable").index:
-        common[each.casefold()] = each
+    for spelling in spellings.sort_values(kind="stable").index:
+        common[spelling.casefold()] = spelling
     return text.map(lambda cell: common[cell.casefold()], na_action="ignore")
 
 
@@ -304,34 +319,40 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     if gaps.all():
         raise ValueError(f"{where}: column {name!r} holds no value: drop it")
     indicator = impute and bool(gaps.any())
-    labels = isinstance(column.dtype, pd.CategoricalDtype)
     if pd.api.types.is_datetime64_any_dtype(column):
         return _dates(where, column, None, indicator)
-    values = None if labels else numbers(where, column)
+    are_labels = isinstance(column.dtype, pd.CategoricalDtype)
+    values = None if are_labels else numbers(where, column)
     if values is not None:
+        kind: Kind = "boolean" if is_boolean(column) else "number"
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         indicator = impute and bool(np.isnan(values).any())
-        return Column(
-            name, "boolean" if is_boolean(column) else "number", fill=fill, indicator=indicator
-        )
+        return Column(name, kind, fill=fill, indicator=indicator)
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
         fill = float(_days(where, column, None, time=True).median())
         return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
     if text.str.fullmatch(DATE).all():
         return _dates(where, column, _day_first(where, text), indicator)
-    if not labels and len(text) >= 10 and 2 * text.nunique() > len(text):
-        shown = {"column": name, "values": text.nunique(), "rows": len(text), "first": text.iloc[0]}
-        report(where, Finding("column_of_labels", shown))
+    distinct = text.nunique()
+    if not are_labels and len(text) >= 10 and 2 * distinct > len(text):
+        evidence = {"column": name, "values": distinct, "rows": len(text), "first": text.iloc[0]}
+        report(where, Finding("column_of_labels", evidence))
         return None
+    return _categories(where, column, indicator)
+
+
+def _categories(where: str, column: pd.Series, indicator: bool) -> Column:
+    """The most frequent ones; with an ``indicator`` a gap is one of them, where it is among those."""
+    name = str(column.name)
     text = one_spelling(as_text(column))
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()
     if len(counts) > MAX_CATEGORIES:
-        rest = int(counts.iloc[MAX_CATEGORIES:].sum())
-        shown = {"column": name, "categories": len(counts), "kept": MAX_CATEGORIES, "rest": rest}
-        report(where, Finding("rare_categories", shown))
-    kept = tuple(sorted(counts.index[:MAX_CATEGORIES]))
-    return Column(name, "category", kept, indicator=indicator and "" not in kept)
+        evidence = {"column": name, "categories": len(counts), "kept": MAX_CATEGORIES}
+        evidence["rest"] = int(counts.iloc[MAX_CATEGORIES:].sum())
+        report(where, Finding("rare_categories", evidence))
+    categories = tuple(sorted(counts.index[:MAX_CATEGORIES]))
+    return Column(name, "category", categories, indicator=indicator and "" not in categories)
 
 
 def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: bool) -> Column:
@@ -351,15 +372,19 @@ def _day_first(where: str, text: pd.Series) -> bool | None:
     parts = text.str.extract(r"^(\d{1,2})([-/.])(\d{1,2})[-/.](\d+)").dropna()
     if parts.empty:
         return None
-    first, second, third = (parts[place].astype(int) for place in (0, 2, 3))
+    begin = parts[0].astype(int)
+    middle = parts[2].astype(int)
+    end = parts[3].astype(int)
+    begins_with_no_month = bool((begin > 12).any())
     # 24-02-05 may begin with the year
-    if (parts[1] == ".").all() or ((first > 12).any() and (third > 31).any()):
+    if (parts[1] == ".").all() or (begins_with_no_month and (end > 31).any()):
         return True
-    if (second > 12).any():
+    if (middle > 12).any():
         return False
+    unclear = "year" if begins_with_no_month else "month"
     raise ValueError(
         f"{where}: column {text.name!r} holds dates such as {text[parts.index[0]]!r}, where day and "
-        f"{'year' if (first > 12).any() else 'month'} cannot be told apart: write year-month-day, such as 2024-12-31"
+        f"{unclear} cannot be told apart: write year-month-day, such as 2024-12-31"
     )
 
 

@@ -63,28 +63,35 @@ class Dataset:
             object.__setattr__(self, name, as_tensor(name, getattr(self, name)))
             check_finite(name, getattr(self, name))
         x = self.x
-        y = self.y
-        regression = self.task == "regression"
         if x.ndim < 2 or not len(x):
             raise ValueError(
                 f"'x' must be (N, feature), N > 0, got {tuple(x.shape)}: use x.unsqueeze(-1)"
             )
-        if len(x) != len(y):
+        if len(x) != len(self.y):
             raise ValueError(
-                f"x has {len(x)} rows and y has {len(y)}: they must be the same points"
+                f"x has {len(x)} rows and y has {len(self.y)}: they must be the same points"
             )
-        if not (y.is_floating_point() if regression else y.dtype == torch.int64):
-            cast = "float" if regression else "long"
+        if self.task == "regression":
+            self._check_target(self.y.is_floating_point(), "float", 2, "(N, output)", "unsqueeze")
+        else:
+            self._check_target(self.y.dtype == torch.int64, "long", 1, "(N,)", "squeeze")
+            self._check_labels()
+
+    def _check_target(
+        self, dtype_fits: bool, cast: str, num_axes: int, shape: str, cure: str
+    ) -> None:
+        y = self.y
+        if not dtype_fits:
             raise TypeError(f"'y' of a {self.task} must not be {y.dtype}: use y.{cast}()")
-        if y.ndim != (2 if regression else 1):
-            shape, cure = ("(N, output)", "unsqueeze") if regression else ("(N,)", "squeeze")
+        if y.ndim != num_axes:
             raise ValueError(f"'y' must be {shape}, got shape {tuple(y.shape)}: use y.{cure}(-1)")
-        if not regression and (
-            y.min() < 0 or (self.class_names and y.max() >= len(self.class_names))
-        ):
-            raise ValueError(
-                f"labels span {y.min()} … {y.max()}, expected 0 … {len(self.class_names) - 1}"
-            )
+
+    def _check_labels(self) -> None:
+        least = self.y.min()
+        largest = self.y.max()
+        num_names = len(self.class_names)
+        if least < 0 or (num_names and largest >= num_names):
+            raise ValueError(f"labels span {least} … {largest}, expected 0 … {num_names - 1}")
 
     @property
     def num_data(self) -> int:
@@ -101,9 +108,8 @@ class Dataset:
     def subset(self, index: Tensor | np.ndarray | list[int]) -> Dataset:
         """The points at ``index`` (row numbers), with the truth that belongs to them."""
         rows = torch.as_tensor(index, dtype=torch.int64)
-        f, noise = (
-            None if truth is None else truth[rows] for truth in (self.true_f, self.true_noise)
-        )
+        f = None if self.true_f is None else self.true_f[rows]
+        noise = None if self.true_noise is None else self.true_noise[rows]
         return dataclasses.replace(self, x=self.x[rows], y=self.y[rows], true_f=f, true_noise=noise)
 
     def widest_gap(self) -> tuple[float, float]:
@@ -117,8 +123,8 @@ class Dataset:
                 f"a gap needs two or more inputs (N, 1), got shape {tuple(self.x.shape)}"
             )
         ordered = self.x[:, 0].sort().values
-        left = int(ordered.diff().argmax())
-        return float(ordered[left]), float(ordered[left + 1])
+        index = int(ordered.diff().argmax())
+        return float(ordered[index]), float(ordered[index + 1])
 
 
 def train_test_split(

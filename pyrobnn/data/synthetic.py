@@ -162,12 +162,10 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
     def clustered(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
         def make(name: str) -> Dataset:
             generator = torch.Generator().manual_seed(906)
-            each = 400 // len(shape[0])
-            sds, widths, lefts = (torch.tensor(part).repeat_interleave(each) for part in shape)
-            x = (
-                torch.cat([torch.rand(each, generator=generator) for _ in shape[0]]) * widths
-                + lefts
-            )
+            size = 400 // len(shape[0])
+            sds, widths, lefts = (torch.tensor(values).repeat_interleave(size) for values in shape)
+            u = torch.cat([torch.rand(size, generator=generator) for _ in shape[0]])
+            x = u * widths + lefts
             return _observed(name, f, x[:, None], sds[:, None], generator)
 
         return make
@@ -224,7 +222,7 @@ def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
     shape = _shapes()[0]
     cluster = torch.arange(check_count("num_data", num_data)) * len(shape[0]) // num_data
     noise, widths, lefts = (
-        torch.tensor(part, dtype=torch.float64)[cluster, None] for part in shape
+        torch.tensor(values, dtype=torch.float64)[cluster, None] for values in shape
     )
     generator = torch.Generator().manual_seed(seed)
     x = lefts + widths * torch.rand(num_data, dtype=torch.float64, generator=generator)[:, None]

@@ -6,7 +6,7 @@ import csv
 import dataclasses
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,8 @@ def from_frame(
         refuse_gaps(name, gaps, "use missing='drop' or missing='impute' (command line: --missing)")
     x, keep = columns.transform(frame, name)
     known = ~gaps[target].to_numpy()
-    if dropped := int((~(keep & known)).sum()):
+    dropped = int((~(keep & known)).sum())
+    if dropped:
         report(name, Finding("rows_dropped", {"count": dropped, "rows": len(frame)}))
     y, class_names = _target(name, frame[target][keep & known], task)
     dataset = Dataset(
@@ -163,10 +164,18 @@ def from_frame(
     )
     for finding in constant_features(x, columns.inputs):
         report(name, finding)
-    for feature, cells in zip(columns.inputs, dataset.x.T):
-        if len(cells.unique()) > 2 and not class_names and torch.equal(cells, y[:, 0]):
-            report(name, Finding("equals_target", {"feature": feature, "target": target}))
+    if dataset.task == "regression":
+        _report_copies(name, dataset)
     return dataset
+
+
+def _report_copies(where: str, dataset: Dataset) -> None:
+    """Warn of features that equal the target."""
+    y = dataset.y[:, 0]
+    for feature, cells in zip(dataset.feature_names, dataset.x.T):
+        if len(cells.unique()) > 2 and torch.equal(cells, y):
+            evidence = {"feature": feature, "target": dataset.target_name}
+            report(where, Finding("equals_target", evidence))
 
 
 def read_features(path: str | Path, columns: Columns) -> tuple[torch.Tensor, np.ndarray]:
@@ -193,68 +202,72 @@ def _chosen(
     """The features that were asked for, and the target."""
     names = list(frame.columns)
     check_columns(where, [target], names)
-    for option, given in (("features", features or ()), ("drop", drop)):
-        if isinstance(given, str):
+    for option, listed in (("features", features or ()), ("drop", drop)):
+        if isinstance(listed, str):
             raise TypeError(
-                f"{option!r} must be a list of columns, got {given!r}: write [{given!r}]"
+                f"{option!r} must be a list of columns, got {listed!r}: write [{listed!r}]"
             )
-        check_columns(where, given, names, f" ({option})")
-        if target in given:
+        check_columns(where, listed, names, f" ({option})")
+        if target in listed:
             raise ValueError(f"{where}: {target!r} is the target and cannot be among {option!r}")
-    kept = [
-        name
-        for name in (names if features is None else features)
-        if name not in drop and name != target
-    ]
-    if not kept:
+    candidates = names if features is None else features
+    inputs = [name for name in candidates if name not in drop and name != target]
+    if not inputs:
         raise ValueError(f"{where} has no column besides the target: nothing to predict from")
-    return frame[[*kept, target]]
+    return frame[[*inputs, target]]
 
 
 def _target(
     where: str, column: pd.Series, task: Task | None
 ) -> tuple[torch.Tensor, tuple[str, ...]]:
     """Numbers (N, 1) and no names, or labels (N,) and the names of the classes."""
-    name = column.name
+    name = str(column.name)
     if len(column) == 0:
         raise ValueError(f"{where} holds no row with a target {name!r} and all features")
-    numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
     if task != "classification":
-        labels = task is None and (
-            is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype)
-        )
-        values = (
-            None
-            if labels or pd.api.types.is_datetime64_any_dtype(column)
-            else numbers(where, column)
-        )
+        values = _target_numbers(where, column, task)
         if values is not None:
-            _check_numbers(where, str(name), values, task)
+            _check_numbers(where, name, values, task)
             return torch.tensor(values).unsqueeze(-1), ()
         if task == "regression":
             raise ValueError(f"{where}: target {name!r} is not numeric: use task='classification'")
-    elif numeric and bool((column != column.round()).any()):
+    numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
+    if task == "classification" and numeric and bool((column != column.round()).any()):
         raise ValueError(f"{where}: target {name!r} holds fractions, which cannot be class labels")
     text = column.astype(str).str.strip()
-    kind = (
-        "dates"
-        if text.str.fullmatch(DATE).all()
-        else f"text with {text.nunique()} different values"
-    )
-    if task is None and (kind == "dates" or text.nunique() > max(len(text) // 2, 2)):
+    if task is None:
+        _check_classes(where, name, text)
+    merged = one_spelling(text)
+    if merged.nunique() < text.nunique():
+        evidence = {"target": name, "one": text[merged != text].iloc[0]}
+        report(where, Finding("merged_classes", evidence))
+    cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
+    classes, labels = np.unique(cells, return_inverse=True)
+    if len(classes) < 2:
+        raise ValueError(f"{where}: target {name!r} holds a single class, {str(classes[0])!r}")
+    return torch.tensor(labels, dtype=torch.int64), tuple(map(str, classes))
+
+
+def _target_numbers(where: str, column: pd.Series, task: Task | None) -> np.ndarray | None:
+    """The target as numbers (N,); None of dates, text, and (unless ``task`` says so) of truth values and categories."""
+    if pd.api.types.is_datetime64_any_dtype(column):
+        return None
+    are_labels = is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype)
+    if task is None and are_labels:
+        return None
+    return numbers(where, column)
+
+
+def _check_classes(where: str, name: str, text: pd.Series) -> None:
+    """Refuse dates, and text of as many values as rows, which nobody has said to be classes."""
+    distinct = text.nunique()
+    are_dates = text.str.fullmatch(DATE).all()
+    if are_dates or distinct > max(len(text) // 2, 2):
+        kind = "dates" if are_dates else f"text with {distinct} different values"
         raise ValueError(
             f"{where}: target {name!r} holds {kind} in {len(text)} rows, such as {text.iloc[0]!r}: write plain "
             "numbers, or if these are classes, say so with task='classification'"
         )
-    if (merged := one_spelling(text)).nunique() < text.nunique():
-        report(
-            where, Finding("merged_classes", {"target": name, "one": text[merged != text].iloc[0]})
-        )
-    cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
-    classes, found = np.unique(cells, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"{where}: target {name!r} holds a single class, {str(classes[0])!r}")
-    return torch.tensor(found, dtype=torch.int64), tuple(map(str, classes))
 
 
 def _check_numbers(where: str, name: str, values: np.ndarray, task: Task | None) -> None:
@@ -281,43 +294,48 @@ def read_frame(path: str | Path) -> pd.DataFrame:
     """The table of a file, as :func:`from_csv` says."""
     path = Path(path)
     if not path.is_file():
-        raise ValueError(
-            f"{str(path)!r} {'is a folder' if path.is_dir() else 'does not exist'}: check the path"
-        )
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"{str(path)!r} {problem}: check the path")
     suffix = path.suffix.lower()
-    separator = ","
     excel = suffix.startswith(".xls")
+    separator = ","
     try:
         if suffix in BINARY:
             frame = pd.read_excel(path) if excel else pd.read_parquet(path)
-            if kept := [each for each in frame.index.names if each is not None]:
-                frame = frame.reset_index(kept)
+            named = [name for name in frame.index.names if name is not None]
+            frame = frame.reset_index(named) if named else frame
         else:
             frame, separator = _text(path)
-    except (
-        Exception
-    ) as error:  # each library has errors of its own, and one that is missing is named
-        kind = (
-            suffix[1:] if suffix in BINARY else "a table of text that begins with the line of names"
-        )
-        reason = " ".join(str(error).split())[:160] or type(error).__name__
-        found = ((re.match(begin, reason), words) for begin, words in _REASONS.items())
-        reason = next((match.expand(words) for match, words in found if match), reason)
-        raise ValueError(f"{path.name} cannot be read as {kind}: {reason}") from error
-    # as pandas calls what has no name
-    names = [
-        re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(each))
-        for each in frame.columns
-    ]
+    except Exception as error:  # each library has errors of its own; one that is missing is named
+        text = "a table of text that begins with the line of names"
+        kind = suffix[1:] if suffix in BINARY else text
+        raise ValueError(f"{path.name} cannot be read as {kind}: {_reason(error)}") from error
+    frame = frame.set_axis(pd.Index(list(map(_column_name, frame.columns))), axis=1)
+    names = list(frame.columns)
     check_names(path.name, names)
-    frame.columns = pd.Index(names)
     if frame.empty:
         sheet = ", on its first sheet" if excel else ""
         raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
-    if bare := names.count(""):
-        report(path.name, Finding("unnamed_columns", {"count": bare, "total": len(names)}))
+    unnamed = names.count("")
+    if unnamed:
+        report(path.name, Finding("unnamed_columns", {"count": unnamed, "total": len(names)}))
         frame = frame.loc[:, [name != "" for name in names]]
     return _decimal_commas(path.name, frame) if separator == ";" else frame
+
+
+def _column_name(name: Hashable) -> str:
+    """The name of a column; "" where pandas made it up."""
+    return re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(name))
+
+
+def _reason(error: Exception) -> str:
+    """Why a library could not read a file, in words of a user's where there are any."""
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    for begin, words in _REASONS.items():
+        match = re.match(begin, reason)
+        if match:
+            return match.expand(words)
+    return reason
 
 
 def _text(path: Path) -> tuple[pd.DataFrame, str]:
