@@ -87,7 +87,8 @@ def style(kind: str | None = None) -> Iterator[None]:
         "legend.fontsize": 8.0,
         "lines.linewidth": 1.4,
     }
-    settings |= {f"{side}tick.{name}": value for side in "xy" for name, value in ticks.items()}
+    for name, value in ticks.items():
+        settings |= {f"xtick.{name}": value, f"ytick.{name}": value}
     with matplotlib.rc_context(settings | chosen):
         yield
 
@@ -122,11 +123,12 @@ def panels(
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
         for level in range(stack):
-            first = axes[0, level] if panel else None
+            shared = axes[0, level] if panel else None
+            x_of = shared if sharex else None
             axes[panel, level] = figure.add_subplot(
                 spec[row * stack + level, column],
-                sharex=axes[panel, 0] if level else (first if sharex else None),
-                sharey=first if sharey else None,
+                sharex=axes[panel, 0] if level else x_of,
+                sharey=shared if sharey else None,
             )
             if level < stack - 1:
                 axes[panel, level].tick_params(labelbottom=False)
@@ -168,9 +170,9 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def brief(text: str, most: int = 22) -> str:
+def brief(text: str, width: int = 22) -> str:
     """As much of a text as stands beside a panel."""
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
 def empty_panel(axes: Axes, message: str) -> None:
@@ -209,11 +211,11 @@ def one_each(
         figure, axes = panels(len(evidences), **options)
         for (label, evidence), (ax,) in zip(evidences.items(), axes, strict=True):
             ax.set_title(brief(label))
-            found = read(evidence)
-            if found is None:
+            content = read(evidence)
+            if content is None:
                 empty_panel(ax, missing)
             else:
-                draw(ax, evidence, found)
+                draw(ax, evidence, content)
         return figure
 
 
@@ -221,8 +223,7 @@ def reference_line(axes: Axes, level: float | None = None) -> None:
     """The dashed line of what is right: a level, else the diagonal."""
     look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}
     if level is None:
-        axes.add_artist(
-            AxLine((0, 0), None, 1, **look)
-        )  # unlike axline it leaves the limits to the data
+        # unlike axline it leaves the limits to the data
+        axes.add_artist(AxLine((0, 0), None, 1, **look))
     else:
         axes.axhline(level, **look)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy import stats
@@ -49,8 +50,8 @@ MAX_POINTS = 400
 def outcome_label(evidence: Evidence, output: int) -> str:
     """Name of an output, with its unit where the tree has one."""
     name = output_names(evidence, num_outputs(evidence))[output]
-    of = unit(evidence)
-    return brief(f"{name} ({of})" if of else name, 16)
+    unit_of_name = unit(evidence)
+    return brief(f"{name} ({unit_of_name})" if unit_of_name else name, 16)
 
 
 def predictive_bands(
@@ -99,81 +100,78 @@ def predictive_bands(
         if xlim is not None:
             axes[0, 0].set_xlim(*xlim)
         axes[0, 1].set_ylim(bottom=0)
-        handles: dict[str, Any] = {}
-        for ax in axes.flat:
-            handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-        if handles:
-            columns = min(4, 2 * len(trees))
-            figure.legend(
-                list(handles.values()), list(handles), loc="outside lower center", ncols=columns
-            )
+        _common_legend(figure, axes, columns=min(4, 2 * len(trees)))
         return figure
+
+
+def _common_legend(figure: Figure, axes: np.ndarray, columns: int) -> None:
+    """One legend below the figure with each label once."""
+    handles: dict[str, Artist] = {}
+    for ax in axes.flat:
+        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+    if handles:
+        values = list(handles.values())
+        figure.legend(values, list(handles), loc="outside lower center", ncols=columns)
 
 
 def _bands(
     main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int
 ) -> None:
     mean = one_output(means, output).values
-    zero = xr.zeros_like(means)
-    sds = []
-    for kind in ("epistemic", "aleatoric"):
-        variance = evidence.variable(GRID, f"{kind}_var")
-        sds.append(
-            np.sqrt(
-                np.maximum(one_output(zero if variance is None else variance, output).values, 0)
-            )
-        )
-    epistemic, aleatoric = sds
-    bands(main, x, mean, epistemic, np.hypot(*sds))
+    epistemic = _grid_sd(evidence, "epistemic", means, output)
+    aleatoric = _grid_sd(evidence, "aleatoric", means, output)
+    bands(main, x, mean, epistemic, np.hypot(epistemic, aleatoric))
     functions = evidence.variable(GRID, "f_draws")
     if functions is not None:
         for draw in one_output(functions, output).values[spread(functions.sizes["grid_draw"], 8)]:
             main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
-    inputs = evidence.variable(CONSTANT_DATA, "x")
-    outcomes = evidence.variable(OBSERVED_DATA, "y")
-    if inputs is not None and outcomes is not None:
-        at = inputs.values.reshape(-1)
-        y = one_output(outcomes, output).values.reshape(-1)
-        keep = spread(len(y), MAX_POINTS)
-        main.plot(at[keep], y[keep], ".", color=INK, markersize=3, alpha=0.55, label="data")
+    _data_points(main, evidence, output)
     main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
     truth = evidence.variable(GRID, "true_f")
     if truth is not None:
-        main.plot(
-            x,
-            one_output(truth, output).values,
-            color=INK,
-            linewidth=1.0,
-            linestyle=(0, (4, 2)),
-            label="true f",
-        )
+        dashed: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 2))}
+        main.plot(x, one_output(truth, output).values, label="true f", **dashed)
     strip.plot(x, aleatoric, color=ALEATORIC, label="aleatoric sd")
     strip.plot(x, epistemic, color=EPISTEMIC, label="epistemic sd")
-    gap = widest_gap(evidence, output)
-    if gap is not None:
-        for ax in (main, strip):
-            ax.axvspan(
-                gap.low,
-                gap.high,
-                color=MUTED,
-                alpha=0.10,
-                linewidth=0,
-                zorder=0,
-                label="widest gap",
-            )
-        shown = (
-            "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
-        )
-        # between the two axes, where nothing is drawn
-        strip.set_title(shown, loc="right", fontsize=8, fontweight="normal", pad=3)
+    _mark_gap(main, strip, evidence, output)
     main.set_ylabel(outcome_label(evidence, output))
     strip.set(xlabel=brief(feature_names(evidence, 1)[0]), ylabel="sd")
 
 
+def _grid_sd(evidence: Evidence, kind: str, means: xr.DataArray, output: int) -> np.ndarray:
+    """Standard deviation (point,) of a kind of uncertainty on the grid; zero where it is not stored."""
+    variance = evidence.variable(GRID, f"{kind}_var")
+    values = one_output(xr.zeros_like(means) if variance is None else variance, output).values
+    return np.sqrt(np.maximum(values, 0))
+
+
+def _data_points(ax: Axes, evidence: Evidence, output: int) -> None:
+    inputs = evidence.variable(CONSTANT_DATA, "x")
+    outcomes = evidence.variable(OBSERVED_DATA, "y")
+    if inputs is not None and outcomes is not None:
+        x = inputs.values.reshape(-1)
+        y = one_output(outcomes, output).values.reshape(-1)
+        at = spread(len(y), MAX_POINTS)
+        ax.plot(x[at], y[at], ".", color=INK, markersize=3, alpha=0.55, label="data")
+
+
+def _mark_gap(main: Axes, strip: Axes, evidence: Evidence, output: int) -> None:
+    """Shade the widest gap of the data, and say how much the epistemic sd grows there."""
+    gap = widest_gap(evidence, output)
+    if gap is None:
+        return
+    look: dict[str, Any] = {"color": MUTED, "alpha": 0.10, "linewidth": 0, "zorder": 0}
+    for ax in (main, strip):
+        ax.axvspan(gap.low, gap.high, label="widest gap", **look)
+    text = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
+    # between the two axes, where nothing is drawn
+    strip.set_title(text, loc="right", fontsize=8, fontweight="normal", pad=3)
+
+
 def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
     """The range of the data and 40 % of it around: one wild method must not flatten the rest."""
-    found = (evidence.variable(OBSERVED_DATA, "y") for evidence in trees.values())
-    data = [one_output(y, output).values.ravel() for y in found if y is not None and y.size]
+    outcomes = (evidence.variable(OBSERVED_DATA, "y") for evidence in trees.values())
+    data = [one_output(y, output).values.ravel() for y in outcomes if y is not None and y.size]
     y = np.concatenate(data) if data else np.zeros(1)
     return float(y.min() - 0.4 * np.ptp(y)), float(y.max() + 0.4 * np.ptp(y))
 
@@ -197,7 +195,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
     def draw(ax: Axes, evidence: Evidence, points: Points) -> None:
         keep = spread(len(points.y), MAX_POINTS)
         ends = points.interval(0.95, whole=evidence.likelihood in COUNTS)
-        mean, y, low, high = (each[keep] for each in (points.mean, points.y, *ends))
+        mean, y, low, high = (values[keep] for values in (points.mean, points.y, *ends))
         missed = (y < low) | (y > high)
         ax.hlines(y, low, high, color=np.where(missed, PALETTE[1], ALEATORIC), lw=0.7, alpha=0.55)
         ax.plot(mean[~missed], y[~missed], ".", color=EPISTEMIC, markersize=4)
@@ -249,27 +247,12 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             return figure
         fewest = min(counts)
         low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
-        ax.fill_between(
-            levels,
-            low,
-            high,
-            color=MUTED,
-            alpha=0.15,
-            lw=0,
-            zorder=0,
-            label="calibrated, 95 % range",
-        )
+        look: dict[str, Any] = {"color": MUTED, "alpha": 0.15, "lw": 0, "zorder": 0}
+        ax.fill_between(levels, low, high, label="calibrated, 95 % range", **look)
         reference_line(ax)
         ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
-        ax.text(
-            0.97,
-            0.04,
-            "below: overconfident",
-            transform=ax.transAxes,
-            ha="right",
-            color=MUTED,
-            fontsize=8,
-        )
+        text: dict[str, Any] = {"ha": "right", "color": MUTED, "fontsize": 8}
+        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, **text)
         legend_below(figure, ax)
         return figure
 

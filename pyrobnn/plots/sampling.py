@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from pyrobnn.core.groups import HISTORY
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather, spread
@@ -33,65 +35,74 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     """
     evidences = gather(trees)
     tracked = {label: histories(evidence) for label, evidence in evidences.items()}
-    known = list(dict.fromkeys(name for found in tracked.values() for name in found))
-    if missing := [name for name in names or () if name not in known]:
-        raise ValueError(f"'names' has {missing}, but the histories have {known}")
-    varying = [
-        name for name in known if any(np.ptp(f.get(name, [0])) > 0 for f in tracked.values())
-    ]
-    of = {label: evidence.text("method") for label, evidence in evidences.items()}
-    wanted = [
-        (name, of[label])
-        for name in names or varying
-        for label, found in tracked.items()
-        if name in found
-    ]
-    chosen = list(dict.fromkeys(wanted))
+    methods = {label: evidence.text("method") for label, evidence in evidences.items()}
+    scalars = _chosen_scalars(tracked, names)
+    # one axes per scalar and method, in the order of the scalars
+    subjects: dict[tuple[str, str], list[str]] = {}
+    for name in scalars:
+        for label in tracked:
+            if name in tracked[label]:
+                subjects.setdefault((name, methods[label]), []).append(label)
+    names_methods = len(set(methods.values())) > 1
+    order = {label: index for index, label in enumerate(tracked)}
     with style():
-        figure, axes = panels(max(1, len(chosen)), size=(3.4, 2.5), max_columns=3)
-        if not chosen:
+        figure, axes = panels(max(1, len(subjects)), size=(3.4, 2.5), max_columns=3)
+        if not subjects:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
-        lines = {}
-        for (name, which), ax in zip(chosen, axes.flat, strict=False):
-            late = []
-            for index, (label, found) in enumerate(tracked.items()):
-                if name not in found or of[label] != which:
-                    continue
-                window = max(1, len(found[name]) // 50)
-                values = np.convolve(found[name], np.ones(window) / window, mode="valid")
+        lines: dict[str, Line2D] = {}
+        for ((name, method), labels), ax in zip(subjects.items(), axes.flat, strict=False):
+            curves = [_smoothed(evidences[label], tracked[label][name]) for label in labels]
+            for label, (steps, values) in zip(labels, curves, strict=True):
                 at = spread(len(values), MAX_POINTS)
-                # a fit may keep the means of blocks of steps
-                each = max(
-                    1.0, evidences[label].number("num_steps", len(found[name])) / len(found[name])
-                )
-                (lines[label],) = ax.plot(
-                    (at + window / 2) * each, values[at], lw=1.3, **fit_line(index)
-                )
-                late.append(values[len(values) // 10 :])
-            low = np.concatenate(late).min()
-            high = np.concatenate(late).max()
-            if low < high:
-                ax.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-            title = name.replace("_", " ") + f", {which}" * (
-                which != "" and len(set(of.values())) > 1
-            )
-            ax.set(xlabel="step", title=title)
+                look = fit_line(order[label])
+                (lines[label],) = ax.plot(steps[at], values[at], lw=1.3, **look)
+            # the first tenth would flatten the rest
+            _set_range(ax, np.concatenate([values[len(values) // 10 :] for _, values in curves]))
+            suffix = f", {method}" if method and names_methods else ""
+            ax.set(xlabel="step", title=name.replace("_", " ") + suffix)
         if len(lines) > 1:
-            figure.legend(
-                list(lines.values()),
-                list(lines),
-                loc="outside lower center",
-                ncols=min(5, len(lines)),
-            )
+            columns = min(5, len(lines))
+            handles = list(lines.values())
+            figure.legend(handles, list(lines), loc="outside lower center", ncols=columns)
         return figure
+
+
+def _chosen_scalars(
+    tracked: Mapping[str, Mapping[str, np.ndarray]], names: Sequence[str] | None
+) -> list[str]:
+    """The scalars that are asked for, or else those that vary in one of the trees."""
+    known: dict[str, bool] = {}
+    for scalars in tracked.values():
+        for name, values in scalars.items():
+            known[name] = known.get(name, False) or bool(np.ptp(values) > 0)
+    missing = [name for name in names or () if name not in known]
+    if missing:
+        raise ValueError(f"'names' has {missing}, but the histories have {list(known)}")
+    return list(names or [name for name, varies in known.items() if varies])
+
+
+def _smoothed(evidence: Evidence, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and means over a window of 2 % of them; a fit may have stored means of blocks of steps."""
+    window = max(1, len(values) // 50)
+    means = np.convolve(values, np.ones(window) / window, mode="valid")
+    block = max(1.0, evidence.number("num_steps", len(values)) / len(values))
+    return (np.arange(len(means)) + window / 2) * block, means
+
+
+def _set_range(ax: Axes, values: np.ndarray) -> None:
+    low = values.min()
+    high = values.max()
+    if low < high:
+        margin = 0.05 * (high - low)
+        ax.set_ylim(low - margin, high + margin)
 
 
 def histories(evidence: Evidence) -> dict[str, np.ndarray]:
     """Tracked scalars by name, (step,), the mean over members; those with at least two finite values."""
-    found = {}
+    scalars = {}
     for name in evidence.names(HISTORY):
         values = np.atleast_1d(evidence.tree[HISTORY].dataset[name].values).astype(float)
         values = values.reshape(values.shape[0], -1).mean(1) if values.size else values
         if np.isfinite(values).sum() > 1:
-            found[name] = values[np.isfinite(values)]
-    return found
+            scalars[name] = values[np.isfinite(values)]
+    return scalars

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,9 +65,8 @@ class Spec:
             return [self._block(have, output, name) for output, name in enumerate(outputs)]
         except Exception as error:
             if len(trees) > 1:  # those that can be drawn are, each beside the others' reasons
-                return [
-                    block for label, tree in trees.items() for block in self.blocks({label: tree})
-                ]
+                alone = [self.blocks({label: tree}) for label, tree in trees.items()]
+                return list(itertools.chain.from_iterable(alone))
             return [
                 Block(f"{', '.join(trees)}: {self.title}", "", note=f"Not drawn: {said(error)}.")
             ]
@@ -79,26 +79,32 @@ class Spec:
 
 def output_labels(trees: Trees) -> list[str]:
     """Names of the outputs that all trees have where there are several; one empty name for a single one."""
-    count = min(num_outputs(each) for each in trees.values())
+    count = min(map(num_outputs, trees.values()))
     return output_names(next(iter(trees.values())), count) if count > 1 else [""]
 
 
 def build_sections(trees: Trees) -> dict[str, list[Block]]:
     """Key of `SECTIONS` → the figures, where there is one of at least one of the trees."""
-    found: dict[str, list[Block]] = {section: [] for section in SECTIONS}
+    sections: dict[str, list[Block]] = {section: [] for section in SECTIONS}
     with (
         warnings.catch_warnings(action="ignore", category=RuntimeWarning),
         np.errstate(all="ignore"),
     ):
         for spec in SPECS:
-            found[spec.section] += spec.blocks(trees)
-    return {section: blocks for section, blocks in found.items() if blocks}
+            sections[spec.section] += spec.blocks(trees)
+    return {section: blocks for section, blocks in sections.items() if blocks}
 
 
 def _loss(trees: Trees) -> Figure:
     """The loss, else the first tracked scalar, of the trees that have it."""
-    tracked = [name for tree in trees.values() for name in histories(tree)]
+    tracked = list(itertools.chain.from_iterable(map(histories, trees.values())))
     return plots.training(trees, names=["loss" if "loss" in tracked else tracked[0]])
+
+
+def _has_draws(tree: Evidence) -> bool:
+    """Whether there are predictive draws of known outcomes."""
+    points = regression_points(tree)
+    return points is not None and points.draws is not None
 
 
 SPECS = (
@@ -125,7 +131,7 @@ SPECS = (
         "Coverage",
         "A calibrated method stays in the grey range; below the diagonal it is overconfident.",
         plots.calibration,
-        lambda tree: (points := regression_points(tree)) is not None and points.draws is not None,
+        _has_draws,
         outputs=True,
     ),
     Spec(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Mapping
@@ -65,9 +66,8 @@ def write_report(
         'report.html'
     """
     results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
-    folder = files("pyrobnn.report")
     pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    template = pages.from_string(folder.joinpath("page.html").read_text(encoding="utf-8"))
+    template = pages.from_string(_packaged("page.html"))
     best = recommended(results.rows, results.verdicts)
     everything = [*results.rows, *results.floor]
     html = template.render(
@@ -76,7 +76,7 @@ def write_report(
         headline=best and headline(best, results.trees[best], results.verdicts[best], everything),
         conclusion=conclude(results.rows, results.verdicts),
         tone="warn" if best is None else results.verdicts[best].status,
-        css=folder.joinpath("page.css").read_text(encoding="utf-8"),
+        css=_packaged("page.css"),
         verdicts=results.verdicts,
         deciding={label: _deciding(verdict) for label, verdict in results.verdicts.items()},
         said_rates=said_rates,
@@ -84,12 +84,17 @@ def write_report(
         table=_table(results),
         num_methods=len(results.rows),
         reference=results.reference,
-        lost=[sentence for row in results.rows for sentence in row.lost],
+        lost=list(itertools.chain.from_iterable(row.lost for row in results.rows)),
         sections=build_sections(results.trees),
         section_titles=SECTIONS,
         runs=[_run(label, evidence) for label, evidence in results.trees.items()],
     )
     return _write(path, html)
+
+
+def _packaged(name: str) -> str:
+    """The text of a file that the package brings."""
+    return files("pyrobnn.report").joinpath(name).read_text(encoding="utf-8")
 
 
 def write_summary(
@@ -169,22 +174,18 @@ def _deciding(verdict: Verdict) -> str:
 def _table(results: Results) -> dict[str, object]:
     """The comparison: columns, and of each row its cells (text, standard error, whether it is near the best)."""
     rows = [*results.rows, *results.floor]
+    filled = set().union(*([*row.values, *row.not_finite] for row in results.rows))
     columns = [
-        column
-        for column in COLUMNS
-        if column.key not in _ELSEWHERE
-        and any(column.key in row.values or column.key in row.not_finite for row in results.rows)
+        column for column in COLUMNS if column.key in filled and column.key not in _ELSEWHERE
     ]
-    if [column.key for column in columns] == [
-        "fit_seconds"
-    ]:  # seconds alone stand with the settings
-        return {}
+    if [column.key for column in columns] == ["fit_seconds"]:
+        return {}  # seconds alone stand with the settings
     best = {column.key: best_labels(rows, column) for column in columns}
-    cells = [
-        (row.label, [(*cell(row, column), row.label in best[column.key]) for column in columns])
-        for row in rows
-    ]
-    return {"columns": columns, "rows": cells}
+
+    def cells(row: Row) -> list[tuple[str, str, bool]]:
+        return [(*cell(row, column), row.label in best[column.key]) for column in columns]
+
+    return {"columns": columns, "rows": [(row.label, cells(row)) for row in rows]}
 
 
 def cell(row: Row, column: Column) -> tuple[str, str]:
@@ -200,9 +201,10 @@ def cell(row: Row, column: Column) -> tuple[str, str]:
 def _run(label: str, evidence: Evidence) -> dict[str, object]:
     """The settings of a run, and how many draws it has in brief."""
     sizes = evidence.tree[POSTERIOR].sizes if POSTERIOR in evidence.tree.children else {}
+    settings = {str(name): value for name, value in evidence.tree.attrs.items()}
     shown = {
-        str(name).replace("_", " "): f"{value:.4g}" if isinstance(value, float) else str(value)
-        for name, value in sorted(evidence.tree.attrs.items(), key=lambda item: str(item[0]))
+        name.replace("_", " "): _plain(settings[name])
+        for name in sorted(settings)
         if name not in REBUILDS
     }
     return {
@@ -210,3 +212,7 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
         "brief": f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws",
         "facts": shown | {"groups": ", ".join(sorted(evidence.tree.children))},
     }
+
+
+def _plain(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

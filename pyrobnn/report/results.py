@@ -20,7 +20,7 @@ from pyrobnn.diagnostics.fidelity import fidelity
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
 from pyrobnn.diagnostics.points import class_points, is_censored, same_data, widest_gap
-from pyrobnn.diagnostics.scores import LEVELS, score, units
+from pyrobnn.diagnostics.scores import LEVELS, Score, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.predictive import decomposed
 
@@ -104,31 +104,23 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
     reference = reference_label(evidence)
     ranked = same_data(evidence.values())
-    return [
-        _row(
-            label,
-            each,
-            evidence[reference] if ranked and reference not in (None, label) else None,
-            ranked,
-        )
-        for label, each in evidence.items()
-    ]
+    reference_run = evidence[reference] if ranked and reference is not None else None
+    rows = []
+    for label, run in evidence.items():
+        rows.append(_row(label, run, None if label == reference else reference_run, ranked))
+    return rows
 
 
 def _row(label: str, evidence: Evidence, reference: Evidence | None, ranked: bool) -> Row:
     """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
-    errors: dict[str, float] = {}
-    points: dict[str, np.ndarray] = {}
+    scored: dict[str, Score] = {}
 
     def scores() -> dict[str, float]:
-        found = score(evidence).values()
-        points.update({each.name: each.points for each in found if each.points is not None})
-        errors.update({each.name: each.data_se for each in found if each.data_se is not None})
-        return {each.name: each.value for each in found}
+        scored.update(score(evidence))
+        return {name: entry.value for name, entry in scored.items()}
 
-    def distance() -> dict[str, float | None]:
-        found = None if reference is None else fidelity(evidence, reference).per_point
-        return {"distance": None if found is None else float(found["wasserstein"].median())}
+    def seconds() -> dict[str, float | None]:
+        return {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")}
 
     sources: dict[str, Callable[[], Mapping[str, float | None]]] = {
         "scores": scores,
@@ -137,48 +129,77 @@ def _row(label: str, evidence: Evidence, reference: Evidence | None, ranked: boo
         "gap": lambda: {"gap_ratio": getattr(widest_gap(evidence), "ratio", None)},
         "convergence": lambda: _convergence(evidence),
         "k-hat": lambda: {"khat": getattr(importance(evidence), "k", None)},
-        "distance": distance,
-        "seconds": lambda: {
-            f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")
-        },
+        "distance": lambda: _distance(evidence, reference),
+        "seconds": seconds,
     }
     values: dict[str, float] = {}
     lost = []
-    for what, source in sources.items():
+    for name, source in sources.items():
         try:
-            with (
-                warnings.catch_warnings(action="ignore", category=RuntimeWarning),
-                np.errstate(all="ignore"),
-            ):
-                values |= {name: value for name, value in source().items() if value is not None}
+            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+                with np.errstate(all="ignore"):
+                    numbers = source()
         except Exception as error:
-            lost.append(f"{label}: no {what} ({said(error)})")
-    finite = {name: float(value) for name, value in values.items() if np.isfinite(value)}
-    not_finite = tuple(name for name in values if name not in finite)
-    errors = {name: error for name, error in errors.items() if np.isfinite(error)}
+            lost.append(f"{label}: no {name} ({said(error)})")
+        else:
+            values |= {key: value for key, value in numbers.items() if value is not None}
+    finite = {key: float(value) for key, value in values.items() if np.isfinite(value)}
+    not_finite = tuple(key for key in values if key not in finite)
+    return Row(
+        label=label,
+        values=finite,
+        errors=_finite_errors(scored),
+        not_finite=not_finite,
+        lost=tuple(lost),
+        points=_points(scored),
+        ranked=ranked,
+    )
+
+
+def _finite_errors(scored: Mapping[str, Score]) -> dict[str, float]:
+    errors = {name: entry.data_se for name, entry in scored.items()}
+    known = {name: error for name, error in errors.items() if error is not None}
+    return {name: error for name, error in known.items() if np.isfinite(error)}
+
+
+def _points(scored: Mapping[str, Score]) -> dict[str, np.ndarray]:
+    """What the scores are means of; R² goes by the squared errors of the RMSE."""
+    points = {name: entry.points for name, entry in scored.items() if entry.points is not None}
     for name in [name for name in points if name.startswith("rmse")]:
         points[name.removesuffix("_standardized").replace("rmse", "r2")] = points[name]
-    return Row(label, finite, errors, not_finite, tuple(lost), points, ranked)
+    return points
+
+
+def _distance(evidence: Evidence, reference: Evidence | None) -> dict[str, float | None]:
+    """How far the function lies from the reference's, in its sd, in the median of the test inputs."""
+    if reference is None:
+        return {"distance": None}
+    per_point = fidelity(evidence, reference).per_point
+    return {"distance": None if per_point is None else float(per_point["wasserstein"].median())}
 
 
 def _explained(evidence: Evidence) -> dict[str, float]:
     """Share of the held-out squared error of the training mean that is gone: averaged over outputs, and of each."""
-    y, train = (evidence.values(group, "y") for group in (HELD_OUT, OBSERVED_DATA))
+    y = evidence.values(HELD_OUT, "y")
+    train = evidence.values(OBSERVED_DATA, "y")
     mean = evidence.values(PREDICTIONS, "mean")
     if y is None or train is None or mean is None or len(y) == 0 or is_censored(evidence):
         return {}
-    y, train = (each.astype(np.float64).reshape(len(each), -1) for each in (y, train))
-    floor = ((y - train.mean(0)) ** 2).sum(0)
-    left = ((y - mean.reshape(len(y), -1)) ** 2).sum(0)
-    if not (floor > 0).all():
+    y = _columns(y)
+    total = ((y - _columns(train).mean(0)) ** 2).sum(0)
+    remaining = ((y - _columns(mean)) ** 2).sum(0)
+    if not (total > 0).all():
         return {}
-    gone = np.round(1.0 - left / floor, 12) + 0.0  # no minus before a zero
-    each = (
-        {f"r2[{output}]": float(share) for output, share in enumerate(gone)}
-        if len(gone) > 1
-        else {}
-    )
-    return {"r2": float(gone.mean()), **each}
+    shares = np.round(1.0 - remaining / total, 12) + 0.0  # no minus before a zero
+    explained = {"r2": float(shares.mean())}
+    if len(shares) > 1:
+        explained |= {f"r2[{output}]": float(share) for output, share in enumerate(shares)}
+    return explained
+
+
+def _columns(values: np.ndarray) -> np.ndarray:
+    """As float64 (point, output)."""
+    return values.astype(np.float64).reshape(len(values), -1)
 
 
 def _uncertainties(evidence: Evidence) -> dict[str, float]:
@@ -186,25 +207,29 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
     scale = np.ones(1) if class_points(evidence) is not None else units(evidence)
     if scale is None:
         return {}
-    pairs = [decomposed(evidence, output) for output in range(len(scale))]
-    suffix = "" if len(pairs) == 1 else "_standardized"
-    found = {}
-    for name, each in zip(("aleatoric", "epistemic"), zip(*pairs, strict=True)):
-        if any(values is None for values in each):
+    by_output = [decomposed(evidence, output) for output in range(len(scale))]
+    several = len(by_output) > 1
+    uncertainties = {}
+    for index, name in enumerate(("aleatoric", "epistemic")):
+        values = [kinds[index] for kinds in by_output]
+        means = np.array([np.mean(points) for points in values if points is not None])
+        if len(means) < len(values):
             continue
-        means = [float(np.mean(values)) for values in each]
-        found[f"{name}{suffix}"] = float(np.mean(np.array(means) / scale))
-        if suffix:
-            found |= {f"{name}[{output}]": mean for output, mean in enumerate(means)}
-    return found
+        uncertainties[f"{name}_standardized" if several else name] = float((means / scale).mean())
+        if several:
+            labelled = {f"{name}[{output}]": float(mean) for output, mean in enumerate(means)}
+            uncertainties |= labelled
+    return uncertainties
 
 
 def _convergence(evidence: Evidence) -> dict[str, float]:
     """The worst R-hat and ESS of the function; the verdict's may be those of the log density, or of the noise."""
-    found = None if evidence.is_iid else convergence(evidence)
-    if found is None or found.of_function.sizes["quantity"] == 0:
+    if evidence.is_iid:
         return {}
-    table = found.of_function
+    chains = convergence(evidence)
+    if chains is None or chains.of_function.sizes["quantity"] == 0:
+        return {}
+    table = chains.of_function
     worst = {
         "rhat": np.fmax.reduce(table["rhat"].values),
         "ess": np.fmin.reduce(np.fmin(table["ess_bulk"].values, table["ess_tail"].values)),
@@ -261,7 +286,8 @@ class Results:
         """
         evidence = gather(trees)
         judged = judge_all(evidence) if verdicts is None else verdicts
-        if missing := [label for label in evidence if label not in judged]:
+        missing = [label for label in evidence if label not in judged]
+        if missing:
             raise ValueError(f"'verdicts' has none for {missing}; give one of every tree, or None")
         return cls(evidence, {label: judged[label] for label in evidence}, dict(left_out or {}))
 

@@ -68,118 +68,129 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     """The recommendation, and a sentence about the other methods: plain text, labels not escaped."""
     best = recommended(rows, verdicts)
     if best is None:
-        each = ", ".join(f"{row.label} ({verdicts[row.label].lines})" for row in rows)
-        return f"These runs used different data and are not ranked. Their verdicts: {each}.", ""
-    if not any(check.question == "draws" for each in verdicts.values() for check in each.checks):
-        return " ".join(each.summary for each in verdicts.values()), ""
+        answers = ", ".join(f"{row.label} ({verdicts[row.label].lines})" for row in rows)
+        return f"These runs used different data and are not ranked. Their verdicts: {answers}.", ""
+    if not any(_asks_about_draws(verdict) for verdict in verdicts.values()):
+        return " ".join(verdict.summary for verdict in verdicts.values()), ""
     verdict = verdicts[best]
-    others = [row.label for row in rows if row.label != best]
-    draws = verdict.shown_answer("draws")
+    other_labels = [row.label for row in rows if row.label != best]
     action = verdict.action.strip().rstrip(".")
-    todo = (
-        f"Next{f' for {best}' if others else ''}: {action}." if action else "See the checks below."
-    )
+    next_step = "See the checks below."
+    if action:
+        addressee = f" for {best}" if other_labels else ""
+        next_step = f"Next{addressee}: {action}."
+    draws = verdict.shown_answer("draws")
     if draws == "fail":
-        first = (
-            f"No method can be trusted yet: for {best}, "
-            if others
-            else f"{best} cannot be trusted yet: "
-        )
-        return f"{first}{verdict.fault('draws')}.", todo
-    first = (
-        f"Trust the draws of {best}."
-        if draws == "pass"
-        else f"Use {best}, with care: {verdict.fault('draws')}."
-    )
-    return first, " ".join(filter(None, (_others(others, verdicts), action and todo)))
+        alone = f"{best} cannot be trusted yet: "
+        opening = f"No method can be trusted yet: for {best}, " if other_labels else alone
+        return f"{opening}{verdict.fault('draws')}.", next_step
+    if draws == "pass":
+        advice = f"Trust the draws of {best}."
+    else:
+        advice = f"Use {best}, with care: {verdict.fault('draws')}."
+    warning = _warning_of_others(other_labels, verdicts)
+    return advice, " ".join(filter(None, (warning, action and next_step)))
 
 
-def _others(others: list[str], verdicts: Mapping[str, Verdict]) -> str:
-    """The worst of the others, with their faults."""
+def _asks_about_draws(verdict: Verdict) -> bool:
+    return any(check.question == "draws" for check in verdict.checks)
+
+
+def _warning_of_others(labels: Sequence[str], verdicts: Mapping[str, Verdict]) -> str:
+    """The worst of the methods that are not recommended, with their faults."""
     for status, opening in (("fail", "Do not rely on"), ("warn", "Take care with")):
-        found = {
-            label: verdicts[label].fault("draws")
-            for label in others
-            if verdicts[label].draws == status
-        }
-        if named := ", ".join(f"{label} ({fault})" for label, fault in found.items()):
-            return f"{opening} {named}."
+        worst = [label for label in labels if verdicts[label].draws == status]
+        if worst:
+            faults = [f"{label} ({verdicts[label].fault('draws')})" for label in worst]
+            return f"{opening} {', '.join(faults)}."
     return ""
 
 
 def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     """Its share of held-out variance, beside a linear model; else that it was judged on training data."""
-    own = next((row for row in rows if row.label == label), None)
+    row = next((row for row in rows if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
-    if own is None or y is None or y.ndim == 0:
+    if row is None or y is None or y.ndim == 0:
         return "No data were held out: this judgement rests on the data that it was fitted to."
+    words = _skill_in_words(row, evidence)
+    if not words:
+        return ""
+    return f"On {len(y):,} held-out points {label} {words}{_against_linear(row, rows)}."
+
+
+def _skill_in_words(row: Row, evidence: Evidence) -> str:
+    """What it explains or classifies; "" of censored rows, and of predictions without training data."""
+    if "accuracy" in row.values:
+        return f"classifies {row.values['accuracy']:.0%} correctly"
+    if "r2" not in row.values:
+        return ""
+    r2 = row.values["r2"]
+    if r2 > 0.99:
+        share = "over 99%"
+    else:
+        share = f"{r2:.0%}" if r2 > 0 else "nothing"
     count = num_outputs(evidence)
     target = " and ".join(output_names(evidence, count)) if count < 3 else f"the {count} outputs"
-    if "accuracy" in own.values:
-        words = f"classifies {own.values['accuracy']:.0%} correctly"
-    elif "r2" in own.values:
-        r2 = own.values["r2"]
-        share = "over 99%" if r2 > 0.99 else f"{r2:.0%}" if r2 > 0 else "nothing"
-        words = f"explains {share} of the variance of {target}"
-    else:  # of censored rows, and predictions without training data
-        return ""
-    return f"On {len(y):,} held-out points {label} {words}{_against_linear(own, rows)}."
+    return f"explains {share} of the variance of {target}"
 
 
-def _against_linear(own: Row, rows: Sequence[Row]) -> str:
+def _against_linear(row: Row, rows: Sequence[Row]) -> str:
     """How its log density compares with the linear baseline's, by their paired difference."""
-    linear = next(
-        (row for row in rows if row.label in ("linear model", "logistic regression")), None
-    )
-    close = best_labels([own, linear], LOG_PROB) if linear is not None else set()
-    if linear is None or not close:
+    names = ("linear model", "logistic regression")
+    linear = next((baseline for baseline in rows if baseline.label in names), None)
+    if linear is None:
+        return ""
+    near_best = best_labels([row, linear], LOG_PROB)
+    if not near_best:
         return ""
     name = f"a {linear.label}" if linear.label == "linear model" else linear.label
-    if own.label not in close:
+    if row.label not in near_best:
         return f", and predicts worse than {name}"
-    return (
-        f", no better than {name}"
-        if linear.label in close
-        else f", and predicts better than {name}"
-    )
+    if linear.label in near_best:
+        return f", no better than {name}"
+    return f", and predicts better than {name}"
 
 
 def facts(trees: Mapping[str, Evidence]) -> dict[str, str]:
     """Data, model, command and seed in words, name → the value of all trees, or their different values."""
-    found: dict[str, list[str]] = {}
+    words: dict[str, list[str]] = {}
     for evidence in trees.values():
-        model = evidence.json("model")
-        config = evidence.json("config")
-        parts = {"likelihood": evidence.likelihood} | (model if isinstance(model, dict) else {})
-        quick = isinstance(config, dict) and config.get("quick") is True
-        own = {
-            "data": _data(evidence),
-            "inputs": _inputs(evidence),
-            "target": _target(evidence),
-            **{
-                part: str(parts.get(part, "")) for part in ("net", "program", "prior", "likelihood")
-            },
-            "run": "quick: fewer steps and draws than in full, 500 rows at most" if quick else "",
-            **{name: evidence.text(name) for name in ("command", "seed")},
-        }
-        for name, words in own.items():
-            if words and words not in found.setdefault(name, []):
-                found[name].append(words)
+        for name, text in _facts_of(evidence).items():
+            if text and text not in words.setdefault(name, []):
+                words[name].append(text)
+    return {name: _one_or_all(texts) for name, texts in words.items() if texts}
+
+
+def _one_or_all(texts: Sequence[str]) -> str:
+    return texts[0] if len(texts) == 1 else f"differs: {'; '.join(texts)}"
+
+
+def _facts_of(evidence: Evidence) -> dict[str, str]:
+    model = evidence.json("model")
+    config = evidence.json("config")
+    quick = isinstance(config, dict) and config.get("quick") is True
+    parts = {"likelihood": evidence.likelihood} | (model if isinstance(model, dict) else {})
+    names = ("net", "program", "prior", "likelihood")
     return {
-        name: words[0] if len(words) == 1 else f"differs: {'; '.join(words)}"
-        for name, words in found.items()
-        if words
+        "data": _data(evidence),
+        "inputs": _inputs(evidence),
+        "target": _target(evidence),
+        **{name: str(parts.get(name, "")) for name in names},
+        "run": "quick: fewer steps and draws than in full, 500 rows at most" if quick else "",
+        **{name: evidence.text(name) for name in ("command", "seed")},
     }
 
 
 def _data(evidence: Evidence) -> str:
-    outcomes = [
-        evidence.values(group, outcome(evidence) or "y") for group in (OBSERVED_DATA, HELD_OUT)
-    ]
-    train, test = (0 if each is None else len(np.atleast_1d(each)) for each in outcomes)
-    counts = {"training": train or int(evidence.number("num_data", 0)), "held-out": test}
+    train = _num_outcomes(evidence, OBSERVED_DATA) or int(evidence.number("num_data", 0))
+    counts = {"training": train, "held-out": _num_outcomes(evidence, HELD_OUT)}
     shown = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return ": ".join(filter(None, (evidence.text("data"), f"{shown} points" if shown else "")))
+
+
+def _num_outcomes(evidence: Evidence, group: str) -> int:
+    y = evidence.values(group, outcome(evidence) or "y")
+    return 0 if y is None else len(np.atleast_1d(y))
 
 
 def _inputs(evidence: Evidence) -> str:
@@ -202,12 +213,13 @@ def _target(evidence: Evidence) -> str:
         ]
         return ": ".join(filter(None, (evidence.text("target"), _first(shares, ", "))))
     y = y.astype(np.float64).reshape(len(y), -1)
-    of = f" {unit(evidence)}" if unit(evidence) else ""
-    each = [
-        f"{name}, mean {significant(float(values.mean()))}{of}, sd {significant(float(values.std()))}{of}"
-        for name, values in zip(output_names(evidence, y.shape[1]), y.T, strict=True)
-    ]
-    return _first(each, "; ")
+    suffix = f" {unit(evidence)}" if unit(evidence) else ""
+    outputs = []
+    for name, values in zip(output_names(evidence, y.shape[1]), y.T, strict=True):
+        mean = significant(float(values.mean()))
+        sd = significant(float(values.std()))
+        outputs.append(f"{name}, mean {mean}{suffix}, sd {sd}{suffix}")
+    return _first(outputs, "; ")
 
 
 def _first(words: Sequence[str], between: str) -> str:
