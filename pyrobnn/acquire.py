@@ -26,8 +26,8 @@ def function(posterior: Posterior, index: int) -> Callable[[Tensor], Tensor]:
         x → mean of y (point, out), or logits (point, class).
     """
     chain, draw = divmod(index % (posterior.num_chains * posterior.num_draws), posterior.num_draws)
-    one = {name: value[chain, draw][None] for name, value in posterior.draws.items()}
-    return lambda x: values(posterior, one, x)[0]
+    single = {name: value[chain, draw][None] for name, value in posterior.draws.items()}
+    return lambda x: values(posterior, single, x)[0]
 
 
 def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -93,7 +93,7 @@ def expected_improvement(
     """
     best = check_number("best", float(best))
     gain = ((1 if maximize else -1) * (_column(prediction, output) - best)).clamp_min(0.0)
-    for row in _asked(prediction, given):
+    for row in _checked_rows(prediction, given):
         gain = torch.maximum(gain, gain[:, row, None])
     return gain.mean(0)
 
@@ -117,17 +117,17 @@ def bald(
     Reference: Bayesian Active Learning for Classification and Preference Learning (Houlsby et al., 2011); BatchBALD
     (Kirsch et al., 2019) https://arxiv.org/abs/1906.08158
     """
-    given = _asked(prediction, given)
-    if prediction.likelihood.targets.classes and not given:  # exact, over all draws
+    chosen = _checked_rows(prediction, given)
+    if prediction.likelihood.targets.classes and not chosen:  # exact, over all draws
         return prediction.epistemic_entropy
     score = torch.zeros(prediction.f.shape[2], dtype=torch.float64, device=prediction.f.device)
-    few = prediction.thin(num_draws)
-    total = few.f.shape[0] * few.f.shape[1]
-    for index, log_p in enumerate(_log_probs(few, seed)):
-        joint = log_p + log_p[:, given].sum(1, keepdim=True)
+    thinned = prediction.thin(num_draws)
+    total = thinned.f.shape[0] * thinned.f.shape[1]
+    for index, log_p in enumerate(_log_probs(thinned, seed)):
+        joint = log_p + log_p[:, chosen].sum(1, keepdim=True)
         score += joint[index] - joint.logsumexp(0)
     score = score / total + torch.tensor(float(total)).log()
-    score[given] = 0.0  # known already
+    score[chosen] = 0.0  # known already
     return score
 
 
@@ -156,19 +156,23 @@ def epig(
     Reference: Prediction-Oriented Bayesian Active Learning (Bickford Smith et al., 2023)
     https://arxiv.org/abs/2304.08151
     """
-    few = prediction.thin(num_draws)
-    there = targets.thin(num_draws)
-    given = _asked(prediction, given)
-    if few.f.shape[:2] != there.f.shape[:2]:
+    chosen = _checked_rows(prediction, given)
+    candidates = prediction.thin(num_draws)
+    points = targets.thin(num_draws)
+    if candidates.f.shape[:2] != points.f.shape[:2]:
         raise ValueError(
             "'prediction' and 'targets' have different draws: predict both with the same posterior"
         )
-    score = torch.zeros(few.f.shape[2], dtype=torch.float64, device=few.f.device)
-    for log_p, log_q in zip(_log_probs(few, seed), _log_probs(there, seed + 1), strict=True):
-        log_p = log_p + log_p[:, given].sum(1, keepdim=True)
-        p, q = (each.softmax(0) for each in (log_p, log_q))  # of the draws, given the target
+    num_chains, num_thinned, num_candidates, _ = candidates.f.shape
+    score = torch.zeros(num_candidates, dtype=torch.float64, device=candidates.f.device)
+    log_probs = zip(_log_probs(candidates, seed), _log_probs(points, seed + 1), strict=True)
+    for log_p, log_q in log_probs:
+        joint = log_p + log_p[:, chosen].sum(1, keepdim=True)
+        # weights of the draws, given the target
+        p = joint.softmax(0)
+        q = log_q.softmax(0)
         score += (p.T @ q * len(p)).clamp_min(1e-300).log().mean(1)
-    return score / (few.f.shape[0] * few.f.shape[1])
+    return score / (num_chains * num_thinned)
 
 
 def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
@@ -176,17 +180,17 @@ def batch(score: Callable[[list[int]], Tensor], num: int) -> Tensor:
     check_count("num", num)
     rows = list[int]()
     for _ in range(num):
-        found = as_tensor("score", score(rows)).squeeze(-1).clone()
-        if found.dim() != 1 or bool(found.isnan().any()):
+        scores = as_tensor("score", score(rows)).squeeze(-1).clone()
+        if scores.dim() != 1 or bool(scores.isnan().any()):
             raise ValueError(
-                f"'score' must be a number for each candidate, (point,): got {tuple(found.shape)}, or NaN"
+                f"'score' must be a number for each candidate, (point,): got {tuple(scores.shape)}, or NaN"
             )
-        if num > len(found):
+        if num > len(scores):
             raise ValueError(
-                f"'num' is {num}, but there are {len(found)} candidates: ask for fewer"
+                f"'num' is {num}, but there are {len(scores)} candidates: ask for fewer"
             )
-        found[rows] = -torch.inf
-        rows.append(int(found.argmax()))
+        scores[rows] = -torch.inf
+        rows.append(int(scores.argmax()))
     return torch.tensor(rows)
 
 
@@ -198,12 +202,13 @@ def _column(prediction: Prediction, output: int) -> Tensor:
     return f[..., output]
 
 
-def _asked(prediction: Prediction, given: Sequence[int]) -> list[int]:
-    """Indices of the rows that were chosen before; ValueError unless each is a candidate's."""
+def _checked_rows(prediction: Prediction, given: Sequence[int]) -> list[int]:
+    """Indices of the rows that were asked for already; ValueError unless each is a candidate's."""
     check_type("prediction", prediction, Prediction, "posterior.predict(x)")
     num = prediction.f.shape[2]
     rows = list(dict.fromkeys(int(row) for row in given))
-    if wrong := [row for row in rows if row not in range(num)]:
+    wrong = [row for row in rows if row not in range(num)]
+    if wrong:
         raise ValueError(
             f"'given' has row {wrong[0]}, but there are {num} candidates, counted from 0"
         )

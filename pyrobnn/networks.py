@@ -156,12 +156,12 @@ class Exposed(nn.Module):
             raise ValueError(
                 f"'x' has shape {tuple(x.shape)} and no column {self.column} for the exposure"
             )
-        found = x[:, self.column].unsqueeze(-1)
-        if not float(found.min()) > 0:
+        exposure = x[:, self.column].unsqueeze(-1)
+        if not float(exposure.min()) > 0:
             raise ValueError(
-                f"'x' holds the exposure {found.min():g} in column {self.column}: it must be > 0"
+                f"'x' holds the exposure {exposure.min():g} in column {self.column}: it must be > 0"
             )
-        return found
+        return exposure
 
     def with_exposure(self, x: Tensor, exposure: Tensor | float) -> Tensor:
         """The same inputs with another exposure, a number or (N, 1)."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyro.distributions as dist
@@ -35,6 +35,8 @@ __all__ += ["SitePriors", "move", "site_priors"]
 
 #: what "hide" and "expose" may be followed by
 _KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
+#: kinds that say it of all parameters
+_WHOLE = ("_fn", "_all")
 
 
 class Selective(Prior):
@@ -53,43 +55,66 @@ class Selective(Prior):
     """
 
     def __init__(self, **selection: Any):
-        options = {name: v for name, v in selection.items() if v is not None and v is not False}
-        if unknown := [
-            n for n in selection if n.removeprefix("hide").removeprefix("expose") not in _KINDS
-        ]:
+        options = {
+            name: value
+            for name, value in selection.items()
+            if value is not None and value is not False
+        }
+        unknown = [name for name in selection if _kind(name) not in _KINDS]
+        if unknown:
             raise TypeError(
                 f"{unknown[0]!r} is not an option of a prior: hide or expose, with {[*_KINDS]}"
             )
-        hides = [name for name in options if name.startswith("hide")]
-        whole = [name for name in options if name.endswith(("_all", "_fn"))]
-        if len(options) > 1 and (whole or 0 < len(hides) < len(options)):
-            one = (whole or hides)[0]
-            other = next(n for n in options if n not in (whole or hides)[:1])
-            raise ValueError(
-                f"{one!r} together with {other!r} has no effect: say what to hide, or what to expose"
-            )
+        _refuse_contradiction(list(options))
         #: option → its entries
-        self.entries = {
-            n: v if isinstance(v, (list, tuple, set)) else [v] for n, v in options.items()
-        }
-        given = {n: options[n] if n in whole else tuple(v) for n, v in self.entries.items()}
-        super().__init__(**{"expose_all": not given, **given})
+        self.entries = {name: _as_entries(value) for name, value in options.items()}
+        whole = [name for name in options if _kind(name) in _WHOLE]
+        settings: dict[str, Any] = {name: tuple(self.entries[name]) for name in options}
+        settings |= {name: options[name] for name in whole}
+        super().__init__(**{"expose_all": not settings, **settings})
 
     def check_effect(self, net: nn.Module) -> None:
         """Raise ValueError where an entry names no parameter of ``net``."""
-        for option, entry in ((n, e) for n, entries in self.entries.items() for e in entries):
-            kind = option.removeprefix("hide").removeprefix("expose")
-            exposed = {f"expose{kind}": entry if kind in ("_fn", "_all") else (entry,)}
-            alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
-            if not any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
-                what = getattr(
-                    entry, "__name__", type(entry).__name__ if callable(entry) else repr(entry)
-                )
-                names = ", ".join(name for name, _, _ in _parameters(net))
-                raise ValueError(
-                    f"{option!r} has no effect by {what}: it names no parameter of its own (a container of layers has "
-                    f"none); the net has: {names}"
-                )
+        for option, entries in self.entries.items():
+            for entry in entries:
+                self._check_entry(option, entry, net)
+
+    @staticmethod
+    def _check_entry(option: str, entry: Any, net: nn.Module) -> None:
+        kind = _kind(option)
+        exposed = {f"expose{kind}": entry if kind in _WHOLE else (entry,)}
+        alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
+        if any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
+            return
+        fallback = type(entry).__name__ if callable(entry) else repr(entry)
+        label = getattr(entry, "__name__", fallback)
+        names = ", ".join(name for name, _, _ in _parameters(net))
+        raise ValueError(
+            f"{option!r} has no effect by {label}: it names no parameter of its own (a container of layers has "
+            f"none); the net has: {names}"
+        )
+
+
+def _kind(option: str) -> str:
+    """What stands behind "hide" or "expose"."""
+    return option.removeprefix("hide").removeprefix("expose")
+
+
+def _as_entries(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple, set)) else [value]
+
+
+def _refuse_contradiction(options: Sequence[str]) -> None:
+    """Refuse hide and expose together, and any option beside one that says it of all parameters."""
+    hides = [name for name in options if name.startswith("hide")]
+    whole = [name for name in options if _kind(name) in _WHOLE]
+    mixed = 0 < len(hides) < len(options)
+    if len(options) > 1 and (whole or mixed):
+        winner = (whole or hides)[0]
+        loser = next(name for name in options if name != winner and (whole or name not in hides))
+        raise ValueError(
+            f"{winner!r} together with {loser!r} has no effect: say what to hide, or what to expose"
+        )
 
 
 def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
@@ -224,26 +249,21 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
     """
     if isinstance(prior, Selective):
         prior.check_effect(net)
-    found = {}
+    sites = {}
     for name, module, param in _parameters(net):
-        if prior.expose_fn(module, name):
-            try:
-                base = prior.prior_dist(name, module, param)
-            except KeyError as error:
-                raise ValueError(
-                    f"the prior has no entry for {name!r}: add it, or hide it"
-                ) from error
-            check_type(
-                f"prior of {name}",
-                base,
-                TorchDistributionMixin,
-                "a distribution of pyro.distributions",
-            )
-            found[name] = _expand(name, base, param)
-    if not found:
+        if not prior.expose_fn(module, name):
+            continue
+        try:
+            base = prior.prior_dist(name, module, param)
+        except KeyError as error:
+            raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
+        expected = "a distribution of pyro.distributions"
+        check_type(f"prior of {name}", base, TorchDistributionMixin, expected)
+        sites[name] = _expand(name, base, param)
+    if not sites:
         names = ", ".join(name for name, _ in net.named_parameters())
         raise ValueError(f"the prior leaves no Bayesian parameter; the net has: {names or 'none'}")
-    return found
+    return sites
 
 
 def _expand(name: str, base: TorchDistributionMixin, param: Tensor) -> TorchDistributionMixin:
@@ -280,8 +300,7 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     try:
         with seeded(0, like.device), torch.no_grad():
             value = moved.sample()
-            drawn = value, moved.log_prob(value)
-            kinds = {(v.dtype if v.is_floating_point() else like.dtype, v.device) for v in drawn}
+            kinds = {_kind_of(value, like), _kind_of(moved.log_prob(value), like)}
         why = "" if kinds == {(like.dtype, like.device)} else f"draws or densities are {kinds}"
     except (NotImplementedError, RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0] or "it has no draws or no density"
@@ -291,6 +310,11 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
             f"({why}): use a proper one that keeps its numbers in tensors that are its attributes"
         )
     return moved
+
+
+def _kind_of(value: Tensor, like: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device; of whole numbers the dtype of ``like``, which they do not have to follow."""
+    return (value.dtype if value.is_floating_point() else like.dtype), value.device
 
 
 class _Copies(TorchFunctionMode):

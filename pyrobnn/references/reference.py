@@ -54,10 +54,9 @@ class Problem:
         """What the net learns from and what is held out, in standard units."""
         rows = self.source()
         chosen = _spread(rows.num_data, self.num_data)
-        others = torch.tensor(sorted(set(range(rows.num_data)) - set(chosen.tolist())))
+        unused = torch.tensor(sorted(set(range(rows.num_data)) - set(chosen.tolist())))
         train = rows.subset(chosen)
-        rest = rows.subset(others)
-        held_out = rest.subset(_spread(rest.num_data, min(100, rest.num_data)))
+        held_out = rows.subset(unused[_spread(len(unused), min(100, len(unused)))])
         units = Standardizer.fit(train)
         if not self.standard_y:
             units = replace(
@@ -88,10 +87,10 @@ def _moons() -> Dataset:
 
 def _small_digits() -> Dataset:
     """Digits 0 to 4, their 8 × 8 pixels averaged to 4 × 4."""
-    every = digits()
-    few = every.subset(torch.nonzero(every.y < 5)[:, 0])
-    pixels = torch.nn.functional.avg_pool2d(few.x, 2).flatten(1)
-    return Dataset(pixels, few.y, "digits", "classification", (), "digit", tuple("01234"))
+    all_digits = digits()
+    images = all_digits.subset(torch.nonzero(all_digits.y < 5)[:, 0])
+    pixels = torch.nn.functional.avg_pool2d(images.x, 2).flatten(1)
+    return Dataset(pixels, images.y, "digits", "classification", (), "digit", tuple("01234"))
 
 
 def problems() -> dict[str, Problem]:
@@ -190,8 +189,8 @@ class Reference:
             str(name).replace("-", "_").replace(" ", "_")
             for name in self.summary["quantity"].values
         ]
-        rest = np.flatnonzero(~of_function)
-        density = {names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in rest}
+        scalars = np.flatnonzero(~of_function)
+        density = {names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in scalars}
         tree = xr.DataTree.from_dict(
             {POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)}
         )

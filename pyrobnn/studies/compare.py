@@ -62,36 +62,43 @@ def run_study(
     marks = {name: digest | dict((attributes or {}).get(name, {})) for name in prepared}
     waiting = dict(prepared)
     for name in prepared:
-        if resume and (tree := _finished(out / f"{name}.nc", marks[name])):
+        tree = _finished(out / f"{name}.nc", marks[name]) if resume else None
+        if tree is not None:
             announce(f"{name}: finished before, taken from {out / name}.nc")
             del waiting[name]
             yield name, tree
+    shared = {"seed": seed, "device": device, "progress": progress}
     for name, (method, arguments) in waiting.items():
-        announce(
-            f"{name}: {type(method).__name__} on {study.train.num_data} points of {study.train.name}"
-        )
+        points = f"{study.train.num_data} points of {study.train.name}"
+        announce(f"{name}: {type(method).__name__} on {points}")
         try:
-            kept = _checkpoint(method, out / f"{name}.checkpoint", resume)
-            shared = {"seed": seed, "device": device, "progress": progress}
-            posterior = _fitted(name, method, study, announce, shared | arguments | kept)
+            checkpoint = _checkpoint(method, out / f"{name}.checkpoint", resume)
+            posterior = _fitted(name, method, study, announce, shared | arguments | checkpoint)
             tree = to_tree(posterior, study, name)
             tree.attrs.update(marks[name])
             write_atomically(tree, out / f"{name}.nc")
         except Exception as error:
-            if isinstance(error, Refused):
-                announce(f"{name} is skipped: {error}")
-            else:
-                announce(
-                    f"{name} failed and is skipped: {said(error)} ({name}.error.txt has the traceback)"
-                )
-                (out / f"{name}.error.txt").write_text(traceback.format_exc(), encoding="utf-8")
+            _announce_failure(name, error, out, announce)
             yield name, error
             continue
-        if kept and not posterior.meta["interrupted"]:
-            kept["checkpoint"].unlink(missing_ok=True)
+        interrupted = posterior.meta["interrupted"]
+        if checkpoint and not interrupted:
+            checkpoint["checkpoint"].unlink(missing_ok=True)
         yield name, tree
-        if posterior.meta["interrupted"]:
+        if interrupted:
             return
+
+
+def _announce_failure(
+    name: str, error: Exception, out: Path, announce: Callable[[str], None]
+) -> None:
+    """Say that a method is skipped; what is no refusal leaves its traceback."""
+    if isinstance(error, Refused):
+        announce(f"{name} is skipped: {error}")
+        return
+    file = out / f"{name}.error.txt"
+    announce(f"{name} failed and is skipped: {said(error)} ({file.name} has the traceback)")
+    file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
 
 
 def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:
@@ -143,10 +150,9 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     f = study.train.true_function
     tree = posterior.to_datatree(train.x, train.y, test=test, true_function=f, label=label)
     coords = names(train, study.settings["num_outputs"])
-    for part in tree.children.values():
-        part.dataset = part.to_dataset().assign_coords(
-            {d: v for d, v in coords.items() if d in part.dims}
-        )
+    for group in tree.children.values():
+        present = {dim: labels for dim, labels in coords.items() if dim in group.dims}
+        group.dataset = group.to_dataset().assign_coords(present)
     if OBSERVED_DATA in tree.children and study.train.target_unit:
         tree[OBSERVED_DATA]["y"].attrs["units"] = study.train.target_unit
     tree.attrs["data"] = study.train.name
@@ -157,17 +163,14 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
 
 def names(dataset: Dataset, num_outputs: int) -> dict[str, list[str]]:
     """The data set's names of features, outputs and classes, as coordinates of a tree."""
-    found = (
-        {"feature": list(dataset.feature_names)}
-        if dataset.feature_names and dataset.x.ndim == 2
-        else {}
-    )
-    if dataset.task == "regression":
-        count = num_outputs
-        target = dataset.target_name
-        return found | {
-            "output": [target] if count == 1 else [f"{target}[{i}]" for i in range(count)]
-        }
-    if dataset.class_names:
-        found |= {"class": list(dataset.class_names)}
-    return found
+    coords: dict[str, list[str]] = {}
+    if dataset.feature_names and dataset.x.ndim == 2:
+        coords["feature"] = list(dataset.feature_names)
+    target = dataset.target_name
+    if dataset.task == "regression" and num_outputs == 1:
+        coords["output"] = [target]
+    elif dataset.task == "regression":
+        coords["output"] = [f"{target}[{output}]" for output in range(num_outputs)]
+    elif dataset.class_names:
+        coords["class"] = list(dataset.class_names)
+    return coords

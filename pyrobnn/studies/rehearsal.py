@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,8 +75,8 @@ class Rehearsal:
         ]
         for row in self.coverage:
             where = f"{row.quantity}, {row.region}"
-            found = f"{row.share:4.0%} ± {row.error:.0%}"
-            lines.append(f"  {where:<22} {row.level:.0%} interval  {found:<12} {row.verdict}")
+            share = f"{row.share:4.0%} ± {row.error:.0%}"
+            lines.append(f"  {where:<22} {row.level:.0%} interval  {share:<12} {row.verdict}")
         return "\n".join(lines)
 
 
@@ -141,55 +140,56 @@ def rehearse(
     check_data(model, x, y, model.device)
     x = as_tensor("x", x)
     y = model.likelihood.targets.read(y)
-    places = {
-        name: as_tensor("regions", each)
-        for name, each in (_regions(x) if regions is None else regions).items()
-    }
-    for name, each in places.items():
-        check_finite(f"regions[{name!r}]", each)
-    if not places or any(
-        each.shape[1:] != x.shape[1:] or not len(each) for each in places.values()
-    ):
+    places = _checked_places(_regions(x) if regions is None else regions, x)
+    started = time.perf_counter()
+    first_fit = method.fit(model, x, y, num_draws=num_draws, seed=seed)
+    fit_seconds = time.perf_counter() - started
+    source = worlds or _worlds(method, first_fit, x, y, seed)
+    truths = _truths(source, num_worlds, seed)
+    points = torch.cat([*places.values()])
+    started = time.perf_counter()
+    inside = []
+    count = method.default_draws if num_draws is None else num_draws
+    for index, fitted in enumerate(_refits(method, model, x, y, truths, count, seed + 1)):
+        inside.append(_inside(truths[index], fitted, points, seed + index))
+    seconds = time.perf_counter() - started
+    whose = source.meta.get("method", "a posterior")
+    coverage = _coverages(inside, places)
+    return Rehearsal(type(method).__name__, num_worlds, whose, coverage, fit_seconds, seconds)
+
+
+def _checked_places(regions: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
+    """The points of each region (point, …)."""
+    places = {name: as_tensor("regions", points) for name, points in regions.items()}
+    for name, points in places.items():
+        check_finite(f"regions[{name!r}]", points)
+    wrong = [name for name, points in places.items() if points.shape[1:] != x.shape[1:]]
+    empty = [name for name, points in places.items() if not len(points)]
+    if not places or wrong or empty:
         raise ValueError(
             f"'regions' must map names to points of shape (point, {x.shape[1:].numel()}), one at least"
         )
-    started = time.perf_counter()
-    first = method.fit(model, x, y, num_draws=num_draws, seed=seed)
-    fit_seconds = time.perf_counter() - started
-    source = worlds or _worlds(method, first, x, y, seed)
-    points = torch.cat([*places.values()])
+    return places
+
+
+def _truths(source: Posterior, num_worlds: int, seed: int) -> list[Posterior]:
+    """The draws that are the truths of the worlds, in random order; again from the first where there are too few."""
     total = source.num_chains * source.num_draws
-    chosen = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
-    truths = [_one_draw(source, int(chosen[world % total])) for world in range(num_worlds)]
-    started = time.perf_counter()
-    held = []
-    count = method.default_draws if num_draws is None else num_draws
-    for index, fitted in enumerate(_refits(method, model, x, y, truths, count, seed + 1)):
-        held.append(_held(truths[index], fitted, points, seed + index))
-    seconds = time.perf_counter() - started
-    names = [name for name, place in places.items() for _ in range(len(place))]
-    rows = [
-        _coverage(quantity, region, level, torch.stack([one[quantity][level][at] for one in held]))
-        for quantity in ("function", "new rows")
-        for region in places
-        for level in (0.5, 0.9)
-        for at in [torch.tensor([name == region for name in names])]
-    ]
-    whence = source.meta.get("method", "a posterior")
-    return Rehearsal(type(method).__name__, num_worlds, whence, tuple(rows), fit_seconds, seconds)
+    order = torch.randperm(total, generator=torch.Generator().manual_seed(seed))
+    return [_one_draw(source, int(order[world % total])) for world in range(num_worlds)]
 
 
-def _worlds(method: Method, first: Posterior, x: Tensor, y: Tensor, seed: int) -> Posterior:
+def _worlds(method: Method, first_fit: Posterior, x: Tensor, y: Tensor, seed: int) -> Posterior:
     """Where truths come from: the posterior itself of an exact method or NUTS's; else the method's own."""
-    if method.claim != "exact" and not first.meta["point_sites"]:
-        nuts = NUTS(until="converged", max_seconds=60.0, compile=getattr(method, "compile", True))
-        with contextlib.suppress(Refused), warnings.catch_warnings(action="ignore"):
-            found = nuts.fit(first.bnn, x, y, num_draws=2000, seed=seed)
-            if (
-                found.meta["convergence"]["rhat"] < 1.1
-            ):  # what is hardly mixed is still wider than one mode
-                return found
-    return first
+    if method.claim == "exact" or first_fit.meta["point_sites"]:
+        return first_fit
+    nuts = NUTS(until="converged", max_seconds=60.0, compile=getattr(method, "compile", True))
+    with contextlib.suppress(Refused), warnings.catch_warnings(action="ignore"):
+        chains = nuts.fit(first_fit.bnn, x, y, num_draws=2000, seed=seed)
+        # what is hardly mixed is still wider than one mode
+        if chains.meta["convergence"]["rhat"] < 1.1:
+            return chains
+    return first_fit
 
 
 def _refits(
@@ -207,69 +207,101 @@ def _refits(
     y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
     ys = []
     for world, truth in enumerate(truths):
-        ys.append(
-            torch.cat([y, targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0]).to(y)])
-        )
-    search: Any = method.search if isinstance(method, Laplace) else method
-    mean_field = isinstance(search, SVI) and search.options.family == "mean_field"
-    together = mean_field or isinstance(search, MLE | MAP | DeepEnsemble)
+        simulated = targets.observed(truth.predict(x).sample(seed=seed + world)[0, 0])
+        ys.append(torch.cat([y, simulated.to(y)]))
     with warnings.catch_warnings(action="ignore"):  # the first fit has said it
         if isinstance(method, NUTS) and method.num_warmup:
             yield from fit_batch(method, model, twice, ys, num_draws=num_draws, seed=seed)
-        elif together and search.batch_size is None:
-            problem = prepare(model, twice, ys[0], points=method.points)
-            read = torch.stack([check_data(model, twice, each, problem.device)[1] for each in ys])
-            for world, each in enumerate(search.fit_each(problem, read, FitRun(num_draws, seed))):
-                if search is not method:
-                    alone = partial(
-                        method.fit, model, twice, ys[world], num_draws=num_draws, seed=seed + world
-                    )
-                    each = alone(init=each)
-                    # a mode that the common search did not reach is not the method's fault
-                    each = (
-                        alone()
-                        if "not_a_mode" in {one["code"] for one in each.meta["findings"]}
-                        else each
-                    )
-                yield each
+        elif _searches_together(method):
+            yield from _common_search(method, model, twice, ys, num_draws, seed)
         else:
-            for world, each in enumerate(ys):
-                yield method.fit(model, twice, each, num_draws=num_draws, seed=seed + world)
+            for world, targets_of_world in enumerate(ys):
+                options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
+                yield method.fit(model, twice, targets_of_world, **options)
 
 
-def _held(
-    truth: Posterior, fitted: Posterior, points: Tensor, seed: int
-) -> dict[str, dict[float, Tensor]]:
-    """Quantity → level → whether the interval held the truth, (point, out)."""
+def _search_of(method: Method) -> Any:
+    """What looks for the points of a method that has any."""
+    return method.search if isinstance(method, Laplace) else method
+
+
+def _searches_together(method: Method) -> bool:
+    """Whether one search can look for the points of all worlds."""
+    search = _search_of(method)
+    mean_field = isinstance(search, SVI) and search.options.family == "mean_field"
+    points = isinstance(search, MLE | MAP | DeepEnsemble)
+    return (mean_field or points) and search.batch_size is None
+
+
+def _common_search(
+    method: Method, model: BNN, x: Tensor, ys: list[Tensor], num_draws: int, seed: int
+) -> Iterator[Posterior]:
+    """The posterior of each world from one search; of Laplace, which begins where that ended, from a fit of its own."""
+    problem = prepare(model, x, ys[0], points=method.points)
+    stacked = torch.stack([check_data(model, x, y, problem.device)[1] for y in ys])
+    search = _search_of(method)
+    for world, posterior in enumerate(search.fit_each(problem, stacked, FitRun(num_draws, seed))):
+        if search is not method:
+            options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
+            posterior = method.fit(model, x, ys[world], init=posterior, **options)
+            # a mode that the common search did not reach is not the method's fault
+            if "not_a_mode" in {finding["code"] for finding in posterior.meta["findings"]}:
+                posterior = method.fit(model, x, ys[world], **options)
+        yield posterior
+
+
+#: quantity → level → whether the interval held the truth, (point, out)
+Inside = dict[str, dict[float, Tensor]]
+_LEVELS = (0.5, 0.9)
+
+
+def _inside(truth: Posterior, fitted: Posterior, points: Tensor, seed: int) -> Inside:
+    """Whether the intervals of the function and of new rows hold the truth of a world."""
     true = truth.predict(points)
-    found = fitted.predict(points)
-    f = found.f.double().flatten(0, 1)
+    prediction = fitted.predict(points)
+    f = prediction.f.double().flatten(0, 1)
     target = true.f.double()[0, 0]
-    if found.likelihood.targets.kind == "label":  # what logits have in common says nothing
+    observed = prediction.likelihood.targets.observed
+    if prediction.likelihood.targets.kind == "label":  # what logits have in common says nothing
         f = f - f.mean(-1, keepdim=True)
         target = target - target.mean(-1, keepdim=True)
-    pit = found.pit(found.likelihood.targets.observed(true.sample(seed=seed)[0, 0]), seed=seed)
-    levels = (0.5, 0.9)
-    ends = {
-        q: f.quantile(torch.tensor([0.5 - q / 2, 0.5 + q / 2], dtype=f.dtype), 0) for q in levels
-    }
-    return {
-        "function": {
-            level: (low <= target) & (target <= high) for level, (low, high) in ends.items()
-        },
-        "new rows": {level: (pit - 0.5).abs() <= level / 2 for level in levels},
-    }
+    pit = prediction.pit(observed(true.sample(seed=seed)[0, 0]), seed=seed)
+    function = {}
+    new_rows = {}
+    for level in _LEVELS:
+        tails = torch.tensor([0.5 - level / 2, 0.5 + level / 2], dtype=f.dtype)
+        low, high = f.quantile(tails, 0)
+        function[level] = (low <= target) & (target <= high)
+        new_rows[level] = (pit - 0.5).abs() <= level / 2
+    return {"function": function, "new rows": new_rows}
 
 
-def _coverage(quantity: str, region: str, level: float, held: Tensor) -> Coverage:
-    """Of what was held, (world, point, out); points of one world depend on each other."""
-    by_world = held.double().flatten(1).mean(1)
+def _coverages(inside: Sequence[Inside], places: Mapping[str, Tensor]) -> tuple[Coverage, ...]:
+    """One for each quantity, region and level."""
+    sizes = [len(points) for points in places.values()]
+    rows = []
+    for quantity in ("function", "new rows"):
+        by_region: dict[float, tuple[Tensor, ...]] = {}
+        for level in _LEVELS:
+            of_worlds = torch.stack([world[quantity][level] for world in inside])
+            by_region[level] = of_worlds.split(sizes, 1)
+        for index, region in enumerate(places):
+            for level in _LEVELS:
+                rows.append(_coverage(quantity, region, level, by_region[level][index]))
+    return tuple(rows)
+
+
+def _coverage(quantity: str, region: str, level: float, inside: Tensor) -> Coverage:
+    """Of intervals that held the truth or not, (world, point, out); points of one world depend on each other."""
+    by_world = inside.double().flatten(1).mean(1)
     share = float(by_world.mean())
-    error = float(by_world.std()) / len(held) ** 0.5
-    limit = 3 * max(error, (level * (1 - level) / len(held)) ** 0.5)
-    verdict = (
-        "too narrow" if share < level - limit else "too wide" if share > level + limit else "ok"
-    )
+    error = float(by_world.std()) / len(inside) ** 0.5
+    limit = 3 * max(error, (level * (1 - level) / len(inside)) ** 0.5)
+    verdict = "ok"
+    if share < level - limit:
+        verdict = "too narrow"
+    elif share > level + limit:
+        verdict = "too wide"
     return Coverage(quantity, region, level, share, error, verdict)
 
 
@@ -283,14 +315,14 @@ def _one_draw(posterior: Posterior, index: int) -> Posterior:
 def _regions(x: Tensor) -> dict[str, Tensor]:
     """Points near the data, in the gaps between them and outside."""
     points, kinds = probes(x)
-    found = {
-        word: points[[each == kind for each in kinds]]
-        for kind, word in _REGIONS.items()
-        if kind in kinds
-    }
-    if "gap" in found and x.shape[1] == 1:
+    regions = {}
+    for kind, name in _REGIONS.items():
+        rows = [index for index, kind_of_point in enumerate(kinds) if kind_of_point == kind]
+        if rows:
+            regions[name] = points[rows]
+    if "gap" in regions and x.shape[1] == 1:
         ordered = x[:, 0].sort().values
         widest = int((ordered[1:] - ordered[:-1]).argmax())
         steps = torch.linspace(0, 1, 7, dtype=x.dtype)[1:-1, None]
-        found["gap"] = ordered[widest] + steps * (ordered[widest + 1] - ordered[widest])
-    return found
+        regions["gap"] = ordered[widest] + steps * (ordered[widest + 1] - ordered[widest])
+    return regions

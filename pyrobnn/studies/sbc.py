@@ -108,10 +108,10 @@ def fit_batch(
     density = problems[0].density
     chains = method.num_chains * len(problems)
     warmup = method.num_warmup or 0
-    inputs, targets = (
-        torch.stack(each).repeat_interleave(method.num_chains, 0)
-        for each in zip(*((problem.x, problem.y) for problem in problems))
-    )
+    inputs = torch.stack([problem.x for problem in problems])
+    inputs = inputs.repeat_interleave(method.num_chains, 0)
+    targets = torch.stack([problem.y for problem in problems])
+    targets = targets.repeat_interleave(method.num_chains, 0)
     batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
     form = form_of(method.mass_matrix, True, density.dim)
     with torch.no_grad():
@@ -123,8 +123,8 @@ def fit_batch(
         run.begin(start)
         z = run.sample(num_draws).z.reshape(len(problems), method.num_chains, num_draws, -1)
     return [
-        make_posterior(problem, method, density.constrain(each), seed=seed, timings={})
-        for problem, each in zip(problems, z, strict=True)
+        make_posterior(problem, method, density.constrain(draws), seed=seed, timings={})
+        for problem, draws in zip(problems, z, strict=True)
     ]
 
 
@@ -150,12 +150,12 @@ def rank(
             f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws."
         )
     expected = ranked_quantities(truth, x, y, probe_x)
-    found = ranked_quantities(posterior, x, y, probe_x)
+    quantities = ranked_quantities(posterior, x, y, probe_x)
     keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
     rng = np.random.default_rng(seed)
     ranks = {}
     for name, value in expected.items():
-        draws = found[name].ravel()[keep]
+        draws = quantities[name].ravel()[keep]
         target = float(value.ravel()[0])
         ranks[name] = int((draws < target).sum() + rng.integers(0, (draws == target).sum() + 1))
     return ranks
@@ -167,18 +167,17 @@ def ranked_quantities(
     """The ranked quantities of a posterior, name → (chain, draw)."""
     # the raw output: a heteroskedastic net's noise is ranked with its mean
     f = posterior.standard_function(probe_x).detach().double().cpu().numpy()
-    found = {
+    quantities = {
         f"f{probe}.{output}": f[:, :, probe, output] for probe, output in np.ndindex(*f.shape[2:])
     }
     for name in posterior.bnn.likelihood.own.priors:
         site = posterior.draws[name].detach().double().cpu().numpy()
         columns = site.reshape(*site.shape[:2], -1)
-        found |= {f"{name}.{index}": columns[:, :, index] for index in range(columns.shape[2])}
+        quantities |= {f"{name}.{index}": columns[:, :, index] for index in range(columns.shape[2])}
     log_prior, log_likelihood = log_densities(posterior, x, y)
-    found["log_joint"] = (
-        (log_prior.double() + log_likelihood.double().sum(-1)).detach().cpu().numpy()
-    )
-    return found
+    log_joint = log_prior.double() + log_likelihood.double().sum(-1)
+    quantities["log_joint"] = log_joint.detach().cpu().numpy()
+    return quantities
 
 
 def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformity:

@@ -20,6 +20,7 @@ from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.inference import Posterior
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
+from pyrobnn.posterior.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,17 +35,14 @@ UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
 Settings = Mapping[str, Any]
 
 
-def _gaussian(given: Settings) -> Likelihood:
-    varies = given["noise"] == "heteroskedastic"
-    return (
-        likelihoods.HeteroskedasticGaussian()
-        if varies
-        else likelihoods.HomoskedasticGaussian(_scale(given))
-    )
+def _gaussian(settings: Settings) -> Likelihood:
+    if settings["noise"] == "heteroskedastic":
+        return likelihoods.HeteroskedasticGaussian()
+    return likelihoods.HomoskedasticGaussian(_scale(settings))
 
 
-def _scale(given: Settings) -> Any:
-    noise = given["noise"]
+def _scale(settings: Settings) -> Any:
+    noise = settings["noise"]
     if noise in ("inferred", "learned"):
         return dist.HalfNormal(1.0) if noise == "inferred" else noise
     try:
@@ -60,20 +58,20 @@ def _scale(given: Settings) -> Any:
 #: response → the likelihood of a study's settings; what they leave open is inferred
 RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
     "gaussian": _gaussian,
-    "student_t": lambda given: likelihoods.StudentT("inferred", _scale(given)),
-    "poisson": lambda given: likelihoods.Poisson(given.get("exposure")),
-    "negative_binomial": lambda given: likelihoods.NegativeBinomial(
-        dist.LogNormal(0.0, 1.5), exposure=given.get("exposure")
+    "student_t": lambda settings: likelihoods.StudentT("inferred", _scale(settings)),
+    "poisson": lambda settings: likelihoods.Poisson(settings.get("exposure")),
+    "negative_binomial": lambda settings: likelihoods.NegativeBinomial(
+        dist.LogNormal(0.0, 1.5), exposure=settings.get("exposure")
     ),
-    "mixture_density": lambda given: likelihoods.MixtureDensity(),
-    "ordinal": lambda given: likelihoods.Ordinal(given["num_outputs"], "inferred"),
+    "mixture_density": lambda settings: likelihoods.MixtureDensity(),
+    "ordinal": lambda settings: likelihoods.Ordinal(settings["num_outputs"], "inferred"),
 }
 #: responses of studies that earlier versions saved
 _SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
-    "censored_normal": lambda given: likelihoods.CensoredNormal(_scale(given)),
-    "weibull": lambda given: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
-    "beta": lambda given: likelihoods.Beta(
-        dist.LogNormal(2.0, 1.5), low=given["bounds"][0], high=given["bounds"][1]
+    "censored_normal": lambda settings: likelihoods.CensoredNormal(_scale(settings)),
+    "weibull": lambda settings: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
+    "beta": lambda settings: likelihoods.Beta(
+        dist.LogNormal(2.0, 1.5), low=settings["bounds"][0], high=settings["bounds"][1]
     ),
 }
 
@@ -155,14 +153,8 @@ def make_study(
         "noise": noise,
         "response": response,
         "seed": seed,
-        "ranges": [train.x.amin(0).tolist(), train.x.amax(0).tolist()]
-        if train.x.ndim == 2
-        else None,
-        "units": {
-            name: {"dtype": str(values.dtype).removeprefix("torch."), "values": values.tolist()}
-            for name in UNITS
-            for values in [getattr(units, name)]
-        },
+        "ranges": _ranges(train.x),
+        "units": {name: _stored(getattr(units, name)) for name in UNITS},
     }
     likelihood = likelihood_of(settings)
     try:
@@ -173,16 +165,26 @@ def make_study(
     return Study(train, test, build(settings), settings)
 
 
-def some_rows(dataset: Dataset, most: int, seed: int) -> Dataset:
+def _ranges(x: Tensor) -> list[list[float]] | None:
+    """Least and largest value of each feature; None of images."""
+    return [x.amin(0).tolist(), x.amax(0).tolist()] if x.ndim == 2 else None
+
+
+def _stored(values: Tensor) -> dict[str, Any]:
+    """As plain values, from which :func:`build` makes the tensor again."""
+    return {"dtype": str(values.dtype).removeprefix("torch."), "values": values.tolist()}
+
+
+def some_rows(dataset: Dataset, num_rows: int, seed: int) -> Dataset:
     """The data set, or so many of its rows at random, as its name then says; classes keep their shares."""
-    if dataset.num_data <= most:
+    if dataset.num_data <= num_rows:
         return dataset
-    _, part = train_test_split(dataset, most / dataset.num_data, seed)
-    name = f"{dataset.name} ({part.num_data:,} of its {dataset.num_data:,} rows, drawn at random for --quick)"
-    return dataclasses.replace(part, name=name)
+    _, sample = train_test_split(dataset, num_rows / dataset.num_data, seed)
+    name = f"{dataset.name} ({sample.num_data:,} of its {dataset.num_data:,} rows, drawn at random for --quick)"
+    return dataclasses.replace(sample, name=name)
 
 
-def build(settings: dict[str, Any]) -> BNN:
+def build(settings: Settings) -> BNN:
     """The model of a study's settings."""
     shape = settings["shape"]
     seed = settings["seed"]
@@ -196,7 +198,7 @@ def build(settings: dict[str, Any]) -> BNN:
             inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
         )
     stored = [settings["units"][name] for name in UNITS]
-    units = [torch.tensor(each["values"], dtype=getattr(torch, each["dtype"])) for each in stored]
+    units = [torch.tensor(unit["values"], dtype=getattr(torch, unit["dtype"])) for unit in stored]
     return BNN(
         net,
         priors.FanInNormal(settings["prior_scale"]),
@@ -224,7 +226,7 @@ def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
     return storage.load(path, build(settings)), settings
 
 
-def columns_of(settings: dict[str, Any]) -> Columns:
+def columns_of(settings: Settings) -> Columns:
     """The columns of the table that a study was of; the features of a data set by name are numbers as they are."""
     from pyrobnn.data.columns import Column, Columns  # and pandas
 
@@ -233,7 +235,7 @@ def columns_of(settings: dict[str, Any]) -> Columns:
     return Columns(tuple(Column(name, "number") for name in settings["features"]))
 
 
-def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) -> pd.DataFrame:
+def prediction_table(posterior: Posterior, x: Tensor, settings: Settings) -> pd.DataFrame:
     """What is predicted at ``x`` (point, feature), one row each, in the units of the data.
 
     Regression: ``mean``, ``aleatoric_sd``, ``epistemic_sd``, ``sd`` and quantiles ``q…``, with ``_0``, ``_1``, … for
@@ -244,39 +246,39 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: dict[str, Any]) 
 
     prediction = posterior.predict(x)
     if settings["task"] == "classification":
-        names = settings["classes"]
-        probs = prediction.probs.cpu().numpy()
-        found = {"class": np.array(names, dtype=object)[probs.argmax(1)]}
-        found |= {f"p_{name}": probs[:, index] for index, name in enumerate(names)}
-        for kind in ("aleatoric_entropy", "epistemic_entropy"):
-            found[kind] = getattr(prediction, kind).cpu().numpy()
-        return pd.DataFrame(found)
+        return pd.DataFrame(_class_columns(prediction, settings["classes"]))
     quantiles = prediction.quantile(torch.tensor(LEVELS, dtype=torch.float64))
     columns = {
         "mean": prediction.mean,
         "aleatoric_sd": prediction.aleatoric_var.sqrt(),
         "epistemic_sd": prediction.epistemic_var.sqrt(),
         "sd": prediction.var.sqrt(),
-    } | {f"q{level:g}": each for level, each in zip(LEVELS, quantiles)}
-    outputs = (
-        [""] if settings["num_outputs"] == 1 else [f"_{i}" for i in range(settings["num_outputs"])]
-    )
-    return pd.DataFrame(
-        {
-            f"{name}{output}": values[:, index].cpu().numpy()
-            for name, values in columns.items()
-            for index, output in enumerate(outputs)
-        }
-    )
+    }
+    columns |= {f"q{level:g}": values for level, values in zip(LEVELS, quantiles)}
+    count = settings["num_outputs"]
+    suffixes = [""] if count == 1 else [f"_{output}" for output in range(count)]
+    table = {}
+    for name, values in columns.items():
+        for suffix, output in zip(suffixes, values.cpu().numpy().T):
+            table[f"{name}{suffix}"] = output
+    return pd.DataFrame(table)
 
 
-def outside(x: Tensor, settings: dict[str, Any]) -> list[str]:
+def _class_columns(prediction: Prediction, names: Sequence[str]) -> dict[str, np.ndarray]:
+    probs = prediction.probs.cpu().numpy()
+    columns = {"class": np.array(names, dtype=object)[probs.argmax(1)]}
+    columns |= {f"p_{name}": probs[:, index] for index, name in enumerate(names)}
+    for kind in ("aleatoric_entropy", "epistemic_entropy"):
+        columns[kind] = getattr(prediction, kind).cpu().numpy()
+    return columns
+
+
+def outside(x: Tensor, settings: Settings) -> list[str]:
     """Of each row of ``x`` (point, feature) the names of the features beyond those of the training data, joined."""
     low, high = (torch.tensor(bound, dtype=x.dtype) for bound in settings["ranges"])
-    beyond = ((x < low) | (x > high)).tolist()
-    return [
-        "; ".join(name for name, each in zip(settings["features"], row) if each) for row in beyond
-    ]
+    beyond = ((x < low) | (x > high)).cpu().numpy()
+    names = np.array(settings["features"], dtype=object)
+    return ["; ".join(names[row]) for row in beyond]
 
 
 def describe(study: Study) -> str:
