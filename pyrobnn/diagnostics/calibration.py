@@ -76,20 +76,20 @@ def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     dependence = dependence_of(draws) if stored.get("joint", True) else Dependence()
     levels = stored.get("levels", ())
     if len(u) >= MIN_DATA:
-        tested = [
-            p_binned(each, levels) if len(levels) else p_moments(each, dependence) for each in u.T
-        ]
-        return uniform(u[:, np.argmin(tested)], limits, "held-out", evidence.rates, _least(*tested))
+        if len(levels):
+            p_values = [p_binned(column, levels) for column in u.T]
+        else:
+            p_values = [p_moments(column, dependence) for column in u.T]
+        worst = u[:, np.argmin(p_values)]
+        return uniform(worst, limits, "held-out", evidence.rates, _least(*p_values))
     covered = float((np.abs(u - 0.5) <= 0.5 * LEVEL).mean())
     count = max(1, round(len(u) / dependence.coverage**2))
     p = float(stats.binom.cdf(round(covered * count), count, LEVEL))
     numbers = {"count": u.size, "which": "held-out", "outer": 1.0 - covered, "p": p}
-    status: Status = (
-        "fail" if p < evidence.rates[1] else "warn" if p < evidence.rates[0] else "info"
-    )
-    return Found(
-        status, covered, "calibrated" if status == "info" else "too_narrow", numbers, LEVEL
-    )
+    if p >= evidence.rates[0]:
+        return Found("info", covered, "calibrated", numbers, LEVEL)
+    status: Status = "fail" if p < evidence.rates[1] else "warn"
+    return Found(status, covered, "too_narrow", numbers, LEVEL)
 
 
 def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -98,10 +98,11 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     A model misses its training data by less than new data, but only as far as its parameters allow: residuals shrink
     to √((1 − h) / (1 + h)) of what is predicted, h the parameters per datum. Beyond that error bars are too wide.
     """
-    found = left_out_pit(evidence)
-    if found is not None and len(found[1]) >= MIN_DATA:
-        return uniform(found[1], limits, "left-out")
-    outcomes = None if found is not None or has_classes(evidence) else replicates(evidence)
+    left_out_values = left_out_pit(evidence)
+    if left_out_values is not None:
+        u = left_out_values[1]
+        return uniform(u, limits, "left-out") if len(u) >= MIN_DATA else None
+    outcomes = None if has_classes(evidence) else replicates(evidence)
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
     u = pit_of(*outcomes)
@@ -112,22 +113,23 @@ def left_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         # E|Φ(s Z) − ½| = arctan(s) / π
         allowed = float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
         gap = allowed - float(np.abs(u - 0.5).mean())
-        status = grade_tested(
-            float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE)), gap, RATES, limits
-        )
+        p = float(stats.norm.sf(gap * np.sqrt(u.size) / _SD_SIZE))
+        status = grade_tested(p, gap, RATES, limits)
     return replace(trained, status="info" if status == "pass" else status)
 
 
 def _free_parameters(evidence: Evidence) -> int:
     """How many directions the draws of the posterior move in: all, where they are too few to show how many."""
-    draws = np.concatenate([flattened(each, 2) for each in evidence.sites.values()], axis=2)
-    moves = np.diff(draws.astype(np.float64), axis=1).reshape(-1, draws.shape[2])
-    few = moves[spread(len(moves), MAX_DATA), :MAX_DATA]
-    few = few[:, few.any(axis=0)]
-    rank = (
-        int(np.linalg.matrix_rank(few / np.linalg.norm(few, axis=0), rtol=1e-3)) if few.size else 0
-    )
-    return rank if rank < len(few) else moves.shape[1]
+    sites = [flattened(values, 2) for values in evidence.sites.values()]
+    draws = np.concatenate(sites, axis=2).astype(np.float64)
+    steps = np.diff(draws, axis=1).reshape(-1, draws.shape[2])
+    sample = steps[spread(len(steps), MAX_DATA), :MAX_DATA]
+    sample = sample[:, sample.any(axis=0)]
+    rank = 0
+    if sample.size:
+        directions = sample / np.linalg.norm(sample, axis=0)
+        rank = int(np.linalg.matrix_rank(directions, rtol=1e-3))
+    return rank if rank < len(sample) else steps.shape[1]
 
 
 class Dependence(NamedTuple):
@@ -154,12 +156,11 @@ def dependence_of(draws: np.ndarray) -> Dependence:
     size = flat.shape[1]
     ordered = np.sort(flat, axis=1)
     place = np.arange(size) / size
-    distance = np.median(
-        np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1)
-    )  # Kolmogorov's
+    # Kolmogorov's
+    distances = np.maximum(ordered - place, place + 1.0 / size - ordered).max(axis=1)
     share = (np.abs(flat - 0.5) <= 0.5 * LEVEL).mean(axis=1)
     factors = (
-        distance / stats.kstwo.median(size),
+        np.median(distances) / stats.kstwo.median(size),
         share.std() / np.sqrt(LEVEL * (1.0 - LEVEL) / size),
         flat.mean(axis=1).std() / _SD_MEAN * np.sqrt(size),
         np.abs(flat - 0.5).mean(axis=1).std() / _SD_SIZE * np.sqrt(size),
@@ -170,7 +171,7 @@ def dependence_of(draws: np.ndarray) -> Dependence:
 def uniform(
     u: np.ndarray,
     limits: tuple[float, ...],
-    which: str,
+    source: str,
     rates: tuple[float, float] = RATES,
     p: float | None = None,
 ) -> Found:
@@ -182,18 +183,17 @@ def uniform(
     distance = float(stats.kstest(u, "uniform").statistic)
     mean = float(u.mean())
     if p is None:
-        z = (
-            np.abs([mean - 0.5, np.abs(u - 0.5).mean() - 0.25])
-            / np.array([_SD_MEAN, _SD_SIZE])
-            * np.sqrt(u.size)
-        )
-        p = _least(stats.kstwo.sf(distance, u.size), *2.0 * stats.norm.sf(z))
+        departures = np.abs([mean - 0.5, np.abs(u - 0.5).mean() - 0.25])
+        errors = np.array([_SD_MEAN, _SD_SIZE]) / np.sqrt(u.size)
+        tails = 2.0 * stats.norm.sf(departures / errors)
+        p = _least(stats.kstwo.sf(distance, u.size), *tails)
     status = grade_tested(p, distance, rates, limits)
     # intervals that are too wide for most and yet too narrow for the last per cent: noise with heavy tails
-    outer, extreme = (float((np.abs(u - 0.5) > 0.5 - tail).mean()) for tail in (0.05, 0.005))
+    outer = float((np.abs(u - 0.5) > 0.45).mean())
+    extreme = float((np.abs(u - 0.5) > 0.495).mean())
     numbers = {
         "count": u.size,
-        "which": which,
+        "which": source,
         "outer": outer,
         "extreme": extreme,
         "mean": mean,
@@ -276,19 +276,19 @@ def labelled(evidence: Evidence) -> Labelled | None:
         f = evidence.draws(PREDICTIONS, "f")
         if f is None or f.ndim != 4 or f.shape[3] not in (1, arrays[0].shape[1]):
             return Labelled(*arrays)
-        each = (
-            softmax(f, axis=-1)
-            if f.shape[3] > 1
-            else np.concatenate([1.0 - expit(f), expit(f)], axis=-1)
-        )
-        return Labelled(*arrays, each.mean(axis=2).var(axis=(0, 1)))
+        if f.shape[3] > 1:
+            by_draw = softmax(f, axis=-1)
+        else:
+            by_draw = np.concatenate([1.0 - expit(f), expit(f)], axis=-1)
+        return Labelled(*arrays, by_draw.mean(axis=2).var(axis=(0, 1)))
     outcomes = class_replicates(evidence)
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
-    is_class = outcomes[0][..., None] == np.arange(1 + max(int(part.max()) for part in outcomes))
-    return Labelled(
-        is_class.mean(axis=0), outcomes[1], is_class.mean(axis=1).var(axis=0), "training"
-    )
+    draws, labels = outcomes
+    num_classes = 1 + max(int(draws.max()), int(labels.max()))
+    is_class = draws[..., None] == np.arange(num_classes)
+    probs = is_class.mean(axis=0)
+    return Labelled(probs, labels, is_class.mean(axis=1).var(axis=0), "training")
 
 
 def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -308,12 +308,13 @@ def class_calibration(evidence: Evidence, limits: tuple[float, ...]) -> Found | 
     simulated = np.random.default_rng(0).random((_NUM_SIMULATED, len(correct))) < confidence
     null = [expected_calibration_error(confidence, row)[0] for row in simulated]
     limit = float(np.quantile(null, 0.99))
-    status: Status = "pass" if ece <= limit else "fail" if ece > limit + limits[0] else "warn"
-    if status == "pass" and shares.status != "pass":
-        return shares
     gap = float(confidence.mean() - correct.mean())
-    code = "" if status == "pass" else "overconfident" if gap > 0 else "underconfident"
-    return Found(status, ece, code, {"gap": gap, "count": len(correct)}, limit)
+    numbers = {"gap": gap, "count": len(correct)}
+    if ece <= limit:
+        return Found("pass", ece, "", numbers, limit) if shares.status == "pass" else shares
+    status: Status = "fail" if ece > limit + limits[0] else "warn"
+    code = "overconfident" if gap > 0 else "underconfident"
+    return Found(status, ece, code, numbers, limit)
 
 
 def temperature(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -326,50 +327,63 @@ def temperature(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return None
     logs = np.log(np.maximum(data.probs, 1e-12))
     score = float(logs[np.arange(len(logs)), data.labels].sum())
-
-    def moments(t: float) -> tuple[float, float, float]:
-        tilted = (1.0 + t) * logs
-        weights = softmax(tilted, axis=1)
-        mean = (weights * logs).sum(axis=1)
-        total = logsumexp(tilted, axis=1) - logsumexp(logs, axis=1)
-        return (
-            float(total.sum()),
-            float(mean.sum()),
-            float((weights * logs**2).sum() - (mean**2).sum()),
-        )
-
-    low = -0.99
-    high = 20.0
-    if moments(0.0)[2] < 1e-9:
+    if _tilted_moments(logs, 0.0)[2] < 1e-9:
         return None
-    if moments(low)[1] < score < moments(high)[1]:
-        t = float(brentq(lambda t: moments(t)[1] - score, low, high))
-    else:
-        t = low if score < moments(0.0)[1] else high
-    total, _, variance = moments(t)
-    w = np.sign(t) * np.sqrt(max(2.0 * (t * score - total), 0.0))
-    v = t * np.sqrt(variance)
+    tilt = _best_tilt(logs, score)
+    total, _, variance = _tilted_moments(logs, tilt)
+    w = np.sign(tilt) * np.sqrt(max(2.0 * (tilt * score - total), 0.0))
+    v = tilt * np.sqrt(variance)
     root = w + np.log(v / w) / w if abs(w) > 0.05 and v / w > 0.0 else w
     p = float(2.0 * stats.norm.sf(abs(root)))
-    status = grade_tested(p, abs(t), evidence.rates, limits)
-    return Found(status, 1.0 + t, "", {"count": len(logs), "p": p}, 1.0 + np.sign(t) * limits[0])
+    status = grade_tested(p, abs(tilt), evidence.rates, limits)
+    limit = 1.0 + np.sign(tilt) * limits[0]
+    return Found(status, 1.0 + tilt, "", {"count": len(logs), "p": p}, limit)
+
+
+def _tilted_moments(logs: np.ndarray, tilt: float) -> tuple[float, float, float]:
+    """Cumulant generating function of the log score at a tilt, with its first two derivatives.
+
+    ``logs`` are log probabilities (point, class); labels are drawn from them.
+    """
+    tilted = (1.0 + tilt) * logs
+    weights = softmax(tilted, axis=1)
+    mean = (weights * logs).sum(axis=1)
+    total = logsumexp(tilted, axis=1) - logsumexp(logs, axis=1)
+    variance = (weights * logs**2).sum() - (mean**2).sum()
+    return float(total.sum()), float(mean.sum()), float(variance)
+
+
+def _best_tilt(logs: np.ndarray, score: float) -> float:
+    """The tilt whose expected log score is the one that was seen, between -0.99 and 20."""
+    low = -0.99
+    high = 20.0
+
+    def excess(tilt: float) -> float:
+        return _tilted_moments(logs, tilt)[1] - score
+
+    if excess(low) < 0.0 < excess(high):
+        return float(brentq(excess, low, high))
+    return low if excess(0.0) > 0.0 else high
 
 
 def _shares(data: Labelled, limits: tuple[float, ...], rates: tuple[float, float]) -> Found:
     """The class whose share of the data is farthest from the one predicted, beyond chance and the error of that."""
     probs, labels, error, where = data
-    said = probs.mean(axis=0)
-    seen = np.bincount(labels, minlength=probs.shape[1])[: probs.shape[1]] / len(labels)
+    num_classes = probs.shape[1]
+    predicted = probs.mean(axis=0)
+    observed = np.bincount(labels, minlength=num_classes)[:num_classes] / len(labels)
     variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels) + error
-    p = 2.0 * stats.norm.sf(np.abs(seen - said) / np.sqrt(np.maximum(variance, 1e-12))) * len(said)
-    worst = int(np.argmax(np.where(p < rates[0], 1.0, 0.0) + np.abs(seen - said)))
-    gap = float(abs(seen - said)[worst])
-    least = float(min(1.0, p[worst]))
+    difference = np.abs(observed - predicted)
+    p_values = 2.0 * stats.norm.sf(difference / np.sqrt(np.maximum(variance, 1e-12))) * num_classes
+    worst = int(np.argmax(np.where(p_values < rates[0], 1.0, 0.0) + difference))
+    gap = float(difference[worst])
+    p = float(min(1.0, p_values[worst]))
     numbers = {
         "which": worst,
-        "seen": float(seen[worst]),
-        "said": float(said[worst]),
+        "seen": float(observed[worst]),
+        "said": float(predicted[worst]),
         "count": len(labels),
+        "where": where,
+        "p": p,
     }
-    status = grade_tested(least, gap, rates, limits)
-    return Found(status, gap, "class_shares", numbers | {"where": where, "p": least}, limits[0])
+    return Found(grade_tested(p, gap, rates, limits), gap, "class_shares", numbers, limits[0])

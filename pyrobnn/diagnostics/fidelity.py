@@ -57,11 +57,13 @@ def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.nda
     """The values (point, output) of each kind of probe, named by where it lies; all as one elsewhere. Without NaN."""
     kinds = evidence.probe_kinds(len(values)) if at == "probes" else np.full(len(values), "train")
     words = {"train": "at the data", "between": "between the data", "outside": "outside the data"}
-    found = {
-        words.get(str(kind), "there"): values[kinds == kind].ravel() for kind in np.unique(kinds)
-    }
-    known = {kind: each[~np.isnan(each)] for kind, each in found.items()}
-    return {kind: each for kind, each in known.items() if each.size}
+    by_place = {}
+    for kind in np.unique(kinds):
+        at_kind = values[kinds == kind].ravel()
+        known = at_kind[~np.isnan(at_kind)]
+        if known.size:
+            by_place[words.get(str(kind), "there")] = known
+    return by_place
 
 
 def grade_by_kind(
@@ -72,34 +74,36 @@ def grade_by_kind(
     In the median, and at nine in ten points: of these with twice the limits of the shift, and half those of the ratio.
     """
     near, far, alike, unlike = limits[:4]
-    shifts, ratios = (by_kind(each, evidence, at).values() for each in (shift, ratio))
-    return worse(
-        *(grade(float(np.median(each)), near, far) for each in shifts),
-        *(grade(float(np.quantile(each, MOST)), 2.0 * near, 2.0 * far) for each in shifts),
-        *(grade(float(np.median(each)), alike, unlike, higher=True) for each in ratios),
-        *(
-            grade(float(np.quantile(each, 1.0 - MOST)), unlike, unlike / 2, higher=True)
-            for each in ratios
-        ),
-    )
+    grades = []
+    for shifts in by_kind(shift, evidence, at).values():
+        grades.append(grade(float(np.median(shifts)), near, far))
+        grades.append(grade(float(np.quantile(shifts, MOST)), 2.0 * near, 2.0 * far))
+    for ratios in by_kind(ratio, evidence, at).values():
+        grades.append(grade(float(np.median(ratios)), alike, unlike, higher=True))
+        low = float(np.quantile(ratios, 1.0 - MOST))
+        grades.append(grade(low, unlike, unlike / 2, higher=True))
+    return worse(*grades)
 
 
 def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) -> Found:
     """How far the function is from the reference's, and whether it is as uncertain."""
-    found = _fidelity(evidence, reference)
-    if found.per_point is None:
+    comparison = _fidelity(evidence, reference)
+    if comparison.per_point is None:
         return Found("info", None, "not_comparable")
     if not _can_judge(reference):
         return Found("info", None, "reference_undecided")
     remedy = evidence.remedy
     if evidence.claim == "exact" and not evidence.is_iid:
         remedy = "One of the two has missed a part: run both for longer, from new starts."
-    distance, ratio = (found.per_point[name].values for name in ("wasserstein", "sd_ratio"))
+    at = comparison.at
+    distance = comparison.per_point["wasserstein"].values
+    ratio = comparison.per_point["sd_ratio"].values
     gap = np.log(np.maximum(ratio, 1e-12))
-    status = grade_by_kind(distance, np.exp(-np.abs(gap)), evidence, found.at, limits)
-    median = max(float(np.median(each)) for each in by_kind(distance, evidence, found.at).values())
-    gaps = (float(np.median(each)) for each in by_kind(gap, evidence, found.at).values())
-    numbers = {"at": found.at, "distance": median, "ratio": float(np.exp(max(gaps, key=abs)))}
+    status = grade_by_kind(distance, np.exp(-np.abs(gap)), evidence, at, limits)
+    distances = by_kind(distance, evidence, at).values()
+    median = max(float(np.median(values)) for values in distances)
+    gaps = [float(np.median(values)) for values in by_kind(gap, evidence, at).values()]
+    numbers = {"at": at, "distance": median, "ratio": float(np.exp(max(gaps, key=abs)))}
     return Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
 
 
@@ -109,53 +113,70 @@ def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
 
 @statistic
 def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
-    mine = evidence.values(FUNCTION, "probe_x")
-    other = reference.values(FUNCTION, "probe_x")
-    ours = evidence.f
-    theirs = reference.f
+    functions = _at_probes(evidence, reference)
     at = "probes"
-    if ours is None or theirs is None or mine is None or other is None or not _alike(mine, other):
-        ours, theirs = (each.draws(PREDICTIONS, "f") for each in (evidence, reference))
+    if functions is None:
+        functions = _at_held_out_points(evidence, reference)
         at = "held-out points"
-        mine, other = (each.values(HELD_OUT, "x") for each in (evidence, reference))
-        if (
-            ours is None
-            or theirs is None
-            or not (mine is None or other is None or _alike(mine, other))
-        ):
-            return Fidelity(None, at)
-    ours, theirs = (f.reshape(f.shape[0] * f.shape[1], f.shape[2], -1) for f in (ours, theirs))
-    if ours.shape[1:] != theirs.shape[1:] or not (
-        np.isfinite(ours).all() and np.isfinite(theirs).all()
-    ):
+    if functions is None:
         return Fidelity(None, at)
-    every = -(-ours.shape[1] * ours.shape[2] // _MAX_COLUMNS)
-    ours = ours[:, ::every]
-    theirs = theirs[:, ::every]
-    scale = theirs.std(axis=0)
-    moves = (
-        scale > 0.0
-    )  # a function may be held at a point, as that of a net without a bias is at zero
+    f, reference_f = (_draw_by_point(values) for values in functions)
+    finite = np.isfinite(f).all() and np.isfinite(reference_f).all()
+    if f.shape[1:] != reference_f.shape[1:] or not finite:
+        return Fidelity(None, at)
+    stride = -(-f.shape[1] * f.shape[2] // _MAX_COLUMNS)
+    f = f[:, ::stride]
+    reference_f = reference_f[:, ::stride]
+    scale = reference_f.std(axis=0)
+    # a function may be held at a point, as that of a net without a bias is at zero
+    moves = scale > 0.0
     if not moves.any():
         return Fidelity(None, at)
     distance = np.full(scale.shape, np.nan)
-    for index in zip(*np.nonzero(moves)):
-        column = (slice(None), *index)
-        distance[index] = stats.wasserstein_distance(ours[column], theirs[column]) / scale[index]
-    columns = {
-        "wasserstein": distance,
-        "sd_ratio": np.where(moves, ours.std(axis=0) / scale, np.nan),
-    }
-    return Fidelity(
-        xr.Dataset({name: (("point", "output"), each) for name, each in columns.items()}), at
-    )
+    for point, output in zip(*np.nonzero(moves)):
+        shift = stats.wasserstein_distance(f[:, point, output], reference_f[:, point, output])
+        distance[point, output] = shift / scale[point, output]
+    ratio = np.where(moves, f.std(axis=0) / scale, np.nan)
+    dims = ("point", "output")
+    return Fidelity(xr.Dataset({"wasserstein": (dims, distance), "sd_ratio": (dims, ratio)}), at)
+
+
+Functions = tuple[np.ndarray, np.ndarray]
+
+
+def _at_probes(evidence: Evidence, reference: Evidence) -> Functions | None:
+    """The draws of both functions at their probes; None unless these are the same."""
+    x = evidence.values(FUNCTION, "probe_x")
+    reference_x = reference.values(FUNCTION, "probe_x")
+    if x is None or reference_x is None or not _alike(x, reference_x):
+        return None
+    if evidence.f is None or reference.f is None:
+        return None
+    return evidence.f, reference.f
+
+
+def _at_held_out_points(evidence: Evidence, reference: Evidence) -> Functions | None:
+    """The draws of both functions at the held-out points; None where these are known to differ."""
+    x = evidence.values(HELD_OUT, "x")
+    reference_x = reference.values(HELD_OUT, "x")
+    if x is not None and reference_x is not None and not _alike(x, reference_x):
+        return None
+    f = evidence.draws(PREDICTIONS, "f")
+    reference_f = reference.draws(PREDICTIONS, "f")
+    if f is None or reference_f is None:
+        return None
+    return f, reference_f
+
+
+def _draw_by_point(f: np.ndarray) -> np.ndarray:
+    """Draws of a function (draw, point, output), chains one after another."""
+    return f.reshape(f.shape[0] * f.shape[1], f.shape[2], -1)
 
 
 @statistic
 def _can_judge(reference: Evidence) -> bool:
     """Whether the reference can judge: chains whose R-hat is known and not above 1.05."""
-    found = None if reference.is_iid else convergence(reference)
-    return (
-        found is not None
-        and float(np.nan_to_num(found.table["rhat"], nan=np.inf).max()) <= RHAT_LIMITS[1]
-    )
+    chains = None if reference.is_iid else convergence(reference)
+    if chains is None:
+        return False
+    return float(np.nan_to_num(chains.table["rhat"], nan=np.inf).max()) <= RHAT_LIMITS[1]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,17 +53,15 @@ def pattern(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     By region, and between neighbours along each input; the size of an error alone (`by_region`) sees neither. Of
     classes each has a PIT of its own, randomised between what it leaves open.
     """
-    along = [
-        (u, name, v)
-        for u, known in errors_of(evidence)
-        for name, v in known.items()
-        if name != ORDER
-    ]
-    found = [each for one in along for each in _patterns(*one)]
-    if not found:
+    patterns = []
+    for u, covariates in errors_of(evidence):
+        for name, values in covariates.items():
+            if name != ORDER:
+                patterns += _patterns(u, name, values)
+    if not patterns:
         return None
-    worst = min(found, key=lambda each: each.p)
-    return _graded(worst, min(1.0, worst.p * len(found)), evidence.rates, limits)
+    worst = min(patterns, key=lambda pattern: pattern.p)
+    return _graded(worst, min(1.0, worst.p * len(patterns)), evidence.rates, limits)
 
 
 def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -71,19 +70,25 @@ def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
     and held-out data together; not of rows that are sorted by their outcomes or by an input.
     """
-    found = [
-        _patterns(u, ORDER, known[ORDER]) for u, known in errors_of(evidence) if ORDER in known
+    by_set = [
+        _patterns(u, ORDER, covariates[ORDER])
+        for u, covariates in errors_of(evidence)
+        if ORDER in covariates
     ]
-    kinds = [list(each) for each in zip(*found)]  # stretches and neighbours, of each output
+    # stretches and neighbours, of each output
+    kinds = [list(patterns) for patterns in zip(*by_set)]
     if not kinds:
         return None
-    together = [
-        float(stats.combine_pvalues([max(each.p, 1e-300) for each in kind]).pvalue)
-        for kind in kinds
-    ]
-    first = int(np.argmin(together))
-    strongest = max(kinds[first], key=lambda each: each.effect)
-    return _graded(strongest, min(1.0, together[first] * len(together)), evidence.rates, limits)
+    p_values = [_combined_p(patterns) for patterns in kinds]
+    least = int(np.argmin(p_values))
+    strongest = max(kinds[least], key=lambda pattern: pattern.effect)
+    p = min(1.0, p_values[least] * len(p_values))
+    return _graded(strongest, p, evidence.rates, limits)
+
+
+def _combined_p(patterns: Sequence[Pattern]) -> float:
+    """One p-value of the same pattern in several sets of rows, by Fisher's method."""
+    return float(stats.combine_pvalues([max(pattern.p, 1e-300) for pattern in patterns]).pvalue)
 
 
 def _graded(
@@ -95,64 +100,74 @@ def _graded(
 
 def _patterns(u: np.ndarray, name: str, values: np.ndarray) -> list[Pattern]:
     """Each output's PIT (row, output) along an input: by region, and between neighbours."""
-    found: list[Pattern] = []
-    for column in u[in_order(values)].T if np.ptp(values) > 0.0 else ():
+    if np.ptp(values) == 0.0:
+        return []
+    patterns: list[Pattern] = []
+    for column in u[in_order(values)].T:
         if np.ptp(column) == 0.0:
             continue
-        means = [float(part.mean()) for part in np.array_split(column, _NUM_REGIONS)]
+        means = [float(region.mean()) for region in np.array_split(column, _NUM_REGIONS)]
         normal = ndtri((stats.rankdata(column) - 0.5) / len(column))
-        between = (
-            sum(part.sum() ** 2 / len(part) for part in np.array_split(normal, _NUM_REGIONS))
-            / normal.var()
-        )
-        found.append(
-            Pattern(float(stats.chi2.sf(between, _NUM_REGIONS - 1)), max(means) - min(means), name)
-        )
+        sums = [region.sum() ** 2 / len(region) for region in np.array_split(normal, _NUM_REGIONS)]
+        p_regions = float(stats.chi2.sf(sum(sums) / normal.var(), _NUM_REGIONS - 1))
+        patterns.append(Pattern(p_regions, max(means) - min(means), name))
         r = float(np.corrcoef(normal[:-1], normal[1:])[0, 1])
         # leaving out or fitting a datum makes neighbours' errors differ, never agree: one side is tested
-        found.append(Pattern(float(stats.norm.sf(r * np.sqrt(len(normal) - 1))), r, name))
-    return found
+        p_neighbours = float(stats.norm.sf(r * np.sqrt(len(normal) - 1)))
+        patterns.append(Pattern(p_neighbours, r, name))
+    return patterns
+
+
+class Regional(NamedTuple):
+    """What 90 % intervals cover along a covariate: p of no trend; of each region its values and its coverage."""
+
+    p: float
+    name: str
+    regions: list[tuple[np.ndarray, float]]
 
 
 def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
-    found = []
     sets = [] if has_classes(evidence) else errors_of(evidence)
-    for name in dict.fromkeys(name for _, covariates in sets for name in covariates):
-        of_name = [(u, covariates[name]) for u, covariates in sets if name in covariates]
-        if all(np.ptp(values) > 0.0 for _, values in of_name):
-            regions = (_regions(*one) for one in of_name)
-            found.append(
-                (
-                    _p_trend(of_name),
-                    name,
-                    max(regions, key=lambda each: np.ptp([c for _, c in each])),
-                )
-            )
-    if not found:
+    names = itertools.chain.from_iterable(covariates for _, covariates in sets)
+    results = []
+    for name in dict.fromkeys(names):
+        errors = [(u, covariates[name]) for u, covariates in sets if name in covariates]
+        if all(np.ptp(values) > 0.0 for _, values in errors):
+            results.append(Regional(_p_trend(errors), name, _most_uneven_regions(errors)))
+    if not results:
         return None
     # of two that say the same, as an input and a line's mean, the first
-    p, name, parts = min(found, key=lambda result: float(f"{result[0]:.6g}"))
-    p = min(1.0, p * len(found))
-    parts = sorted(parts, key=lambda each: each[1])
+    worst = min(results, key=lambda result: float(f"{result.p:.6g}"))
+    p = min(1.0, worst.p * len(results))
     # two regions, where all cover as much
-    (low_at, low) = parts[0]
-    (high_at, high) = parts[-1]
-    ends = [
-        f"{float(f'{at.min():.4g}'):g} <= {name} <= {float(f'{at.max():.4g}'):g}"
-        for at in (low_at, high_at)
-    ]
+    by_coverage = sorted(worst.regions, key=lambda region: region[1])
+    low_values, low = by_coverage[0]
+    high_values, high = by_coverage[-1]
     numbers = {
-        "where": name,
+        "where": worst.name,
         "p": p,
         "low": low,
         "high": high,
-        "low_at": ends[0],
-        "high_at": ends[1],
+        "low_at": _range_in_words(low_values, worst.name),
+        "high_at": _range_in_words(high_values, worst.name),
     }
-    return Found(
-        grade_tested(p, high - low, evidence.rates, limits), high - low, "", numbers, limits[0]
-    )
+    status = grade_tested(p, high - low, evidence.rates, limits)
+    return Found(status, high - low, "", numbers, limits[0])
+
+
+def _most_uneven_regions(
+    errors: Sequence[tuple[np.ndarray, np.ndarray]],
+) -> list[tuple[np.ndarray, float]]:
+    """The regions of the set of rows in which coverage differs most."""
+    by_set = [_regions(u, values) for u, values in errors]
+    return max(by_set, key=lambda regions: np.ptp([coverage for _, coverage in regions]))
+
+
+def _range_in_words(values: np.ndarray, name: str) -> str:
+    low = float(f"{values.min():.4g}")
+    high = float(f"{values.max():.4g}")
+    return f"{low:g} <= {name} <= {high:g}"
 
 
 def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
@@ -163,27 +178,29 @@ def _p_trend(sets: list[tuple[np.ndarray, np.ndarray]]) -> float:
         size = np.abs(u - 0.5).mean(axis=1)
         if np.ptp(size) == 0.0:
             continue
-        along = (values, np.abs(stats.rankdata(values) - 0.5 * (len(values) + 1)))
-        r = np.array(
-            [stats.spearmanr(size, each).statistic if np.ptp(each) > 0.0 else 0.0 for each in along]
-        )
+        from_middle = np.abs(stats.rankdata(values) - 0.5 * (len(values) + 1))
+        r = np.array([_rank_correlation(size, values), _rank_correlation(size, from_middle)])
         # 1.06 / (n − 3) is the variance for ranks
         weight = (len(size) - 3) / 1.06
         total += weight * np.arctanh(np.clip(r, -0.999, 0.999))
         information += weight
     if information == 0.0:
         return 1.0
-    return min(
-        1.0, len(total) * float(2.0 * stats.norm.sf(np.abs(total).max() / np.sqrt(information)))
-    )
+    z = np.abs(total).max() / np.sqrt(information)
+    return min(1.0, len(total) * float(2.0 * stats.norm.sf(z)))
+
+
+def _rank_correlation(sizes: np.ndarray, values: np.ndarray) -> float:
+    """Spearman's; 0 along what is constant."""
+    return float(stats.spearmanr(sizes, values).statistic) if np.ptp(values) > 0.0 else 0.0
 
 
 def _regions(u: np.ndarray, values: np.ndarray) -> list[tuple[np.ndarray, float]]:
     """The values of a covariate in each of four regions, and how much 90 % intervals cover there."""
     inside = (np.abs(u - 0.5) <= 0.5 * LEVEL).mean(axis=1)
     return [
-        (values[part], float(inside[part].mean()))
-        for part in np.array_split(in_order(values), _NUM_REGIONS)
+        (values[rows], float(inside[rows].mean()))
+        for rows in np.array_split(in_order(values), _NUM_REGIONS)
     ]
 
 
@@ -199,50 +216,57 @@ def _errors(
     The order is left out where rows were sorted by their outcomes y (row, …), of which errors are a part, or by an
     input: what it shows is then what that shows.
     """
-    found: dict[str, np.ndarray] = {}
+    covariates: dict[str, np.ndarray] = {}
     if x is not None:
         flat = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
         if flat.shape[1] <= _MAX_FEATURES:
-            found |= dict(zip(feature_names(evidence, flat.shape[1]), flat.T, strict=True))
-    found |= {
-        name: merged(np.asarray(values, dtype=np.float64)) for name, values in moments.items()
-    }
-    found = {name: values for name, values in found.items() if np.isfinite(values).all()}
-    first = y.reshape(len(y), -1)[:, 0]
-    if np.ptp(first) > 0.0 and not any(_sorted_by(each) for each in (first, *found.values())):
-        found[ORDER] = np.arange(len(y), dtype=np.float64)
-    return Errors(u, found)
+            covariates |= dict(zip(feature_names(evidence, flat.shape[1]), flat.T, strict=True))
+    for name, values in moments.items():
+        covariates[name] = merged(np.asarray(values, dtype=np.float64))
+    covariates = {name: values for name, values in covariates.items() if np.isfinite(values).all()}
+    outcome = y.reshape(len(y), -1)[:, 0]
+    is_sorted = any(_sorted_by(values) for values in (outcome, *covariates.values()))
+    if np.ptp(outcome) > 0.0 and not is_sorted:
+        covariates[ORDER] = np.arange(len(y), dtype=np.float64)
+    return Errors(u, covariates)
 
 
 @statistic
 def errors_of(evidence: Evidence) -> list[Errors]:
     """The errors of a tree where there are enough, training data first: those left out where they can be."""
     sets = _of_classes(evidence) if has_classes(evidence) else _of_regression(evidence)
-    return [each for each in sets if len(each.pit) >= 2 * MIN_DATA]
+    return [errors for errors in sets if len(errors.pit) >= 2 * MIN_DATA]
 
 
 def _of_regression(evidence: Evidence) -> list[Errors]:
-    found = []
+    sets = []
     outcomes = replicates(evidence)
     new = held_out_pit(evidence)
     left_out = left_out_pit(evidence)
     if outcomes is not None:
         draws, y = outcomes
-        # without leave-one-out the datum is its own judge: a little too lenient, in all regions alike
-        points = spread(len(y), MAX_DATA) if left_out is None else left_out[0]
-        u = pit_of(draws[:, points], y[points]) if left_out is None else left_out[1]
+        if left_out is None:
+            # the datum is its own judge: a little too lenient, in all regions alike
+            points = spread(len(y), MAX_DATA)
+            u = pit_of(draws[:, points], y[points])
+        else:
+            points, u = left_out
         x = evidence.values(CONSTANT_DATA, "x")
         moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
-        found.append(_errors(evidence, u, y[points], None if x is None else x[points], moments))
+        sets.append(_errors(evidence, u, y[points], None if x is None else x[points], moments))
     outcome = evidence.values(HELD_OUT, "y")
     if new is not None and outcome is not None:
         x = evidence.values(HELD_OUT, "x")
-        mean = evidence.values(PREDICTIONS, "mean")
-        moments = {} if mean is None else {"the predicted mean": mean.reshape(len(new), -1)[:, 0]}
-        if evidence.claim == PREDICTIONS:
-            moments = _varying(np.asarray(evidence.values(PREDICTIONS, "y_sample")))
-        found.append(_errors(evidence, new, outcome, x, moments))
-    return found
+        sets.append(_errors(evidence, new, outcome, x, _held_out_moments(evidence, len(new))))
+    return sets
+
+
+def _held_out_moments(evidence: Evidence, count: int) -> dict[str, np.ndarray]:
+    """Moments of the held-out predictions, along which errors may depend."""
+    if evidence.claim == PREDICTIONS:
+        return _varying(np.asarray(evidence.values(PREDICTIONS, "y_sample")))
+    mean = evidence.values(PREDICTIONS, "mean")
+    return {} if mean is None else {"the predicted mean": mean.reshape(count, -1)[:, 0]}
 
 
 def _varying(draws: np.ndarray) -> dict[str, np.ndarray]:
@@ -254,8 +278,12 @@ def _varying(draws: np.ndarray) -> dict[str, np.ndarray]:
     sd = draws.std(axis=0)[:, 0]
     size = len(draws)
     noise = 3.0 * float(sd.mean()) / np.sqrt(size)
-    found = {"the predicted mean": mean} if mean.std() > noise else {}
-    return found | ({"the predicted sd": sd} if sd.std() > noise / np.sqrt(2.0) else {})
+    moments = {}
+    if mean.std() > noise:
+        moments["the predicted mean"] = mean
+    if sd.std() > noise / np.sqrt(2.0):
+        moments["the predicted sd"] = sd
+    return moments
 
 
 def _of_classes(evidence: Evidence) -> list[Errors]:
@@ -265,25 +293,25 @@ def _of_classes(evidence: Evidence) -> list[Errors]:
     points = class_points(evidence)
     if outcomes is not None:
         draws, labels = outcomes
-        every = range(1 + int(max(draws.max(), labels.max())))
-        shares = np.stack([(draws == label).mean(axis=0) for label in every], 1)
+        num_classes = 1 + int(max(draws.max(), labels.max()))
+        shares = np.stack([(draws == label).mean(axis=0) for label in range(num_classes)], 1)
         sets.append((shares, labels, evidence.values(CONSTANT_DATA, "x")))
     if points is not None:
         sets.append((points.probs, points.y, points.x))
-    return [
-        _errors(evidence, _class_pit(shares, labels), labels, x, {})
-        for shares, labels, x in sets
-        if labels.min() >= 0
-        and labels.max() < shares.shape[1]
-        and 1 < shares.shape[1] <= _MAX_CLASSES
-    ]
+    errors = []
+    for shares, labels, x in sets:
+        num_classes = shares.shape[1]
+        are_classes = labels.min() >= 0 and labels.max() < num_classes
+        if are_classes and 1 < num_classes <= _MAX_CLASSES:
+            errors.append(_errors(evidence, _class_pit(shares, labels), labels, x, {}))
+    return errors
 
 
 def _class_pit(probs: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """A randomised PIT (row, class) of labels (row,) by probabilities (row, class); of two classes for the second."""
-    part = own_stream().random(probs.shape)
+    place = own_stream().random(probs.shape)
     is_class = labels[:, None] == np.arange(probs.shape[1])
-    u = np.where(is_class, 1.0 - probs + part * probs, part * (1.0 - probs))
+    u = np.where(is_class, 1.0 - probs + place * probs, place * (1.0 - probs))
     return u[:, 1:] if probs.shape[1] == 2 else u
 
 
@@ -291,11 +319,10 @@ def _sorted_by(values: np.ndarray) -> bool:
     """Whether rows stand nearly as if they had been sorted by values (row,), of which many may be the same."""
     if np.ptp(values) == 0.0:
         return False
-    found, most = (
-        abs(float(stats.spearmanr(np.arange(len(values)), each).statistic))
-        for each in (values, np.sort(values))
-    )
-    return found > 0.9 * most
+    rows = np.arange(len(values))
+    as_they_stand = abs(_rank_correlation(rows, values))
+    once_sorted = abs(_rank_correlation(rows, np.sort(values)))
+    return as_they_stand > 0.9 * once_sorted
 
 
 def in_order(values: np.ndarray) -> np.ndarray:
@@ -308,6 +335,6 @@ def merged(values: np.ndarray) -> np.ndarray:
     order = np.argsort(values)
     ascending = values[order]
     new = np.diff(ascending, prepend=-np.inf) > 1e-6 * np.median(np.abs(values))
-    found = np.empty_like(values)
-    found[order] = ascending[new][np.cumsum(new) - 1]
-    return found
+    result = np.empty_like(values)
+    result[order] = ascending[new][np.cumsum(new) - 1]
+    return result
