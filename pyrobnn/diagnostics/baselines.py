@@ -33,26 +33,26 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
     mass. None where the trees are of different data, or rows are censored, which a normal would take for observed.
     """
     trees = list(trees)
-    for evidence in trees if same_data(trees) else []:
+    if not same_data(trees):
+        return {}
+    for evidence in trees:
         y = evidence.values(OBSERVED_DATA, "y")
         y_new = evidence.values(HELD_OUT, "y")
-        if (
-            y is None
-            or y_new is None
-            or min(y.ndim, y_new.ndim) == 0
-            or len(y) < 3
-            or len(y_new) == 0
-        ):
+        if y is None or y_new is None or min(y.ndim, y_new.ndim) == 0:
+            continue
+        if len(y) < 3 or len(y_new) == 0:
             continue
         if is_censored(evidence):
             return {}
-        pair = _inputs(evidence, y, y_new)
+        inputs = _inputs(evidence, y, y_new)
         if has_classes(evidence):
-            found = _of_classes(y.reshape(-1).astype(int), len(y_new), _width(evidence), pair)
+            labels = y.reshape(-1).astype(int)
+            predictions = _of_classes(labels, len(y_new), _width(evidence), inputs)
         else:
-            y, y_new = (each.astype(np.float64).reshape(len(each), -1) for each in (y, y_new))
-            found = _of_regression(y, y_new, pair, evidence.likelihood in COUNTS)
-        return {label: _evidence(evidence, predictions) for label, predictions in found.items()}
+            y = y.astype(np.float64).reshape(len(y), -1)
+            y_new = y_new.astype(np.float64).reshape(len(y_new), -1)
+            predictions = _of_regression(y, y_new, inputs, evidence.likelihood in COUNTS)
+        return {label: _evidence(evidence, arrays) for label, arrays in predictions.items()}
     return {}
 
 
@@ -60,18 +60,20 @@ def _inputs(
     evidence: Evidence, y: np.ndarray, y_new: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Standardised inputs (N, feature) of the training and the held-out data; None where missing."""
-    each = [evidence.values(group, "x") for group in (CONSTANT_DATA, HELD_OUT)]
-    if any(
-        x is None or x.ndim != 2 or len(x) != len(of)
-        for x, of in zip(each, (y, y_new), strict=True)
-    ):
-        return None
-    x, x_new = (np.asarray(x, dtype=np.float64) for x in each)
-    finite = np.isfinite(x).all() and np.isfinite(x_new).all()
-    if not finite or x.shape[1] != x_new.shape[1]:
+    x = _table(evidence.values(CONSTANT_DATA, "x"), len(y))
+    x_new = _table(evidence.values(HELD_OUT, "x"), len(y_new))
+    if x is None or x_new is None or x.shape[1] != x_new.shape[1]:
         return None
     scaler = StandardScaler().fit(x)
     return scaler.transform(x), scaler.transform(x_new)
+
+
+def _table(x: np.ndarray | None, num_rows: int) -> np.ndarray | None:
+    """Inputs (num_rows, feature) as float64; None where they are missing, no table, or not finite."""
+    if x is None or x.ndim != 2 or len(x) != num_rows:
+        return None
+    x = np.asarray(x, dtype=np.float64)
+    return x if np.isfinite(x).all() else None
 
 
 def _width(evidence: Evidence) -> int:
@@ -83,31 +85,36 @@ def _width(evidence: Evidence) -> int:
 def _of_regression(
     y: np.ndarray, y_new: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, counts: bool
 ) -> dict[str, Arrays]:
-    designs = {MEAN: tuple(np.ones((len(each), 1)) for each in (y, y_new))}
+    ones = np.ones((len(y), 1))
+    ones_new = np.ones((len(y_new), 1))
+    designs = {MEAN: (ones, ones_new)}
     if pair is not None:
-        designs[LINEAR] = tuple(np.hstack(each) for each in zip(designs[MEAN], pair, strict=True))
+        x, x_new = pair
+        designs[LINEAR] = (np.hstack([ones, x]), np.hstack([ones_new, x_new]))
     levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
+    z = stats.norm.ppf(levels)[:, None, None]
     point = ("pred_point", "output")
-    found: dict[str, Arrays] = {}
-    for label, (design, new) in designs.items():
+    predictions: dict[str, Arrays] = {}
+    for label, (design, design_new) in designs.items():
         coefficients, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
         if len(y) <= rank + 1:
             continue
         noise = ((y - design @ coefficients) ** 2).sum(0) / (len(y) - rank)
-        mean_var = (
-            np.einsum("ij,jk,ik->i", new, np.linalg.pinv(design.T @ design), new)[:, None] * noise
-        )
-        mean = new @ coefficients
+        covariance = np.linalg.pinv(design.T @ design)
+        leverage = np.einsum("ij,jk,ik->i", design_new, covariance, design_new)
+        mean = design_new @ coefficients
+        mean_var = leverage[:, None] * noise
         sd = np.sqrt(noise + mean_var)
-        found[label] = {
+        predictions[label] = {
             "mean": (point, mean),
             "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
             "epistemic_var": (point, mean_var),
-            "y_sample": (("sample", *point), mean + sd * stats.norm.ppf(levels)[:, None, None]),
+            "y_sample": (("sample", *point), mean + sd * z),
         }
         if not counts:
-            found[label]["log_prob"] = (point[:1], stats.norm.logpdf(y_new, mean, sd).sum(1))
-    return found
+            log_prob = stats.norm.logpdf(y_new, mean, sd).sum(1)
+            predictions[label]["log_prob"] = (point[:1], log_prob)
+    return predictions
 
 
 def _of_classes(
@@ -115,17 +122,17 @@ def _of_classes(
 ) -> dict[str, Arrays]:
     # Laplace's rule: a class without data is not impossible
     counts = np.bincount(labels, minlength=width) + 1.0
-    found = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
+    by_label = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
     present = np.unique(labels)
     if pair is not None and len(present) > 1:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # a baseline that has all but converged is one
+        # a baseline that has all but converged is one
+        with warnings.catch_warnings(action="ignore"):
             fitted = LogisticRegression(max_iter=500).fit(pair[0], labels)
         probs = np.full((num_new, len(counts)), 1e-12)
         probs[:, present] = fitted.predict_proba(pair[1])
-        found[LOGISTIC] = probs / probs.sum(1, keepdims=True)
-    return {label: {"probs": (("pred_point", "class"), probs)} for label, probs in found.items()}
+        by_label[LOGISTIC] = probs / probs.sum(1, keepdims=True)
+    dims = ("pred_point", "class")
+    return {label: {"probs": (dims, probs)} for label, probs in by_label.items()}
 
 
 def _evidence(evidence: Evidence, predictions: Arrays) -> Evidence:

@@ -56,64 +56,81 @@ def quantities(evidence: Evidence) -> dict[str, np.ndarray]:
     Function values at the probes and what else the ``function`` group holds; without it (a program, another library)
     the log-likelihood of a spread of the data. And every named site but the weights of a net with hidden units.
     """
-    found: dict[str, np.ndarray] = {}
-    f = evidence.f
+    columns: dict[str, np.ndarray] = {}
     pointwise = evidence.log_likelihood
-    if f is not None:
-        num_outputs = f.shape[3]
-        pairs = [(probe, output) for probe in range(f.shape[2]) for output in range(num_outputs)]
-        for probe, output in (pairs[index] for index in spread(len(pairs), _MAX_QUANTITIES)):
-            suffix = f" (output {output})" if num_outputs > 1 else ""
-            found[f"{F_AT}{evidence.probe_name(probe)}{suffix} #{probe}"] = f[:, :, probe, output]
+    if evidence.f is not None:
+        columns |= _function_values(evidence, evidence.f)
     elif pointwise is not None:
         for datum in spread(pointwise.shape[2], _MAX_DATA):
-            found[f"log-likelihood of datum {datum}"] = pointwise[:, :, datum].astype(np.float64)
-        found["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
-    found |= named_sites(evidence)
+            draws = pointwise[:, :, datum].astype(np.float64)
+            columns[f"log-likelihood of datum {datum}"] = draws
+        columns["log-likelihood"] = pointwise.sum(-1, dtype=np.float64)
+    columns |= named_sites(evidence)
     titles = {
         "log_likelihood": "log-likelihood",
         "log_prior": "log prior",
         "layer_norm": _NORM,
         "noise": "noise",
     }
-    several = {title: evidence.draws(FUNCTION, name) for name, title in titles.items()}
-    several["log density"] = evidence.draws(SAMPLE_STATS, "lp")
-    for title, values in several.items():
-        columns = [] if values is None else [*np.moveaxis(flattened(values, 2), 2, 0)]
-        found |= {
-            f"{title} {i}" if len(columns) > 1 else title: column
-            for i, column in enumerate(columns)
-        }
-    return {
-        name: draws
-        for name, draws in found.items()
-        if np.isfinite(draws).all() and np.ptp(draws) > 0.0
-    }
+    for name, title in titles.items():
+        columns |= _numbered(title, evidence.draws(FUNCTION, name))
+    columns |= _numbered("log density", evidence.draws(SAMPLE_STATS, "lp"))
+    return {name: draws for name, draws in columns.items() if _varies(draws)}
+
+
+def _varies(draws: np.ndarray) -> bool:
+    return bool(np.isfinite(draws).all()) and float(np.ptp(draws)) > 0.0
+
+
+def _function_values(evidence: Evidence, f: np.ndarray) -> dict[str, np.ndarray]:
+    """Values of the function f (chain, draw, probe, output), at most `_MAX_QUANTITIES`, name → (chain, draw)."""
+    num_outputs = f.shape[3]
+    columns = {}
+    for index in spread(f.shape[2] * num_outputs, _MAX_QUANTITIES):
+        probe, output = divmod(int(index), num_outputs)
+        suffix = f" (output {output})" if num_outputs > 1 else ""
+        name = f"{F_AT}{evidence.probe_name(probe)}{suffix} #{probe}"
+        columns[name] = f[:, :, probe, output]
+    return columns
+
+
+def _numbered(title: str, values: np.ndarray | None) -> dict[str, np.ndarray]:
+    """The elements of values (chain, draw, …), numbered where there are several."""
+    if values is None:
+        return {}
+    flat = flattened(values, 2)
+    if flat.shape[2] == 1:
+        return {title: flat[:, :, 0]}
+    return {f"{title} {index}": flat[:, :, index] for index in range(flat.shape[2])}
 
 
 def named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     """The elements of every site but a net's weights, at most `_MAX_QUANTITIES`, some of each site."""
-    every = evidence.identified_weights
     computed = evidence.computed
-    stored = {
-        n: d
-        for n, d in evidence.sites.items()
-        if every or not n.startswith(WEIGHTS) or n in computed
-    }
-    columns = {name: flattened(draws, 2).astype(np.float64) for name, draws in stored.items()}
-    found = {}
-    for name, draws in columns.items():
-        shape = stored[name].shape[2:]
-        variable = evidence.variable(POSTERIOR, name)
-        dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
-        known = [labels(variable, str(dim)) for dim in dims]
-        for index in spread(draws.shape[2], max(1, _MAX_QUANTITIES // len(columns))):
-            place = np.unravel_index(index, shape)
-            at = ", ".join(
-                str(i if said is None else said[i]) for i, said in zip(place, known, strict=True)
-            )
-            found[f"{name}[{at}]" if shape else name] = draws[:, :, index]
-    return found
+    stored = {}
+    for name, draws in evidence.sites.items():
+        is_weight = name.startswith(WEIGHTS) and name not in computed
+        if evidence.identified_weights or not is_weight:
+            stored[name] = draws
+    columns = {}
+    for name, draws in stored.items():
+        flat = flattened(draws, 2).astype(np.float64)
+        shape = draws.shape[2:]
+        for index in spread(flat.shape[2], max(1, _MAX_QUANTITIES // len(stored))):
+            title = f"{name}[{_place(evidence, name, index, shape)}]" if shape else name
+            columns[title] = flat[:, :, index]
+    return columns
+
+
+def _place(evidence: Evidence, name: str, index: int, shape: tuple[int, ...]) -> str:
+    """Where an element of a site stands, by the labels of its axes, else by their numbers."""
+    variable = evidence.variable(POSTERIOR, name)
+    dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
+    words = []
+    for position, dim in zip(np.unravel_index(index, shape), dims, strict=True):
+        axis_labels = labels(variable, str(dim))
+        words.append(str(position if axis_labels is None else axis_labels[position]))
+    return ", ".join(words)
 
 
 @statistic
@@ -132,19 +149,22 @@ def convergence(evidence: Evidence) -> Convergence | None:
     References:
         Rank-normalization, folding, and localization: an improved R-hat (Vehtari et al., 2021).
     """
-    found = quantities(evidence)
-    if not found or next(iter(found.values())).shape[1] < MIN_DRAWS:
+    columns = quantities(evidence)
+    if not columns or next(iter(columns.values())).shape[1] < MIN_DRAWS:
         return None
-    draws = np.stack(list(found.values()))
-    ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(found), np.nan)
-    columns = {"rhat": ratio, "ess_bulk": ess(draws), "ess_tail": ess(draws, "tail")}
-    if (
-        ancestor := evidence.draws(SAMPLE_STATS, "ancestor")
-    ) is not None and ancestor.shape == draws.shape[1:]:
-        columns["ess_bulk"] = np.fmin(columns["ess_bulk"], ess_of_families(draws, ancestor))
+    draws = np.stack(list(columns.values()))
+    ratio = rhat(draws) if draws.shape[1] > 1 else np.full(len(columns), np.nan)
+    bulk = ess(draws)
+    ancestor = evidence.draws(SAMPLE_STATS, "ancestor")
+    if ancestor is not None and ancestor.shape == draws.shape[1:]:
+        bulk = np.fmin(bulk, ess_of_families(draws, ancestor))
     table = xr.Dataset(
-        {name: ("quantity", column) for name, column in columns.items()},
-        coords={"quantity": list(found)},
+        {
+            "rhat": ("quantity", ratio),
+            "ess_bulk": ("quantity", bulk),
+            "ess_tail": ("quantity", ess(draws, "tail")),
+        },
+        coords={"quantity": list(columns)},
     )
     return Convergence(table)
 
@@ -172,19 +192,22 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
 
     At most 0.5 % of converged runs exceed the first of the limits, and 0.01 % the second.
     """
-    found = quantities(evidence)
-    chains, draws = next(iter(found.values())).shape
+    columns = quantities(evidence)
+    num_chains, num_draws = next(iter(columns.values())).shape
     # about each chain's own mean: chains which disagree are not taken for slow ones
-    worth = ess(np.stack([each - each.mean(axis=1, keepdims=True) for each in found.values()]))
-    longest = max(1.0, chains * draws / ENOUGH_DRAWS)
-    times = chains * draws / np.where(np.isfinite(worth), worth, 1.0)
+    centred = [draws - draws.mean(axis=1, keepdims=True) for draws in columns.values()]
+    sizes = ess(np.stack(centred))
+    total = num_chains * num_draws
+    longest = max(1.0, total / ENOUGH_DRAWS)
+    times = total / np.where(np.isfinite(sizes), sizes, 1.0)
     # each is known roughly, and the shortest of many are those that came out too short
     times = np.clip(np.maximum(times, np.median(times)), 1.0, longest)
-    limits = [
-        [max(least, rhat_limit(chains, draws, time, len(found), level)) for time in times]
-        for least, level in zip(RHAT_LIMITS, (5e-3, 1e-4), strict=True)
-    ]
-    return np.array(limits[0]), np.array(limits[1])
+
+    def limits(least: float, level: float) -> np.ndarray:
+        by_chance = [rhat_limit(num_chains, num_draws, t, len(columns), level) for t in times]
+        return np.maximum(least, by_chance)
+
+    return limits(RHAT_LIMITS[0], 5e-3), limits(RHAT_LIMITS[1], 1e-4)
 
 
 # the rows of the table
@@ -211,10 +234,10 @@ def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 
 def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     """The largest R-hat over the identified quantities; with more chains than draws, also across draw positions."""
-    found = convergence(evidence)
-    if found is None or not np.isfinite(found.table["rhat"]).any():
+    estimates = convergence(evidence)
+    if estimates is None or not np.isfinite(estimates.table["rhat"]).any():
         return None
-    ratio = np.nan_to_num(found.table["rhat"].values, nan=1.0, posinf=1e6)
+    ratio = np.nan_to_num(estimates.table["rhat"].values, nan=1.0, posinf=1e6)
     passing, failing = rhat_limits(evidence)
     if evidence.num_chains > evidence.draws_per_chain:
         # the draws of stationary chains are as much alike by their place in the chain as by the chain
@@ -226,13 +249,13 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     limit = float(passing[worst])
     status = grade(value, limit, float(failing[worst]))
     numbers = {
-        "where": _shown(found.names[worst]),
+        "where": _shown(estimates.names[worst]),
         "count": ratio.size,
         "more": evidence.more_draws,
     }
     if status == "pass":
         return Found(status, value, "", numbers, limit)
-    slow = status == "warn" and float(found.table["ess_bulk"].min()) < ENOUGH_DRAWS
+    slow = status == "warn" and float(estimates.table["ess_bulk"].min()) < ENOUGH_DRAWS
     return Found(status, value, "chains_slow" if slow else "chains_disagree", numbers, limit)
 
 
@@ -242,22 +265,24 @@ def smallest_ess(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     Norms wander where layers share a scale, and the function does not. Where all of 40 sizes are 400, the smallest of
     their estimates has the median 285 and is below 207 in 5 % of cases: half of 400 passes.
     """
-    found = convergence(evidence)
-    if found is None:
+    estimates = convergence(evidence)
+    if estimates is None:
         return None
-    bulk = found.table["ess_bulk"].values
-    tail = found.table["ess_tail"].values
-    norms = np.array([name.startswith(_NORM) for name in found.names])
-    both = np.where(norms & ~norms.all(), np.nan, np.fmin(bulk, tail))
-    if not np.isfinite(both).any():
+    bulk = estimates.table["ess_bulk"].values
+    tail = estimates.table["ess_tail"].values
+    norms = np.array([name.startswith(_NORM) for name in estimates.names])
+    sizes = np.where(norms & ~norms.all(), np.nan, np.fmin(bulk, tail))
+    if not np.isfinite(sizes).any():
         return None
-    worst = int(np.nanargmin(both))
-    value = float(both[worst])
+    worst = int(np.nanargmin(sizes))
+    value = float(sizes[worst])
     enough = limits[0] * (0.5 if evidence.num_draws >= limits[0] else 1.0)  # fewer are worth fewer
     factor = int(np.ceil(1.2 * limits[0] / max(value, 1.0)))
-    kind = "bulk" if np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst] else "tail"
-    numbers = {"where": _shown(found.names[worst]), "kind": kind, "draws": evidence.num_draws}
-    numbers |= {
+    is_bulk = np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst]
+    numbers = {
+        "where": _shown(estimates.names[worst]),
+        "kind": "bulk" if is_bulk else "tail",
+        "draws": evidence.num_draws,
         "needed": -(-evidence.draws_per_chain * factor // 100) * 100,
         "more": evidence.more_draws,
     }
@@ -295,7 +320,9 @@ def divergences(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     count = int(diverging.sum())
     share = float(diverging.mean())
     chance = divergences_by_chance(diverging.size)
-    status: Status = "pass" if count <= chance else "fail" if share >= limits[1] else "warn"
+    status: Status = "pass"
+    if count > chance:
+        status = "fail" if share >= limits[1] else "warn"
     numbers = {"count": count, "total": diverging.size, "chance": chance}
     return Found(status, share, "", numbers, chance / diverging.size)
 
@@ -303,16 +330,14 @@ def divergences(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
 def energy(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """The lowest fraction of missing information of the energy over the chains."""
     values = evidence.draws(SAMPLE_STATS, "energy")
-    if (
-        values is None
-        or values.shape[1] < 10
-        or not np.isfinite(values).all()
-        or not values.std(axis=1).all()
-    ):
+    if values is None or values.shape[1] < 10:
         return None
-    found = arviz_stats.bfmi(xr.Dataset({"energy": (SAMPLE_DIMS, values)}))["energy"].values.ravel()
-    value = float(found.min())
-    return Found(grade(value, *limits, higher=True), value, "", {"chain": int(found.argmin())})
+    if not np.isfinite(values).all() or not values.std(axis=1).all():
+        return None
+    energies = xr.Dataset({"energy": (SAMPLE_DIMS, values)})
+    fractions = arviz_stats.bfmi(energies)["energy"].values.ravel()
+    value = float(fractions.min())
+    return Found(grade(value, *limits, higher=True), value, "", {"chain": int(fractions.argmin())})
 
 
 def _shown(name: str) -> str:

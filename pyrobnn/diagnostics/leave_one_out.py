@@ -67,27 +67,32 @@ def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
     points = shown if num_data > MAX_ROWS else np.arange(num_data)
     pair = densities(evidence)
     outcomes = replicates(evidence)
-    if outcomes is not None and (
-        len(outcomes[1]) != num_data or len(outcomes[0]) != pointwise[:, :, 0].size
-    ):
+    num_draws = pointwise[:, :, 0].size
+    if outcomes is not None and (len(outcomes[1]), len(outcomes[0])) != (num_data, num_draws):
         outcomes = None
     r_eff = relative_efficiency(evidence)
     k = []
     elpd = []
     lppd = []
     pit = []
-    for part in np.array_split(points, -(-points.size * pointwise[:, :, 0].size // _BLOCK)):
-        log_density = np.moveaxis(pointwise[:, :, part].astype(np.float64), 2, 0)
+    for block in np.array_split(points, -(-points.size * num_draws // _BLOCK)):
+        log_density = np.moveaxis(pointwise[:, :, block].astype(np.float64), 2, 0)
         log_ratio = -log_density if pair is None else pair[0] - pair[1] - log_density
-        log_weights, tail = pareto_smooth(log_ratio, r_eff)
-        k.append(tail)
+        log_weights, k_of_block = pareto_smooth(log_ratio, r_eff)
+        k.append(k_of_block)
         elpd.append(logsumexp(log_weights + log_density, axis=(1, 2)))
-        lppd.append(logsumexp(log_density, axis=(1, 2)) - np.log(log_density[0].size))
+        lppd.append(logsumexp(log_density, axis=(1, 2)) - np.log(num_draws))
         if outcomes is not None:
-            chosen = np.isin(part, shown)
-            pit.append(_weighted_pit(np.exp(log_weights[chosen]), part[chosen], *outcomes))
-    tails, left_out, whole = (np.concatenate(each) for each in (k, elpd, lppd))
-    return LeaveOneOut(points, tails, left_out, whole, np.concatenate(pit) if pit else None, shown)
+            chosen = np.isin(block, shown)
+            pit.append(_weighted_pit(np.exp(log_weights[chosen]), block[chosen], *outcomes))
+    return LeaveOneOut(
+        points=points,
+        k=np.concatenate(k),
+        elpd=np.concatenate(elpd),
+        lppd=np.concatenate(lppd),
+        pit=np.concatenate(pit) if pit else None,
+        pit_points=shown,
+    )
 
 
 def _weighted_pit(
@@ -117,23 +122,22 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
     References:
         Visualization in Bayesian workflow (Gabry et al., 2019) https://doi.org/10.1111/rssa.12378
     """
-    found = leave_one_out(tree)
-    pointwise = Evidence.of(tree).log_likelihood
-    exact = Evidence.of(tree).variable(LEFT_OUT, "pit")
-    if pointwise is None or found is None or found.pit is None:
+    evidence = Evidence.of(tree)
+    estimates = leave_one_out(evidence)
+    pointwise = evidence.log_likelihood
+    if pointwise is None or estimates is None or estimates.pit is None:
         return None
-    k = found.k[np.isin(found.points, found.pit_points)]
-    pit = found.pit.copy()
+    points = estimates.pit_points
+    k = estimates.k[np.isin(estimates.points, points)]
+    pit = estimates.pit.copy()
+    exact = evidence.variable(LEFT_OUT, "pit")
     if exact is not None:
-        exact = exact[np.isin(exact["row"], found.pit_points)]
-        at = np.searchsorted(found.pit_points, exact["row"])
+        exact = exact[np.isin(exact["row"], points)]
+        at = np.searchsorted(points, exact["row"])
         k[at] = 0.0
         pit[at] = exact
-    return (
-        None
-        if (k > good_k(pointwise[:, :, 0].size)).mean() > UNRELIABLE
-        else (found.pit_points, pit)
-    )
+    unreliable = float((k > good_k(pointwise[:, :, 0].size)).mean())
+    return None if unreliable > UNRELIABLE else (points, pit)
 
 
 @statistic
@@ -175,11 +179,11 @@ def relative_efficiency(evidence: Evidence) -> float:
     if densities(evidence) is not None or evidence.num_chains == 1 or evidence.draws_per_chain < 4:
         return 1.0
     columns = [flattened(draws, 2) for draws in evidence.sites.values()]
-    every = -(-sum(column.shape[2] for column in columns) // 200)
-    draws = np.concatenate([column[:, :, ::every] for column in columns], axis=2).astype(np.float64)
-    each = ess(np.moveaxis(draws, 2, 0), "mean")
-    each = each[np.isfinite(each)]
-    return float(each.mean() / evidence.num_draws) if each.size else 1.0
+    stride = -(-sum(column.shape[2] for column in columns) // 200)
+    thinned = np.concatenate([column[:, :, ::stride] for column in columns], axis=2)
+    sizes = ess(np.moveaxis(thinned.astype(np.float64), 2, 0), "mean")
+    sizes = sizes[np.isfinite(sizes)]
+    return float(sizes.mean() / evidence.num_draws) if sizes.size else 1.0
 
 
 @statistic
@@ -202,29 +206,26 @@ def loo(evidence: Evidence) -> ELPDData | None:
         https://doi.org/10.1007/s11222-016-9696-4
     """
     pointwise = usable(evidence)
-    found = leave_one_out(evidence)
-    if (
-        pointwise is None
-        or found is None
-        or not np.isfinite(found.elpd.sum())
-        or not np.isfinite(found.k).any()
-    ):
+    estimates = leave_one_out(evidence)
+    if pointwise is None or estimates is None:
         return None
-    num_data = len(found.points)
+    if not np.isfinite(estimates.elpd.sum()) or not np.isfinite(estimates.k).any():
+        return None
+    num_data = len(estimates.points)
     num_draws = pointwise[:, :, 0].size
-    coords = {"obs": found.points}
-    elpd = found.elpd.copy()
-    k = found.k.copy()
+    coords = {"obs": estimates.points}
+    elpd = estimates.elpd.copy()
+    k = estimates.k.copy()
     exact = evidence.variable(LEFT_OUT, "elpd")
     if exact is not None:
-        at = np.searchsorted(found.points, exact["row"])
+        at = np.searchsorted(estimates.points, exact["row"])
         # as ArviZ's reloo says of a refit
         elpd[at] = exact
         k[at] = 0.0
     return elpd_data(
         elpd=float(elpd.sum()),
         se=float(np.sqrt(num_data * elpd.var())),
-        p=float((found.lppd - elpd).sum()),
+        p=float((estimates.lppd - elpd).sum()),
         n_samples=num_draws,
         n_data_points=num_data,
         scale="log",
@@ -249,8 +250,8 @@ def add_exact(
         left_out: a row's log p(y_i | y_-i) = log p(y) - log p(y_-i), its error, and the tree of that row, of the
             posterior without it.
     """
-    found = loo(tree)
-    rows = [] if found is None else refit_points(found)[:budget]
+    estimate = loo(tree)
+    rows = [] if estimate is None else refit_points(estimate)[:budget]
     if not rows:
         return
     if not same:
@@ -260,7 +261,8 @@ def add_exact(
         "elpd": ("row", np.array(elpd, dtype=float)),
         "error": ("row", np.array(errors, dtype=float)),
     }
-    pit = [pit_of(*one) for each in trees if (one := replicates(Evidence(each)))]
+    outcomes = [replicates(Evidence(row_tree)) for row_tree in trees]
+    pit = [pit_of(*pair) for pair in outcomes if pair]
     if pit:
         values["pit"] = (("row", "output"), np.concatenate(pit))
     tree[LEFT_OUT] = xr.DataTree(xr.Dataset(values, coords={"row": rows}))
@@ -269,19 +271,17 @@ def add_exact(
 def elpd_data(**fields: Any) -> ELPDData:
     """Expected log predictive densities as ArviZ compares them, from the fields of its ``ELPDData``."""
     # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
-    one = getattr(arviz_stats.utils, "ELPDDataLOO", None)
-    return ELPDData(kind="loo", **fields) if one is None else one(**fields)
+    of_loo = getattr(arviz_stats.utils, "ELPDDataLOO", None)
+    return ELPDData(kind="loo", **fields) if of_loo is None else of_loo(**fields)
 
 
 def refit_points(elpd: ELPDData) -> list[int]:
     """Data whose leave-one-out is unreliable (Pareto k above ``good_k``), worst first: refit without them."""
     k = np.asarray(elpd.pareto_k).ravel()
     k = np.where(np.isnan(k), -np.inf, k)
-    rows = (
-        np.asarray(elpd.pareto_k["obs"])
-        if isinstance(elpd.pareto_k, xr.DataArray)
-        else np.arange(len(k))
-    )
+    rows = np.arange(len(k))
+    if isinstance(elpd.pareto_k, xr.DataArray):
+        rows = np.asarray(elpd.pareto_k["obs"])
     return [int(rows[at]) for at in np.argsort(-k, kind="stable") if k[at] > elpd.good_k]
 
 
@@ -294,19 +294,16 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     k = k[~np.isnan(k)]
     points = refit_points(elpd)
     # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
-    own = evidence.is_iid and len(points) > 0.5 * k.size
+    far_off = evidence.is_iid and len(points) > 0.5 * k.size
     # a k-hat from a tail of M draws has standard error (1 + k) / sqrt(M)
     tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
     error = (1.0 + elpd.good_k) / np.sqrt(tail)
-    certain = not own and bool((k > elpd.good_k + stats.norm.isf(limits[0] / k.size) * error).any())
+    by_chance = elpd.good_k + stats.norm.isf(limits[0] / k.size) * error
+    status: Status = "info" if points else "pass"
+    if not far_off and bool((k > by_chance).any()):
+        status = "warn"
     finite = k[np.isfinite(k)]
     removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
     numbers = {"count": len(points), "total": k.size, "rows": points[:8], "removed": removed}
-    status: Status = "warn" if certain else "info" if points else "pass"
-    return Found(
-        status,
-        float(finite.max()),
-        "loo_exact" if removed and not points else "",
-        numbers,
-        elpd.good_k,
-    )
+    code = "loo_exact" if removed and not points else ""
+    return Found(status, float(finite.max()), code, numbers, elpd.good_k)

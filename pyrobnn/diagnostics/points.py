@@ -32,10 +32,9 @@ def same_data(trees: Iterable[Evidence]) -> bool:
     """Whether the trees are of one data set: their observed and held-out outcomes are the same where they have them."""
     trees = list(trees)
     for group in (OBSERVED_DATA, HELD_OUT):
-        outcomes = [y for y in (each.values(group, "y") for each in trees) if y is not None]
-        if any(
-            y.shape != outcomes[0].shape or not np.array_equal(y, outcomes[0]) for y in outcomes
-        ):
+        stored = [evidence.values(group, "y") for evidence in trees]
+        outcomes = [y for y in stored if y is not None]
+        if not all(np.array_equal(y, outcomes[0]) for y in outcomes):
             return False
     return True
 
@@ -47,8 +46,8 @@ def is_classification(evidence: Evidence) -> bool:
 
 def is_censored(evidence: Evidence) -> bool:
     """Whether an outcome is only known to lie beyond its value: how far off a mean is, or what it explains, is not."""
-    seen = [evidence.values(group, "observed") for group in (OBSERVED_DATA, HELD_OUT)]
-    return any(each is not None and not each.all() for each in seen)
+    flags = [evidence.values(group, "observed") for group in (OBSERVED_DATA, HELD_OUT)]
+    return any(observed is not None and not observed.all() for observed in flags)
 
 
 def has_classes(evidence: Evidence) -> bool:
@@ -73,12 +72,12 @@ def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, 
 
     With `whole` also those of labels and counts that are kept as integers.
     """
-    found = _observed(evidence)
-    if found is None:
+    pair = _observed(evidence)
+    if pair is None:
         return None
-    y = found[0].values
+    y = pair[0].values
     sample = evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
-    draws = _draws_first(found[1])
+    draws = _draws_first(pair[1])
     if sample is not None and len(draws) < FEWEST_DRAWS:
         draws = sample
     if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
@@ -90,10 +89,13 @@ def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, 
 
 def class_replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """Training replicates (draw, obs) and labels (obs,) of one label a row; None where there are none."""
-    found = replicates(evidence, whole=True) if has_classes(evidence) else None
-    if found is None or found[1].shape[1] != 1 or found[1].min() < 0:
+    pair = replicates(evidence, whole=True) if has_classes(evidence) else None
+    if pair is None:
         return None
-    return found[0][..., 0].astype(int), found[1][:, 0].astype(int)
+    draws, labels = pair
+    if labels.shape[1] != 1 or labels.min() < 0:
+        return None
+    return draws[..., 0].astype(int), labels[:, 0].astype(int)
 
 
 def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
@@ -177,37 +179,50 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
         return None
     y = evidence.variable(HELD_OUT, "y")
     mean = evidence.variable(PREDICTIONS, "mean")
-    draws = evidence.variable(PREDICTIONS, "y_sample")
-    if draws is None:
-        draws = evidence.variable(PREDICTIONS, "y")
     if y is not None and mean is not None and mean.size:
-        variances = (
-            evidence.variable(PREDICTIONS, f"{kind}_var") for kind in ("aleatoric", "epistemic")
-        )
-        sds = [
-            None if v is None else np.sqrt(np.maximum(one_output(v, output).values, 0))
-            for v in variances
-        ]
-        samples = None
-        if draws is not None:
-            one = one_output(draws, output)
-            samples = one.values if "sample" in one.dims else _draws_first(one)
-        if sds[0] is not None and sds[1] is not None:
-            total = np.hypot(sds[0], sds[1])
-        elif samples is not None:
-            total = samples.std(0)
-        else:
-            return None
-        seen, expected = (one_output(each, output).values for each in (y, mean))
-        return Points(seen, expected, sds[0], sds[1], total, samples, held_out=True)
-    found = None if evidence.likelihood in CLASSES else _observed(evidence)
-    if found is None:
+        return _held_out_points(evidence, y, mean, output)
+    pair = None if evidence.likelihood in CLASSES else _observed(evidence)
+    if pair is None:
         return None
-    seen = one_output(found[0], output).values
-    drawn = _draws_first(one_output(found[1], output))
-    if drawn.ndim != 2 or drawn.size == 0 or seen.ndim != 1 or seen.dtype.kind not in "fiu":
+    outcomes = one_output(pair[0], output).values
+    draws = _draws_first(one_output(pair[1], output))
+    if draws.ndim != 2 or draws.size == 0:
         return None
-    return Points(seen, drawn.mean(0), None, None, drawn.std(0), drawn, held_out=False)
+    if outcomes.ndim != 1 or outcomes.dtype.kind not in "fiu":
+        return None
+    return Points(outcomes, draws.mean(0), None, None, draws.std(0), draws, held_out=False)
+
+
+def _held_out_points(
+    evidence: Evidence, y: xr.DataArray, mean: xr.DataArray, output: int
+) -> Points | None:
+    """Held-out predictions with outcomes; None where the tree holds neither draws nor both variances."""
+    stored = evidence.variable(PREDICTIONS, "y_sample")
+    if stored is None:
+        stored = evidence.variable(PREDICTIONS, "y")
+    draws = None
+    if stored is not None:
+        draws_of_output = one_output(stored, output)
+        in_order = "sample" in draws_of_output.dims
+        draws = draws_of_output.values if in_order else _draws_first(draws_of_output)
+    aleatoric = _stored_sd(evidence, "aleatoric", output)
+    epistemic = _stored_sd(evidence, "epistemic", output)
+    if aleatoric is not None and epistemic is not None:
+        total = np.hypot(aleatoric, epistemic)
+    elif draws is not None:
+        total = draws.std(0)
+    else:
+        return None
+    outcomes = one_output(y, output).values
+    expected = one_output(mean, output).values
+    return Points(outcomes, expected, aleatoric, epistemic, total, draws, held_out=True)
+
+
+def _stored_sd(evidence: Evidence, kind: str, output: int) -> np.ndarray | None:
+    variance = evidence.variable(PREDICTIONS, f"{kind}_var")
+    if variance is None:
+        return None
+    return np.sqrt(np.maximum(one_output(variance, output).values, 0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,13 +253,16 @@ def class_points(evidence: Evidence) -> ClassPoints | None:
     y = evidence.values(HELD_OUT, "y")
     if probs is None or y is None or probs.size == 0:
         return None
-    entropies = [
-        evidence.values(PREDICTIONS, f"{part}_entropy") for part in ("aleatoric", "epistemic")
-    ]
-    aleatoric, epistemic = (None if each is None else each.reshape(-1) for each in entropies)
+    aleatoric = _stored_entropy(evidence, "aleatoric")
+    epistemic = _stored_entropy(evidence, "epistemic")
     x = evidence.values(HELD_OUT, "x")
     x = None if x is None else x.reshape(len(probs), -1)
     return ClassPoints(y.reshape(-1).astype(int), of_each_class(probs), aleatoric, epistemic, x)
+
+
+def _stored_entropy(evidence: Evidence, kind: str) -> np.ndarray | None:
+    entropy = evidence.values(PREDICTIONS, f"{kind}_entropy")
+    return None if entropy is None else entropy.reshape(-1)
 
 
 def of_each_class(probs: np.ndarray) -> np.ndarray:
@@ -278,10 +296,11 @@ def gap_between(inputs: np.ndarray) -> tuple[float, float] | None:
     if len(spacing) < 3:
         return None
     span = inputs[-1] - inputs[0]
-    left = int(spacing.argmax())
-    if spacing[left] <= span * max(0.05, (np.log(len(spacing)) + 3) / len(spacing)):
+    widest = int(spacing.argmax())
+    by_chance = (np.log(len(spacing)) + 3) / len(spacing)
+    if spacing[widest] <= span * max(0.05, by_chance):
         return None
-    return float(inputs[left]), float(inputs[left + 1])
+    return float(inputs[widest]), float(inputs[widest + 1])
 
 
 @statistic
@@ -297,7 +316,8 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
         return None
     inputs = x.reshape(-1)
     points = grid.reshape(-1)
-    if (ends := gap_between(inputs)) is None:
+    ends = gap_between(inputs)
+    if ends is None:
         return None
     sd = np.sqrt(np.maximum(one_output(variance, output).values, 0))
     inside = np.median(np.interp(inputs, points, sd))
@@ -323,10 +343,12 @@ def class_names(evidence: Evidence, count: int) -> list[str]:
 
 def output_names(evidence: Evidence, count: int) -> list[str]:
     """Names of the outputs: that of the target, or ``y``, numbered where there are several and none has a name."""
-    found = _labels(evidence, (PREDICTIONS,), "mean", "output", count)
-    found = found or _labels(evidence, (OBSERVED_DATA, HELD_OUT), "y", "output", count)
+    names = _labels(evidence, (PREDICTIONS,), "mean", "output", count)
+    names = names or _labels(evidence, (OBSERVED_DATA, HELD_OUT), "y", "output", count)
+    if names:
+        return names
     target = evidence.text("target") or outcome(evidence) or "y"
-    return found or ([target] if count == 1 else [f"{target}[{index}]" for index in range(count)])
+    return [target] if count == 1 else [f"{target}[{index}]" for index in range(count)]
 
 
 def outcome(evidence: Evidence) -> str | None:
@@ -335,7 +357,9 @@ def outcome(evidence: Evidence) -> str | None:
 
 
 def _only(names: list[str]) -> str | None:
-    return "y" if "y" in names else names[0] if len(names) == 1 else None
+    if "y" in names:
+        return "y"
+    return names[0] if len(names) == 1 else None
 
 
 def unit(evidence: Evidence) -> str:
@@ -348,5 +372,5 @@ def _labels(
     evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
 ) -> list[str] | None:
     """The names along a dimension of the first group that has as many."""
-    found = (labels(evidence.variable(group, variable), dim) for group in groups)
-    return next((names for names in found if names and len(names) == count), None)
+    by_group = (labels(evidence.variable(group, variable), dim) for group in groups)
+    return next((names for names in by_group if names and len(names) == count), None)

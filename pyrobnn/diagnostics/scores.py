@@ -62,16 +62,16 @@ def score(evidence: Evidence) -> dict[str, Score]:
     y = evidence.values(HELD_OUT, "y")
     if y is None or len(y) == 0:
         return {}
-    found: list[Score] = []
+    scores: list[Score] = []
     log_prob = evidence.values(PREDICTIONS, "log_prob")
     if log_prob is not None:
-        found.append(_mean_score("log_prob", log_prob, "higher"))
+        scores.append(_mean_score("log_prob", log_prob, "higher"))
     probs = evidence.values(PREDICTIONS, "probs")
     if probs is not None:
-        found.extend(_class_scores(probs, y))
+        scores += _class_scores(probs, y)
     else:
-        found.extend(_regression_scores(evidence, y.astype(np.float64).reshape(len(y), -1)))
-    return {each.name: each for each in found}
+        scores += _regression_scores(evidence, y.astype(np.float64).reshape(len(y), -1))
+    return {score.name: score for score in scores}
 
 
 def expected_calibration_error(
@@ -89,13 +89,11 @@ def expected_calibration_error(
     Returns:
         The error, and an array (bin, 3) of mean confidence, share correct and count.
     """
-    parts = [
-        part
-        for part in np.array_split(np.argsort(confidence, kind="stable"), num_bins)
-        if len(part)
-    ]
-    table = np.array([(confidence[part].mean(), correct[part].mean(), len(part)) for part in parts])
-    return float(np.average(np.abs(table[:, 0] - table[:, 1]), weights=table[:, 2])), table
+    order = np.argsort(confidence, kind="stable")
+    bins = [rows for rows in np.array_split(order, num_bins) if len(rows)]
+    table = np.array([(confidence[rows].mean(), correct[rows].mean(), len(rows)) for rows in bins])
+    claimed, accuracy, counts = table.T
+    return float(np.average(np.abs(claimed - accuracy), weights=counts)), table
 
 
 def _mean_score(name: str, values: np.ndarray, better: str) -> Score:
@@ -109,24 +107,26 @@ def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
     mean = evidence.values(PREDICTIONS, "mean")
     if mean is not None:
         mean = mean.reshape(num_data, -1)[:, :num_outputs]
-    seen = evidence.values(HELD_OUT, "observed")
-    if seen is not None and not seen.all():
+    observed = evidence.values(HELD_OUT, "observed")
+    if observed is not None and not observed.all():
         mean = None  # how far it is from a value that was not seen, nobody knows
-    rest = mean, predictive_draws(evidence)
+    draws = predictive_draws(evidence)
     if num_outputs == 1:
-        return _scores_of(y, *rest)
+        return _scores_of(y, mean, draws)
     # outputs have units of their own: nothing is averaged over them but multiples of their spread
-    scale = training_sd(evidence, num_outputs)
-    by = np.ones(num_outputs) if scale is None else scale
-    standard = [None if part is None else part / by for part in rest]
-    found = _scores_of(y / by, standard[0], standard[1], "_standardized")
-    if scale is None:
-        found = [score for score in found if score.better == "nominal"]
+    sd = training_sd(evidence, num_outputs)
+    scale = np.ones(num_outputs) if sd is None else sd
+    standard_mean = None if mean is None else mean / scale
+    standard_draws = None if draws is None else draws / scale
+    scores = _scores_of(y / scale, standard_mean, standard_draws, "_standardized")
+    if sd is None:
+        scores = [score for score in scores if score.better == "nominal"]
     for output in range(num_outputs):
-        one = slice(output, output + 1)
-        column = [None if part is None else part[..., one] for part in rest]
-        found.extend(_scores_of(y[:, one], column[0], column[1], f"[{output}]"))
-    return found
+        column = slice(output, output + 1)
+        mean_of_output = None if mean is None else mean[..., column]
+        draws_of_output = None if draws is None else draws[..., column]
+        scores += _scores_of(y[:, column], mean_of_output, draws_of_output, f"[{output}]")
+    return scores
 
 
 def training_sd(evidence: Evidence, num_outputs: int) -> np.ndarray | None:
@@ -157,29 +157,33 @@ def _scores_of(
     y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
 ) -> list[Score]:
     """Scores of (point, output) in one unit, each the mean of its values for the outputs."""
-    found: list[Score] = []
+    scores: list[Score] = []
     if mean is not None:
-        square = (mean - y) ** 2
-        each = np.sqrt(square.mean(axis=0))
-        data_se = None
-        if len(y) > 1 and (each > 0).all():
-            data_se = float((square / (2 * each)).mean(axis=1).std(ddof=1) / math.sqrt(len(y)))
-        found.append(
-            Score(f"rmse{suffix}", float(each.mean()), data_se, "lower", square.mean(axis=1))
-        )
+        scores.append(_rmse(y, mean, suffix))
     if draws is None or len(draws) < 2:
-        return found
+        return scores
     crps = metrics.crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
-    found.append(_mean_score(f"crps{suffix}", crps.mean(axis=1), "lower"))
+    scores.append(_mean_score(f"crps{suffix}", crps.mean(axis=1), "lower"))
     for level, inside, width in zip(LEVELS, *_intervals(draws, y), strict=True):
         percent = f"{100 * level:.0f}"
         # Laplace's rule keeps the binomial error positive at 0 and 1; the outputs of one point may go together
         share = (inside.mean() * len(y) + 1.0) / (len(y) + 2.0)
         data_se = math.sqrt(share * (1.0 - share) / len(y))
         name = f"coverage_{percent}{suffix.replace('_standardized', '')}"  # a share has no unit
-        found.append(Score(name, float(inside.mean()), data_se, "nominal"))
-        found.append(_mean_score(f"width_{percent}{suffix}", width.mean(axis=1), "lower"))
-    return found
+        scores.append(Score(name, float(inside.mean()), data_se, "nominal"))
+        scores.append(_mean_score(f"width_{percent}{suffix}", width.mean(axis=1), "lower"))
+    return scores
+
+
+def _rmse(y: np.ndarray, mean: np.ndarray, suffix: str) -> Score:
+    """The mean of the outputs' errors, with its standard error by the delta method."""
+    square = (mean - y) ** 2
+    rmse = np.sqrt(square.mean(axis=0))
+    data_se = None
+    if len(y) > 1 and (rmse > 0).all():
+        influence = (square / (2 * rmse)).mean(axis=1)
+        data_se = float(influence.std(ddof=1) / math.sqrt(len(y)))
+    return Score(f"rmse{suffix}", float(rmse.mean()), data_se, "lower", square.mean(axis=1))
 
 
 def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
