@@ -50,27 +50,42 @@ def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarra
         Independent draws that estimate as well (…); NaN where a draw is not finite.
     """
 
-    def of_one(values: np.ndarray) -> float:
-        if kind == "tail":
-            return min(
-                _geyer(_halves(values <= limit)) for limit in np.quantile(values, (0.05, 0.95))
-            )
-        return _geyer(_normal_scores(_halves(values)) if kind == "bulk" else _halves(values))
+    return _of_each(_ESS[kind], draws)
 
-    return _of_each(of_one, draws)
+
+def _ess_mean(values: np.ndarray) -> float:
+    return _geyer(_halves(values))
+
+
+def _ess_bulk(values: np.ndarray) -> float:
+    return _geyer(_normal_scores(_halves(values)))
+
+
+def _ess_tail(values: np.ndarray) -> float:
+    low, high = np.quantile(values, (0.05, 0.95))
+    return min(_geyer(_halves(values <= low)), _geyer(_halves(values <= high)))
+
+
+_ESS = {"mean": _ess_mean, "bulk": _ess_bulk, "tail": _ess_tail}
 
 
 def _rank_normalised_split_rhat(draws: np.ndarray) -> float:
     """Of one quantity (chain, draw); NaN of a single chain."""
+    if len(draws) == 1:
+        return np.nan
     halves = _halves(draws)
-    found = [np.nan]
-    for values in (halves, abs(halves - np.median(halves))) if len(draws) > 1 else ():
-        scores = _normal_scores(values)
-        half = values.shape[1]
-        between = half * scores.mean(1).var(ddof=1)
-        within = scores.var(1, ddof=1).mean()
-        found.append(np.sqrt((between / within + half - 1) / half))
-    return np.fmax.reduce(found)
+    folded = abs(halves - np.median(halves))
+    bulk = _rhat_of_scores(_normal_scores(halves))
+    tail = _rhat_of_scores(_normal_scores(folded))
+    return np.fmax(bulk, tail)
+
+
+def _rhat_of_scores(scores: np.ndarray) -> float:
+    """Gelman and Rubin's ratio of scores (chain, draw)."""
+    num_draws = scores.shape[1]
+    between = num_draws * scores.mean(1).var(ddof=1)
+    within = scores.var(1, ddof=1).mean()
+    return np.sqrt((between / within + num_draws - 1) / num_draws)
 
 
 def _halves(draws: np.ndarray) -> np.ndarray:
@@ -95,14 +110,14 @@ def _geyer(draws: np.ndarray) -> float:
     total = covariance[0] + (draws.mean(1).var(ddof=1) if len(draws) > 1 else 0.0)
     rho = 1 - (covariance[0] * num / (num - 1) - covariance) / total
     rho[0] = 1.0
+    # sums of neighbouring autocorrelations are positive and fall: beyond the first that is not, there is noise alone
     pairs = rho[: max(2, (num - 1) // 2 * 2)].reshape(-1, 2).sum(1)
-    last = int((pairs <= 0).argmax()) if (pairs <= 0).any() else len(pairs) - 1
-    after = rho[2 * last] if last else 1.0
-    tau = (
-        2 * np.minimum.accumulate(pairs[:last]).sum()
-        - 1
-        + (after if pairs[last] >= 0 else max(after, 0.0))
-    )
+    not_positive = pairs <= 0
+    end = int(not_positive.argmax()) if not_positive.any() else len(pairs) - 1
+    remainder = rho[2 * end] if end else 1.0
+    if pairs[end] < 0:
+        remainder = max(remainder, 0.0)
+    tau = 2 * np.minimum.accumulate(pairs[:end]).sum() - 1 + remainder
     return size / max(tau, 1 / np.log10(size))
 
 
@@ -113,11 +128,11 @@ def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
         raise ValueError(
             f"draws must be (…, chain, draw) with at least {MIN_DRAWS} draws, got {draws.shape}"
         )
-    found = np.full(draws.shape[:-2], np.nan)
+    statistics = np.full(draws.shape[:-2], np.nan)
     finite = np.isfinite(draws).all((-2, -1))
     with np.errstate(all="ignore"):  # what does not move
-        found[finite] = [compute(each) for each in draws[finite]]
-    return found
+        statistics[finite] = [compute(quantity) for quantity in draws[finite]]
+    return statistics
 
 
 def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:
@@ -131,12 +146,10 @@ def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:
     References:
         Variance estimation in the particle filter (Lee & Whiteley, 2018) https://doi.org/10.1093/biomet/asy028
     """
-    family = np.unique(ancestor + 1j * np.arange(len(ancestor))[:, None], return_inverse=True)[
-        1
-    ].ravel()
+    # the same number on another island is another ancestor
+    island = np.arange(len(ancestor))[:, None]
+    _, family = np.unique(ancestor + 1j * island, return_inverse=True)
+    family = family.ravel()
     centred = (draws - draws.mean((1, 2), keepdims=True)).reshape(len(draws), -1)
-    return (
-        family.size
-        * (centred**2).sum(1)
-        / (np.stack([np.bincount(family, each) for each in centred]) ** 2).sum(1)
-    )
+    sums = np.stack([np.bincount(family, values) for values in centred])
+    return family.size * (centred**2).sum(1) / (sums**2).sum(1)

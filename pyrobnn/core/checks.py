@@ -111,22 +111,22 @@ def check_device(device: str | torch.device | None) -> torch.device | None:
             raise ValueError(
                 f"'device' is {str(device)!r} of {count} CUDA devices: use device='cpu'"
             )
-        if (
-            device.index is None
-        ):  # the tensors on it have one, and a device without is equal to none
+        # the tensors on it have an index, and a device without is equal to none
+        if device.index is None:
             device = torch.device("cuda", torch.cuda.current_device())
     return device
 
 
-def check_finite(name: str, value: Tensor, first: int = 0) -> None:
-    """Raise a ValueError naming the first row of ``value`` that holds NaN or infinity, counted from ``first``."""
+def check_finite(name: str, value: Tensor, offset: int = 0) -> None:
+    """Raise a ValueError naming the first row of ``value`` that holds NaN or infinity, counted from ``offset``."""
     if not value.is_floating_point():
         return
     finite = torch.isfinite(value)
     if not bool(finite.all()):
-        row = (
-            first + int((~finite.reshape(len(value), -1)).any(1).nonzero()[0]) if value.dim() else 0
-        )
+        row = 0
+        if value.dim():
+            bad_rows = (~finite.reshape(len(value), -1)).any(1).nonzero()
+            row = offset + int(bad_rows[0])
         count = int((~finite).sum())
         raise ValueError(
             f"'{name}' holds {count} NaN or infinite values (first in row {row}): drop them"
@@ -137,20 +137,26 @@ def check_cast(name: str, value: Tensor, cast: Tensor) -> None:
     """ValueError where float32 keeps less than half of a column's distinct values (row, …): 1e8 plus noise, say."""
     if value.dtype == cast.dtype or cast.dtype != torch.float32:
         return
-    few = slice(None, None, max(1, len(value) // 1000))
-    before, after = (
-        each[few].reshape(len(each[few]), -1).double().sort(0).values for each in (value, cast)
-    )
+    stride = max(1, len(value) // 1000)
+    before = _sorted_columns(value[::stride])
+    after = _sorted_columns(cast[::stride])
     # sin(2 pi day / 7) and the like: equal in all but float64's last digits
     rounding = 1e-11 * before.abs().amax(0)
-    count, kept = ((each.diff(dim=0) > rounding).sum(0) + 1 for each in (before, after))
-    if len(lost := (2 * kept < count).nonzero()):
-        column = int(lost[0])
+    distinct = (before.diff(dim=0) > rounding).sum(0) + 1
+    distinct_after = (after.diff(dim=0) > rounding).sum(0) + 1
+    damaged = (2 * distinct_after < distinct).nonzero()
+    if len(damaged):
+        column = int(damaged[0])
         raise ValueError(
             f"column {column} of '{name}' lies around {before[len(before) // 2, column]:.9g}: the net's float32 keeps "
-            f"{kept[column]} of {count[column]} distinct values; give the model a standardizer fitted on these data, "
-            "subtract the median, or use net.double()"
+            f"{distinct_after[column]} of {distinct[column]} distinct values; give the model a standardizer fitted on "
+            "these data, subtract the median, or use net.double()"
         )
+
+
+def _sorted_columns(values: Tensor) -> Tensor:
+    """Columns (row, column) of values (row, …), each sorted, in float64."""
+    return values.reshape(len(values), -1).double().sort(0).values
 
 
 def as_tensor(name: str, value: Any) -> Tensor:
@@ -169,21 +175,13 @@ def as_tensor(name: str, value: Any) -> Tensor:
         return torch.stack([as_tensor(name, item) for item in value])
     try:
         array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
-        if (
-            array.dtype.kind == "O"
-        ):  # columns of different types: NumPy finds the one that holds them all
+        # columns of different types: NumPy finds the one that holds them all
+        if array.dtype.kind == "O":
             array = np.array(array.tolist())
     except (TypeError, ValueError) as error:
         raise TypeError(f"'{name}' must be a tensor or a numeric array: {error}") from error
     if array.dtype.kind not in "biuf":
-        types = (
-            value.dtypes.items()
-            if getattr(value, "ndim", 0) == 2 and hasattr(value, "dtypes")
-            else ()
-        )
-        columns = [
-            str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"
-        ]
+        columns = _columns_without_numbers(value)
         where = f" in the columns {', '.join(columns)}" if columns else ""
         raise TypeError(
             f"'{name}' must be a tensor or a numeric array, but holds{where} {_contents(name, value, array)}"
@@ -194,12 +192,18 @@ def as_tensor(name: str, value: Any) -> Tensor:
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
+def _columns_without_numbers(value: Any) -> list[str]:
+    """The names of such columns of a DataFrame; none of anything else."""
+    if getattr(value, "ndim", 0) != 2 or not hasattr(value, "dtypes"):
+        return []
+    types = value.dtypes.items()
+    return [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]
+
+
 def _contents(name: str, value: Any, array: np.ndarray) -> str:
     """What is there instead of numbers, and how to make numbers of it."""
-    text = next(
-        (item for item in np.asarray(value, dtype=object).reshape(-1) if isinstance(item, str)),
-        None,
-    )
+    items = np.asarray(value, dtype=object).reshape(-1)
+    text = next((item for item in items if isinstance(item, str)), None)
     if text is None:
         return f"{array.dtype}: make real numbers of it, and drop or impute what is missing"
     if name == "y":
@@ -218,33 +222,32 @@ def divergences_by_chance(num_transitions: int) -> int:
     """
     mean = torch.tensor(5e-4 * num_transitions, dtype=torch.float64)
     counts = torch.arange(10 + 2 * int(mean), dtype=torch.float64)
-    return int(
-        (torch.special.gammaincc(counts + 1, mean) < 0.98).sum()
-    )  # Poisson's distribution function
+    distribution_function = torch.special.gammaincc(counts + 1, mean)  # Poisson's
+    return int((distribution_function < 0.98).sum())
 
 
 class NotEnoughMemory(Refused, MemoryError):
     """More memory than the device has free; the message has the bytes and what to change."""
 
 
-def require(needed: int, device: torch.device, what: str, remedies: str) -> None:
-    """NotEnoughMemory where ``what`` needs more bytes than are free; ``remedies`` says what to do instead."""
+def require(needed: int, device: torch.device, subject: str, remedies: str) -> None:
+    """NotEnoughMemory where ``subject`` needs more bytes than are free; ``remedies`` says what to do instead."""
     free = free_bytes(device)
     if needed > free:
-        raise NotEnoughMemory(f"{what} needs {needed:,} bytes but {free:,} are free: {remedies}")
+        raise NotEnoughMemory(f"{subject} needs {needed:,} bytes but {free:,} are free: {remedies}")
 
 
 def free_bytes(device: torch.device) -> int:
     """Bytes free on ``device``; without limit where the system does not tell, so that nothing is refused on a guess."""
     if device.type == "cuda":
         # the driver counts as taken what torch's allocator keeps for later
-        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + kept
+        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + reserve
     with contextlib.suppress(AttributeError, ValueError, OSError):
-        if (table := Path("/proc/meminfo")).exists():
-            fields = dict(
-                line.split(":", 1) for line in table.read_text(encoding="utf-8").splitlines()
-            )
+        table = Path("/proc/meminfo")
+        if table.exists():
+            lines = table.read_text(encoding="utf-8").splitlines()
+            fields = dict(line.split(":", 1) for line in lines)
             return int(fields["MemAvailable"].split()[0]) * 1024
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return sys.maxsize

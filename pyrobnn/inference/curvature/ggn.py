@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -127,8 +127,8 @@ class Curvature(ABC):
         if not self.num_cut or cut <= 1:
             return []
         error = 0.5 * self.num_cut * math.log1p(cut)
-        seen = {"top": self.top * ratio, "cut": cut, "count": self.num_cut, "error": error}
-        return [Finding("curvature_unresolved", seen)]
+        numbers = {"top": self.top * ratio, "cut": cut, "count": self.num_cut, "error": error}
+        return [Finding("curvature_unresolved", numbers)]
 
     def _spread(self, tau: Tensor) -> Tensor:
         return tau.double().expand(len(self.index)) if len(tau) == 1 else tau.double()[self.group]
@@ -151,31 +151,31 @@ class FullCurvature(Curvature):
         self._values: Tensor | None = None
         self._grams: Tensor | None = None
         with torch.no_grad():
-            _, first = next(with_roots([x[:1]], root))
-            width = first(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
+            _, root_of_row = next(with_roots([x[:1]], root))
+            width = root_of_row(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
         self.size = min(len(x) * width, jacobian.size)
-        parts = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
+        chunks = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
         if self.size < jacobian.size:
             rows = [
-                jacobian.rows(part, here)[1].flatten(0, 1) * whiten
-                for part, here in with_roots(parts, root)
+                jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten
+                for chunk, chunk_root in with_roots(chunks, root)
             ]
             self.rows = check_finite(torch.cat(rows))
             self._values, self.basis = _spectrum(self.rows)
             self._set_resolution(self._values)
             return
         matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
-        for part, here in with_roots(parts, root):
-            matrix += _gram(jacobian.rows(part, here)[1].flatten(0, 1) * whiten)
+        for chunk, chunk_root in with_roots(chunks, root):
+            matrix += _gram(jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten)
         self.matrix = check_finite(matrix)
-        self.top = float(
-            torch.linalg.matrix_norm(self.matrix)
-        )  # no less than the largest eigenvalue
+        # no less than the largest eigenvalue
+        self.top = float(torch.linalg.matrix_norm(self.matrix))
 
-    def _set_resolution(self, kept: Tensor) -> None:
-        self.top = float(kept[-1]) if len(kept) else 0.0
+    def _set_resolution(self, values: Tensor) -> None:
+        """By the eigenvalues that are not cut, ascending."""
+        self.top = float(values[-1]) if len(values) else 0.0
         self.cut = self.top * self.size * EPS
-        self.num_cut = self.size - len(kept)
+        self.num_cut = self.size - len(values)
 
     def _eigenvalues(self) -> Tensor:
         """Nonzero eigenvalues of H̃, ascending."""
@@ -187,9 +187,8 @@ class FullCurvature(Curvature):
 
     def _is_stiff(self, tau: Tensor, c: Tensor | float) -> bool:
         """Whether the least prior precision is below the rounding of c H̃."""
-        return float(torch.as_tensor(c).detach()) * self.top * self.size * EPS > float(
-            tau.detach().min()
-        )
+        rounding = float(torch.as_tensor(c).detach()) * self.top * self.size * EPS
+        return rounding > float(tau.detach().min())
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         prior = self._spread(tau).log().sum()
@@ -209,8 +208,8 @@ class FullCurvature(Curvature):
     def _layer_grams(self, rows: Tensor) -> Tensor:
         """Gram matrix of the rows by layer (groups, N·k, N·k), float64; computed once."""
         if self._grams is None:
-            parts = [rows[:, self.group == g] for g in range(len(self.group_names))]
-            self._grams = torch.stack([_gram(part.T) for part in parts])
+            layers = [rows[:, self.group == g] for g in range(len(self.group_names))]
+            self._grams = torch.stack([_gram(layer.T) for layer in layers])
         return self._grams
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
@@ -223,18 +222,14 @@ class FullCurvature(Curvature):
         scale = (self.prior_prec.double() * spread).rsqrt()
         if self.rows is None:
             self._eigenvalues()  # how much of them is resolved is told
-            values, basis = torch.linalg.eigh(
-                c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None]
-            )
+            whitened = c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None]
+            values, basis = torch.linalg.eigh(whitened)
             keep = resolved(values)
             return [LowRankBlock(self.index, scale, basis[:, keep], values[keep])]
         scale = scale.to(self.rows)
         if len(tau) == 1:
-            return [
-                LowRankBlock(
-                    self.index, scale, self.basis, (c * self._eigenvalues() / tau).to(scale)
-                )
-            ]
+            values = (c * self._eigenvalues() / tau).to(scale)
+            return [LowRankBlock(self.index, scale, self.basis, values)]
         values, basis = _spectrum(self.rows * (c / spread).sqrt().to(scale))
         return [LowRankBlock(self.index, scale, basis, values.to(scale))]
 
@@ -246,10 +241,10 @@ class DiagCurvature(Curvature):
         super().__init__(jacobian, prior_prec)
         total = torch.zeros(jacobian.size, dtype=torch.float64, device=x.device)
         if not jacobian.layers:
-            for part, here in with_roots(jacobian.chunks(x), root):
-                total += jacobian.rows(part, here)[1].square().sum((0, 1)).double()
-        for part, here in with_roots(_factor_chunks(jacobian, x), root):
-            for layer, factors in zip(jacobian.layers, jacobian.factors(part, here)[1]):
+            for chunk, chunk_root in with_roots(jacobian.chunks(x), root):
+                total += jacobian.rows(chunk, chunk_root)[1].square().sum((0, 1)).double()
+        for chunk, chunk_root in with_roots(_factor_chunks(jacobian, x), root):
+            for layer, factors in zip(jacobian.layers, jacobian.factors(chunk, chunk_root)[1]):
                 if factors.inputs.shape[1] == 1:
                     grads = factors.grads.square().sum((1, 2))
                     square = grads.T @ factors.inputs.squeeze(1).square()
@@ -266,6 +261,21 @@ class DiagCurvature(Curvature):
         return [DiagBlock(self.index, (white * self.prior_prec).to(self.prior_prec))]
 
 
+class KronLayer(NamedTuple):
+    """The decomposed Kronecker factors of a layer, whitened by the prior.
+
+    ``positions`` of its weights, and the ``group`` of their prior; eigenvectors of B and A, products (out, in) of their
+    eigenvalues, and the prior scale (in,).
+    """
+
+    positions: Tensor
+    group: int
+    out_basis: Tensor
+    in_basis: Tensor
+    values: Tensor
+    scale: Tensor
+
+
 class KronCurvature(Curvature):
     r"""One Kronecker product per layer, :math:`H_l \approx B_l \otimes A_l`, bias as a column of ones in A.
 
@@ -279,48 +289,62 @@ class KronCurvature(Curvature):
                 "(ungrouped), each called once: use structure='diag' or 'full', or subset= without these parameters"
             )
         super().__init__(jacobian, prior_prec)
-        like: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
-        shapes = [layer.index.shape for layer in jacobian.layers]
-        inputs = [torch.zeros(columns, columns, **like) for _, columns in shapes]
-        grads = [torch.zeros(rows, rows, **like) for rows, _ in shapes]
-        counts = [0] * len(shapes)
-        for part, here in with_roots(_factor_chunks(jacobian, x), root):
-            for i, factors in enumerate(jacobian.factors(part, here)[1]):
-                inputs[i] += _gram(factors.inputs.flatten(0, 1))
-                grads[i] += _gram(factors.grads.flatten(0, 2))
-                counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
-        self.layers = []
-        for layer, a, b, count in zip(jacobian.layers, inputs, grads, counts):
+        self.layers: list[KronLayer] = []
+        for layer, (a, b) in zip(jacobian.layers, _kronecker_factors(jacobian, x, root)):
             place = jacobian.positions(layer)
             prior = prior_prec[place].double()
             columns = prior.mean(0)
             self.averaged |= bool(((prior - columns).abs() > 1e-5 * columns).any())
-            white = a / count * (columns.rsqrt().unsqueeze(1) * columns.rsqrt())
-            (in_values, in_basis) = _decomposed(white)
-            (out_values, out_basis) = _decomposed(b)
+            scale = columns.rsqrt()
+            in_values, in_basis = _decomposed(a * (scale.unsqueeze(1) * scale))
+            out_values, out_basis = _decomposed(b)
             values = out_values.unsqueeze(1) * in_values
-            if (top := float(values[-1, -1])) >= self.top:  # of the layer with the most curvature
-                self.top = top
-                self.cut = top * max(values.shape) * EPS
+            largest = float(values[-1, -1])
+            if largest >= self.top:  # of the layer with the most curvature
+                self.top = largest
+                self.cut = largest * max(values.shape) * EPS
                 self.num_cut = int((values == 0).sum())
             group = int(self.group[place[0, 0]])
-            self.layers.append(
-                (layer.index.reshape(-1), group, out_basis, in_basis, values, columns.rsqrt())
-            )
+            positions = layer.index.reshape(-1)
+            self.layers.append(KronLayer(positions, group, out_basis, in_basis, values, scale))
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         factors = tau.expand(len(self.group_names))
-        return torch.stack(
-            [(factors[group] + c * v).log().sum() for _, group, _, _, v, _ in self.layers]
-        ).sum()
+        terms = [(factors[layer.group] + c * layer.values).log().sum() for layer in self.layers]
+        return torch.stack(terms).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
         factors = tau.expand(len(self.group_names))
-        found: list[Block] = []
-        for index, group, out_basis, in_basis, values, scale in self.layers:
-            parts = (out_basis, in_basis, factors[group] + c * values, scale)
-            found.append(KronBlock(index, *(part.to(self.prior_prec) for part in parts)))
-        return found
+        dtype = self.prior_prec
+        blocks: list[Block] = []
+        for layer in self.layers:
+            values = factors[layer.group] + c * layer.values
+            block = KronBlock(
+                layer.positions,
+                layer.out_basis.to(dtype),
+                layer.in_basis.to(dtype),
+                values.to(dtype),
+                layer.scale.to(dtype),
+            )
+            blocks.append(block)
+        return blocks
+
+
+def _kronecker_factors(
+    jacobian: NetworkJacobian, x: Tensor, root: RowRoot
+) -> list[tuple[Tensor, Tensor]]:
+    """A and B of each layer, float64."""
+    like: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
+    shapes = [layer.index.shape for layer in jacobian.layers]
+    inputs = [torch.zeros(columns, columns, **like) for _, columns in shapes]
+    grads = [torch.zeros(rows, rows, **like) for rows, _ in shapes]
+    counts = [0] * len(shapes)
+    for chunk, chunk_root in with_roots(_factor_chunks(jacobian, x), root):
+        for i, factors in enumerate(jacobian.factors(chunk, chunk_root)[1]):
+            inputs[i] += _gram(factors.inputs.flatten(0, 1))
+            grads[i] += _gram(factors.grads.flatten(0, 2))
+            counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
+    return [(a / count, b) for a, b, count in zip(inputs, grads, counts)]
 
 
 def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:
@@ -339,8 +363,8 @@ def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     mix = vectors[:, keep] * values.rsqrt()
     basis = rows.new_empty(rows.shape[1], len(values))
     size = max(1, CHUNK_SCALARS // len(rows))
-    for part, target in zip(rows.T.split(size), basis.split(size)):
-        target.copy_(part.double() @ mix)
+    for columns, target in zip(rows.T.split(size), basis.split(size)):
+        target.copy_(columns.double() @ mix)
     return values, basis
 
 
@@ -378,15 +402,14 @@ def hessian(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
         >>> hessian(program, torch.ones(2)).diagonal()
         tensor([4., 4.], dtype=torch.float64)
     """
-    columns = torch.cat([part for _, part in _columns(density, z, index)]).double()
+    columns = torch.cat([block for _, block in _columns(density, z, index)]).double()
     return (columns + columns.T) / 2
 
 
 def hessian_diagonal(density: Density, z: Tensor, index: Tensor | None = None) -> Tensor:
     """Diagonal (p,) of :func:`hessian`, float64, without the matrix in memory."""
-    return torch.cat(
-        [part.gather(1, rows[:, None])[:, 0] for rows, part in _columns(density, z, index)]
-    ).double()
+    diagonal = [block.gather(1, rows[:, None])[:, 0] for rows, block in _columns(density, z, index)]
+    return torch.cat(diagonal).double()
 
 
 def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -394,11 +417,11 @@ def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tupl
     index = torch.arange(len(z), device=z.device) if index is None else index
     z = z.detach()
     centre = z[index]
-    slope = torch.func.grad(lambda part: -density.log_joint(z.index_copy(0, index, part)))
+    slope = torch.func.grad(lambda values: -density.log_joint(z.index_copy(0, index, values)))
 
     def product(direction: Tensor) -> Tensor:
         # reverse over reverse: torch's forward mode mixes up dtypes where a float32 model is summed in float64
-        return torch.func.grad(lambda part: slope(part) @ direction)(centre)
+        return torch.func.grad(lambda values: slope(values) @ direction)(centre)
 
     data = max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)
     at_once = max(1, CHUNK_SCALARS // (64 * max(len(index), data)))
