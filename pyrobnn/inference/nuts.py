@@ -33,7 +33,6 @@ from pyrobnn.inference.fitting.problem import (
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.adaptation import STATS, form_of, kept_in_warmup
 from pyrobnn.inference.hmc.hooks import (
     MOST_DRAWS,
     Hooks,
@@ -42,7 +41,9 @@ from pyrobnn.inference.hmc.hooks import (
     with_reasons,
 )
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, Machine
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
+from pyrobnn.inference.hmc.windows import STATS, kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.gradient import Gradient, batched_gradient
@@ -305,7 +306,7 @@ class NUTS(Method):
             self.machine(gradient, z, self._num_slots(density.dim, run.num_draws)),
             seed=run.seed,
             num_warmup=self._first_warmup,
-            most=MOST_WARMUP if self.num_warmup is None else None,
+            max_warmup=MOST_WARMUP if self.num_warmup is None else None,
             names=None if problem.is_bnn else density.site_of,
             inspect=None if problem.is_bnn else inspector(density),
             mass_matrix=form,

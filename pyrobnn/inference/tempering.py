@@ -24,7 +24,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.exchange import Level
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_subsampling
-from pyrobnn.inference.hmc.adaptation import pulled, unwhiten, whitening
+from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
 from pyrobnn.model import NET, Density
 from pyrobnn.model.compile import compiled, library_elements
 from pyrobnn.model.gradient import Gradient

@@ -25,7 +25,7 @@ from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import what_program_says
-from pyrobnn.inference.hmc.adaptation import form_of
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.smc import (

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 
 from pyrobnn.inference.fitting.problem import make_posterior, prepare
-from pyrobnn.inference.hmc.adaptation import form_of
+from pyrobnn.inference.hmc.metric import form_of
 from pyrobnn.inference.hmc.run import Run
 from pyrobnn.inference.method import Method
 from pyrobnn.inference.nuts import NUTS

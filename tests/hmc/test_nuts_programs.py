@@ -15,7 +15,7 @@ import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
-from pyrobnn.inference.hmc.adaptation import STATS, extend_phase, not_stationary, planned
+from pyrobnn.inference.hmc.windows import STATS, extend_phase, not_stationary, planned
 from pyrobnn.inference.nuts import finite_starts
 from pyrobnn.model import Density
 

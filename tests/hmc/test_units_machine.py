@@ -8,17 +8,17 @@ import pytest
 import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
-from pyrobnn.inference.hmc.adaptation import (
+from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.hmc.metric import whitening
+from pyrobnn.inference.hmc.step_size import (
     FROZEN,
     OWN,
     POOLED,
     dual_average,
     dual_averaging,
     first_step_size,
-    planned,
-    whitening,
 )
-from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.hmc.windows import planned
 from pyrobnn.inference.optim.training import (
     SCHEDULES,
     Optimizer,
@@ -187,7 +187,7 @@ def test_a_large_window_is_whitened_in_parts_with_the_same_numbers(monkeypatch):
     counts = torch.full((4,), 500)
     old = torch.ones(3, dtype=torch.float64)
     whole = whitening(z, counts, old)
-    monkeypatch.setattr("pyrobnn.inference.hmc.adaptation._PART", 100)
+    monkeypatch.setattr("pyrobnn.inference.hmc.metric._BLOCK", 100)
     torch.testing.assert_close(whitening(z, counts, old), whole)
 
 

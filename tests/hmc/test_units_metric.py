@@ -9,7 +9,7 @@ import torch
 from helpers import seeded
 
 import pyrobnn as pb
-from pyrobnn.inference.hmc.adaptation import form_of, pulled, standard_deviations, unwhiten, whiten
+from pyrobnn.inference.hmc.metric import form_of, pulled, standard_deviations, unwhiten, whiten
 
 with seeded(3):
     FORMS = {

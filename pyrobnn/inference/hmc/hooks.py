@@ -21,9 +21,9 @@ from pyrobnn.core.checks import divergences_by_chance
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
-from pyrobnn.inference.hmc.adaptation import MIN_TRANSITIONS, STATS, stuck_chains
 from pyrobnn.inference.hmc.retrace import impossible_ends
 from pyrobnn.inference.hmc.run import Draws, Progress
+from pyrobnn.inference.hmc.windows import MIN_TRANSITIONS, STATS, stuck_chains
 from pyrobnn.likelihoods.base import identified
 from pyrobnn.model import NET, Density
 from pyrobnn.model.gradient import at_each

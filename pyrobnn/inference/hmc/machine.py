@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
-from pyrobnn.inference.hmc.adaptation import STATS, dual_average, pulled, unwhiten
+from pyrobnn.inference.hmc.metric import pulled, unwhiten
+from pyrobnn.inference.hmc.step_size import dual_average
+from pyrobnn.inference.hmc.windows import STATS
 from pyrobnn.model.compile import materialize
 from pyrobnn.model.gradient import Gradient
 

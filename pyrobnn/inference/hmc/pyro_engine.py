@@ -11,8 +11,8 @@ from pyro.infer import HMC, MCMC, NUTS
 from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.hmc.adaptation import STATS
 from pyrobnn.inference.hmc.run import Draws
+from pyrobnn.inference.hmc.windows import STATS
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

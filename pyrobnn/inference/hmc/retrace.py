@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.inference.hmc.adaptation import STATS, pulled, unwhiten, whiten
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
+from pyrobnn.inference.hmc.metric import pulled, unwhiten, whiten
+from pyrobnn.inference.hmc.windows import STATS
 from pyrobnn.model import Density
 from pyrobnn.model.gradient import batched_gradient
 

@@ -18,27 +18,19 @@ from torch import Tensor
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import PrecisionLoss
 from pyrobnn.inference.hmc import checkpoint
-from pyrobnn.inference.hmc.adaptation import (
-    FROZEN,
+from pyrobnn.inference.hmc.machine import Machine, Scalars, State, Vectors
+from pyrobnn.inference.hmc.metric import pulled, standard_deviations, unwhiten, whiten, whitening
+from pyrobnn.inference.hmc.step_size import FROZEN, OWN, POOLED, dual_averaging, first_step_size
+from pyrobnn.inference.hmc.windows import (
     MIN_WINDOW,
-    OWN,
-    POOLED,
     STATS,
     Phase,
     acceptance_off_target,
-    dual_averaging,
     extend_phase,
-    first_step_size,
     kept_in_warmup,
     not_stationary,
     planned,
-    pulled,
-    standard_deviations,
-    unwhiten,
-    whiten,
-    whitening,
 )
-from pyrobnn.inference.hmc.machine import Machine, Scalars, State, Vectors
 from pyrobnn.model.compile import CudaGraph, compiled, first_line
 from pyrobnn.model.compile.interrupts import TimeSpent, limited
 
@@ -80,9 +72,8 @@ class Progress(NamedTuple):
     divergences: int
     steps: int
     unfinished: str  # why the warm-up was not finished when it was last judged
-    positions: Callable[
-        [], Tensor
-    ]  # unconstrained (chain, draw, dim): the draws, or where the chains are
+    # unconstrained (chain, draw, dim): the draws, or where the chains are
+    positions: Callable[[], Tensor]
 
 
 def named_stats(stats: Tensor) -> dict[str, Tensor]:
@@ -132,12 +123,12 @@ class Run:
     Args:
         machine: sizes and gradient; ``machine.num_slots`` holds the longest phase worth keeping.
         num_warmup: transitions of the warm-up, on average over chains.
-        most: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
+        max_warmup: transitions up to which the warm-up goes on where it is not finished; None ends it as planned.
         names: of the site of a coordinate, of a plain program; None for a net.
         inspect: says why draws (point, dim) and the steps along them (dim,) need float64; empty if they do not.
         mass_matrix: ``"diag"`` or ``"dense"``.
         step_size: the first one; None finds it.
-        every: steps between looks.
+        look_every: steps between looks.
         compile_within: seconds after which a compile is given up for the uncompiled step.
     """
 
@@ -147,22 +138,22 @@ class Run:
         *,
         seed: int,
         num_warmup: int,
-        most: int | None = None,
+        max_warmup: int | None = None,
         names: Callable[[int], str] | None = None,
         inspect: Callable[[Tensor, Tensor], str] | None = None,
         mass_matrix: str = "diag",
         step_size: float | None = None,
         compile: bool = True,
-        every: int = 16,
+        look_every: int = 16,
         compile_within: float | None = None,
     ) -> None:
         self.machine = machine
         self.dense = mass_matrix == "dense"
-        self.every = every
+        self.look_every = look_every
         chains = torch.arange(machine.num_chains, device=machine.device)
         self.keys = rng.key(torch.tensor(seed, device=machine.device), chains)
         self.plan = planned(num_warmup)
-        self.most = most
+        self.max_warmup = max_warmup
         self.names = names
         self.inspect = inspect
         self.unfinished = ""  # why the warm-up was not finished when it was last judged
@@ -170,14 +161,15 @@ class Run:
         self.compile = compile
         self.compile_within = compile_within
         self.buffers = machine.buffers()
-        self.draws, self.stats = machine.records(
-            machine.num_slots + 1
-        )  # the last takes what is to be forgotten
-        self.phase = self.total_steps = self._unstored = 0  # steps since draws were stored
+        # the last slot takes what is to be forgotten
+        self.draws, self.stats = machine.records(machine.num_slots + 1)
+        self.phase = 0
+        self.total_steps = 0
+        self._unstored = 0  # steps since draws were stored
         self.ready = 0  # draws that every chain had at the last look
-        self.kept = min(
+        self.num_window = min(
             machine.num_slots,
-            kept_in_warmup(max(num_warmup, most or 0), machine.num_chains, machine.dim),
+            kept_in_warmup(max(num_warmup, max_warmup or 0), machine.num_chains, machine.dim),
         )
         self.history: list[list[float]] = []
         self._advance: Callable[[int], State] | None = None
@@ -213,14 +205,13 @@ class Run:
         """Continue from what :meth:`tensors` gave, on any device; ValueError where the density is another."""
         device = self.machine.device
         self.state = State(*(tensors[name].to(device) for name in State._fields))
-        for name, mine in {**self.buffers._asdict(), **self._stored()}.items():
-            mine.copy_(tensors[name])
+        for name, buffer in {**self.buffers._asdict(), **self._stored()}.items():
+            buffer.copy_(tensors[name])
         self.scale = tensors["scale"].to(device)
         self.phase, self.total_steps = tensors["counters"].tolist()
         self.history = tensors["history"].tolist()
-        self.plan = [
-            Phase(length, bool(mass), bool(own)) for length, mass, own in tensors["plan"].tolist()
-        ]
+        phases = tensors["plan"].tolist()
+        self.plan = [Phase(length, bool(mass), bool(own_step)) for length, mass, own_step in phases]
         self.unfinished = bytes(tensors["unfinished"].tolist()).decode()
         checkpoint.check_density(
             self.state.scalars[_LP], self._gradient(self.state.vectors[_PROPOSAL])[1]
@@ -273,7 +264,7 @@ class Run:
     ) -> bool:
         """Take some steps, look at the chains, and perhaps go on to the next phase; whether the draws are there."""
         with self._interrupts.changing():
-            self.advance(self.every)
+            self.advance(self.look_every)
         slots = self.state.scalars[_SLOT]
         if self.phase == len(self.plan):
             self.ready = min(int(slots.min()), num_draws)
@@ -289,7 +280,7 @@ class Run:
             phase = self.plan[self.phase]
             mass = phase.mass and count >= MIN_WINDOW
             self.plan = [*self.plan[: self.phase], phase._replace(length=count, mass=mass)]
-            self.most = None
+            self.max_warmup = None
         if count >= self.plan[self.phase].length:
             with self._interrupts.changing():
                 self._next_phase()
@@ -310,24 +301,22 @@ class Run:
     def _stored(self) -> dict[str, Tensor]:
         """The ``draws`` and ``stats`` of this phase, after the latest are copied from where the step leaves them."""
         if self._unstored:
-            last = self.machine.num_slots
+            end = self.machine.num_slots
             size = self.machine.num_latest
             chain = torch.arange(len(self.keys), device=self.keys.device).unsqueeze(-1)
-            new = torch.arange(
-                1, self._unstored + 1, device=chain.device
-            )  # a step ends one transition at most
+            # a step ends one transition at most
+            new = torch.arange(1, self._unstored + 1, device=chain.device)
             number = self.state.scalars[_SLOT].long().unsqueeze(-1) - new
-            rows = (
-                chain * size + number % size
-            ).flatten()  # one index: for two, torch starts threads
-            where = (
-                chain * (last + 1) + torch.where(number < 0, last, number.clamp(max=last))
-            ).flatten()
-            for kept, latest in (
+            # one index each: for two, torch starts threads
+            rows = (chain * size + number % size).flatten()
+            slot = torch.where(number < 0, end, number.clamp(max=end))
+            places = (chain * (end + 1) + slot).flatten()
+            for record, latest in (
                 (self.draws, self.buffers.latest_draws),
                 (self.stats, self.buffers.latest_stats),
             ):
-                kept.flatten(0, 1).index_copy_(0, where, latest.flatten(0, 1).index_select(0, rows))
+                new_rows = latest.flatten(0, 1).index_select(0, rows)
+                record.flatten(0, 1).index_copy_(0, places, new_rows)
             self._unstored = 0
         return {"draws": self.draws, "stats": self.stats}
 
@@ -335,7 +324,7 @@ class Run:
         """Compile the step; on CUDA capture it. A second call does nothing."""
         if self._advance is not None:
             return
-        kept = [buffer.clone() for buffer in self.buffers] if self.total_steps else None
+        contents = [buffer.clone() for buffer in self.buffers] if self.total_steps else []
         example = (*(tensor.clone() for tensor in self.state), *self.buffers, self.scale, self.keys)
         begun = time.perf_counter()
         try:
@@ -346,8 +335,8 @@ class Run:
         except TimeSpent:
             step = compiled(self.machine.step, *example, enabled=False, clone=False)
             step.seconds = time.perf_counter() - begun
-        for mine, old in zip(self.buffers, kept or (), strict=False):
-            mine.copy_(old)
+        for buffer, content in zip(self.buffers, contents, strict=False):
+            buffer.copy_(content)
         self.compile_seconds = step.seconds
         self.mode = step.mode
         if self.machine.device.type == "cuda" and step.mode == "inductor" and self._capture(step):
@@ -379,7 +368,7 @@ class Run:
     def _capture(self, step: Callable[..., Any]) -> bool:
         """Advance by replays of a CUDA graph; False where the step cannot be captured, and ``mode`` says why."""
         num = len(self.state)
-        kept = [buffer.clone() for buffer in self.buffers]
+        contents = [buffer.clone() for buffer in self.buffers]
         static = tuple(tensor.clone() for tensor in (*self.state, self.scale, self.keys))
         try:
             graph = CudaGraph(step, *static[:num], *self.buffers, *static[num:])
@@ -387,13 +376,13 @@ class Run:
             self.mode = f"captured in a CUDA graph ({first_line(error)})"
             return False
         finally:  # the calls before the capture never happened
-            for mine, old in zip(self.buffers, kept, strict=True):
-                mine.copy_(old)
+            for buffer, content in zip(self.buffers, contents, strict=True):
+                buffer.copy_(content)
 
         def advance(count: int) -> State:
-            for mine, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
-                if mine is not value:
-                    mine.copy_(value)
+            for buffer, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
+                if buffer is not value:
+                    buffer.copy_(value)
             for _ in range(count):
                 graph.replay()
             return State(*static[:num])
@@ -418,29 +407,29 @@ class Run:
             q = whiten(z, self.scale)
             g, lp = self._gradient(q)
         step = state.dual[1].exp() if self._mode() == OWN else float(state.dual[1].median().exp())
-        if new_mass and not any(each.mass for each in self.plan[: self.phase - 1]):
-            step = self._find_step(
-                q, g, lp, transition, step
-            )  # later windows change the whitened scale little
+        # later windows change the whitened scale little
+        if new_mass and not any(phase.mass for phase in self.plan[: self.phase - 1]):
+            step = self._find_step(q, g, lp, transition, step)
         self.history.append([float(torch.as_tensor(step).median()), float(self.total_steps)])
         # a new average: the old one belongs to another scale, or to single chains
         self.state = self.machine.start(q, g, lp, self._dual(step), self.keys, transition)
 
     def _window(self) -> tuple[Tensor, Tensor]:
         """The draws of this phase (chain, slot, dim) that are kept, and how many each chain has."""
-        counts = self.state.scalars[_SLOT].clamp(max=self.kept).long()
-        return unwhiten(self._stored()["draws"][:, : self.kept], self.scale), counts
+        counts = self.state.scalars[_SLOT].clamp(max=self.num_window).long()
+        return unwhiten(self._stored()["draws"][:, : self.num_window], self.scale), counts
 
     def _judge(self) -> None:
         """At the end of the last window and of the last search for a step size: whether to go on."""
-        if any(each.mass for each in self.plan[self.phase + 1 :]):
+        if any(phase.mass for phase in self.plan[self.phase + 1 :]):
             return
-        (window, counts) = self._window()
-        stats = self.stats[:, : self.kept]
+        window, counts = self._window()
+        stats = self.stats[:, : self.num_window]
         if self.inspect is not None and bool(counts.all()):
             best = int(self.state.scalars[_LP].argmax())
             steps = self.state.dual[1].median().exp() * standard_deviations(self.scale)
-            if reason := self.inspect(window[best, : int(counts[best])], steps):
+            reason = self.inspect(window[best, : int(counts[best])], steps)
+            if reason:
                 raise PrecisionLoss(reason, unwhiten(self.state.vectors[_PROPOSAL], self.scale))
         if self.plan[self.phase].mass:
             reason = not_stationary(window, stats, counts, self.names)
@@ -448,8 +437,8 @@ class Run:
         else:
             reason = acceptance_off_target(stats, counts, self.machine.target_accept)
             self.unfinished = reason or self.unfinished
-        if reason and self.most is not None:
-            self.plan = extend_phase(self.plan, self.phase, self.most)
+        if reason and self.max_warmup is not None:
+            self.plan = extend_phase(self.plan, self.phase, self.max_warmup)
 
     def _gradient(self, q: Tensor) -> tuple[Tensor, Tensor]:
         g, lp = self.machine.gradient(unwhiten(q, self.scale))
@@ -460,15 +449,14 @@ class Run:
     ) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
         r = rng.normal(keys, q.shape[1], q.dtype)
-        each = self._mode() == OWN
-        return first_step_size(
-            self._gradient, q, g, lp, r, guess, self.machine.target_accept, each=each
-        )
+        target = self.machine.target_accept
+        by_chain = self._mode() == OWN
+        return first_step_size(self._gradient, q, g, lp, r, guess, target, by_chain=by_chain)
 
     def _progress(self, count: int, num_draws: int) -> Progress:
         """What the host sees where the slowest chain, or in the warm-up the mean one, has ``count`` draws."""
         warming = self.phase < len(self.plan)
-        lengths = [each.length for each in self.plan]
+        lengths = [phase.length for phase in self.plan]
         slots = self.state.scalars[_SLOT].long().clamp(max=self.machine.num_slots)
         rows = self._stored()["stats"]
         latest = rows[torch.arange(len(slots), device=slots.device), (slots - 1).clamp(min=0)]
@@ -489,22 +477,22 @@ class Run:
 
     def _positions(self, count: int) -> Tensor:
         """The first ``count`` unconstrained draws (chain, draw, dim); before the first, where the chains are."""
-        kept = (
-            self._stored()["draws"][:, :count]
-            if count
-            else self.state.vectors[_PROPOSAL].unsqueeze(1)
-        )
-        return unwhiten(kept.clone(), self.scale)
+        if count:
+            positions = self._stored()["draws"][:, :count]
+        else:
+            positions = self.state.vectors[_PROPOSAL].unsqueeze(1)
+        return unwhiten(positions.clone(), self.scale)
 
     def _draws(self, count: int) -> Draws:
         """The first ``count`` draws of every chain."""
         steps, total = torch.tensor(self.history, dtype=torch.float64).reshape(-1, 2).unbind(1)
         # a draw at a time: the rounding of a product depends on its shape, and so on how many draws there are
-        draws, stats = (each[:, :count] for each in self._stored().values())
+        stored = self._stored()
+        draws = stored["draws"][:, :count]
         z = torch.stack([unwhiten(q, self.scale) for q in draws.unbind(1)], 1)
         return Draws(
             z,
-            stats,
+            stored["stats"][:, :count],
             self.compile_seconds,
             self.total_steps * self.machine.num_chains,
             self.scale,
@@ -515,5 +503,5 @@ class Run:
             },
             mode=self.mode,
             unfinished=self.unfinished,
-            num_warmup=sum(each.length for each in self.plan),
+            num_warmup=sum(phase.length for phase in self.plan),
         )
