@@ -7,7 +7,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
+
+Handler = Callable[[int, FrameType | None], Any]
 
 
 class _Raised(BaseException):
@@ -25,14 +28,15 @@ def raised_by_handlers() -> Iterator[None]:
 
     Python runs handlers in the main thread alone; elsewhere this does nothing.
     """
-    changed: dict[signal.Signals, tuple[Any, Any]] = {}
+    changed: dict[signal.Signals, tuple[Handler, Handler]] = {}
     if threading.current_thread() is threading.main_thread():
         for number in signal.Signals:
             handler = signal.getsignal(number)
             # of one that carries already, a call around this one will take the exception out
             if callable(handler) and not hasattr(handler, "carries"):
-                changed[number] = handler, _carrying(handler)
-                signal.signal(number, changed[number][1])
+                replacement = _carrying(handler)
+                changed[number] = handler, replacement
+                signal.signal(number, replacement)
     try:
         yield
     except _Raised as carried:
@@ -40,13 +44,16 @@ def raised_by_handlers() -> Iterator[None]:
             raise
         raise carried.error from carried.error.__cause__
     finally:
-        for number, (handler, ours) in changed.items():
-            if signal.getsignal(number) is ours:  # not where the handler has set another
+        for number, (handler, replacement) in changed.items():
+            # not where the handler has set another
+            if signal.getsignal(number) is replacement:
                 signal.signal(number, handler)
 
 
-def _carrying(handler: Callable[..., Any]) -> Callable[..., Any]:
-    def handle(number: int, frame: Any) -> None:
+def _carrying(handler: Handler) -> Handler:
+    """The handler, with what it raises carried by :class:`_Raised`."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
         try:
             handler(number, frame)
         except Exception as error:
@@ -64,20 +71,17 @@ class TimeSpent(BaseException):
 def limited(seconds: float | None) -> Iterator[None]:
     """Raises TimeSpent after so many seconds, in the main thread; another's alarm stays set."""
     alarm = getattr(signal, "SIGALRM", None)
-    if (
-        seconds is None
-        or alarm is None
-        or threading.current_thread() is not threading.main_thread()
-    ):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if seconds is None or alarm is None or not in_main_thread:
         yield
         return
-    began = time.monotonic()
-    theirs = signal.getitimer(signal.ITIMER_REAL)
-    if 0.0 < theirs[0] < seconds:
+    start = time.monotonic()
+    remaining, interval = signal.getitimer(signal.ITIMER_REAL)
+    if 0.0 < remaining < seconds:
         yield
         return
 
-    def spent(*_: Any) -> None:
+    def spent(number: int, frame: FrameType | None) -> None:
         raise TimeSpent
 
     before = signal.signal(alarm, spent)
@@ -87,7 +91,6 @@ def limited(seconds: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(alarm, before)
-        if theirs[0]:
-            signal.setitimer(
-                signal.ITIMER_REAL, max(theirs[0] - (time.monotonic() - began), 1e-3), theirs[1]
-            )
+        if remaining:
+            elapsed = time.monotonic() - start
+            signal.setitimer(signal.ITIMER_REAL, max(remaining - elapsed, 1e-3), interval)

@@ -10,20 +10,21 @@ def leaves_of(tree: Any) -> list[Any]:
     """The leaves of a tree, in order: whatever is not a dict, list or tuple."""
     if not isinstance(tree, dict | list | tuple):
         return [tree]
-    return [
-        leaf
-        for part in (tree.values() if isinstance(tree, dict) else tree)
-        for leaf in leaves_of(part)
-    ]
+    branches = tree.values() if isinstance(tree, dict) else tree
+    leaves: list[Any] = []
+    for branch in branches:
+        leaves += leaves_of(branch)
+    return leaves
 
 
-def mapped(fn: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def mapped(fn: Callable[..., Any], tree: Any, *twins: Any) -> Any:
     """The same tree with ``fn`` of every leaf, and of those of other trees of the same structure."""
     if isinstance(tree, dict):
-        return {
-            key: mapped(fn, value, *[other[key] for other in others]) for key, value in tree.items()
-        }
+        branches = {}
+        for key, branch in tree.items():
+            branches[key] = mapped(fn, branch, *[twin[key] for twin in twins])
+        return branches
     if not isinstance(tree, list | tuple):
-        return fn(tree, *others)
-    parts = [mapped(fn, *values) for values in zip(tree, *others, strict=True)]
-    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        return fn(tree, *twins)
+    elements = [mapped(fn, *counterparts) for counterparts in zip(tree, *twins, strict=True)]
+    return type(tree)(*elements) if hasattr(tree, "_fields") else type(tree)(elements)
