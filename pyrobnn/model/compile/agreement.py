@@ -31,9 +31,10 @@ _WORST = 0.03  # relative, whatever the units of a short type come to
 _SPREADS = 30  # how many times the spread of a noise of one unit is allowed
 #: widths of the noise in units, in pairs of mirror images
 _WIDTHS = (1, -1, 1, -1, _SPREADS, -_SPREADS, _SPREADS, -_SPREADS)
-_COPIED = (
-    2**22
-)  # elements of an argument that is copied; larger ones are written into by both functions
+#: elements of an argument that is copied; larger ones are written into by both functions
+_COPIED = 2**22
+
+Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 def disagreement(
@@ -52,73 +53,92 @@ def disagreement(
         inputs: arguments as of :func:`snapshot`; the larger ones are written into.
         trace: returns the graph of ``fn``, asked for where the two differ.
     """
-    devices = {tensor.device for tensor in inputs}
-
-    def results(run: Callable[..., Any]) -> tuple[list[Any], list[Tensor]]:
-        own = snapshot(inputs)
-        with kept(*devices):
-            returned = run(*own)
-        found = [*leaves_of(returned), *(t if t.numel() <= _COPIED else t.nansum() for t in own)]
-        found = [each for each in found if isinstance(each, Tensor)]
-        kinds = [(tuple(each.shape), each.dtype, each.device) for each in found]
-        return kinds, [each if _rounds(each) else each.double() for each in found]
-
-    kinds, mine = results(call)  # first: a large argument shows what only one of them writes
-    asked, exact = results(fn)
-    if kinds != asked:
-        return f"{kinds} instead of {asked}"
-    if not any(map(_difference, mine, exact)):
+    # the compiled one first: a large argument shows what only one of them writes
+    kinds, results = _results(call, inputs)
+    exact_kinds, exact = _results(fn, inputs)
+    if kinds != exact_kinds:
+        return f"{kinds} instead of {exact_kinds}"
+    if not any(map(_difference, results, exact)):
         return None
-    graph = trace()
-    plain = results(graph)[1]  # a graph that is wrong is no more spread out for it
-    spreads: list[Any] = [torch.zeros((), device=each.device) for each in exact]
+    spreads = _spreads(trace(), inputs, exact)
+    for number, difference in enumerate(map(_difference, results, exact, spreads), start=1):
+        if difference:
+            place = f"of the {len(exact)} tensors that it returns and writes into"
+            return f"{difference} in number {number} {place}"
+    return None
+
+
+def _results(run: Callable[..., Any], inputs: list[Tensor]) -> tuple[list[Kind], list[Tensor]]:
+    """What a function returns and writes into copies of its arguments, in numbers that round; and the kinds of it."""
+    arguments = snapshot(inputs)
+    with kept(*{tensor.device for tensor in inputs}):
+        returned = run(*arguments)
+    tensors = [leaf for leaf in leaves_of(returned) if isinstance(leaf, Tensor)]
+    for argument in arguments:
+        tensors.append(argument if argument.numel() <= _COPIED else argument.nansum())
+    kinds = [(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors]
+    for index, tensor in enumerate(tensors):
+        if not _rounds(tensor):
+            tensors[index] = tensor.double()
+    return kinds, tensors
+
+
+def _spreads(graph: GraphModule, inputs: list[Tensor], exact: list[Tensor]) -> list[Tensor]:
+    """What rounding may change in each of the ``exact`` results: the graph's spread over noises of every width."""
+    # a graph that is wrong is no more spread out for it
+    _, plain = _results(graph, inputs)
+    spreads = [torch.zeros((), device=result.device) for result in exact]
     for seed, width in enumerate(_WIDTHS):
-        noisy = results(_WithNoise(graph, seed - seed % 2, width).run)[1]
+        _, noisy = _results(_WithNoise(graph, seed - seed % 2, width).run, inputs)
         times = _SPREADS / abs(width)
-        spreads = [_spread(*each, times) for each in zip(spreads, noisy, plain, strict=True)]
-    found = map(_difference, mine, exact, spreads)
-    place = f"of the {len(exact)} tensors that it returns and writes into"
-    return next((f"{what} in number {i + 1} {place}" for i, what in enumerate(found) if what), None)
+        spreads = [
+            _spread(spread, noisy_result, plain_result, times)
+            for spread, noisy_result, plain_result in zip(spreads, noisy, plain, strict=True)
+        ]
+    return spreads
 
 
 def snapshot(inputs: list[Tensor]) -> list[Tensor]:
     """Copies of the arguments with their strides; those of more than four million elements themselves."""
-    return [_copy(tensor) if tensor.numel() <= _COPIED else tensor for tensor in inputs]
+    return [_copy(tensor) for tensor in inputs]
 
 
 def _copy(tensor: Tensor) -> Tensor:
+    """A copy of the tensor with its strides; a large one itself."""
+    if tensor.numel() > _COPIED:
+        return tensor
     if 0 in tensor.stride():
         return tensor.clone()
-    return torch.empty_strided(
+    copy = torch.empty_strided(
         tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
-    ).copy_(tensor)
+    )
+    return copy.copy_(tensor)
 
 
-def _difference(mine: Tensor, exact: Tensor, spread: Tensor | float = 0.0) -> str | None:
+def _difference(result: Tensor, exact: Tensor, spread: Tensor | float = 0.0) -> str | None:
     """How two results differ beyond rounding; NaN equals NaN."""
     if not exact.numel():
         return None
     unit = torch.finfo(exact.dtype).eps
-    error = (mine - exact).abs()
+    error = (result - exact).abs()
     size = exact.abs()
     largest = torch.where(size.isfinite(), size, 0.0).max()
     allowed = min(_PLAIN * unit, _WORST) * size + min(_OF_LARGEST * unit, _WORST) * largest
     allowed = allowed + torch.finfo(exact.dtype).tiny + spread
-    same = (mine == exact) | (mine.isnan() & exact.isnan())
+    same = (result == exact) | (result.isnan() & exact.isnan())
     wrong = ~same & ~(exact.isfinite() & (error <= allowed))
+    if not wrong.any():
+        return None
     worst = float(torch.where(wrong, error, 0.0).nan_to_num(torch.inf).max())
-    return (
-        f"a difference of {worst:.3g} (the largest value is {float(largest):.3g})"
-        if wrong.any()
-        else None
-    )
+    return f"a difference of {worst:.3g} (the largest value is {float(largest):.3g})"
 
 
 def _rounds(value: Any) -> bool:
+    """Whether it is a tensor of numbers that operations round."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _spread(so_far: Tensor | float, noisy: Tensor, plain: Tensor, times: float) -> Tensor:
+def _spread(so_far: Tensor, noisy: Tensor, plain: Tensor, times: float) -> Tensor:
     """``times`` the largest distance of the noisy results from the plain ones."""
     same = (noisy == plain) | (noisy.isnan() & plain.isnan())
     distance = (noisy - plain).abs().nan_to_num(torch.inf)
@@ -138,36 +158,34 @@ class _WithNoise(Interpreter):
         if n.op != "call_function" or n.target is getitem:
             return value
         inputs = leaves_of([self.env[source] for source in n.all_input_nodes if source in self.env])
-        taken = {each.untyped_storage().data_ptr() for each in inputs if isinstance(each, Tensor)}
+        storages = {
+            leaf.untyped_storage().data_ptr() for leaf in inputs if isinstance(leaf, Tensor)
+        }
 
         def off(leaf: Any) -> Any:
-            return (
-                self._off(leaf, n)
-                if _rounds(leaf) and leaf.untyped_storage().data_ptr() not in taken
-                else leaf
-            )
+            if not _rounds(leaf) or leaf.untyped_storage().data_ptr() in storages:
+                return leaf
+            return self._off(leaf, n)
 
         return mapped(off, value)
 
     def _off(self, value: Tensor, node: Node) -> Tensor:
         real = value.real if value.is_complex() else value
         source = generator(next(self.seeds), value.device)
-        noise = (
-            torch.rand(real.shape, dtype=real.dtype, device=real.device, generator=source) - 0.5
-        ).sign()
+        uniform = torch.rand(real.shape, dtype=real.dtype, device=real.device, generator=source)
+        noise = (uniform - 0.5).sign()
         # the tanh of the compiled code is exact to a unit of one, not of its value
         size = 1 + value.abs() if "tanh" in str(node.target) else value.abs()
         added = self._added(node, source)
         unit = self.width * torch.finfo(value.dtype).eps
         # whole numbers are results of no rounding: counts and flags
-        return torch.where(
-            (value == real.round()) & (added == 0), value, value + unit * noise * (size + added)
-        )
+        whole = (value == real.round()) & (added == 0)
+        return torch.where(whole, value, value + unit * noise * (size + added))
 
     def _added(self, node: Node, source: torch.Generator) -> Tensor:
         """Half of what adding K terms one by one rounds, units: sqrt(K) / 5 times a partial sum, here a random one."""
         name = f"{node.target}.".split(".")[1]
-        (args, options) = self.fetch_args_kwargs_from_env(node)
+        args, options = self.fetch_args_kwargs_from_env(node)
         product = name.endswith(("mm", "mv", "dot"))
         place = int("add" in name)
         if not (product or name in ("sum", "mean")) or not args[place].dim():
@@ -175,7 +193,9 @@ class _WithNoise(Interpreter):
         terms = args[place]
         axes = [-1] if product else (len(args) > 1 and args[1]) or range(terms.dim())
         num, axis = max((terms.shape[axis], axis) for axis in axes)
-        few = int(torch.rand((), device=source.device, generator=source) * num)
-        terms = terms.index_fill(axis, torch.arange(num, device=source.device)[few + 1 :], 0)
-        part = cast(Any, node.target)(*args[:place], terms, *args[place + 1 :], **options).abs()
-        return torch.where(part == part.round(), 0.0, 0.1 * math.sqrt(num) * part)
+        end = int(torch.rand((), device=source.device, generator=source) * num)
+        terms = terms.index_fill(axis, torch.arange(num, device=source.device)[end + 1 :], 0)
+        operation = cast(Any, node.target)
+        partial_sum = operation(*args[:place], terms, *args[place + 1 :], **options).abs()
+        whole = partial_sum == partial_sum.round()
+        return torch.where(whole, 0.0, 0.1 * math.sqrt(num) * partial_sum)
