@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -73,18 +73,18 @@ class Compiled:
         """Raise a ValueError unless the arguments are laid out in memory as the example was."""
         if self._layouts is None:
             return
-        if (found := [_layout(leaf) for leaf in leaves_of(args)]) != self._layouts:
+        layouts = [_layout(leaf) for leaf in leaves_of(args)]
+        if layouts != self._layouts:
             raise ValueError(
-                f"compiled for other tensors: expected {self._layouts}, got {found} (shape, strides, dtype, device)"
+                f"compiled for other tensors: expected {self._layouts}, got {layouts} (shape, strides, dtype, device)"
             )
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    """Shape, strides, dtype and device."""
     # the stride along a dimension of length one is never used
-    strides = tuple(
-        [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
-    )
-    return tuple(tensor.shape), strides, tensor.dtype, tensor.device
+    strides = [step for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size > 1]
+    return tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device
 
 
 def compiled(
@@ -121,41 +121,53 @@ def compiled(
         3.0
     """
     leaves = leaves_of(example)
-    if wrong := [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]:
+    foreign = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+    if foreign:
         raise TypeError(
-            f"the example holds a {wrong[0]} but only tensors are arguments: close over the rest"
+            f"the example holds a {foreign[0]} but only tensors are arguments: close over the rest"
         )
     if not enabled:
         return Compiled(fn, "eager", 0.0)
-    started = time.perf_counter()
+    start = time.perf_counter()
 
     def flat_fn(*flat: Tensor) -> Any:
-        given = iter(flat)
-        return fn(*mapped(lambda _: next(given), example))
+        tensors = iter(flat)
+        return fn(*mapped(lambda _: next(tensors), example))
 
-    inputs = [leaf.detach().clone() if clone else leaf.detach() for leaf in leaves]
-    with (
-        process_state(),
-        raised_by_handlers(),
-        torch.no_grad(),
-        kept(*(leaf.device for leaf in inputs)),
-    ):
+    inputs = [leaf.detach() for leaf in leaves]
+    if clone:
+        inputs = [leaf.clone() for leaf in inputs]
+    call: Callable[..., Any]
+    with _tracing(inputs):
         try:
-            call, mode = (
-                (traced(flat_fn, inputs), "graph")
-                if enabled == "trace"
-                else _checked(flat_fn, inputs, name)
-            )
+            if enabled == "trace":
+                call = traced(flat_fn, inputs)
+                mode = "graph"
+            else:
+                call, mode = _checked(flat_fn, inputs, name)
         except (Untraceable, Gone) as error:
             _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
-            return Compiled(fn, "eager", time.perf_counter() - started)
+            return Compiled(fn, "eager", time.perf_counter() - start)
     if any(not isinstance(argument, Tensor) for argument in example):
-        flat_call = call
+        call = _of_trees(call)
+    return Compiled(call, mode, time.perf_counter() - start, example)
 
-        def call(*args: Any) -> Any:
-            return flat_call(*leaves_of(args))
 
-    return Compiled(call, mode, time.perf_counter() - started, example)
+@contextlib.contextmanager
+def _tracing(inputs: Sequence[Tensor]) -> Iterator[None]:
+    """The context in which a user's Python is traced: one thread, no gradients, random states as before."""
+    devices = [tensor.device for tensor in inputs]
+    with process_state(), raised_by_handlers(), torch.no_grad(), kept(*devices):
+        yield
+
+
+def _of_trees(flat_call: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of flat tensors as one of trees of tensors."""
+
+    def call(*args: Any) -> Any:
+        return flat_call(*leaves_of(args))
+
+    return call
 
 
 class _Failure(NamedTuple):
@@ -183,16 +195,12 @@ def _checked(
         )
         _log.warning(message, name, verb, code.details)
         return slower.call, "inductor"
-    verb = (
-        "gives wrong numbers when compiled"
-        if code.kind == "wrong numbers"
-        else "could not be compiled"
-    )
-    details = (
-        code.details
-        if slower == code
-        else f"{code.details}; by torch.compile alone: {slower.details}"
-    )
+    verb = "could not be compiled"
+    if code.kind == "wrong numbers":
+        verb = "gives wrong numbers when compiled"
+    details = code.details
+    if slower != code:
+        details += f"; by torch.compile alone: {slower.details}"
     consequence = "its traced graph is interpreted, several times slower"
     if "wrong numbers" in (code.kind, slower.kind):
         consequence += ". Please report this with the model"
@@ -219,22 +227,19 @@ def _attempt(
 def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
-        with (
-            process_state(),
-            raised_by_handlers(),
-            torch.no_grad(),
-            kept(*(leaf.device for leaf in example)),
-        ):
+        with _tracing(example):
             graph = trace(fn, list(example), DECOMPOSITIONS)
     except Exception as error:  # whatever a user's program may raise under tracing
         tolerable(error)
         return 0
-    calls = library_calls(graph)
-    return max((size(node) for call in calls for node in (call, *call.all_input_nodes)), default=0)
+    largest = 0
+    for call in library_calls(graph):
+        largest = max(largest, *map(size, (call, *call.all_input_nodes)))
+    return largest
 
 
-def _warn(name: str, what: str, consequence: str) -> None:
-    warnings.warn(f"{name} {what}: {consequence}", UserWarning, stacklevel=4)
+def _warn(name: str, failure: str, consequence: str) -> None:
+    warnings.warn(f"{name} {failure}: {consequence}", UserWarning, stacklevel=4)
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
     Under ``vmap`` a linear predictor of one set of inputs is a product (N, features) @ (features, chains), and its
     gradient (features, N) @ (N, chains): a library would store the few chains along memory.
     """
-    (rows, inner) = left.shape
+    rows, inner = left.shape
     columns = right.shape[1]
     product = _small_bmm(left[None], right[None])
     if product is not NotImplemented:
@@ -105,9 +105,10 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
     if rows <= _FEW_FEATURES and right.stride(0) == 1:
         return (materialize(left.contiguous()).unsqueeze(1) * right.T).sum(2)
     if tiny:
-        return (materialize(left.contiguous()).unsqueeze(2) * materialize(right.contiguous())).sum(
-            1
+        terms_of_product = materialize(left.contiguous()).unsqueeze(2) * materialize(
+            right.contiguous()
         )
+        return terms_of_product.sum(1)
     return NotImplemented
 
 
@@ -200,9 +201,9 @@ def _elf_size(path: Path) -> int:
         head = file.read(64)
     if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
         return 0 if len(head) == 64 else 64
-    table, size, count = (
-        int.from_bytes(head[a:b], "little") for a, b in ((40, 48), (58, 60), (60, 62))
-    )
+    table = int.from_bytes(head[40:48], "little")
+    size = int.from_bytes(head[58:60], "little")
+    count = int.from_bytes(head[60:62], "little")
     return table + size * count
 
 
@@ -250,13 +251,17 @@ def public_code(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
 
 
 def _need_compiler(inputs: list[Tensor]) -> None:
-    if all(tensor.device.type == "cpu" for tensor in inputs) and private.lacks_compiler():
+    if _on_cpu(inputs) and private.lacks_compiler():
         remedies = {
             "darwin": "xcode-select --install",
             "win32": "Visual Studio's build tools for C++",
         }
         remedy = remedies.get(sys.platform, "apt install g++, or your system's counterpart")
         raise NoCompiler(f"there is no C++ compiler: {remedy}")
+
+
+def _on_cpu(inputs: list[Tensor]) -> bool:
+    return all(tensor.device.type == "cpu" for tensor in inputs)
 
 
 def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
@@ -272,8 +277,9 @@ def traced(fn: Callable[..., Any], inputs: list[Tensor]) -> GraphModule:
 
 def tolerable(error: Exception) -> Exception:
     """An error that slower code answers; MemoryError and TimeoutError, which are none of the compiler's, are raised."""
-    if isinstance(found := private.origin(error), (MemoryError, TimeoutError)):
-        raise found
+    origin = private.origin(error)
+    if isinstance(origin, (MemoryError, TimeoutError)):
+        raise origin
     return error
 
 
@@ -288,43 +294,66 @@ def _fused(fn: Callable[..., Any], inputs: list[Tensor]) -> Code:
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
     _compute_indices(graph)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
-    on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
+    on_cpu = _on_cpu(inputs)
     only_writes = not graph.graph.output_node().all_input_nodes
     looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
     alone = on_cpu and sys.platform == "linux" and only_writes and not looped
     on_stack = alone and not library_calls(graph)
-    if (identity := _identity(untouched, inputs)) and alone:
-        with contextlib.suppress(
-            OSError, *private.MOVED
-        ):  # to import inductor takes as long as a small model
-            library = private.Library(_record(identity).read_text("utf-8"), graph)
+    identity = _identity(untouched, inputs)
+    if identity and alone:
+        library = _recorded_library(identity, graph)
+        if library is not None:
             RIGHT.add(identity)
             return Code(library, lambda: untouched, fn, identity)
     _need_compiler(inputs)
-    settings: dict[str, Any] = _INDUCTOR | {
-        "cpp_wrapper": on_cpu,
-        "aot_inductor.allow_stack_allocation": on_stack,
-    }
-    largest = _largest(graph)
-    if on_cpu and largest < _PARALLEL_FROM:
-        settings["cpp.threads"] = 1
+    settings = _settings(graph, inputs)
+    settings["cpp_wrapper"] = on_cpu
+    settings["aot_inductor.allow_stack_allocation"] = on_stack
+    # in so small a function vector code saves a fifth of a step at most, and takes a second longer to make
+    scalar = _largest(graph) <= 512
     with warnings.catch_warnings(action="ignore"):  # inductor's remarks on its own internals
-        # in so small a function vector code saves a fifth of a step at most, and takes a second longer to make
-        call = private.compile_graph(graph, inputs, settings, on_stack, largest <= 512)
+        call = private.compile_graph(graph, inputs, settings, on_stack, scalar)
     # a loop in Python takes its time at every step; its body was compared by itself
     return Code(call, lambda: untouched, untouched if looped else fn, identity)
 
 
+def _settings(graph: GraphModule, inputs: list[Tensor]) -> dict[str, Any]:
+    """Inductor's settings for a graph: one thread where all of its tensors are small."""
+    settings: dict[str, Any] = dict(_INDUCTOR)
+    if _on_cpu(inputs) and _largest(graph) < _PARALLEL_FROM:
+        settings["cpp.threads"] = 1
+    return settings
+
+
+def _recorded_library(identity: str, graph: GraphModule) -> private.Library | None:
+    """The library of such a graph that was found right in an earlier process; None where there is none to load."""
+    # to import inductor takes as long as a small model
+    with contextlib.suppress(OSError, *private.MOVED):
+        return private.Library(_record(identity).read_text("utf-8"), graph)
+    return None
+
+
 def _largest(graph: GraphModule) -> int:
     """Elements of the largest tensor that a graph computes; what is only written into does not count."""
-    schemas = ((node, getattr(node.target, "_schema", None)) for node in graph.graph.nodes)
-    return max(
-        (size(node) for node, schema in schemas if schema and not schema.is_mutable), default=0
-    )
+    schemas = _schemas(graph)
+    computed = [node for node, schema in schemas.items() if schema and not schema.is_mutable]
+    return max(map(size, computed), default=0)
 
 
-def _memory(held: Any) -> int | None:
-    return held.untyped_storage().data_ptr() if isinstance(held, Tensor) else None
+def _schemas(graph: GraphModule) -> dict[Node, Any]:
+    """The nodes of a graph in its order, each with the schema of its operator; None without one."""
+    return {node: getattr(node.target, "_schema", None) for node in graph.graph.nodes}
+
+
+def _constant(graph: GraphModule, node: Node) -> Any:
+    """What a node takes from the graph's module: a tensor, or a graph inside of the graph."""
+    return getattr(graph, str(node.target))
+
+
+def _memory(graph: GraphModule, node: Node) -> int | None:
+    """Where the tensor lies that a node takes from the graph's module."""
+    constant = _constant(graph, node)
+    return constant.untyped_storage().data_ptr() if isinstance(constant, Tensor) else None
 
 
 def _compute_indices(graph: GraphModule) -> None:
@@ -332,52 +361,79 @@ def _compute_indices(graph: GraphModule) -> None:
 
     Left in the graph they are computed at every call, and loops that gather by them are not vectorized.
     """
-    schemas = {node: getattr(node.target, "_schema", None) for node in graph.graph.nodes}
-    written = set[Node]()
+    schemas = _schemas(graph)
+    written = _written(schemas)
+    memory = {node: _memory(graph, node) for node in schemas if node.op == "get_attr"}
+    # each use of a constant is a node of its own
+    changing = {memory[node] for node in written & memory.keys()}
     known = set[Node]()
-    for node, schema in reversed(schemas.items()):  # through a view what it is a view of is written
-        if schema and (
-            schema.is_mutable
-            or (node in written and any(arg.alias_info for arg in schema.arguments))
-        ):
-            written |= {*node.all_input_nodes}
-    memory = {
-        node: _memory(getattr(graph, str(node.target))) for node in schemas if node.op == "get_attr"
-    }
-    changing = {
-        memory[node] for node in written & memory.keys()
-    }  # each use of a constant is a node of its own
-
-    def value(node: Node) -> Any:
-        if node.op == "get_attr":
-            return getattr(graph, str(node.target))
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value)
-        return cast(Any, node.target)(*args, **kwargs)
-
     for node, schema in schemas.items():
-        if node in written or (schema and (schema.is_mutable or _RANDOM in node.target.tags)):
+        if node in written or (schema and _writes_or_draws(node, schema)):
             continue
         if node in memory:
-            known |= {node} if memory[node] not in changing else set()
+            if memory[node] not in changing:
+                known.add(node)
         elif schema and node.all_input_nodes and known >= {*node.all_input_nodes}:
             known.add(node)
-            kind = getattr(node.meta.get("tensor_meta"), "dtype", torch.float32)
-            if not kind.is_floating_point and size(node) > 1:
-                graph.register_buffer(name := f"_computed_{node.name}", value(node))
-                with graph.graph.inserting_before(node):
-                    node.replace_all_uses_with(constant := graph.graph.get_attr(name))
-                constant.meta = node.meta
-                known.add(constant)
+            if _is_index(node):
+                known.add(_replaced_by_constant(graph, node))
     graph.recompile()
+
+
+def _written(schemas: dict[Node, Any]) -> set[Node]:
+    """The nodes whose tensors an operation of the graph writes into; through a view what it is a view of is written."""
+    written = set[Node]()
+    for node, schema in reversed(schemas.items()):
+        if schema is None:
+            continue
+        if schema.is_mutable or (node in written and _makes_view(schema)):
+            written |= {*node.all_input_nodes}
+    return written
+
+
+def _writes_or_draws(node: Node, schema: Any) -> bool:
+    return schema.is_mutable or _RANDOM in cast(Any, node.target).tags
+
+
+def _makes_view(schema: Any) -> bool:
+    return any(argument.alias_info for argument in schema.arguments)
+
+
+def _is_index(node: Node) -> bool:
+    """Whether it computes several whole numbers or truth values."""
+    kind = getattr(node.meta.get("tensor_meta"), "dtype", torch.float32)
+    return not kind.is_floating_point and size(node) > 1
+
+
+def _replaced_by_constant(graph: GraphModule, node: Node) -> Node:
+    """The node of a new constant, the value of ``node``, which takes the place of ``node`` in the graph."""
+    name = f"_computed_{node.name}"
+    graph.register_buffer(name, _value_of(graph, node))
+    with graph.graph.inserting_before(node):
+        constant = graph.graph.get_attr(name)
+        node.replace_all_uses_with(constant)
+    constant.meta = node.meta
+    return constant
+
+
+def _value_of(graph: GraphModule, node: Node) -> Any:
+    """What a node computes from constants."""
+    if node.op == "get_attr":
+        return _constant(graph, node)
+    value_of = functools.partial(_value_of, graph)
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
+    return cast(Any, node.target)(*args, **kwargs)
 
 
 def _identity(graph: GraphModule, inputs: list[Tensor]) -> str | None:
     """What two graphs that differ in nothing but data have in common, and no others."""
-    held = [getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"]
-    if not all(isinstance(value, Tensor) for value in held):  # a graph inside of the graph
+    constants = [_constant(graph, node) for node in graph.graph.nodes if node.op == "get_attr"]
+    # a graph inside of the graph
+    if not all(isinstance(constant, Tensor) for constant in constants):
         return None
     tensors = [
-        (value.shape, value.stride(), value.dtype, value.device) for value in (*inputs, *held)
+        (tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
+        for tensor in (*inputs, *constants)
     ]
     machine = (
         torch.get_num_threads(),
@@ -400,19 +456,16 @@ def keep(code: Code) -> None:
     RIGHT.add(code.identity)
     if isinstance(code.call, private.Library):
         record = _record(code.identity)
-        part = record.with_suffix(f".{os.getpid()}")
+        draft = record.with_suffix(f".{os.getpid()}")
         with contextlib.suppress(OSError):  # a full disk: the next process compiles again
             record.parent.mkdir(exist_ok=True)
-            part.write_text(code.call.path, "utf-8")
-            part.replace(record)
+            draft.write_text(code.call.path, "utf-8")
+            draft.replace(record)
 
 
 def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
     """The graph, compiled by ``torch.compile``."""
-    settings: dict[str, Any] = dict(_INDUCTOR)
-    on_cpu = all(tensor.device.type == "cpu" for tensor in inputs)
-    if on_cpu and _largest(graph) < _PARALLEL_FROM:
-        settings["cpp.threads"] = 1
+    settings = _settings(graph, inputs)
     # Compiled checks its arguments itself, and every graph is a function of its own
     settings["guard_filter_fn"] = getattr(torch.compiler, "skip_all_guards_unsafe", None)
     before = pyro.settings.get()
