@@ -47,10 +47,8 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
         return {}, {}
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
-    values = {
-        name: value[None]
-        for name, value in prior_runs(_forgetting(density), num_draws, seed, names).items()
-    }
+    runs = prior_runs(_forgetting(density), num_draws, seed, names)
+    values = {name: value[None] for name, value in runs.items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
 
@@ -58,12 +56,12 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
 def prior_runs(density: Density, num: int, seed: int, names: Sequence[str]) -> Values:
     """The values (num, …) of the sites ``names`` in runs of the program at draws from its prior, made in batches."""
 
-    def one(_: Tensor) -> Values:
+    def run(_: Tensor) -> Values:
         nodes = density.trace({})
         return {name: nodes[name]["value"] for name in names}
 
     with seeded(seed, density.device):
-        return at_each(one, torch.zeros(num), at_once=_RUNS)
+        return at_each(run, torch.zeros(num), at_once=_RUNS)
 
 
 class _Forget(Messenger):
@@ -77,6 +75,7 @@ class _Forget(Messenger):
 
 
 def _forgetting(density: Density) -> Density:
+    """The density whose program draws its data."""
     forgetful = copy.copy(density)
     forgetful.program = _Forget()(density.program)
     return forgetful
@@ -88,7 +87,7 @@ def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, 
     if not sites:
         return {}
 
-    def one(values: Values) -> Values:
+    def run(values: Values) -> Values:
         nodes = density.trace(values)
         return {name: nodes[name]["value"] for name in sites}
 
@@ -96,7 +95,7 @@ def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, 
     names = {site.name for site in density.sites} | set(density.initial_points)
     flat = {name: v.to(density.device).flatten(0, 1) for name, v in draws.items() if name in names}
     size = max(1, min(500, 2**20 // max(sum(sites.values()), 1)))
-    found = at_each(one, flat, at_once=size)
+    runs = at_each(run, flat, at_once=size)
     return {
-        name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in found.items()
+        name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in runs.items()
     }

@@ -40,52 +40,63 @@ def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]
 def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) -> str:
     """What to cast so that the program runs, found by trying; empty where types are not what stops it."""
     args = tuple(data.values())
-    names = [name for argument, value in data.items() for name in _names(argument, value)]
+    names: list[str] = []
+    for argument, value in data.items():
+        names += _names(argument, value)
     leaves = leaves_of(args)
     for target in dict.fromkeys((torch.get_default_dtype(), *_CASTS)):
-        others = [
-            i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.dtype != target
-        ]
-        groups = [[index] for index in others]
-        if target.is_floating_point:
-            groups.append([index for index in others if leaves[index].is_floating_point()])
-            groups.append(others)
-        for group in groups:
+        for group in _groups(leaves, target):
             if group and _runs(program, _cast(args, group, target)):
-                return _sentence(
-                    [names[index] for index in group],
-                    [leaves[index].dtype for index in group],
-                    target,
-                )
-    said = str(error).strip().partition("\n")[0]
-    if any(word in said for word in _WORDS) or _runs(program, args, double=True):
+                dtypes = [leaves[index].dtype for index in group]
+                return _sentence([names[index] for index in group], dtypes, target)
+    message = str(error).strip().partition("\n")[0]
+    if any(word in message for word in _WORDS) or _runs(program, args, double=True):
         return (
-            f"tensors of several types meet in the program, and torch combines one type only ({said}): give the "
+            f"tensors of several types meet in the program, and torch combines one type only ({message}): give the "
             "tensors that the program itself holds, and the parameters of its priors, one type, by .float() or "
             ".double()"
         )
     return ""
 
 
+def _groups(leaves: list[Any], target: torch.dtype) -> list[list[int]]:
+    """The numbers of leaves to try to cast: one alone, then all that are floating, then all."""
+    castable = [
+        index
+        for index, leaf in enumerate(leaves)
+        if isinstance(leaf, Tensor) and leaf.dtype != target
+    ]
+    groups = [[index] for index in castable]
+    if target.is_floating_point:
+        groups.append([index for index in castable if leaves[index].is_floating_point()])
+        groups.append(castable)
+    return groups
+
+
 def _names(name: str, tree: Any) -> list[str]:
     """How a user writes each leaf of an argument, in the order of :func:`leaves_of`."""
     if isinstance(tree, dict):
-        parts = [(f"{name}[{key!r}]", value) for key, value in tree.items()]
+        branches = [(f"{name}[{key!r}]", value) for key, value in tree.items()]
     elif hasattr(tree, "_fields"):
-        parts = [(f"{name}.{field}", getattr(tree, field)) for field in tree._fields]
+        branches = [(f"{name}.{field}", getattr(tree, field)) for field in tree._fields]
     elif isinstance(tree, list | tuple):
-        parts = [(f"{name}[{index}]", value) for index, value in enumerate(tree)]
+        branches = [(f"{name}[{index}]", value) for index, value in enumerate(tree)]
     else:
         return [name]
-    return [leaf for part, value in parts for leaf in _names(part, value)]
+    names: list[str] = []
+    for branch_name, branch in branches:
+        names += _names(branch_name, branch)
+    return names
 
 
 def _cast(args: tuple[Any, ...], group: list[int], target: torch.dtype) -> tuple[Any, ...]:
     """The arguments with the leaves of these numbers cast."""
     numbers = iter(range(len(leaves_of(args))))
-    cast: tuple[Any, ...] = mapped(
-        lambda leaf: leaf.to(target) if next(numbers) in group else leaf, args
-    )
+
+    def cast_leaf(leaf: Any) -> Any:
+        return leaf.to(target) if next(numbers) in group else leaf
+
+    cast: tuple[Any, ...] = mapped(cast_leaf, args)
     return cast
 
 
@@ -100,6 +111,7 @@ def _runs(program: Program, args: tuple[Any, ...], double: bool = False) -> bool
 
 
 def _sentence(names: list[str], dtypes: list[torch.dtype], target: torch.dtype) -> str:
+    """Which data are of which types, and how to cast them."""
     kinds = [str(dtype).removeprefix("torch.") for dtype in dtypes]
     subject = " and ".join(f"{name!r} is {kind}" for name, kind in zip(names, kinds, strict=True))
     casts = " and ".join(f"{name}.{_CASTS[target]}" for name in names)

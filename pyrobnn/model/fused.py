@@ -36,11 +36,9 @@ class WrittenOut(TorchFunctionMode):
         # a packed sequence has its weights here
         if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
             return _sequence(_SEQUENCES[func], *args)
-        return (
-            _of_length(*args)
-            if func.__name__ == "_weight_norm" and not kwargs
-            else func(*args, **kwargs)
-        )
+        if func.__name__ == "_weight_norm" and not kwargs:
+            return _of_length(*args)
+        return func(*args, **kwargs)
 
 
 def _plain_attention() -> AbstractContextManager[Any]:
@@ -87,8 +85,8 @@ _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_att
 
 def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
     """``weight_norm``: every slice along ``dim`` of its own length, or all of it where ``dim`` is -1."""
-    others = [axis for axis in range(direction.dim()) if axis != dim]
-    return direction * (length / torch.linalg.vector_norm(direction, dim=others, keepdim=dim >= 0))
+    axes = [axis for axis in range(direction.dim()) if axis != dim]
+    return direction * (length / torch.linalg.vector_norm(direction, dim=axes, keepdim=dim >= 0))
 
 
 def _sequence(
@@ -105,9 +103,8 @@ def _sequence(
 ) -> State:
     """Outputs of the last layer (time, B, …), or (B, time, …), and the last state of every layer and direction."""
     directions = 2 if bidirectional else 1
-    starts = (
-        (state,) if isinstance(state, Tensor) else tuple(state)
-    )  # (layer and direction, B, hidden) each
+    # (layer and direction, B, hidden) each
+    starts = (state,) if isinstance(state, Tensor) else tuple(state)
     size = len(weights) // (num_layers * directions)
     ends: list[State] = []
     out = x.transpose(0, 1) if batch_first else x
@@ -117,19 +114,37 @@ def _sequence(
         passes = []
         for backwards in range(directions):
             index = layer * directions + backwards
-            w_x, w_h, *rest = weights[index * size : (index + 1) * size]
-            b_x, b_h = (rest.pop(0), rest.pop(0)) if has_biases else (None, None)
-            own = (w_h, b_h, rest[0] if rest else None)
-            gates = functional.linear(out, w_x, b_x)
-            start = tuple(start[index] for start in starts)
-
-            def turn(now: State, gates: Tensor, own: Weights = own) -> tuple[State, Tensor]:
-                now = step(gates, now, own)
-                return now, now[0]
-
-            now, passed = scan(turn, start, gates.flip(0) if backwards else gates)
-            passes.append(passed.flip(0) if backwards else passed)
-            ends.append(now)
+            layer_weights = weights[index * size : (index + 1) * size]
+            start = tuple(state[index] for state in starts)
+            outputs, end = _pass(step, out, start, layer_weights, has_biases, bool(backwards))
+            passes.append(outputs)
+            ends.append(end)
         out = torch.cat(passes, -1)
     out = out.transpose(0, 1) if batch_first else out
-    return out, *(torch.stack(last) for last in zip(*ends, strict=True))
+    return out, *(torch.stack(states) for states in zip(*ends, strict=True))
+
+
+def _pass(
+    step: Step,
+    x: Tensor,
+    start: State,
+    weights: Sequence[Tensor],
+    has_biases: bool,
+    backwards: bool,
+) -> tuple[Tensor, State]:
+    """Outputs (time, B, …) of one layer in one direction, and its last state."""
+    biases: Sequence[Tensor | None] = (None, None)
+    w_x, w_h, *projection = weights
+    if has_biases:
+        biases = projection[:2]
+        projection = projection[2:]
+    b_x, b_h = biases
+    recurrent = (w_h, b_h, projection[0] if projection else None)
+
+    def turn(state: State, gates: Tensor) -> tuple[State, Tensor]:
+        state = step(gates, state, recurrent)
+        return state, state[0]
+
+    gates = functional.linear(x, w_x, b_x)
+    end, outputs = scan(turn, start, gates.flip(0) if backwards else gates)
+    return outputs.flip(0) if backwards else outputs, end

@@ -44,12 +44,12 @@ def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tupl
 
 def why_not_batched(error: RuntimeError) -> str:
     """What keeps a program from being run at many points at once, by the error of ``torch.func.vmap``."""
-    said = str(error).strip().partition("\n")[0]
-    if "data-dependent control flow" in said or ".item()" in said:
+    message = str(error).strip().partition("\n")[0]
+    if "data-dependent control flow" in message or ".item()" in message:
         return "the program's Python depends on the values of its sites (if, while, assert, float() or .item() of one)"
-    if "in-place" in said or "inplace" in said:
+    if "in-place" in message or "inplace" in message:
         return "the program writes into a tensor that all points share: collect values in a list and torch.stack them"
-    return f"torch cannot run one of its operations at many points at once ({said or type(error).__name__})"
+    return f"torch cannot run one of its operations at many points at once ({message or type(error).__name__})"
 
 
 def at_each(
@@ -68,27 +68,34 @@ def at_each(
         As of ``torch.func.vmap``; point by point where the function cannot be batched.
     """
     if batch is not None:
-        flat = mapped(lambda part: part.reshape(-1, *part.shape[len(batch) :]), points)
-        out = at_each(function, *flat) if batch else function(*points)
-        return mapped(lambda part: part.reshape(batch + part.shape[1:]), out) if batch else out
+        if not batch:
+            return function(*points)
+        flat = mapped(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]), points)
+        results = at_each(function, *flat)
+        return mapped(lambda leaf: leaf.reshape(batch + leaf.shape[1:]), results)
     if at_once is not None:
-        blocks = (
-            slice(start, start + at_once) for start in range(0, len(leaves_of(points)[0]), at_once)
-        )
-        found = [at_each(function, *mapped(operator.itemgetter(block), points)) for block in blocks]
-        return mapped(lambda *parts: torch.cat(parts), found[0], *found[1:])
+        count = len(leaves_of(points)[0])
+        blocks = [slice(start, start + at_once) for start in range(0, count, at_once)]
+        results = [at_each(function, *_indexed(points, block)) for block in blocks]
+        return mapped(lambda *leaves: torch.cat(leaves), *results)
 
-    def one(*point: Any) -> Any:
+    def at_point(*point: Any) -> Any:
         with _BatchedEmpty(leaves_of(point)[0]):
             return function(*point)
 
     try:
         with _UNWARNED:
-            return torch.func.vmap(one, randomness="different")(*points)
+            return torch.func.vmap(at_point, randomness="different")(*points)
     except RuntimeError:
         count = len(leaves_of(points)[0])
-        each = [function(*mapped(operator.itemgetter(index), points)) for index in range(count)]
-        return mapped(lambda *parts: torch.stack(parts), each[0], *each[1:])
+        results = [function(*_indexed(points, index)) for index in range(count)]
+        return mapped(lambda *leaves: torch.stack(leaves), *results)
+
+
+def _indexed(points: tuple[Any, ...], index: int | slice) -> tuple[Any, ...]:
+    """One point, or some of them."""
+    indexed: tuple[Any, ...] = mapped(operator.itemgetter(index), points)
+    return indexed
 
 
 _EMPTY = {torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty}
@@ -108,5 +115,5 @@ class _BatchedEmpty(TorchFunctionMode):
         out = func(*args, **(kwargs or {}))
         if func not in _EMPTY:
             return out
-        each = (self.point == self.point).any().to(out.device)  # batched, since the point is
-        return torch.where(each, out, out)
+        batched = (self.point == self.point).any().to(out.device)  # since the point is
+        return torch.where(batched, out, out)
