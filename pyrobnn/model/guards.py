@@ -48,12 +48,10 @@ class Impossible(NamedTuple):
     required: str
 
     def __str__(self) -> str:
-        where = (
-            f"the site {self.site!r}"
-            if self.site
-            else f"the {self.distribution} that the program evaluates"
-        )
-        return f"{self.parameter!r} of {where} must be {self.required}"
+        owner = f"the {self.distribution} that the program evaluates"
+        if self.site:
+            owner = f"the site {self.site!r}"
+        return f"{self.parameter!r} of {owner} must be {self.required}"
 
 
 # -- distributions that know when they are impossible ------------------------------------------------------------------
@@ -95,10 +93,11 @@ def _plain(kind: Kind) -> Kind:
 
 
 def _new(kind: Kind) -> Any:
+    """An empty distribution of the guarded class, which a pickle fills."""
     return object.__new__(_guarded(kind))
 
 
-def _guard(fn: Any) -> None:
+def _guard(fn: Distribution) -> None:
     """Guard a distribution that has just been made; remember which parameters it was made from."""
     kind: Kind = type(fn)
     if not issubclass(kind, _Guarded):
@@ -106,7 +105,7 @@ def _guard(fn: Any) -> None:
     fn.__dict__["_given"] = _present(fn)
 
 
-def kind_of(fn: Any) -> Kind:
+def kind_of(fn: Distribution) -> Kind:
     """The class of a distribution as the program knows it."""
     return _plain(type(fn))
 
@@ -117,7 +116,7 @@ def guarded() -> contextlib.AbstractContextManager[None]:
 
 
 @contextlib.contextmanager
-def _explained(fn: Any) -> Iterator[None]:
+def _explained(fn: Distribution) -> Iterator[None]:
     try:
         yield
     except ImpossibleParameter:
@@ -132,7 +131,7 @@ def _explained(fn: Any) -> Iterator[None]:
 # -- the mask and the log density --------------------------------------------------------------------------------------
 
 
-def log_prob(fn: Any, value: Tensor, evaluate: LogProb) -> Tensor:
+def log_prob(fn: Distribution, value: Tensor, evaluate: LogProb) -> Tensor:
     """``evaluate(fn, value)``, −∞ with a gradient of zero where a parameter of ``fn`` is impossible."""
     inside = possible(fn)
     if inside is None:
@@ -144,7 +143,7 @@ def log_prob(fn: Any, value: Tensor, evaluate: LogProb) -> Tensor:
     return torch.where(inside, evaluate(fn, value), -torch.inf)
 
 
-def possible(fn: Any) -> Tensor | None:
+def possible(fn: Distribution) -> Tensor | None:
     """Where all parameters of ``fn`` lie in their supports, to broadcast with its batch shape; None: all must."""
     masks = [mask for _, _, mask in _checks(fn)]
     for inner in _inner(fn):
@@ -156,14 +155,14 @@ def possible(fn: Any) -> Tensor | None:
     return functools.reduce(torch.logical_and, (_of_batch(mask, fn.batch_shape) for mask in masks))
 
 
-def _varies(fn: Any) -> bool:
+def _varies(fn: Distribution) -> bool:
     """Whether the parameters that may be impossible are not the same at every point."""
-    return any(depends(getattr(fn, name)) for name, _, _ in _checks(fn)) or any(
-        map(_varies, _inner(fn))
-    )
+    if any(depends(getattr(fn, name)) for name, _, _ in _checks(fn)):
+        return True
+    return any(map(_varies, _inner(fn)))
 
 
-def impossible(fn: Any, site: str = "") -> list[Impossible]:
+def impossible(fn: Distribution, site: str = "") -> list[Impossible]:
     """The parameters of ``fn`` that lie outside of their supports; none for a tensor without values."""
     places = []
     for name, constraint, mask in _checks(fn):
@@ -178,13 +177,8 @@ def words(constraint: Constraint) -> str:
     """What the constraint asks for, as it reads after "must be"."""
     if isinstance(constraint, constraints.independent):
         return words(constraint.base_constraint)
-    bounds = {
-        name: _number(bound)
-        for name, bound in vars(constraint).items()
-        if name in ("lower_bound", "upper_bound")
-    }
-    low = bounds.get("lower_bound")
-    high = bounds.get("upper_bound")
+    low = _bound(constraint, "lower_bound")
+    high = _bound(constraint, "upper_bound")
     if isinstance(constraint, constraints.greater_than):
         return "positive" if low == "0" else f"greater than {low}"
     if isinstance(constraint, type(constraints.nonnegative_integer)):
@@ -208,13 +202,17 @@ _WORDS = {
 }
 
 
-def _number(bound: Any) -> str:
+def _bound(constraint: Constraint, name: str) -> str | None:
+    """A bound of the constraint itself, not of its class, in words; None without one."""
+    if name not in vars(constraint):
+        return None
+    bound = vars(constraint)[name]
     if isinstance(bound, Tensor):
         return f"{float(bound.detach()):g}" if bound.numel() == 1 else "the other bound"
     return f"{bound:g}"
 
 
-def _checks(fn: Any) -> list[tuple[str, Constraint, Tensor]]:
+def _checks(fn: Distribution) -> list[tuple[str, Constraint, Tensor]]:
     """The given parameters of ``fn`` itself that may leave their supports: name, constraint, where they have not."""
     if isinstance(fn, _SELECTING):
         return []
@@ -231,13 +229,13 @@ def _checks(fn: Any) -> list[tuple[str, Constraint, Tensor]]:
     return checks
 
 
-def _given(fn: Any) -> tuple[str, ...]:
+def _given(fn: Distribution) -> tuple[str, ...]:
     """The parameters that a distribution was made from, not those that it computes when they are asked for."""
     remembered: tuple[str, ...] = fn.__dict__.get("_given", ())
     return remembered or _present(fn)
 
 
-def _present(fn: Any) -> tuple[str, ...]:
+def _present(fn: Distribution) -> tuple[str, ...]:
     needed = _needed(_plain(type(fn)))
     names = []
     for name in _supports(fn):
@@ -247,7 +245,7 @@ def _present(fn: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _supports(fn: Any) -> Mapping[str, Constraint]:
+def _supports(fn: Distribution) -> Mapping[str, Constraint]:
     """The support of each parameter of a distribution, none of one that does not say it."""
     try:
         supports: Mapping[str, Constraint] = fn.arg_constraints
@@ -262,11 +260,11 @@ def _options(kind: Kind) -> frozenset[str]:
     return frozenset(inspect.signature(kind).parameters) - {"validate_args"}
 
 
-def _inner(fn: Any) -> list[Any]:
+def _inner(fn: Distribution) -> list[Any]:
     """The distributions that ``fn`` was given; those that it makes of its parameters hold the same ones again."""
     if isinstance(fn, _SELECTING) or _options(_plain(type(fn))) <= _supports(fn).keys():
         return []
-    return [part for part in fn.__dict__.values() if isinstance(part, Distribution)]
+    return [member for member in fn.__dict__.values() if isinstance(member, Distribution)]
 
 
 def _of_batch(mask: Tensor, batch_shape: torch.Size) -> Tensor:
@@ -274,10 +272,8 @@ def _of_batch(mask: Tensor, batch_shape: torch.Size) -> Tensor:
     extra = mask.dim() - len(batch_shape)
     if extra > 0:
         mask = mask.flatten(-extra).all(-1)
-    fits = all(
-        size in (1, wanted)
-        for size, wanted in zip(reversed(mask.shape), reversed(batch_shape), strict=False)
-    )
+    sizes = zip(reversed(mask.shape), reversed(batch_shape), strict=False)
+    fits = all(size in (1, batch_size) for size, batch_size in sizes)
     return mask if fits else mask.all()
 
 
@@ -288,12 +284,14 @@ def _is_free(constraint: Constraint) -> bool:
     return constraint is constraints.real or constraints.is_dependent(constraint)
 
 
-def _holds(fn: Any, constraint: Constraint, value: Tensor) -> Tensor | None:
+def _holds(fn: Distribution, constraint: Constraint, value: Tensor) -> Tensor | None:
     """Where ``value`` meets the constraint, up to rounding; None where that cannot be said without reading values."""
     if isinstance(constraint, constraints.independent):
         mask = _holds(fn, constraint.base_constraint, value)
-        count = min(constraint.reinterpreted_batch_ndims, 0 if mask is None else mask.dim())
-        return mask if mask is None or not count else mask.flatten(-count).all(-1)
+        if mask is None:
+            return None
+        count = min(constraint.reinterpreted_batch_ndims, mask.dim())
+        return mask.flatten(-count).all(-1) if count else mask
     if constraint is constraints.positive_definite:
         return _is_symmetric(value) & _has_factor(fn, value)
     rule = _RULES.get(type(constraint))
@@ -315,9 +313,8 @@ def _above(constraint: Any, value: Tensor) -> Tensor:
 
 
 def _between(constraint: Any, value: Tensor) -> Tensor:
-    return _above(constraint, value) & (
-        value <= constraint.upper_bound + _room(constraint.upper_bound)
-    )
+    highest = constraint.upper_bound + _room(constraint.upper_bound)
+    return _above(constraint, value) & (value <= highest)
 
 
 def _half_open(constraint: Any, value: Tensor) -> Tensor:
@@ -354,7 +351,7 @@ def _is_symmetric(matrix: Tensor) -> Tensor:
     return (matrix - matrix.mT).abs().amax((-2, -1)) <= allowed
 
 
-def _has_factor(fn: Any, matrix: Tensor) -> Tensor:
+def _has_factor(fn: Distribution, matrix: Tensor) -> Tensor:
     """Whether the matrix has a Cholesky factor: the one that ``fn`` has computed says it, where there is one."""
     factor = factor_of(fn)
     if factor is None:
@@ -402,11 +399,11 @@ def _shield(value: Any, inside: Tensor, events: int) -> Any:
     return _Masked.apply(value.expand(shape), inside.expand(shape))
 
 
-def _leave(fn: Any) -> None:
+def _leave(fn: Distribution) -> None:
     """What is done with a distribution that is not to be guarded."""
 
 
-def _can_be_made_anew(fn: Any, kind: Kind, names: Sequence[str]) -> bool:
+def _can_be_made_anew(fn: Distribution, kind: Kind, names: Sequence[str]) -> bool:
     """Whether ``fn`` comes out the same, to the bit and at little cost: no factor, and no probabilities normalised."""
     supports = _supports(fn)
     if factor_of(fn) is not None or constraints.simplex in supports.values() or not names:
@@ -421,7 +418,7 @@ def _needed(kind: Kind) -> frozenset[str]:
     return frozenset(name for name, option in options if option.default is option.empty)
 
 
-def _shielded(fn: Any, inside: Tensor) -> Any:
+def _shielded(fn: Distribution, inside: Tensor) -> Any:
     """The distribution as its class is without a guard, with :func:`_shield` around all that it computes from."""
     if isinstance(fn, _SELECTING):
         return fn
@@ -429,43 +426,58 @@ def _shielded(fn: Any, inside: Tensor) -> Any:
     names = _given(fn)
     # made anew, what it computes of its parameters at once is computed of shielded ones
     if _can_be_made_anew(fn, kind, names):
-        parameters = {n: _shielded_part(getattr(fn, n), inside, fn.batch_shape, {}) for n in names}
+        parameters = {
+            name: _shielded_member(getattr(fn, name), inside, fn.batch_shape, {}) for name in names
+        }
         # not where the class computes one parametrisation of another, and takes only one of them
         with distributions_born(_leave), contextlib.suppress(ValueError, TypeError):
             return kind(**parameters)
     twin: Any = object.__new__(kind)
     transforms: dict[int, Transform] = {}
-    for name, part in fn.__dict__.items():
-        twin.__dict__[name] = _shielded_part(part, inside, fn.batch_shape, transforms)
+    for name, member in fn.__dict__.items():
+        twin.__dict__[name] = _shielded_member(member, inside, fn.batch_shape, transforms)
     return twin
 
 
-def _shielded_part(
-    part: Any, inside: Tensor, batch_shape: torch.Size, transforms: dict[int, Transform]
+def _shielded_member(
+    member: Any, inside: Tensor, batch_shape: torch.Size, transforms: dict[int, Transform]
 ) -> Any:
     """A tensor, distribution or transform that a distribution holds, or a list of them.
 
     ``transforms`` are those that are done, by the ``id`` of the original: a transform and its inverse hold each other.
     """
-    if isinstance(part, Tensor):
-        if part.shape[: len(batch_shape)] == batch_shape:
-            return _shield(part, inside, part.dim() - len(batch_shape))
-        return _shield(part, inside.all(), part.dim())  # all points of the batch share it
-    if isinstance(part, Distribution):
-        extra = len(part.batch_shape) - len(batch_shape)
-        return _shielded(
-            part, inside.reshape(inside.shape + (1,) * extra) if extra >= 0 else inside.all()
-        )
-    if isinstance(part, Transform) and not isinstance(part, torch.nn.Module):
-        if id(part) not in transforms:
-            twin = copy.copy(part)
-            transforms[id(part)] = twin
-            for name, inner in vars(part).items():
-                twin.__dict__[name] = _shielded_part(inner, inside, batch_shape, transforms)
-        return transforms[id(part)]
-    if type(part) in (list, tuple):
-        return type(part)(_shielded_part(inner, inside, batch_shape, transforms) for inner in part)
-    return part
+    if isinstance(member, Tensor):
+        if member.shape[: len(batch_shape)] == batch_shape:
+            return _shield(member, inside, member.dim() - len(batch_shape))
+        return _shield(member, inside.all(), member.dim())  # all points of the batch share it
+    if isinstance(member, Distribution):
+        extra = len(member.batch_shape) - len(batch_shape)
+        if extra < 0:
+            return _shielded(member, inside.all())
+        return _shielded(member, inside.reshape(inside.shape + (1,) * extra))
+    if isinstance(member, Transform) and not isinstance(member, torch.nn.Module):
+        return _shielded_transform(member, inside, batch_shape, transforms)
+    if type(member) in (list, tuple):
+        elements = [
+            _shielded_member(element, inside, batch_shape, transforms) for element in member
+        ]
+        return type(member)(elements)
+    return member
+
+
+def _shielded_transform(
+    transform: Transform,
+    inside: Tensor,
+    batch_shape: torch.Size,
+    transforms: dict[int, Transform],
+) -> Transform:
+    """A copy of the transform, of shielded members; the same copy for the same transform."""
+    if id(transform) not in transforms:
+        twin = copy.copy(transform)
+        transforms[id(transform)] = twin
+        for name, member in vars(transform).items():
+            twin.__dict__[name] = _shielded_member(member, inside, batch_shape, transforms)
+    return transforms[id(transform)]
 
 
 # -- what a program evaluates itself -----------------------------------------------------------------------------------
@@ -474,32 +486,32 @@ def _shielded_part(
 class _Evaluations(threading.local):
     """The distributions that this thread has asked for a log density, while somebody wants to know."""
 
-    kept: list[Any] | None = None
+    distributions: list[Any] | None = None
 
 
 _EVALUATIONS = _Evaluations()
 
 
 @contextlib.contextmanager
-def _evaluating(fn: Any) -> Iterator[None]:
+def _evaluating(fn: Distribution) -> Iterator[None]:
     """Note ``fn``, and not the distributions that it asks in its turn."""
-    kept = _EVALUATIONS.kept
-    _EVALUATIONS.kept = None
-    if kept is not None:
-        kept.append(fn)
+    distributions = _EVALUATIONS.distributions
+    _EVALUATIONS.distributions = None
+    if distributions is not None:
+        distributions.append(fn)
     try:
         yield
     finally:
-        _EVALUATIONS.kept = kept
+        _EVALUATIONS.distributions = distributions
 
 
 @contextlib.contextmanager
 def evaluations() -> Iterator[list[Any]]:
     """Inside, the guarded distributions whose log density is asked for."""
-    before = _EVALUATIONS.kept
-    kept: list[Any] = []
-    _EVALUATIONS.kept = kept
+    before = _EVALUATIONS.distributions
+    distributions: list[Any] = []
+    _EVALUATIONS.distributions = distributions
     try:
-        yield kept
+        yield distributions
     finally:
-        _EVALUATIONS.kept = before
+        _EVALUATIONS.distributions = before

@@ -43,17 +43,18 @@ class Supply(Messenger):
     def __init__(
         self,
         values: Mapping[str, Any],
-        held: Mapping[str, Tensor],
+        points: Mapping[str, Tensor],
         *,
         stored: Mapping[str, Any] | None = None,
         like: Tensor | None = None,
     ):
         super().__init__()
         self.values = values
-        self.held = held
+        self.points = points
         self.stored = stored
         self.like = torch.empty(0) if like is None else like
-        self.begun: dict[str, Tensor] = {}  # the initial values that this run has stated
+        # the initial values that this run has stated
+        self.initial: dict[str, Tensor] = {}
 
     def _pyro_supplied(self, msg: dict[str, Any]) -> None:
         msg["value"] = True
@@ -77,8 +78,8 @@ class Supply(Messenger):
         name = msg["name"]
         if name in self.values:
             value = self.values[name]
-        elif name in self.held:
-            value = self.held[name]
+        elif name in self.points:
+            value = self.points[name]
         else:
             value = self._initial(msg)
         msg["value"] = value
@@ -88,20 +89,19 @@ class Supply(Messenger):
         """Where a point parameter begins: where the program says, else where Pyro's store has it."""
         name = msg["name"]
         init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
-        if name in self.begun:
-            return self.begun[name]
+        if name in self.initial:
+            return self.initial[name]
         if init is not None:
             value = init() if callable(init) else init
-        elif (
-            name in pyro.get_param_store()
-        ):  # in a store of its own, of which a PyroModule puts its parameters there
+        # in a store of its own, of which a PyroModule puts its parameters there
+        elif name in pyro.get_param_store():
             value = pyro.get_param_store()[name]
         elif self.stored is not None and name in self.stored["params"]:
             value = transform_to(self.stored["constraints"][name])(self.stored["params"][name])
         else:
             raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
-        self.begun[name] = value.detach()
-        return self.begun[name]
+        self.initial[name] = value.detach()
+        return self.initial[name]
 
 
 @contextlib.contextmanager
@@ -125,19 +125,24 @@ def own_store() -> Iterator[Mapping[str, Any]]:
 
 
 @contextlib.contextmanager
-def all_rows(found: dict[str, int]) -> Iterator[None]:
-    """Plates that would draw a subsample take all their rows; their names and sizes are added to ``found``."""
+def all_rows(sizes: dict[str, int]) -> Iterator[None]:
+    """Plates that would draw a subsample take all their rows; their names and sizes are added to ``sizes``."""
     kind: Any = SubsampleMessenger  # no handler can change how many rows a plate takes
     plate = kind.__init__
 
     def whole(
-        self: Any, name: str, size: Any = None, subsample_size: Any = None, *rest: Any, **named: Any
+        self: Any,
+        name: str,
+        size: Any = None,
+        subsample_size: Any = None,
+        subsample: Tensor | None = None,
+        *arguments: Any,
+        **options: Any,
     ) -> None:
-        given = rest[0] if rest else named.get("subsample")
-        if given is None and subsample_size is not None and subsample_size < size:
-            found[name] = int(size)
+        if subsample is None and subsample_size is not None and subsample_size < size:
+            sizes[name] = int(size)
             subsample_size = None
-        plate(self, name, size, subsample_size, *rest, **named)
+        plate(self, name, size, subsample_size, subsample, *arguments, **options)
 
     with process_state(), replaced(kind, "__init__", whole):
         yield
@@ -175,11 +180,9 @@ class _Widen(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Any = None,
     ) -> Any:
-        return (
-            func(*args)
-            if func is Tensor.double
-            else func(*mapped(wide, args), **mapped(wide, kwargs or {}))
-        )
+        if func is Tensor.double:
+            return func(*args)
+        return func(*mapped(wide, args), **mapped(wide, kwargs or {}))
 
 
 def wide(value: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import pyro
 import pyro.distributions as dist
 import torch
 from torch import Tensor
-from torch.distributions import biject_to
+from torch.distributions import Distribution, biject_to
 
 from pyrobnn.core.groups import SAMPLE_DIMS, variable
 from pyrobnn.core.private import values_unchecked
@@ -54,22 +54,22 @@ def is_subsample(node: Node) -> bool:
     return type(node.get("fn")).__name__ == "_Subsample"
 
 
-def device_of(nodes: Mapping[str, Node], given: Iterable[Any]) -> torch.device:
-    """Where a program computes: where anything that it names or is ``given`` lies, unless all of it lies on the CPU.
+def device_of(nodes: Mapping[str, Node], data: Iterable[Any]) -> torch.device:
+    """Where a program computes: where anything that it names or of its ``data`` lies, unless all of it lies on the CPU.
 
     Not where its first site is: ``dist.Normal(0.0, 1.0)`` is drawn on the CPU wherever the data are.
     """
     values = [node["value"] for node in nodes.values() if node["type"] in ("sample", "param")]
-    found = [value.device for value in (*values, *given) if isinstance(value, Tensor)]
-    return next((device for device in found if device.type != "cpu"), torch.device("cpu"))
+    devices = [value.device for value in (*values, *data) if isinstance(value, Tensor)]
+    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
 
 
 def is_masked(node: Node) -> bool:
     """Whether a mask may take away some of its log probability."""
+    if node["mask"] is not None and node["mask"] is not True:
+        return True
     masking = (dist.MaskedDistribution, dist.NanMaskedNormal)
-    return not (node["mask"] is None or node["mask"] is True) or isinstance(
-        elementwise(node["fn"]), masking
-    )
+    return isinstance(elementwise(node["fn"]), masking)
 
 
 def elementwise(fn: Any) -> Any:
@@ -84,14 +84,14 @@ def is_replicated(node: Node) -> bool:
     return is_datum(node) and not isinstance(node["fn"], dist.Unit)
 
 
-def is_improper(fn: object) -> bool:
+def is_improper(fn: Any) -> bool:
     """Whether the distribution is a constant density, which has no draws."""
     while isinstance(fn, (torch.distributions.Independent, dist.MaskedDistribution)):
         fn = fn.base_dist
     return isinstance(fn, dist.ImproperUniform)
 
 
-def is_normal(fn: object) -> bool:
+def is_normal(fn: Distribution) -> bool:
     """Whether it is ``dist.Normal``, and no distribution derived from it."""
     return guards.kind_of(fn) is dist.Normal
 
@@ -133,24 +133,32 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
         for plate in node.get("cond_indep_stack", ()):
             sizes.setdefault(plate.name, set()).add(plate.size)
     sites = {name for name, node in nodes.items() if not is_subsample(node)}
-    unclear = {name for name, found in sizes.items() if len(found) > 1} | {*SAMPLE_DIMS} | sites
-    found = {}
+    unclear = {name for name, counts in sizes.items() if len(counts) > 1} | {*SAMPLE_DIMS} | sites
+    axes_by_site = {}
     for node in nodes.values():
         if node["type"] != "sample" or is_subsample(node) or not isinstance(node["value"], Tensor):
             continue
-        dims = node["value"].dim()
-        # pyro.deterministic calls all axes of its value one event, unless its arguments say otherwise
-        events = (
-            node["fn"].event_dim if not is_deterministic(node) or node["fn"].event_dim < dims else 0
-        )
-        named: list[str | None] = [None] * dims
-        for plate in node["cond_indep_stack"]:
-            axis = None if plate.dim is None else dims - events + plate.dim
-            if axis is not None and 0 <= axis < dims and node["value"].shape[axis] == plate.size:
-                named[axis] = variable(plate.name) if plate.name not in unclear else None
-        if any(named):
-            found[node["name"]] = named
-    return found
+        names = _axes_of(node, unclear)
+        if any(names):
+            axes_by_site[node["name"]] = names
+    return axes_by_site
+
+
+def _axes_of(node: Node, unclear: Collection[str]) -> list[str | None]:
+    """The plate of every axis of a site's value, None for one of no plate or of a plate whose name is unclear."""
+    shape = node["value"].shape
+    events = node["fn"].event_dim
+    # pyro.deterministic calls all axes of its value one event, unless its arguments say otherwise
+    if is_deterministic(node) and events >= len(shape):
+        events = 0
+    names: list[str | None] = [None] * len(shape)
+    for plate in node["cond_indep_stack"]:
+        if plate.dim is None:
+            continue
+        axis = len(shape) - events + plate.dim
+        if 0 <= axis < len(shape) and shape[axis] == plate.size:
+            names[axis] = None if plate.name in unclear else variable(plate.name)
+    return names
 
 
 @contextlib.contextmanager
@@ -185,7 +193,7 @@ def datum_terms(node: Node) -> Tensor:
         ValueError: which data are masked depends on a latent site.
     """
     with without_validation():
-        log_prob, kept = _log_prob(node["fn"], node["value"], node["mask"])
+        log_prob, mask = _log_prob(node["fn"], node["value"], node["mask"])
     scale = node["scale"]
     for plate in node["cond_indep_stack"]:
         if plate.full_size != plate.size:
@@ -193,10 +201,10 @@ def datum_terms(node: Node) -> Tensor:
     if isinstance(scale, Tensor) or not math.isclose(scale, 1.0, rel_tol=1e-12):
         log_prob = log_prob * scale
     log_prob = log_prob.to(node["value"].dtype) if node["value"].is_floating_point() else log_prob
-    if kept is None:
+    if mask is None:
         return log_prob
     try:
-        rows = kept.expand(log_prob.shape).reshape(-1).nonzero()[:, 0]
+        rows = mask.expand(log_prob.shape).reshape(-1).nonzero()[:, 0]
     except RuntimeError as error:  # raised by vmap, for a mask that is batched
         raise ValueError(
             f"the mask of {node['name']!r} depends on a latent site, so the number of data varies from draw to draw: "
@@ -228,19 +236,20 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
     if isinstance(fn, torch.distributions.Independent):
         dims = tuple(range(-fn.reinterpreted_batch_ndims, 0))
         inner = mask.reshape(mask.shape + (1,) * len(dims)) if isinstance(mask, Tensor) else mask
-        log_prob, kept = _log_prob(fn.base_dist, value, inner)
+        log_prob, element_mask = _log_prob(fn.base_dist, value, inner)
         if not dims:
-            return log_prob, kept
-        # an event counts as soon as one of its elements does
-        kept = None if kept is None else kept.expand(log_prob.shape).any(dims)
-        return log_prob.sum(dims, dtype=torch.float64), kept
+            return log_prob, element_mask
+        event_mask = None
+        if element_mask is not None:
+            # an event counts as soon as one of its elements does
+            event_mask = element_mask.expand(log_prob.shape).any(dims)
+        return log_prob.sum(dims, dtype=torch.float64), event_mask
     if mask is True:
         return _unmasked(fn, value), None
     mask = torch.as_tensor(mask, device=value.device)
     # where() alone would keep the value clean, but the gradient of what it drops is zero times NaN
-    harmless = torch.where(
-        mask.reshape(mask.shape + (1,) * fn.event_dim), value, _in_support(fn, value)
-    )
+    value_mask = mask.reshape(mask.shape + (1,) * fn.event_dim)
+    harmless = torch.where(value_mask, value, _in_support(fn, value))
     log_prob = _unmasked(fn, harmless)
     return torch.where(mask, log_prob, torch.zeros_like(log_prob)), mask
 
@@ -257,7 +266,8 @@ def _unmasked(fn: Any, value: Tensor) -> Tensor:
     return fn.log_prob(value)
 
 
-def _multinomial(fn: Any, value: Tensor) -> Tensor:
+def _multinomial(fn: dist.Multinomial, value: Tensor) -> Tensor:
+    """The log probability of the counts."""
     logits, counts = torch.broadcast_tensors(fn.logits, value)
     # what is impossible and did not happen costs nothing
     powers = torch.where((counts == 0) & (logits == -torch.inf), 0.0, logits) * counts
