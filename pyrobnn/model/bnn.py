@@ -83,10 +83,9 @@ class BNN:
         kinds: dict[str, tuple[Any, type]] = {"net": (net, nn.Module), "prior": (prior, Prior)}
         for name, (value, kind) in (kinds | {"likelihood": (likelihood, Likelihood)}).items():
             if not isinstance(value, kind):
-                found, wanted = (
-                    f"{each.__module__}.{each.__name__}" for each in (type(value), kind)
-                )
-                raise TypeError(f"{name!r} must be a {wanted}, got {found}")
+                expected = f"{kind.__module__}.{kind.__name__}"
+                actual = f"{type(value).__module__}.{type(value).__name__}"
+                raise TypeError(f"{name!r} must be a {expected}, got {actual}")
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
         self.net = _separated(copy.deepcopy(net))
@@ -98,9 +97,8 @@ class BNN:
         self.prior = prior
         self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
         self.standardizer = standardizer
-        self.priors = {
-            NET + name: site for name, site in priors.items()
-        } | self.likelihood.own.priors
+        self.priors = {NET + name: site for name, site in priors.items()}
+        self.priors |= self.likelihood.own.priors
 
     @property
     def eval_net(self) -> nn.Module:
@@ -136,9 +134,8 @@ class BNN:
     @property
     def frozen(self) -> set[str]:
         """Sites of the parameters that have no prior and are not to be trained (``requires_grad=False``)."""
-        return {
-            NET + n for n, p in self.net.named_parameters() if not p.requires_grad
-        } - self.priors.keys()
+        untrained = {NET + n for n, p in self.net.named_parameters() if not p.requires_grad}
+        return untrained - self.priors.keys()
 
     def to(self, device: torch.device) -> BNN:
         """This model on ``device``; itself if it is there already."""
@@ -181,10 +178,14 @@ class BNN:
             name.removeprefix(NET): value for name, value in values.items() if name.startswith(NET)
         }
         buffers = {name: buffer.clone() for name, buffer in self.net.named_buffers()}
-        held = {name: value for name in buffers if (value := given(NET + name)) is not None}
+        statistics = {}
+        for name in buffers:
+            buffer = given(NET + name)
+            if buffer is not None:
+                statistics[name] = buffer
         # batch-norm statistics of a draw are to be used, not computed anew from this batch
-        net = self.eval_net if held else self.net
-        f = torch.func.functional_call(net, params | buffers | held, (x,))
+        net = self.eval_net if statistics else self.net
+        f = torch.func.functional_call(net, params | buffers | statistics, (x,))
         self.likelihood.observe(f, y, values, num_data)
         return f
 
@@ -197,11 +198,12 @@ class BNN:
 
     def sample_parameters(self) -> dict[str, Tensor]:
         """The program's first half: every parameter of the net and of the likelihood, by site."""
-        values = self.initial_values()
-        priors = self.priors
-        values = {
-            n: pyro.sample(n, priors[n]) if n in priors else point(n, v) for n, v in values.items()
-        }
+        values = {}
+        for name, initial in self.initial_values().items():
+            if name in self.priors:
+                values[name] = pyro.sample(name, self.priors[name])
+            else:
+                values[name] = point(name, initial)
         return values | self.likelihood.own.sample()
 
     def forward(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
@@ -264,11 +266,12 @@ class BNN:
 
     def supported(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The values by site, drawn from the prior where its support leaves any out (a positive one, say)."""
-        found = dict(values)
-        for name in (site for site in values if site in self.priors):
-            if not bool(self.priors[name].support.check(values[name]).all()):
-                found[name] = self.priors[name].sample().to(values[name])
-        return found
+        supported = dict(values)
+        for name, value in values.items():
+            prior = self.priors.get(name)
+            if prior is not None and not bool(prior.support.check(value).all()):
+                supported[name] = prior.sample().to(value)
+        return supported
 
     def reinitialized(self, seed: int) -> BNN:
         """This model with a freshly initialised net (``reset_parameters`` of every module that has it).
@@ -279,16 +282,16 @@ class BNN:
         fresh.net = copy.deepcopy(self.net)
         with seeded(seed, self.device), torch.no_grad():
             for module_name, module in fresh.net.named_modules():
-                own = module.named_parameters(module_name, recurse=False)
                 if hasattr(module, "reset_parameters"):
                     module.reset_parameters()
-                else:
-                    for name, param in own:
-                        if (prior := self.priors.get(NET + name)) is not None:
-                            param.copy_(prior.sample())
-            inside = self.supported(fresh.initial_values())
+                    continue
+                for name, param in module.named_parameters(module_name, recurse=False):
+                    prior = self.priors.get(NET + name)
+                    if prior is not None:
+                        param.copy_(prior.sample())
+            supported = self.supported(fresh.initial_values())
             for name, param in fresh.net.named_parameters():
-                param.copy_(inside[NET + name])
+                param.copy_(supported[NET + name])
         return fresh
 
     def stochastic_layers(self) -> list[str]:
@@ -348,12 +351,12 @@ def _of_same_tensors(net: nn.Module) -> nn.Module:
 
 def _separated(net: nn.Module) -> nn.Module:
     """``net`` with a module for each place, of the same tensors: torch restores one place alone after a call."""
-    seen = set()
+    separated = set()
     tensors = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     for name, module in [*net.named_modules(remove_duplicate=False)]:
-        if module in seen:
+        if module in separated:
             net.set_submodule(name, copy.deepcopy(module, dict(tensors)))
-        seen.add(module)
+        separated.add(module)
     return net
 
 
@@ -416,15 +419,21 @@ def output_width(model: BNN, x: Tensor) -> int:
             f"the net cannot take 'x' of shape {tuple(x.shape)}: {one_line}"
         ) from error
     if not isinstance(f, Tensor) or f.dim() != 2:
-        found = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
+        output = f"shape {tuple(f.shape)}" if isinstance(f, Tensor) else f"a {type(f).__name__}"
         raise ValueError(
-            f"the net returns {found} for {len(x[:2])} points but (points, outputs) is expected: "
+            f"the net returns {output} for {len(x[:2])} points but (points, outputs) is expected: "
             f"{_as_columns(model, f)}"
         )
-    if model.likelihood.targets.kind == "label" and f.shape[1] > 1 and bool((f >= 0).all()):
-        if torch.allclose(f.sum(1), torch.ones_like(f[:, 0]), atol=1e-4):
-            raise ValueError(
-                "the net ends in a Softmax and returns probabilities, but the likelihood takes logits: leave the "
-                "Softmax out, or end the net in nn.LogSoftmax"
-            )
+    if model.likelihood.targets.kind == "label" and _are_probabilities(f):
+        raise ValueError(
+            "the net ends in a Softmax and returns probabilities, but the likelihood takes logits: leave the "
+            "Softmax out, or end the net in nn.LogSoftmax"
+        )
     return f.shape[1]
+
+
+def _are_probabilities(f: Tensor) -> bool:
+    """Whether every row (outputs,) of several is positive with sum one."""
+    if f.shape[1] < 2 or not bool((f >= 0).all()):
+        return False
+    return torch.allclose(f.sum(1), torch.ones_like(f[:, 0]), atol=1e-4)

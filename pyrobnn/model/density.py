@@ -18,7 +18,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 import pyro
 import torch
 from torch import Tensor
-from torch.distributions import biject_to, constraints
+from torch.distributions import Distribution, biject_to, constraints
 from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
@@ -164,36 +164,37 @@ class Density:
             nodes = self._first_run()
         self.device = device_of(nodes, leaves_of(args))
         with self.floats():
-            for node in nodes.values():
-                _check_node(node, nodes, self.plate_sizes)
-                if self.owner is None:
-                    _check_precision(node)
+            self._check_nodes(nodes)
             self.sites = self._layout(nodes)
-        if (
-            self.owner is None
-        ):  # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
+        # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
+        if self.owner is None:
             self._held = self.initial_points | self._held
         self.dim = sum(site.size for site in self.sites)
         if not self.dim:
             raise ValueError(
                 "the program has no latent site to infer: add a pyro.sample without obs="
             )
-        self.dtype = functools.reduce(
-            torch.promote_types, (nodes[s.name]["value"].dtype for s in self.sites)
-        )
+        dtypes = [nodes[site.name]["value"].dtype for site in self.sites]
+        self.dtype = functools.reduce(torch.promote_types, dtypes)
         self.derived = Derived.of(nodes)
-        self.observes = any(
-            is_observed(node) and not is_deterministic(node) for node in nodes.values()
-        )
-        self.observed = tuple(n for n, node in nodes.items() if is_datum(node))
-        self.masked = tuple(
-            s.name for s in self.sites if s.kind == "latent" and is_masked(nodes[s.name])
-        )
+        observed = [node for node in nodes.values() if is_observed(node)]
+        self.observes = any(not is_deterministic(node) for node in observed)
+        self.observed = tuple(name for name, node in nodes.items() if is_datum(node))
+        latent = [site.name for site in self.sites if site.kind == "latent"]
+        self.masked = tuple(name for name in latent if is_masked(nodes[name]))
         self._by_name = {site.name: site for site in self.sites}
         self.dependent: tuple[str, ...] = ()
         self.dependent = self._find_dependent(nodes)
 
+    def _check_nodes(self, nodes: Mapping[str, Node]) -> None:
+        """Refuse sites that no density here can hold; in a plain program also those of half precision."""
+        for node in nodes.values():
+            _check_node(node, nodes, self.plate_sizes)
+            if self.owner is None:
+                _check_precision(node)
+
     def _compute_in_float64(self) -> None:
+        """From here on everything is computed in float64, and its own data are of it."""
         self.in_double = True
         self.args = mapped(wide, self.args)
         self._held = mapped(wide, self._held)
@@ -211,37 +212,38 @@ class Density:
         """This density computed in float64, its vectors float64: for draws that float32 cannot hold."""
         if self.in_double:
             return self
-        found = Density(self.program, self.args, points=self.points, values=self._held, double=True)
-        found.own_dtypes = self.own_dtypes
-        found._all_rows = self._all_rows
-        return found
+        density = Density(
+            self.program, self.args, points=self.points, values=self._held, double=True
+        )
+        density.own_dtypes = self.own_dtypes
+        density._all_rows = self._all_rows
+        return density
 
     def holding(self, values: Mapping[str, Tensor]) -> Density:
         """This density with its point parameters held at ``values``."""
-        found = Density(
+        density = Density(
             self.program, self.args, points="held", values=values, double=self.in_double
         )
-        found.own_dtypes = self.own_dtypes
-        return found
+        density.own_dtypes = self.own_dtypes
+        return density
 
     def as_fine_as(self, draws: Mapping[str, Tensor]) -> Density:
         """This density, or in float64 where ``draws`` of its sites are finer than the program has them."""
-        known = [
-            (draws[site.name].dtype, self.own_dtypes[site.name])
-            for site in self.sites
-            if site.name in draws
-        ]
-        finer = any(
-            dtype != own and torch.promote_types(dtype, own) == dtype for dtype, own in known
-        )
-        return self.double() if finer else self
+        for site in self.sites:
+            if site.name not in draws:
+                continue
+            dtype = draws[site.name].dtype
+            program_dtype = self.own_dtypes[site.name]
+            if dtype != program_dtype and torch.promote_types(dtype, program_dtype) == dtype:
+                return self.double()
+        return self
 
     @functools.cached_property
     def owner(self) -> Any:
         """The model that holds the program's point parameters itself, as a BNN does; None for a plain program."""
         program = self.program.func if isinstance(self.program, functools.partial) else self.program
-        found = getattr(program, "__self__", program)
-        return found if getattr(found, "holds_points", False) else None
+        model = getattr(program, "__self__", program)
+        return model if getattr(model, "holds_points", False) else None
 
     @property
     def stochastic(self) -> str | None:
@@ -265,13 +267,13 @@ class Density:
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
-            return at_each(lambda one: self._at(one)[0], z, batch=z.shape[:-1])
+            return at_each(lambda point: self._at(point)[0], z, batch=z.shape[:-1])
         return {site.name: site.transform(u) for site, u in self.parts(z)}
 
     @_in_its_floats
     def unconstrain(self, values: Mapping[str, Tensor]) -> Tensor:
         """Flat vectors (\\*batch, dim) of site values (\\*batch, \\*shape); ValueError of a missing or wrong one."""
-        given = {}
+        tensors = {}
         batch = torch.Size()
         for site in self.sites:
             if site.name not in values:
@@ -282,18 +284,20 @@ class Density:
                 raise ValueError(
                     f"the site {site.name!r} has shape {tuple(value.shape)}, not {site.shape}"
                 )
-            given[site.name] = value
-        inverse = at_each(self._inverse_of_dependent, given, batch=batch) if self.dependent else {}
-        inverse |= {
-            s.name: s.transform.inv(given[s.name]) for s in self.sites if s.name not in inverse
-        }
+            tensors[site.name] = value
+        inverse: dict[str, Tensor] = {}
+        if self.dependent:
+            inverse |= at_each(self._inverse_of_dependent, tensors, batch=batch)
+        for site in self.sites:
+            if site.name not in inverse:
+                inverse[site.name] = site.transform.inv(tensors[site.name])
         return torch.cat([inverse[s.name].reshape(*batch, s.size) for s in self.sites], -1)
 
     @_in_its_floats
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
         """log ``|det dT/dz|`` of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
         if self.dependent and z.dim() > 1:
-            return at_each(lambda one: self.log_jacobian(one, only), z, batch=z.shape[:-1])
+            return at_each(lambda point: self.log_jacobian(point, only), z, batch=z.shape[:-1])
         transforms = self._at(z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
         for site, u in self.parts(z):
@@ -314,10 +318,10 @@ class Density:
     def parts(self, z: Tensor) -> list[tuple[Site, Tensor]]:
         """Each site with its part of flat vectors, (\\*batch, \\*unconstrained_shape)."""
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
-        parts = z.split([site.size for site in self.sites], -1)
+        slices = z.split([site.size for site in self.sites], -1)
         return [
-            (s, part.reshape(z.shape[:-1] + s.unconstrained_shape))
-            for s, part in zip(self.sites, parts)
+            (site, u.reshape(z.shape[:-1] + site.unconstrained_shape))
+            for site, u in zip(self.sites, slices)
         ]
 
     # -- supports that depend on other sites: known, and the bijection with them, only while the program runs --------
@@ -326,36 +330,38 @@ class Density:
     def _find_dependent(self, nodes: Mapping[str, Node]) -> tuple[str, ...]:
         """The latent sites whose support differs between the run of ``nodes`` and one with other values."""
         latent = [site.name for site in self.sites if site.kind == "latent"]
-        bounded = {
-            name: bounds for name in latent if (bounds := _bounds(nodes[name]["fn"].support))
-        }
+        bounded = [name for name in latent if _bounds(nodes[name]["fn"].support)]
         if not bounded:
             return ()
-        other = self.constrain(self.sample_box(1, seed=1)[0])
-        again = self.trace({name: other[name] for name in latent})
-        now = {name: _bounds(again[name]["fn"].support) for name in bounded}
-        return tuple(
-            name for name, known in bounded.items() if not all(map(torch.equal, known, now[name]))
-        )
+        values = self.constrain(self.sample_box(1, seed=1)[0])
+        new_nodes = self.trace({name: values[name] for name in latent})
+        dependent = []
+        for name in bounded:
+            bounds = _bounds(nodes[name]["fn"].support)
+            new_bounds = _bounds(new_nodes[name]["fn"].support)
+            if not all(map(torch.equal, bounds, new_bounds)):
+                dependent.append(name)
+        return tuple(dependent)
 
     @_in_its_floats
     def _at(self, z: Tensor) -> tuple[dict[str, Tensor], dict[str, Transform]]:
         """Site values of one vector (dim,), and the bijections of the dependent sites there."""
         parts = {site.name: (site, u) for site, u in self.parts(z)}
-        found = {}
+        transforms = {}
 
         def follow(name: str, fn: Any) -> Tensor:
-            found[name] = bijection(name, fn.support)
-            return found[name](parts[name][1])
+            transforms[name] = bijection(name, fn.support)
+            return transforms[name](parts[name][1])
 
         values: dict[str, Any] = {name: site.transform(u) for name, (site, u) in parts.items()}
         nodes = self.trace(
             values | {name: functools.partial(follow, name) for name in self.dependent}
         )
-        return values | {name: nodes[name]["value"] for name in self.dependent}, found
+        return values | {name: nodes[name]["value"] for name in self.dependent}, transforms
 
     @_in_its_floats
     def _inverse_of_dependent(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The unconstrained values of the dependent sites."""
         nodes = self.trace(values)
         return {
             name: bijection(name, nodes[name]["fn"].support).inv(values[name])
@@ -381,9 +387,8 @@ class Density:
     def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         nodes = self.trace(self.constrain(z), args).values()
-        prior, likelihood = (
-            [n for n in nodes if belongs(n)] for belongs in (is_latent, is_observed)
-        )
+        prior = [node for node in nodes if is_latent(node)]
+        likelihood = [node for node in nodes if is_observed(node)]
         return _total(z, prior), _total(z, likelihood)
 
     @_in_its_floats
@@ -405,17 +410,15 @@ class Density:
 
     def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
         """As :meth:`data_terms`, of all observed sites together, (data,)."""
-        parts = [terms.reshape(-1) for terms in self.data_terms(z, *args).values()]
-        return torch.cat(parts) if parts else z.new_zeros(0)
+        terms_by_site = [terms.reshape(-1) for terms in self.data_terms(z, *args).values()]
+        return torch.cat(terms_by_site) if terms_by_site else z.new_zeros(0)
 
     @_in_its_floats
     def log_base(self, z: Tensor) -> Tensor:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         nodes = self.trace(self.constrain(z)).values()
-        return _total(
-            z,
-            [n for n in nodes if n["type"] == "sample" and not is_subsample(n) and not is_datum(n)],
-        )
+        sampled = [node for node in nodes if node["type"] == "sample" and not is_subsample(node)]
+        return _total(z, [node for node in sampled if not is_datum(node)])
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -430,9 +433,8 @@ class Density:
         with seeded(seed, self.device):
             for _ in range(num):
                 nodes = self._drawn()
-                draws.append(
-                    self.unconstrain({s.name: nodes[s.name]["value"].detach() for s in self.sites})
-                )
+                values = {s.name: nodes[s.name]["value"].detach() for s in self.sites}
+                draws.append(self.unconstrain(values))
         return torch.stack(draws)
 
     @_in_its_floats
@@ -448,24 +450,29 @@ class Density:
 
         Where the medians of a program together make a parameter impossible, a draw from the prior takes their place.
         """
-        given = {name: value for name, value in (values or {}).items() if name in self._by_name}
-        missing = [site for site in self.sites if site.name not in given]
-        draws: dict[str, list[Tensor]] = {site.name: [] for site in missing}
-        with seeded(seed, self.device), torch.no_grad():
-            for _ in range(25 if missing else 0):
-                nodes = self._drawn()
-                for site in missing:  # of these alone: others may be large
-                    draws[site.name].append(
-                        site.transform.inv(nodes[site.name]["value"].to(self.dtype))
-                    )
-        medians = {
-            s.name: s.transform(torch.stack(draws[s.name]).median(0).values) for s in missing
-        }
-        start = self.unconstrain(given | medians)
-        if missing and self.impossible(start):
-            drawn = self.constrain(self.sample_prior(1, seed)[0])
-            start = self.unconstrain(drawn | given)
+        fixed = {name: value for name, value in (values or {}).items() if name in self._by_name}
+        missing = [site for site in self.sites if site.name not in fixed]
+        if not missing:
+            return self.unconstrain(fixed)
+        start = self.unconstrain(fixed | self._prior_medians(missing, seed))
+        if self.impossible(start):
+            draw = self.constrain(self.sample_prior(1, seed)[0])
+            start = self.unconstrain(draw | fixed)
         return start
+
+    def _prior_medians(self, sites: Sequence[Site], seed: int) -> dict[str, Tensor]:
+        """Medians of 25 draws from the prior, of these sites alone: others may be large."""
+        draws: dict[str, list[Tensor]] = {site.name: [] for site in sites}
+        with seeded(seed, self.device), torch.no_grad():
+            for _ in range(25):
+                nodes = self._drawn()
+                for site in sites:
+                    value = nodes[site.name]["value"].to(self.dtype)
+                    draws[site.name].append(site.transform.inv(value))
+        return {
+            site.name: site.transform(torch.stack(draws[site.name]).median(0).values)
+            for site in sites
+        }
 
     # -- running the program ---------------------------------------------------------------------------------------
 
@@ -479,23 +486,34 @@ class Density:
         """
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
-        there = none if self.device.type == "cpu" else self.device  # plain numbers are made there
-        given = (v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point())
+        # plain numbers are made there
+        device = none if self.device.type == "cpu" else self.device
+        floating = (
+            v for v in leaves_of(self.args) if isinstance(v, Tensor) and v.is_floating_point()
+        )
         # a BNN states all of its point parameters and needs no store
         store = own_store() if self.owner is None else none
         with store as stored:
-            supply = Supply(values, self._held, stored=stored, like=next(given, None))
-            with without_validation(), pyro.poutine.block(), supply, rows, there, at_many_points():
+            supply = Supply(values, self._held, stored=stored, like=next(floating, None))
+            with without_validation(), pyro.poutine.block(), supply, rows, device, at_many_points():
                 nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
-        before = {s.name for s in self.sites if s.kind == "latent"}
-        now = {n for n in nodes if is_latent(nodes[n])}
-        # replicates make latent again what holds data
-        if before and (changed := (before ^ now) - {*self.derived.replicated}):
-            what = f"the latent sites {', '.join(map(repr, sorted(changed)))} are in some runs of the program only"
-            raise Refused(
-                f"{what}, so that they have no common density: sample always, and choose by torch.where"
-            )
+        self._check_latent_sites(nodes)
         return nodes
+
+    def _check_latent_sites(self, nodes: Mapping[str, Node]) -> None:
+        """Refuse a run whose latent sites are not those of the first."""
+        known = {site.name for site in self.sites if site.kind == "latent"}
+        if not known:
+            return
+        latent = {name for name, node in nodes.items() if is_latent(node)}
+        # replicates make latent again what holds data
+        changed = (known ^ latent) - {*self.derived.replicated}
+        if changed:
+            names = ", ".join(map(repr, sorted(changed)))
+            raise Refused(
+                f"the latent sites {names} are in some runs of the program only, so that they have no common density: "
+                "sample always, and choose by torch.where"
+            )
 
     def impossible(self, z: Tensor) -> list[guards.Impossible]:
         """The parameters of distributions that lie outside of their supports at ``z`` (dim,)."""
@@ -507,20 +525,20 @@ class Density:
     @_in_its_floats
     def _drawn(self) -> Mapping[str, Node]:
         """The nodes of a run whose latent sites are drawn, again where that makes parameters impossible."""
-        last: guards.ImpossibleParameter | None = None
+        refusal: guards.ImpossibleParameter | None = None
         for _ in range(MOST_TRIES):
             try:
                 with guards.evaluations() as evaluated:
                     nodes = self.trace({})
             except guards.ImpossibleParameter as error:
-                last = error
+                refusal = error
                 continue
             with torch.no_grad():
                 if not _impossible(nodes, evaluated):
                     return nodes
-            last = None
-        if last is not None:
-            raise last
+            refusal = None
+        if refusal is not None:
+            raise refusal
         return nodes
 
     def _layout(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
@@ -532,24 +550,27 @@ class Density:
         self.constraints = {
             n: node["kwargs"].get("constraint", constraints.real) for n, node in params.items()
         }
+        sites: list[Site] = []
+        start = 0
+        for name, support in self._supports(nodes).items():
+            transform = bijection(name, support)
+            shape = nodes[name]["value"].shape
+            unconstrained_shape = torch.Size(transform.inverse_shape(shape))
+            kind: Literal["latent", "point"] = "point" if name in params else "latent"
+            site = Site(name, shape, unconstrained_shape, transform, start, kind)
+            sites.append(site)
+            start = site.stop
+        return tuple(sites)
+
+    def _supports(self, nodes: Mapping[str, Node]) -> dict[str, constraints.Constraint]:
+        """The supports of the latent sites and of the point parameters that are free."""
         supports = {name: node["fn"].support for name, node in nodes.items() if is_latent(node)}
         if self.points == "free":
             frozen = getattr(self.owner, "frozen", ())
-            supports |= {
-                name: support for name, support in self.constraints.items() if name not in frozen
-            }
-        sites: list[Site] = []
-        for name, support in supports.items():
-            transform = bijection(name, support)
-            shape = nodes[name]["value"].shape
-            kind: Literal["latent", "point"] = "point" if name in params else "latent"
-            start = sites[-1].stop if sites else 0
-            sites.append(
-                Site(
-                    name, shape, torch.Size(transform.inverse_shape(shape)), transform, start, kind
-                )
-            )
-        return tuple(sites)
+            for name, support in self.constraints.items():
+                if name not in frozen:
+                    supports[name] = support
+        return supports
 
 
 def _is_value(node: Node) -> bool:
@@ -559,13 +580,18 @@ def _is_value(node: Node) -> bool:
     return isinstance(node["value"], Tensor) and node["value"].is_floating_point()
 
 
-def _impossible(nodes: Mapping[str, Node], evaluated: Sequence[Any]) -> list[guards.Impossible]:
+def _impossible(
+    nodes: Mapping[str, Node], evaluated: Sequence[Distribution]
+) -> list[guards.Impossible]:
     """Why the density of a run is zero: parameters of its sites, and of distributions that it evaluates itself."""
     sampled = [
         node for node in nodes.values() if node["type"] == "sample" and not is_subsample(node)
     ]
-    places = [place for node in sampled for place in guards.impossible(node["fn"], node["name"])]
-    places += [place for fn in evaluated for place in guards.impossible(fn)]
+    places: list[guards.Impossible] = []
+    for node in sampled:
+        places += guards.impossible(node["fn"], node["name"])
+    for fn in evaluated:
+        places += guards.impossible(fn)
     # a mask, or torch.where, may leave out what is impossible
     if not places or all(bool(log_prob_sum(node).isfinite()) for node in sampled):
         return []
@@ -574,25 +600,30 @@ def _impossible(nodes: Mapping[str, Node], evaluated: Sequence[Any]) -> list[gua
 
 def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, int]) -> None:
     """Refuse rows that would never be seen, data that do not count once, and latent sites without a place."""
-    plates = node.get("cond_indep_stack", ())
-    if outside := [p.name for p in plates if p.size != p.full_size and p.name not in nodes]:
-        raise Refused(
-            f"the plate {outside[0]!r} was made outside of the program, so its subsample was drawn once "
-            "and the other rows would never be seen: make it inside the program"
-        )
+    for plate in node.get("cond_indep_stack", ()):
+        if plate.size != plate.full_size and plate.name not in nodes:
+            raise Refused(
+                f"the plate {plate.name!r} was made outside of the program, so its subsample was drawn once "
+                "and the other rows would never be seen: make it inside the program"
+            )
     if is_replicated(node):
         _check_observed(node)
-    if not is_latent(node):
-        return
+    if is_latent(node):
+        _check_latent(node, subsampled)
+
+
+def _check_latent(node: Node, subsampled: Mapping[str, int]) -> None:
+    """Refuse a latent site that is discrete or has a value for every row of a plate that draws a subsample."""
     if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
         raise Refused(
             f"the latent site {node['name']!r} is discrete: sum it out, it has no gradient"
         )
-    if drawn := [p.name for p in plates if p.name in subsampled]:
-        raise Refused(
-            f"the latent site {node['name']!r} has a value for every row of the plate {drawn[0]!r}, which draws a "
-            "subsample: take out subsample_size, and fit all rows at once"
-        )
+    for plate in node.get("cond_indep_stack", ()):
+        if plate.name in subsampled:
+            raise Refused(
+                f"the latent site {node['name']!r} has a value for every row of the plate {plate.name!r}, which draws "
+                "a subsample: take out subsample_size, and fit all rows at once"
+            )
 
 
 def _check_precision(node: Node) -> None:
@@ -600,13 +631,11 @@ def _check_precision(node: Node) -> None:
     if not is_latent(node) and not is_replicated(node):
         return
     law = elementwise(node["fn"])
-    parts = [
-        node["value"],
-        *(getattr(law, name, None) for name in getattr(law, "arg_constraints", ())),
-    ]
-    for part in parts:
-        if isinstance(part, Tensor) and part.is_floating_point() and part.dtype.itemsize < 4:
-            kind = str(part.dtype).removeprefix("torch.")
+    parameters = [getattr(law, name, None) for name in getattr(law, "arg_constraints", ())]
+    tensors = [leaf for leaf in (node["value"], *parameters) if isinstance(leaf, Tensor)]
+    for tensor in tensors:
+        if tensor.is_floating_point() and tensor.dtype.itemsize < 4:
+            kind = str(tensor.dtype).removeprefix("torch.")
             raise TypeError(
                 f"the site {node['name']!r} is computed in {kind}, too coarse for a log density: pass data of float32, "
                 "x.float() and y.float(), and give priors parameters of float32"
@@ -614,7 +643,7 @@ def _check_precision(node: Node) -> None:
 
 
 def _check_observed(node: Node) -> None:
-    """Whether an observed site holds a tensor of which every element counts once."""
+    """Refuse an observed site that holds no tensor, counts an element twice or has values outside of its support."""
     name = node["name"]
     value = node["value"]
     shape = node["fn"].shape()
@@ -627,25 +656,23 @@ def _check_observed(node: Node) -> None:
     except RuntimeError:
         count = 0
     if value.numel() > 1 and count != value.numel():
-        what = f"the values of {name!r} have shape {tuple(value.shape)} and their distribution {tuple(shape)}"
         raise ValueError(
-            f"{what}: make the two the same, as by y.squeeze(-1), so that each value counts once"
+            f"the values of {name!r} have shape {tuple(value.shape)} and their distribution {tuple(shape)}: make the "
+            "two the same, as by y.squeeze(-1), so that each value counts once"
         )
-    with contextlib.suppress(
-        NotImplementedError, AttributeError
-    ):  # a distribution that does not say its support
-        known = (
-            not is_masked(node)
-            and bool(value.isfinite().all())
-            and not _bounds(support := node["fn"].support)
-        )
-        if known and not bool(support.check(value).all()):
+    # a distribution that does not say its support
+    with contextlib.suppress(NotImplementedError, AttributeError):
+        if is_masked(node) or not bool(value.isfinite().all()):
+            return
+        support = node["fn"].support
+        if not _bounds(support) and not bool(support.check(value).all()):
             raise ValueError(
                 f"values of {name!r} lie outside of the support of their distribution, {support}"
             )
 
 
 def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
+    """The log probability of some sites, a float64 scalar."""
     return sum(map(log_prob_sum, nodes), torch.zeros((), dtype=torch.float64, device=z.device))
 
 
@@ -673,6 +700,7 @@ def bijection(name: str, support: constraints.Constraint) -> Transform:
 
 
 def _bounds(support: constraints.Constraint) -> list[Tensor]:
+    """The tensors, if any, that bound a support."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return [value for value in vars(support).values() if isinstance(value, Tensor)]
