@@ -155,9 +155,9 @@ def polish(
 ) -> tuple[Tensor, float]:
     """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by :func:`descend`; traced or not."""
     slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
-    if trace:
-        slope = compiled(slope, theta, enabled="trace")
-    return descend(slope, theta, num_steps)
+    if not trace:
+        return descend(slope, theta, num_steps)
+    return descend(compiled(slope, theta, enabled="trace"), theta, num_steps)
 
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
