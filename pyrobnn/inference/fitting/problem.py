@@ -268,9 +268,9 @@ def make_posterior(
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     fixed = problem.density.initial_points | dict(point_values or {})
     fixed = {name: value.detach() for name, value in fixed.items()}
-    draws |= {
-        n: v.expand(num_chains, num_draws, *v.shape) for n, v in fixed.items() if n not in draws
-    }
+    for name, value in fixed.items():
+        if name not in draws:
+            draws[name] = value.expand(num_chains, num_draws, *value.shape)
     meta = dict(meta or {})
     notes = list(notes)
     if not interrupted:
@@ -289,9 +289,7 @@ def make_posterior(
         draws |= values
         notes += program_notes
         program_meta |= _rounded_by_program(problem.density, draws)
-    notes = [
-        note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]
-    ]
+    notes = _new_notes(problem, notes)
     remarks = [*problem.notes, *notes]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
@@ -305,6 +303,15 @@ def make_posterior(
         record["stopped"] = "interrupt"
     warn(notes)
     return Posterior(problem.model, draws, stats, approximation=approximation, meta=record, **parts)
+
+
+def _new_notes(problem: Problem, notes: Sequence[str | Finding]) -> list[str | Finding]:
+    """The notes that the problem does not have yet, each once."""
+    new: list[str | Finding] = []
+    for note in notes:
+        if note not in problem.notes and note not in new:
+            new.append(note)
+    return new
 
 
 def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -412,7 +419,7 @@ def settings(method: Any) -> dict[str, Any]:
 
 
 def _program_problem(
-    program: Any,
+    program: Callable[..., Any],
     x: Any,
     y: Any,
     points: Literal["free", "held"],
