@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, cast
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_optional, check_type
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
@@ -20,6 +21,7 @@ from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mo
 from pyrobnn.inference.curvature.mode import (
     MANY,
     POLISH_STEPS,
+    Centre,
     check_memory,
     find_centre,
     in_standard_units,
@@ -133,9 +135,8 @@ class Laplace(Method):
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
         if self.predictive == "linearized":  # it has that already
-            object.__setattr__(
-                self, "remedy", "The Gaussian misses the weights: run NUTS and compare."
-            )
+            remedy = "The Gaussian misses the weights: run NUTS and compare."
+            object.__setattr__(self, "remedy", remedy)
         if isinstance(self.subset, str):
             check_choice("subset", self.subset, ("all", "last_layer"))
         elif not isinstance(self.subset, tuple) or not all(
@@ -173,75 +174,82 @@ class Laplace(Method):
         return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
-        given = run.init is not None
-        seed = run.seed
         names = self._checked_sites(problem)
         latent = {site.name for site in problem.density.sites if site.kind == "latent"}
         held_sites = sorted(latent - set(names))
         search, source = self._search(problem, *run.given)
         in_batches = search.batch_size is not None and problem.num_rows > MANY
         # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
-        linear = (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
-        exact = linear and in_batches and not given
+        exact = self._is_linear and in_batches and run.init is None
         passes = POLISH_STEPS
         if exact:
-            passes = min(
-                passes, search.num_steps * cast(int, search.batch_size) // problem.num_rows
-            )
+            num_seen = search.num_steps * cast(int, search.batch_size)
+            passes = min(passes, num_seen // problem.num_rows)
         started = time.perf_counter()
         with full_float32(problem.device):
             centre = find_centre(search, problem, source, names, run, passes)
-            found = time.perf_counter()
+            mode_time = time.perf_counter()
             remarks = list(centre.notes)
-            if self.curvature == "hessian":
-                precision = hessian_precision(centre, self.structure, remarks)
-            else:
-                precision = ggn_precision(self, search, centre, given, seed, remarks)
+            precision = self._precision(search, centre, run, remarks)
             loc = centre.mode
-            log_evidence = None
             if exact and precision.jacobian is not None:
                 loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)
+            log_evidence = None
             if precision.has_evidence:
-                log_evidence = _log_evidence(precision) + 0.5 * float(
-                    (loc - centre.mode) @ centre.gradient
-                )
+                gain = 0.5 * float((loc - centre.mode) @ centre.gradient)
+                log_evidence = _log_evidence(precision) + gain
             if self.curvature == "variational":
                 precision, loc = nearest_gaussian(precision)
-        jacobian = precision.jacobian
-        blocks = precision.blocks
-        moved = loc is not centre.mode
-        layout = centre.density
-        if (
-            problem.is_bnn
-        ):  # the sites without data: what the approximation needs to know of the model
-            layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
-        approximation = BlockGaussian(layout, loc, blocks, centre.mode if moved else None)
-        with seeded(seed, problem.device):
+        approximation = _approximation(problem, centre, precision.blocks, loc)
+        with seeded(run.seed, problem.device):
             draws = {
                 name: value.unsqueeze(0)
                 for name, value in approximation.sample(run.num_draws).items()
             }
         report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
-        network = None
-        if jacobian is not None:
-            features = None if centre.split is None else centre.split.features
-            network = _network(vars(self), jacobian, blocks, loc if moved else None, features)
-        tuned = precision.centre.problem
+        network = self._predictor(centre, precision, loc)
+        fitted = precision.centre.problem
+        if centre.split is not None:
+            fitted = fitted.at_inputs(centre.split, problem.x)
+        meta = record(precision, remarks, run.init is not None, exact)
         return make_posterior(
-            tuned if centre.split is None else tuned.at_inputs(centre.split, problem.x),
+            fitted,
             self,
             draws,
-            seed=seed,
-            timings={"mode": found - started, "fit": time.perf_counter() - started},
+            seed=run.seed,
+            timings={"mode": mode_time - started, "fit": time.perf_counter() - started},
             approximation=approximation,
             point_values=precision.centre.points,
             log_evidence=log_evidence,
-            meta=record(precision, remarks, given=given, exact=exact) | {"held_sites": held_sites},
+            meta=meta | {"held_sites": held_sites},
             notes=remarks,
             importance=not in_batches,  # a pass over all data per draw
             network=network,
             moments=getattr(network, "moments", None),
         )
+
+    @property
+    def _is_linear(self) -> bool:
+        """Whether the posterior is that of the network linearised in all of its weights."""
+        return (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
+
+    def _precision(
+        self, search: MAP, centre: Centre, run: FitRun, remarks: list[Finding | str]
+    ) -> Precision:
+        """The precision at the centre; adds to the remarks."""
+        if self.curvature == "hessian":
+            return hessian_precision(centre, self.structure, remarks)
+        return ggn_precision(self, search, centre, run.init is not None, run.seed, remarks)
+
+    def _predictor(
+        self, centre: Centre, precision: Precision, loc: Tensor
+    ) -> Linearized | SubsetNetwork | None:
+        """What predictions are made by; None: the net itself, or a program."""
+        if precision.jacobian is None:
+            return None
+        features = None if centre.split is None else centre.split.features
+        moved = None if loc is centre.mode else loc
+        return _network(vars(self), precision.jacobian, precision.blocks, moved, features)
 
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
@@ -284,13 +292,25 @@ class Laplace(Method):
         )
 
 
+def _approximation(
+    problem: Problem, centre: Centre, blocks: Sequence[Block], loc: Tensor
+) -> BlockGaussian:
+    """The Gaussian around ``loc`` (dim,), whose curvature was taken at the centre."""
+    layout = centre.density
+    if problem.is_bnn:
+        # the sites without data: what the approximation needs to know of the model
+        layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
+    return BlockGaussian(layout, loc, blocks, None if loc is centre.mode else centre.mode)
+
+
 def _restored(
     posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]
 ) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
     points = layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
-    if factors := (posterior.meta.get("tuned") or {}).get("prior_precision_factor"):
+    factors = (posterior.meta.get("tuned") or {}).get("prior_precision_factor")
+    if factors:
         names = [site.name for site in approximation.sites]
         posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))
     weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
@@ -322,7 +342,7 @@ def _network(
     jacobian: NetworkJacobian,
     blocks: Sequence[Block],
     loc: Tensor | None,
-    features: Any,
+    features: Callable[[Tensor], Tensor] | None,
 ) -> Linearized | SubsetNetwork | None:
     """What predictions are made by; None: the net itself."""
     if settings["predictive"] == "linearized":
@@ -333,14 +353,14 @@ def _network(
 def _log_evidence(precision: Precision) -> float:
     """Of the subset's model: sites held at the mode count as known, so their prior is omitted."""
     centre = precision.centre
-    held = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
+    held_names = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
     problem = centre.problem
     density = centre.density
     if problem.is_bnn:
         whole = -in_parts(density, problem.x, problem.y)(centre.mode)[1]
     else:
         whole = density.log_joint(centre.mode)
-    log_joint = whole - density.log_prior(centre.mode, held)
+    log_joint = whole - density.log_prior(centre.mode, held_names)
     size = sum(len(block.index) for block in precision.blocks)
     log_det = sum(float(block.log_det()) for block in precision.blocks)
     return float(log_joint) + 0.5 * size * math.log(2 * math.pi) - 0.5 * log_det

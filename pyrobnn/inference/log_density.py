@@ -43,21 +43,9 @@ class LogDensity:
         *,
         support: Mapping[str, Constraint | dist.Distribution] | None = None,
     ) -> None:
-        check_type("log_density", log_density, Callable, "a function of a dict of tensors")
-        check_type("init", init, Mapping, "a dict of tensors by name, {'z': init}")
-        check_type(
-            "support", support, Mapping | None, "a dict of constraints or distributions by name"
-        )
+        _check_arguments(log_density, init, support)
         support = dict(support or {})
-        if not init or FACTOR in init or not {*support} <= {*init}:
-            raise ValueError(
-                f"'init' needs a tensor by name, {FACTOR!r} not among them, and 'support' no other names: got "
-                f"{[*init]} and {[*support]}"
-            )
-        values = {
-            n: torch.as_tensor(v) if isinstance(v, float) else as_tensor(n, v)
-            for n, v in init.items()
-        }
+        values = _tensors(init)
         floats = [value.dtype for value in values.values() if value.is_floating_point()]
         dtype = reduce(torch.promote_types, floats or [torch.get_default_dtype()])
         self.log_density = log_density
@@ -71,25 +59,28 @@ class LogDensity:
                     f"'init' has {name!r} outside of its support, {support.get(name, real)}"
                 )
         with without_validation():
-            found = log_density(dict(self.init))
-        if not isinstance(found, Tensor) or found.numel() != 1 or not bool(torch.isfinite(found)):
+            density = log_density(dict(self.init))
+        if (
+            not isinstance(density, Tensor)
+            or density.numel() != 1
+            or not bool(torch.isfinite(density))
+        ):
             raise ValueError(
-                f"'log_density' must return one finite number, a tensor, at 'init', got {found!r}"
+                f"'log_density' must return one finite number, a tensor, at 'init', got {density!r}"
             )
 
     def __call__(self, x: Any = None, y: Any = None) -> None:
         """The program: every value from its support, then the density as a factor."""
-        like: dict[str, Any] = {
-            name: {"like": value} for name, value in self.init.items()
-        }  # type and device
+        # type and device
+        like: dict[str, Any] = {name: {"like": value} for name, value in self.init.items()}
         values = {name: pyro.sample(name, fn, infer=like[name]) for name, fn in self._sites.items()}
         proper = [
             name for name, fn in self._sites.items() if not isinstance(fn, dist.ImproperUniform)
         ]
         reference = sum(self._sites[name].log_prob(values[name]) for name in proper)
         with pyro.poutine.block(), Supply({}, {}):  # which may itself run a program
-            found = self.log_density(dict(values)).squeeze()
-        pyro.factor(FACTOR, found - reference)
+            density = self.log_density(dict(values)).squeeze()
+        pyro.factor(FACTOR, density - reference)
 
     def starts(self, num_chains: int, seed: int) -> Posterior:
         """A start for each chain: uniform on (-2, 2) of unconstrained space around ``init``, or nearer."""
@@ -113,7 +104,33 @@ class LogDensity:
         return chain_starts(self, drawn)
 
 
-def _site(name: str, value: Tensor, support: Any) -> Any:
+def _check_arguments(
+    log_density: Function,
+    init: Mapping[str, Any],
+    support: Mapping[str, Constraint | dist.Distribution] | None,
+) -> None:
+    """TypeError or ValueError unless they are a function, and values and supports by name."""
+    check_type("log_density", log_density, Callable, "a function of a dict of tensors")
+    check_type("init", init, Mapping, "a dict of tensors by name, {'z': init}")
+    check_type("support", support, Mapping | None, "a dict of constraints or distributions by name")
+    if not init or FACTOR in init or not {*(support or {})} <= {*init}:
+        raise ValueError(
+            f"'init' needs a tensor by name, {FACTOR!r} not among them, and 'support' no other names: got "
+            f"{[*init]} and {[*(support or {})]}"
+        )
+
+
+def _tensors(init: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The values as tensors; a number of Python has the default floating type."""
+    values = {}
+    for name, value in init.items():
+        values[name] = (
+            torch.as_tensor(value) if isinstance(value, float) else as_tensor(name, value)
+        )
+    return values
+
+
+def _site(name: str, value: Tensor, support: Constraint | dist.Distribution) -> Any:
     """A flat prior on the support, or the reference distribution given in its place."""
     if isinstance(support, Constraint):
         return dist.ImproperUniform(support, (), value.shape)
@@ -131,9 +148,11 @@ def _site(name: str, value: Tensor, support: Any) -> Any:
     return reference.to_event(len(reference.batch_shape))
 
 
-def chain_starts(program: Any, values: list[dict[str, Tensor]]) -> Posterior:
+def chain_starts(program: Callable[..., Any], values: list[dict[str, Tensor]]) -> Posterior:
     """What ``fit(init=…)`` takes to start each chain exactly at values of its own."""
-    draws = {name: torch.stack([each[name] for each in values])[:, None] for name in values[0]}
+    draws = {}
+    for name in values[0]:
+        draws[name] = torch.stack([start[name] for start in values])[:, None]
     same = all(bool((value == value[:1]).all()) for value in draws.values())
     return Posterior(program, draws, meta={"kind": "chains", "common_start": same})
 

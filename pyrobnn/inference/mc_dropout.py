@@ -90,7 +90,8 @@ class MCDropout(Trained):
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net that can be trained with dropout."""
-        if norms := training_norms(require_net(self, run.given[0])):
+        norms = training_norms(require_net(self, run.given[0]))
+        if norms:
             raise Refused(
                 f"the batch-norm layers {', '.join(norms)} are in training mode: call .eval() before building the BNN"
             )
@@ -107,28 +108,29 @@ class MCDropout(Trained):
         probes = problem.x[:NUM_PROBES]
         masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
         density = _training_density(net, masks, problem)
-        held = problem.density.initial_points
-        own = {site.name for site in problem.density.sites} | held.keys()
-        if shared := [mask.layer for mask in masks if mask.site not in own]:
+        fixed = problem.density.initial_points
+        sites = {site.name for site in problem.density.sites} | fixed.keys()
+        shared = [mask.layer for mask in masks if mask.site not in sites]
+        if shared:
             raise Refused(
                 f"the layer {shared[0]!r} shares its weight and has no mask of its own: use another method"
             )
 
         def drawn(values: dict[str, Tensor], num_draws: int) -> dict[str, Tensor]:
             """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
-            rest = {
+            unmasked = {
                 name: value.expand(num_draws, *value.shape)
-                for name, value in (held | values).items()
+                for name, value in (fixed | values).items()
             }
-            masked = rest | masked_weights(held | values, masks, num_draws)
-            return {name: value[None] for name, value in masked.items() if name in own}
+            masked = unmasked | masked_weights(fixed | values, masks, num_draws)
+            return {name: value[None] for name, value in masked.items() if name in sites}
 
         def present(theta: Tensor) -> Posterior:
             with seeded(run.seed, problem.device):
                 draws = drawn(density.constrain(theta), 50)
             return snapshot(problem, self, draws, seed=run.seed)
 
-        told: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
+        account: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
         with seeded(run.seed, problem.device):
             theta = density.initial(start_values(problem.model, run.init), run.seed)
             if self.num_steps:
@@ -136,16 +138,18 @@ class MCDropout(Trained):
                     replace(problem, density=density), theta, run, snapshot=present
                 )
                 theta = result.params
-                told = result.account(self, problem.num_rows, density.dim)
+                account = result.account(self, problem.num_rows, density.dim)
             draws = drawn(density.constrain(theta), run.num_draws)
-        keep: dict[str, float] = {}  # several masks may act on one layer
-        for mask in masks:
-            keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - mask.p)
-        told["meta"] |= {
-            "dropout_p": {layer: 1.0 - kept for layer, kept in keep.items()},
-            "warnings": [CAVEAT],
-        }
-        return make_posterior(problem, self, draws, seed=run.seed, **told)
+        account["meta"] |= {"dropout_p": _dropout_rates(masks), "warnings": [CAVEAT]}
+        return make_posterior(problem, self, draws, seed=run.seed, **account)
+
+
+def _dropout_rates(masks: Sequence[Mask]) -> dict[str, float]:
+    """The probability, by layer, that an input is dropped; several masks may act on one layer."""
+    keep: dict[str, float] = {}
+    for mask in masks:
+        keep[mask.layer] = keep.get(mask.layer, 1.0) * (1.0 - mask.p)
+    return {layer: 1.0 - probability for layer, probability in keep.items()}
 
 
 def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> Density:
@@ -156,8 +160,8 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> De
 
         def drop(module: nn.Module, args: tuple[Tensor, ...], mask: Mask = mask) -> tuple[Tensor]:
             x = args[0]
-            kept = torch.rand(len(x), mask.units, dtype=model.dtype, device=x.device) >= mask.p
-            scaled = (kept.to(model.dtype) / (1.0 - mask.p)).repeat_interleave(mask.repeats, 1)
+            survivors = torch.rand(len(x), mask.units, dtype=model.dtype, device=x.device) >= mask.p
+            scaled = (survivors.to(model.dtype) / (1.0 - mask.p)).repeat_interleave(mask.repeats, 1)
             inner = (1,) * (x.dim() - 2)
             # the features of a linear layer come last, channels second
             shape = (
@@ -230,7 +234,7 @@ def layer_masks(model: BNN, x: Tensor) -> list[Mask]:
             if module.p > 0:
                 waiting.append((name, module, value, occasions[name]))
         elif isinstance(module, (nn.Linear, *Conv)):
-            masks += [_mask(entry, name, module) for entry in waiting]
+            masks += [_mask(dropout, name, module) for dropout in waiting]
             waiting = []
     if waiting:
         raise Refused(
@@ -252,8 +256,10 @@ def masked_weights(
     drawn: dict[str, Tensor] = {}
     for mask in masks:
         weight = drawn.get(mask.site, values[mask.site].expand(num_draws, *values[mask.site].shape))
-        kept = torch.rand(num_draws, mask.units, dtype=weight.dtype, device=weight.device) >= mask.p
-        drawn[mask.site] = weight * _as_columns(kept / (1.0 - mask.p), mask, weight[0])
+        survivors = (
+            torch.rand(num_draws, mask.units, dtype=weight.dtype, device=weight.device) >= mask.p
+        )
+        drawn[mask.site] = weight * _as_columns(survivors / (1.0 - mask.p), mask, weight[0])
     return drawn
 
 
@@ -269,17 +275,15 @@ def _calls(net: nn.Module, x: Tensor) -> list[tuple[str, nn.Module, Tensor]]:
     return calls
 
 
-def _mask(entry: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
-    source, dropout, value, occasion = entry
+def _mask(call: tuple[str, Dropout, Tensor, int], layer: str, module: Weighted) -> Mask:
+    source, dropout, value, occasion = call
     columns = _columns(layer, module)
     channels = isinstance(dropout, CHANNELS)
     units = value.shape[1] if channels else value[0].numel()
     if (channels and columns % units) or (not channels and columns != units):
-        advice = (
-            "use nn.Dropout2d, which drops channels"
-            if isinstance(module, Conv)
-            else "move it next to a linear layer"
-        )
+        advice = "move it next to a linear layer"
+        if isinstance(module, Conv):
+            advice = "use nn.Dropout2d, which drops channels"
         raise Refused(
             f"the dropout layer {source!r} drops {units} units of each datum, but the next weight layer {layer!r} has "
             f"{columns} input columns, so no mask of its weights does the same: {advice}"

@@ -148,18 +148,17 @@ class Method(abc.ABC):
         trunk = None if self.has_density else problem.held_trunk(self.points)
         if trunk is None:
             return self._fit(problem, run)
-        told = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
+        head_meta = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
 
         def whole(posterior: Posterior) -> Posterior:
-            return replace(posterior, model=problem.model, meta=posterior.meta | told)
+            return replace(posterior, model=problem.model, meta=posterior.meta | head_meta)
 
         def mapped(metrics: Mapping[str, Any]) -> dict[str, Any]:
             return {**metrics, "snapshot": lambda: whole(metrics["snapshot"]())}
 
         callbacks = tuple(MappedCallback(callback, mapped) for callback in run.callbacks)
-        return whole(
-            self._fit(problem.at_head(trunk, self.points), replace(run, callbacks=callbacks))
-        )
+        head = problem.at_head(trunk, self.points)
+        return whole(self._fit(head, replace(run, callbacks=callbacks)))
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.
@@ -167,10 +166,10 @@ class Method(abc.ABC):
         A method that refuses some models, or holds them in another way, does so here and goes on with this.
         """
         # where parameters that are not optimised stand in ``init``
-        held = run.init is not None and (
+        holds_points = run.init is not None and (
             self.points == "held" or getattr(run.given[0], "frozen", None)
         )
-        values = start_values(run.given[0], run.init) if held else None
+        values = start_values(run.given[0], run.init) if holds_points else None
         options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
         options["num_draws"] = run.num_draws * self._num_parallel
         return prepare(*run.given, points=self.points, device=device, values=values, **options), run
@@ -222,7 +221,8 @@ def register(
     """
 
     def decorate(cls: M) -> M:
-        if lacking := [name for name in ("kind", "claim") if not hasattr(cls, name)]:
+        lacking = [name for name in ("kind", "claim") if not hasattr(cls, name)]
+        if lacking:
             raise TypeError(
                 f"{cls.__name__} lacks {lacking}: derive it from pyrobnn.inference.method.Method"
             )
@@ -260,7 +260,11 @@ def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any
         )
     for option, value in optional.items():
         if value is not None and option not in method.uses:
-            users = [each.cls.__name__ for each in METHODS.values() if option in each.cls.uses]
+            users = [
+                registered.cls.__name__
+                for registered in METHODS.values()
+                if option in registered.cls.uses
+            ]
             whose = ", ".join(users) if len(users) <= 3 else "other methods"
             raise Refused(
                 f"{option!r} is an option of {whose}, not of {type(method).__name__}: leave it out"

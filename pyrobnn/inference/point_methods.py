@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -76,12 +76,12 @@ class Trained(Method):
         with seeded(run.seed, problem.device):
             start = self._start(problem, run)
             start = start.reshape(-1, problem.density.dim)
-            found = self._search(
+            result = self._search(
                 problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0)
             )
         return [
             self._posterior(problem, theta, run.seed)
-            for theta in found.params.unflatten(0, (len(ys), -1))
+            for theta in result.params.unflatten(0, (len(ys), -1))
         ]
 
     def _search(
@@ -100,6 +100,10 @@ class Trained(Method):
         noise = FreeNoise.of(problem) if ys is None and self._is_bounded(problem) else None
         if noise is None:
             return self._plain_search(problem, start, run, ys, snapshot)
+        members = start.reshape(-1, start.shape[-1])
+        other_starts = None
+        if run.init is None:
+            other_starts = partial(fresh_starts, problem, run.seed, members[0])
         search = Search(
             problem,
             noise,
@@ -107,13 +111,9 @@ class Trained(Method):
             partial(self._worths, problem),
             Training.of(self, "cosine"),
             lambda: problem.batches(self.batch_size),
-            num_paths=num_together(
-                problem, self.batch_size, len(start.reshape(-1, start.shape[-1])), self.max_paths
-            ),
+            num_paths=num_together(problem, self.batch_size, len(members), self.max_paths),
             refinement=self._refinement(problem),
-            other_starts=None
-            if run.init is not None
-            else partial(fresh_starts, problem, run.seed, start.reshape(-1, start.shape[-1])[0]),
+            other_starts=other_starts,
             callbacks=run.callbacks,
             snapshot=snapshot,
             progress=run.progress,
@@ -191,16 +191,18 @@ class Trained(Method):
         theta: Tensor,
         seed: int,
         result: Result | None = None,
-        more: Any = None,
+        mode_meta: Mapping[str, Any] | None = None,
     ) -> Posterior:
         """A posterior of one draw (1, 1), or of one draw a member for ``theta`` (members, dim)."""
-        meta: dict[str, Any] = {"common_start": False} if theta.dim() > 1 and len(theta) > 1 else {}
+        meta: dict[str, Any] = {}
+        if theta.dim() > 1 and len(theta) > 1:
+            meta["common_start"] = False
         draws = problem.density.constrain(theta.reshape(1, -1, problem.density.dim))
-        told: dict[str, Any] = {"timings": {}}
+        account: dict[str, Any] = {"timings": {}}
         if result is not None:
-            told = result.account(self, problem.num_rows, problem.density.dim)
-            meta |= told.pop("meta") | dict(more or {})
-        return make_posterior(problem, self, draws, seed=seed, meta=meta, **told)
+            account = result.account(self, problem.num_rows, problem.density.dim)
+            meta |= account.pop("meta") | dict(mode_meta or {})
+        return make_posterior(problem, self, draws, seed=seed, meta=meta, **account)
 
 
 @register("mle", quick={"num_steps": 500, "compile": False})

@@ -106,11 +106,11 @@ class _Posthoc:
     """The net, its data, and the candidates."""
 
     def __init__(
-        self, net: nn.Module, data: Any, given: Likelihood | None, held_out: Any, seed: int
+        self, net: nn.Module, data: Any, likelihood: Likelihood | None, held_out: Any, seed: int
     ):
         self.net = copy.deepcopy(net).eval()
         self.seed = seed
-        likelihood = given or _default(_model(self.net, HomoskedasticGaussian(1.0)), *data)
+        likelihood = likelihood or _default(_model(self.net, HomoskedasticGaussian(1.0)), *data)
         self.gaussian = type(likelihood) is HomoskedasticGaussian
         free = likelihood.own.points | likelihood.own.priors
         if free and not self.gaussian:
@@ -118,9 +118,10 @@ class _Posthoc:
                 f"{likelihood!r} has parameters of its own, {', '.join(free)}: fix them by numbers"
             )
         self.model = _model(self.net, likelihood)
-        self.x, y = check_data(self.model, data[0], data[1], device := self.model.device)
+        device = self.model.device
+        self.x, y = check_data(self.model, data[0], data[1], device)
         self.layer = _last_linear(self.net, self.x[:2])
-        self.train = self._rows(self.x, y, seen=True)
+        self.train = self._rows(self.x, y, in_training=True)
         self.judges = self.train
         if free:
             residual = (y - self.train.f).square().mean(0).sqrt()
@@ -134,12 +135,7 @@ class _Posthoc:
             with suppress(Refused):  # a likelihood whose curvature is not known
                 self.last = LastLayer(layer, self.likelihood, self.train)
         if held_out is not None:
-            try:
-                self.judges = self._rows(
-                    *check_data(self.model, held_out[0], held_out[1], device), seen=False
-                )
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"held_out=(x, y): {error}") from error
+            self.judges = self._unseen_rows(held_out, device)
         elif self.last is not None:
             self.judges = self.last.without_itself()
         elif free:
@@ -147,20 +143,24 @@ class _Posthoc:
                 "no row can be left out of a net that does not end in a linear layer: pass held_out=(x, y)"
             )
 
+    def _unseen_rows(self, held_out: tuple[Any, Any], device: torch.device) -> Rows:
+        """The rows that the net has not seen."""
+        try:
+            x, y = check_data(self.model, held_out[0], held_out[1], device)
+            return self._rows(x, y, in_training=False)
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"held_out=(x, y): {error}") from error
+
     @torch.no_grad()
-    def _rows(self, x: Tensor, y: Tensor, seen: bool) -> Rows:
+    def _rows(self, x: Tensor, y: Tensor, in_training: bool) -> Rows:
         """The one pass over the data."""
-        given: list[Tensor] = []
+        features: list[Tensor] = []
         layers = {} if self.layer is None else {self.layer: self.net.get_submodule(self.layer)}
-        with hooked(layers, lambda _, args, out: given.append(args[0])):
-            f = torch.cat(
-                [
-                    self.net(part)
-                    for part in x.split(max(1, CHUNK_SCALARS // widest_layer(self.model, x)))
-                ]
-            )
+        with hooked(layers, lambda _, args, out: features.append(args[0])):
+            size = max(1, CHUNK_SCALARS // widest_layer(self.model, x))
+            f = torch.cat([self.net(rows) for rows in x.split(size)])
         check_finite("net(x)", f)
-        return Rows(f, y, torch.cat(given) if given else None, seen)
+        return Rows(f, y, torch.cat(features) if features else None, in_training)
 
     def _log_density(self, f: Tensor) -> Tensor:
         """Of every judging row, (N,), under the mixture of outputs (S, N, K) or at outputs (N, K).
@@ -183,31 +183,38 @@ class _Posthoc:
     def candidates(self) -> dict[str, tuple[Tensor, Any]]:
         """Name → log densities of the judging rows, and what was tuned; the simplest first."""
         rows = self.judges
-        last = self.last
-        found: dict[str, tuple[Tensor, Any]] = {"net": (self._log_density(rows.f), None)}
+        last_layer = self.last
+        candidates: dict[str, tuple[Tensor, Any]] = {"net": (self._log_density(rows.f), None)}
         if isinstance(self.likelihood, Categorical | Bernoulli):
             value = self._temperature()
-            found["temperature"] = (self._log_density(rows.f / value), value)
+            candidates["temperature"] = (self._log_density(rows.f / value), value)
         elif self.gaussian:
-            found["noise"] = self._normal(torch.zeros(1))
-        if last is not None:
-            half = max(16, min(256, CHUNK_SCALARS // 4 // rows.f.numel())) // 2
-            noise = torch.randn(half, 1, rows.f.shape[1], generator=generator(self.seed)).to(rows.f)
-            noise = torch.cat([noise, -noise])
-
-            def judged(tau: float) -> tuple[Tensor, Any]:
-                var = last.variance(rows, tau)
-                if self.gaussian:
-                    score, scale = self._normal(var * last.b)
-                    return score, (tau, scale)
-                spread = (noise * var.sqrt().to(noise)) @ last.u.T.to(noise)
-                return self._log_density(rows.f + spread), (tau, None)
-
-            widths = [width for width in map(judged, last.grid()) if _is_finite(width[0])]
+            candidates["noise"] = self._normal(torch.zeros(1))
+        if last_layer is not None:
+            widths = self._widths(last_layer)
             if widths:
-                found["last_layer"] = max(widths, key=lambda each: float(each[0].mean()))
-        finite = {name: candidate for name, candidate in found.items() if _is_finite(candidate[0])}
-        return finite or {"net": found["net"]}
+                candidates["last_layer"] = max(widths, key=lambda width: float(width[0].mean()))
+        finite = {
+            name: candidate for name, candidate in candidates.items() if _is_finite(candidate[0])
+        }
+        return finite or {"net": candidates["net"]}
+
+    def _widths(self, last_layer: LastLayer) -> list[tuple[Tensor, Any]]:
+        """The last layer at every prior precision of its grid whose log densities are finite."""
+        rows = self.judges
+        half = max(16, min(256, CHUNK_SCALARS // 4 // rows.f.numel())) // 2
+        noise = torch.randn(half, 1, rows.f.shape[1], generator=generator(self.seed)).to(rows.f)
+        noise = torch.cat([noise, -noise])
+
+        def judged(tau: float) -> tuple[Tensor, Any]:
+            var = last_layer.variance(rows, tau)
+            if self.gaussian:
+                score, scale = self._normal(var * last_layer.b)
+                return score, (tau, scale)
+            spread = (noise * var.sqrt().to(noise)) @ last_layer.u.T.to(noise)
+            return self._log_density(rows.f + spread), (tau, None)
+
+        return [width for width in map(judged, last_layer.grid()) if _is_finite(width[0])]
 
     def _temperature(self) -> float:
         """The best for the judging rows and ten more as the net expects them: no mistakes in thirty prove little."""
@@ -225,62 +232,68 @@ class _Posthoc:
 
         # the largest makes all classes alike
         largest = max(4.0, math.log(max(float(self.judges.f.double().abs().max()), 1.0)) + 2.0)
-        return math.exp(
-            minimize_scalar(
-                loss, bounds=(0.0 if self.judges.seen else -2.0, largest), method="bounded"
-            ).x
-        )
+        smallest = 0.0 if self.judges.seen else -2.0
+        return math.exp(minimize_scalar(loss, bounds=(smallest, largest), method="bounded").x)
 
     def posterior(self) -> Posterior:
         """Of the candidate that is chosen."""
-        found = self.candidates()
-        scores = {name: score.double() for name, (score, _) in found.items()}
+        candidates = self.candidates()
+        scores = {name: score.double() for name, (score, _) in candidates.items()}
         best = max(scores.values(), key=lambda score: float(score.mean()))
         # the simplest that the best does not beat by more than an error of their difference
         chosen = next(
-            n
-            for n, s in scores.items()
-            if s is best or float((best - s).mean()) <= _bounded_error(best - s)
+            name
+            for name, score in scores.items()
+            if score is best or float((best - score).mean()) <= _bounded_error(best - score)
         )
-        tuned = found[chosen][1]
-        model = self.model
+        tuned = candidates[chosen][1]
         if chosen == "last_layer" and self.last is not None:
-            (tau, scale) = tuned
-            likelihood = self.likelihood
-            ratio = torch.ones_like(self.train.f[0])
-            if scale is not None:
-                likelihood = HomoskedasticGaussian(scale)
-                ratio = (self.noise / scale).square()
-            args = (self.net, cast(str, self.layer), likelihood, tau, ratio, self.x, self.seed)
-            result = self.last.posterior(*args)
-            tuned = {"prior_precision": tau}
+            result = self._posterior_of_last_layer(self.last, *tuned)
+            tuned = {"prior_precision": tuned[0]}
+        elif chosen == "noise":
+            result = self._posterior_of_net(_model(self.net, HomoskedasticGaussian(tuned)))
+            tuned = {"noise": tuned.tolist()}
+        elif chosen == "temperature":
+            net = nn.Sequential(self.net, Temperature(tuned))
+            result = self._posterior_of_net(_model(net, self.likelihood))
+            tuned = {"temperature": tuned}
         else:
-            if chosen == "noise":
-                model = _model(self.net, HomoskedasticGaussian(tuned))
-                tuned = {"noise": tuned.tolist()}
-            elif chosen == "temperature":
-                model = _model(nn.Sequential(self.net, Temperature(tuned)), self.likelihood)
-                tuned = {"temperature": tuned}
-            density = Density(model.sample_parameters, (), points="held")
-            problem = Problem(model, density, self.x, self.train.y, len(self.x), model.device)
-            draws = {name: value[None, None] for name, value in model.initial_values().items()}
-            result = make_posterior(problem, MLE(), draws, seed=self.seed, timings={})
-        by = (
-            "training"
-            if self.judges is self.train
-            else "leave_one_out"
-            if self.judges.seen
-            else "held_out"
-        )
-        told = {
+            result = self._posterior_of_net(self.model)
+        judgement = {
             "chosen": chosen,
             "held_out_log_density": {
-                name: [float(s.mean()), _error(s)] for name, s in scores.items()
+                name: [float(score.mean()), _error(score)] for name, score in scores.items()
             },
-            "judged_by": by,
+            "judged_by": self._judged_by,
             "tuned": tuned,
         }
-        return replace(result, meta=result.meta | told)
+        return replace(result, meta=result.meta | judgement)
+
+    def _posterior_of_last_layer(
+        self, last_layer: LastLayer, tau: float, scale: Tensor | None
+    ) -> Posterior:
+        """Draws of the last layer at prior precision ``tau``, under another noise where ``scale`` gives one."""
+        likelihood = self.likelihood
+        ratio = torch.ones_like(self.train.f[0])
+        if scale is not None:
+            likelihood = HomoskedasticGaussian(scale)
+            ratio = (self.noise / scale).square()
+        name = cast(str, self.layer)
+        return last_layer.posterior(self.net, name, likelihood, tau, ratio, self.x, self.seed)
+
+    def _posterior_of_net(self, model: BNN) -> Posterior:
+        """The one draw that the net of ``model`` is."""
+        density = Density(model.sample_parameters, (), points="held")
+        problem = Problem(model, density, self.x, self.train.y, len(self.x), model.device)
+        draws = {name: value[None, None] for name, value in model.initial_values().items()}
+        return make_posterior(problem, MLE(), draws, seed=self.seed, timings={})
+
+    @property
+    def _judged_by(self) -> str:
+        """What judged the candidates, for ``meta``."""
+        if self.judges is self.train:
+            return "training"
+        return "leave_one_out" if self.judges.seen else "held_out"
 
 
 def _model(net: nn.Module, likelihood: Likelihood) -> BNN:
@@ -308,9 +321,8 @@ def _default(model: BNN, x: Any, y: Any) -> Likelihood:
     """What the targets and the net's outputs say."""
     x, y = torch.atleast_1d(as_tensor("x", x), as_tensor("y", y))
     width = output_width(model, model.cast_inputs(x[:2].to(model.device)))
-    whole = width > 1 and bool(
-        (y.double() % 1 == 0).all()
-    )  # labels, whose form their own check looks at
+    # labels, whose form their own check looks at
+    whole = width > 1 and bool((y.double() % 1 == 0).all())
     if whole and (y.numel() == len(x) or bool((y.sum(-1) == 1).all())):
         return Categorical()
     return Bernoulli() if set(y.unique().tolist()) <= {0, 1} else HomoskedasticGaussian("learned")
@@ -323,6 +335,6 @@ def _last_linear(net: nn.Module, x: Tensor) -> str | None:
     linear = {name: module for name, module in net.named_modules() if type(module) is nn.Linear}
     with hooked(linear, lambda name, args, out: calls.append((name, args[0], out))):
         f = net(x)
-    name, given, out = calls[-1] if calls else ("", x, x)
-    alone = [each for each, _, _ in calls].count(name) == 1 and given.dim() == 2
+    name, inputs, out = calls[-1] if calls else ("", x, x)
+    alone = [layer for layer, _, _ in calls].count(name) == 1 and inputs.dim() == 2
     return name if alone and out.shape == f.shape and torch.equal(out, f) else None

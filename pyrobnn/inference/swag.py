@@ -72,9 +72,10 @@ class _Averaged(Method):
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The problem of a net whose batch-norm layers may use the statistics of a batch."""
         model = require_net(self, run.given[0])
-        if others := set(model.stochastic_layers()) - set(training_norms(model)):
+        random_layers = set(model.stochastic_layers()) - set(training_norms(model))
+        if random_layers:
             raise Refused(
-                f"the net is in training mode and its layers {', '.join(sorted(others))} are random: "
+                f"the net is in training mode and its layers {', '.join(sorted(random_layers))} are random: "
                 "call .eval() on them before building the BNN"
             )
         pure = dataclasses.replace(run, given=(with_batch_statistics(model), *run.given[1:]))
@@ -336,6 +337,14 @@ class _SGD:
             name=type(method).__name__,
         )
         result.timings["fit"] += seconds
+        self._check_moments(result)
+        self._note_worse_mean(loss, theta, batches)
+        return result
+
+    def _check_moments(self, result: Result) -> None:
+        """Stop a run that took fewer than two iterates, or one that is not finite."""
+        method = self.method
+        moments = self.moments
         if moments.count < 2 and not result.interrupted and method.kind == "independent":
             moments.family()  # refuses
         if result.interrupted and moments.count < 2:
@@ -347,13 +356,20 @@ class _SGD:
                 f"an iterate of {type(method).__name__} is not finite by step {result.num_steps} "
                 f"(loss {float(result.losses[-1]):.4g}): use a smaller lr than {self.lr:g}"
             )
-        # where SGD wandered out of the basin, its mean is worse than where it started: around a mode it is not
-        drawn = list(itertools.islice(batches, 64))
-        mean = moments.mean.to(theta.dtype)
-        rise = sum(float(loss(mean, *batch) - loss(theta, *batch)) for batch in drawn) / len(drawn)
+
+    def _note_worse_mean(
+        self,
+        loss: Callable[..., Tensor],
+        theta: Tensor,
+        batches: Iterator[tuple[Tensor, Tensor]],
+    ) -> None:
+        """Note it where SGD wandered out of the basin: around a mode, its mean is no worse than where it started."""
+        samples = list(itertools.islice(batches, 64))
+        mean = self.moments.mean.to(theta.dtype)
+        rises = [float(loss(mean, *batch) - loss(theta, *batch)) for batch in samples]
+        rise = sum(rises) / len(samples)
         if not rise <= TOLERATED_RISE:
-            problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
-        return result
+            self.problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
 
     def _start(
         self, loss: Callable[..., Tensor], batches: Iterator[tuple[Tensor, Tensor]]
@@ -371,12 +387,12 @@ class _SGD:
         name = f"the start of {type(method).__name__}"
         noise = FreeNoise.of(problem)
         if noise is None:
-            found = minimize(loss, theta, batches, training, progress=run.progress, name=name)
+            result = minimize(loss, theta, batches, training, progress=run.progress, name=name)
         else:
-            found = self._search(noise, batches, training, theta, name).best(theta)
-        if found.interrupted:
-            raise KeyboardInterrupt(f"{found.notes(method)[0]}: it had not begun to take iterates")
-        return found.params, sum(found.timings.values()), found.path
+            result = self._search(noise, batches, training, theta, name).best(theta)
+        if result.interrupted:
+            raise KeyboardInterrupt(f"{result.notes(method)[0]}: it had not begun to take iterates")
+        return result.params, sum(result.timings.values()), result.path
 
     def _search(
         self,
@@ -415,39 +431,40 @@ class _SGD:
         density = self.problem.density
         values = density.constrain(flat)
         points = density.initial_points | {
-            s.name: values[s.name] for s in density.sites if s.kind == "point"
+            site.name: values[site.name] for site in density.sites if site.kind == "point"
         }
         draws = {name: value[None, None] for name, value in values.items() if name not in points}
-        told: dict[str, Any] = {"seed": self.run.seed, "point_values": points}
+        facts: dict[str, Any] = {"seed": self.run.seed, "point_values": points}
         if self.method.kind == "independent" and self.moments.count > 1:
             # over the latent sites, point parameters held at their means
             layout = density.holding(points)
             approximation = FlatApproximation(layout, *self.moments.family())
-            told["approximation"] = approximation
+            facts["approximation"] = approximation
             draws = {name: value[None] for name, value in approximation.sample(num_draws).items()}
-        return draws, told
+        return draws, facts
 
     def posterior(self, result: Result) -> Posterior:
         """The posterior of the run, with batch-norm statistics of its draws' own."""
         moments = self.moments
-        draws, told = self._fitted(moments.mean.to(self.problem.density.dtype), self.run.num_draws)
-        told |= result.account(self.method, self.problem.num_rows, moments.latent)
-        told["meta"] |= {"num_collected": moments.count, "lr": self.lr, **self.path}
+        draws, facts = self._fitted(moments.mean.to(self.problem.density.dtype), self.run.num_draws)
+        facts |= result.account(self.method, self.problem.num_rows, moments.latent)
+        facts["meta"] |= {"num_collected": moments.count, "lr": self.lr, **self.path}
         if self.method.kind == "independent":
-            told["meta"]["num_floored"] = moments.num_floored()
-            told["meta"] |= {"rank": moments.deviations.shape[1]} if moments.rank else {}
+            facts["meta"]["num_floored"] = moments.num_floored()
+            if moments.rank:
+                facts["meta"]["rank"] = moments.deviations.shape[1]
         # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
         importance = self.problem.loader is None
         return self._with_statistics(
-            make_posterior(self.problem, self.method, draws, importance=importance, **told)
+            make_posterior(self.problem, self.method, draws, importance=importance, **facts)
         )
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """Of the iterates so far; before the first, of the present one."""
         flat = self.moments.mean.to(self.problem.density.dtype) if self.moments.count else iterate()
         with seeded(self.run.seed, self.problem.device):
-            draws, told = self._fitted(flat, 50)
-        return self._with_statistics(snapshot(self.problem, self.method, draws, **told))
+            draws, facts = self._fitted(flat, 50)
+        return self._with_statistics(snapshot(self.problem, self.method, draws, **facts))
 
     def _with_statistics(self, posterior: Posterior) -> Posterior:
         statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))

@@ -184,17 +184,15 @@ class BlockNormal(TorchDistribution):
         noise = torch.randn(
             shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device
         )
-        parts = [
-            block.sample(part) for block, part in zip(self.blocks, noise.split(self.splits, 1))
-        ]
-        return (torch.cat([part.to(self.loc) for part in parts], 1) + self.loc).reshape(
-            shape + self.event_shape
-        )
+        steps = []
+        for block, block_noise in zip(self.blocks, noise.split(self.splits, 1)):
+            steps.append(block.sample(block_noise).to(self.loc))
+        return (torch.cat(steps, 1) + self.loc).reshape(shape + self.event_shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,), float64."""
-        parts = (value - self.loc).split(self.splits, -1)
-        quad = sum(block.quad(part).double() for block, part in zip(self.blocks, parts))
+        offsets = (value - self.loc).split(self.splits, -1)
+        quad = sum(block.quad(offset).double() for block, offset in zip(self.blocks, offsets))
         return 0.5 * (self.log_det() - quad - sum(self.splits) * math.log(2 * math.pi))
 
 
@@ -251,11 +249,9 @@ class BlockGaussian:
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors: ``loc`` (``centre``), and ``<i>.<kind>.<field>`` for every block."""
-        tensors = (
-            {"loc": self.loc}
-            if self.centre is self.loc
-            else {"loc": self.loc, "centre": self.centre}
-        )
+        tensors = {"loc": self.loc}
+        if self.centre is not self.loc:
+            tensors["centre"] = self.centre
         for i, block in enumerate(self.blocks):
             tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
         return FAMILY, tensors
@@ -271,7 +267,7 @@ class BlockGaussian:
         blocks = [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
         return cls(layout, state["loc"], blocks, state.get("centre"))
 
-    def _filled(self, part: Tensor) -> Tensor:
-        z = self.loc.expand(*part.shape[:-1], -1).clone()
-        z[..., self.index] = part.to(z)
+    def _filled(self, coordinates: Tensor) -> Tensor:
+        z = self.loc.expand(*coordinates.shape[:-1], -1).clone()
+        z[..., self.index] = coordinates.to(z)
         return z.to(self.layout.dtype)

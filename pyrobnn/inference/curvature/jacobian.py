@@ -58,16 +58,13 @@ def _find_layers(
     """The supported layers that hold the sites with ``coordinates`` in the flat vector, and what they don't cover."""
     layers = []
     unsupported = []
-    seen: set[str] = set()
+    covered: set[str] = set()
     for name, module in net.named_modules():
         prefix = f"{NET}{name}." if name else NET
-        own = [
-            prefix + p
-            for p, _ in module.named_parameters(recurse=False)
-            if prefix + p in coordinates
-        ]
-        seen.update(own)
-        if not own:
+        names = [prefix + parameter for parameter, _ in module.named_parameters(recurse=False)]
+        sites = [site for site in names if site in coordinates]
+        covered.update(sites)
+        if not sites:
             continue
         if not _is_supported(module):
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
@@ -76,7 +73,7 @@ def _find_layers(
         bias = coordinates.get(prefix + "bias")
         parts = [value.reshape(len(value), -1) for value in (weight, bias) if value is not None]
         layers.append(Layer(name, torch.cat(parts, 1), weight is not None, bias is not None))
-    unsupported += [f"{site} (shared)" for site in coordinates if site not in seen]
+    unsupported += [f"{site} (shared)" for site in coordinates if site not in covered]
     return layers, unsupported
 
 
@@ -99,9 +96,8 @@ def _layer_factors(
         calls[name] += 1
         inputs[name] = args[0].detach()
         outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
-        return outputs[
-            name
-        ].clone()  # a later in-place activation must not touch what is remembered
+        # a later in-place activation must not touch what is remembered
+        return outputs[name].clone()
 
     modules = {name: net.get_submodule(name) for name in calls}
     with hooked(modules, remember), torch.enable_grad(), WrittenOut():
@@ -153,7 +149,7 @@ def _unfolded(module: nn.Module, inputs: Tensor, n: int) -> Tensor:
     if isinstance(module, nn.Conv1d):  # of images of one row
         inputs = inputs.unsqueeze(2)
         padding = (0, padding[-1])
-        sizes = [(1, *each) for each in sizes]
+        sizes = [(1, *lengths) for lengths in sizes]
     kernel, stride, dilation = sizes
     if module.padding == "same":
         down, right = (d * (size - 1) for d, size in zip(dilation, kernel))
@@ -255,20 +251,18 @@ class NetworkJacobian:
         if self.unsupported:
             self.layers = []
             return
-        few = x[:2]
+        points = x[:2]
         try:
-            f, factors = self.factors(few)
-        except (ValueError, RuntimeError) as error:
-            self.unsupported = [str(error)]
+            f, factors = self.factors(points)
+        except (ValueError, RuntimeError) as failure:
+            self.unsupported = [str(failure)]
             self.layers = []
             return
         product = self.joined(factors)
-        true = self._general(few, _identity(f))
+        true = self._general(points, _identity(f))
         scale = true.abs().amax().clamp_min(1e-30)
-        if (
-            not float((product - true).abs().amax() / scale)
-            < 1e3 * torch.finfo(true.dtype).eps ** 0.75
-        ):
+        error = float((product - true).abs().amax() / scale)
+        if not error < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
             self.unsupported = ["a layer whose parameters are also used elsewhere"]
             self.layers = []
 
@@ -279,12 +273,12 @@ class NetworkJacobian:
 
     def factor_scalars(self, x: Tensor) -> int:
         """Numbers that the factors of one point take: a convolution's diagonal forms its rows."""
-        return sum(
-            f.inputs.numel()
-            + 2 * f.grads.numel()
-            + (f.rows().numel() if f.inputs.shape[1] > 1 else 0)
-            for f in self.factors(x[:1])[1]
-        )
+        scalars = 0
+        for factor in self.factors(x[:1])[1]:
+            scalars += factor.inputs.numel() + 2 * factor.grads.numel()
+            if factor.inputs.shape[1] > 1:
+                scalars += factor.rows().numel()
+        return scalars
 
     def rows(self, x: Tensor, root: Root | None = None) -> tuple[Tensor, Tensor]:
         """Outputs (N, width) and rows (N, k, p): the Jacobian, or its product with ``root(f)`` (N, width, k)."""
@@ -325,10 +319,11 @@ class NetworkJacobian:
     def _general(self, x: Tensor, columns: Tensor) -> Tensor:
         centre = self.mode[self.index]
 
-        def one(point: Tensor, column: Tensor) -> Tensor:
-            pull = torch.func.vjp(lambda z: self.output(z, point.unsqueeze(0)).squeeze(0), centre)[
-                1
-            ]
+        def pulled_back(point: Tensor, column: Tensor) -> Tensor:
+            def output(z: Tensor) -> Tensor:
+                return self.output(z, point.unsqueeze(0)).squeeze(0)
+
+            pull = torch.func.vjp(output, centre)[1]
             return torch.func.vmap(lambda v: pull(v)[0])(column.T)
 
-        return at_each(one, x, columns).detach()
+        return at_each(pulled_back, x, columns).detach()

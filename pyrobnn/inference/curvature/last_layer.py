@@ -56,9 +56,10 @@ class LastLayer:
             roots = likelihood.fisher_root(f, {})
             curvature = torch.einsum("nik,njk->ij", roots, roots) / len(f)
         inputs = self._inputs(rows)
-        (self.a, self.v), (self.b, self.u) = map(torch.linalg.eigh, (inputs.T @ inputs, curvature))
-        self.a = self.a.clamp_min(0.0)
-        self.b = self.b.clamp_min(0.0)
+        a, self.v = torch.linalg.eigh(inputs.T @ inputs)
+        b, self.u = torch.linalg.eigh(curvature)
+        self.a = a.clamp_min(0.0)
+        self.b = b.clamp_min(0.0)
         self.unit = self.b if likelihood.targets.normal else torch.ones_like(self.b)
 
     def _inputs(self, rows: Rows) -> Tensor:
@@ -116,13 +117,11 @@ class LastLayer:
         prec = self.precision(tau) * ratio.to(self.a)[:, None]
         rows = self.rows
         width = (tau * self.unit * ratio).rsqrt().to(rows.f)
-        priors = {
-            each: dist.Normal(0.0, width.reshape(-1, *[1] * (value.dim() - 1)))
-            .expand(value.shape)
-            .to_event(value.dim())
-            for each, value in net.named_parameters()
-            if each.rpartition(".")[0] == name
-        }
+        priors = {}
+        for parameter, value in net.named_parameters():
+            if parameter.rpartition(".")[0] == name:
+                normal = dist.Normal(0.0, width.reshape(-1, *[1] * (value.dim() - 1)))
+                priors[parameter] = normal.expand(value.shape).to_event(value.dim())
         model = BNN(net, SitePriors(priors), likelihood)
         values = model.initial_values()
         layout = Density(model.sample_parameters, (), points="held")
@@ -136,7 +135,8 @@ class LastLayer:
         ]
         index = torch.cat(columns, 1).reshape(-1).to(mode.device)
         scale = torch.ones_like(self.a)
-        block = KronBlock(index, *(part.to(mode) for part in (self.u, self.v, prec, scale)))
+        bases = [matrix.to(mode) for matrix in (self.u, self.v, prec, scale)]
+        block = KronBlock(index, *bases)
         approximation = BlockGaussian(layout, mode, [block])
         names = [site.name for site in sites]
         points = layout.initial_points
@@ -151,7 +151,7 @@ class LastLayer:
         return make_posterior(
             Problem(model, density, x, rows.y, len(x), model.device),
             Laplace(structure="kron", subset="last_layer", predictive="draws"),
-            {each: value[None] for each, value in draws.items()},
+            {site_name: value[None] for site_name, value in draws.items()},
             seed=seed,
             timings={},
             approximation=approximation,

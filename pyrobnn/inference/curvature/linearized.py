@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -57,7 +57,7 @@ class Linearized(SubsetNetwork):
         jacobian: NetworkJacobian,
         blocks: Sequence[Block],
         loc: Tensor | None = None,
-        features: Any = None,
+        features: Callable[[Tensor], Tensor] | None = None,
     ):
         super().__init__(jacobian, features)
         self.shift = None if loc is None else (loc - jacobian.mode)[jacobian.index]
@@ -90,9 +90,9 @@ class Linearized(SubsetNetwork):
         covs = []
         width = jacobian.model.forward(jacobian.params, x[:1]).shape[1]
         size = jacobian.factor_scalars(x) if self._by_products else 4 * width * jacobian.size
-        for part in jacobian.chunks(x, size):
-            f, cov = self._product_moments(part) if self._by_products else self._row_moments(part)
-            means.append(f if self.shift is None else self._moved(part, self.shift))
+        for rows in jacobian.chunks(x, size):
+            f, cov = self._product_moments(rows) if self._by_products else self._row_moments(rows)
+            means.append(f if self.shift is None else self._moved(rows, self.shift))
             covs.append(cov.to(f))
         return torch.cat(means), torch.cat(covs)
 
@@ -135,9 +135,9 @@ class Linearized(SubsetNetwork):
 
     def _columns(self, rows: Tensor, block: Block) -> Tensor:
         """The block's columns of ``rows``; zero for coordinates that the network does not depend on (the noise)."""
-        own = self.jacobian.index
-        place = torch.searchsorted(own, block.index).clamp_max(len(own) - 1)
-        return rows[:, place] * (own[place] == block.index)
+        index = self.jacobian.index
+        place = torch.searchsorted(index, block.index).clamp_max(len(index) - 1)
+        return rows[:, place] * (index[place] == block.index)
 
 
 def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyro
 import torch
@@ -23,8 +23,12 @@ from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim.descent import descend, polish
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import hooked
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.laplace import Laplace
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
 POLISH_STEPS = 200
@@ -85,7 +89,8 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
                 f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)"
             )
         return tuple(chosen)
-    if unknown := [name for name in subset if name not in latent] or not subset:
+    unknown = [name for name in subset if name not in latent]
+    if unknown or not subset:
         raise ValueError(
             f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}"
         )
@@ -97,16 +102,16 @@ def _last_layer(problem: Problem) -> str:
     """Site prefix of the module with parameters of its own that is called last."""
     called: list[str] = []
     owners = {
-        n: m
-        for n, m in problem.bnn.eval_net.named_modules()
-        if n and [*m.parameters(recurse=False)]
+        name: module
+        for name, module in problem.bnn.eval_net.named_modules()
+        if name and [*module.parameters(recurse=False)]
     }
     with hooked(owners, lambda name, *_: called.append(name)):
         problem.bnn.forward({}, problem.x[:1])
     return NET + called[-1] if called else NET.rstrip(".")
 
 
-def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
+def check_memory(method: Laplace, problem: Problem, names: Sequence[str]) -> None:
     """Refuse a full precision that does not fit, before any compute.
 
     Raises:
@@ -115,15 +120,16 @@ def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     if method.structure != "full":
         return
     size = sum(site.size for site in problem.density.sites if site.name in set(names))
-    rows = (
-        problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1]
-        if method.curvature != "hessian"
-        else 0
-    )
+    rows = 0
+    if method.curvature != "hessian":
+        rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1]
     item = torch.finfo(problem.density.dtype).bits // 8
+    if 0 < rows < size:  # the rows, their basis, and the Gram matrix
+        num_bytes = 2 * rows * size * item + 3 * rows * rows * 8
+    else:  # the matrix, its factor, and two to work in, in float64
+        num_bytes = 4 * size * size * 8
     require(
-        # the rows, their basis, and the Gram matrix; or the matrix, its factor, and two to work in, in float64
-        2 * rows * size * item + 3 * rows * rows * 8 if 0 < rows < size else 4 * size * size * 8,
+        num_bytes,
         problem.device,
         f"the full precision of {size} parameters",
         "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites",
@@ -176,20 +182,10 @@ def find_centre(
     notes: Sequence[Finding | str] = ()
     polished = False
     if run.init is None:
-        mapped = [
-            MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks
-        ]
-        fit = partial(CentreSearch.of(search).fit, *source, seed=run.seed, device=problem.device)
-        found = run_subfit(lambda: fit(callbacks=mapped, progress=run.progress), "Laplace")
-        values = {name: value[0, 0] for name, value in found.draws.items()}
-        notes = of_meta(found.meta)
-        # MAP has polished on all of the data, in a constrained space that is the unconstrained one
-        weights_only = all(
-            site.name.startswith(NET) for site in density.sites if site.kind == "latent"
-        )
-        polished = (
-            bnn and weights_only and search.polish_steps > 0 and "gradient_norm" in found.meta
-        )
+        map_fit = _map_fit(search, problem, source, run)
+        values = {name: value[0, 0] for name, value in map_fit.draws.items()}
+        notes = of_meta(map_fit.meta)
+        polished = search.polish_steps > 0 and _is_unconstrained_mode(problem, map_fit)
     known = all(site.name in values for site in density.sites)
     theta = density.unconstrain(values) if known else density.initial(values, run.seed)
     if bnn and run.init is not None:
@@ -197,34 +193,53 @@ def find_centre(
     elif not polished or bool(density.log_jacobian(theta)):
         # these steps finish the search; how far from a mode they end is measured at the centre
         notes = [note for note in notes if getattr(note, "code", "") != "search_unfinished"]
-        theta = (
-            descend(in_parts(density, problem.x, problem.y), theta, num_steps)
-            if bnn and problem.num_rows > MANY
-            else polish(density.log_joint, theta, num_steps, jacobian=True)
-        )[0]
+        if bnn and problem.num_rows > MANY:
+            theta, _ = descend(in_parts(density, problem.x, problem.y), theta, num_steps)
+        else:
+            theta, _ = polish(density.log_joint, theta, num_steps, jacobian=True)
     constrained = density.constrain(theta)
-    points = density.initial_points | {
-        s.name: constrained[s.name].detach() for s in density.sites if s.kind == "point"
-    }
+    points = dict(density.initial_points)
+    for site in density.sites:
+        if site.kind == "point":
+            points[site.name] = constrained[site.name].detach()
     parts = None
     if bnn:
         values = problem.bnn.initial_values() | points | constrained
         params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
         parts = split(problem.bnn, names, params, problem.x)
         problem = problem.at_head(parts)
-    held = problem.density.holding(points)
-    mode = theta[: held.dim].detach()  # latent sites come first
-    slope = (
-        -in_parts(held, problem.x, problem.y)(mode)[0]
-        if bnn
-        else torch.func.grad(held.log_joint)(mode)
-    )
-    if not bool(slope.isfinite().all()):
-        site = held.site_of(int((~slope.isfinite()).nonzero()[0]))
+    centred = problem.density.holding(points)
+    mode = theta[: centred.dim].detach()  # latent sites come first
+    gradient = _checked_gradient(problem, centred, mode)
+    return Centre(problem, centred, mode, points, names, gradient, notes, parts)
+
+
+def _map_fit(search: MAP, problem: Problem, source: tuple[Any, Any, Any], run: FitRun) -> Posterior:
+    """The point that MAP finds; its callbacks see the units of the problem."""
+    mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks]
+    fit = partial(CentreSearch.of(search).fit, *source, seed=run.seed, device=problem.device)
+    return run_subfit(lambda: fit(callbacks=mapped, progress=run.progress), "Laplace")
+
+
+def _is_unconstrained_mode(problem: Problem, map_fit: Posterior) -> bool:
+    """Whether MAP has polished on all of the data, in a constrained space that is the unconstrained one."""
+    latent = [site.name for site in problem.density.sites if site.kind == "latent"]
+    weights_only = all(name.startswith(NET) for name in latent)
+    return problem.is_bnn and weights_only and "gradient_norm" in map_fit.meta
+
+
+def _checked_gradient(problem: Problem, density: Density, mode: Tensor) -> Tensor:
+    """The gradient (dim,) of the log joint at the mode; FloatingPointError where it is not finite."""
+    if problem.is_bnn:
+        gradient = -in_parts(density, problem.x, problem.y)(mode)[0]
+    else:
+        gradient = torch.func.grad(density.log_joint)(mode)
+    if not bool(gradient.isfinite().all()):
+        site = density.site_of(int((~gradient.isfinite()).nonzero()[0]))
         raise FloatingPointError(
             f"the gradient of the log joint is not finite at the centre, in {site!r}: train anew, or use a larger noise"
         )
-    return Centre(problem, held, mode, points, names, slope.detach(), notes, parts)
+    return gradient.detach()
 
 
 def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,23 +247,23 @@ def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {**metrics, "snapshot": lambda: replace(metrics["snapshot"](), model=problem.model)}
 
 
-def _with_noise_at_mode(problem: Problem, theta: Tensor, given: set[str], num_steps: int) -> Tensor:
+def _with_noise_at_mode(problem: Problem, theta: Tensor, known: set[str], num_steps: int) -> Tensor:
     """``theta`` of a given net with what it does not know, the noise, at its mode; the network runs once."""
     density = problem.density
     model = problem.bnn
-    sites = [
-        s
-        for s in density.sites
-        if s.name not in given or not (s.kind == "point" or s.name.startswith(NET))
-    ]
+    sites = []
+    for site in density.sites:
+        trained = site.kind == "point" or site.name.startswith(NET)
+        if site.name not in known or not trained:
+            sites.append(site)
     if not sites:
         return theta
     index = torch.cat([torch.arange(site.start, site.stop, device=theta.device) for site in sites])
     f = forward_in_parts(model, density.constrain(theta), problem.x).double()
     y = problem.y.double() if problem.y.is_floating_point() else problem.y
 
-    def log_joint(part: Tensor, *, jacobian: bool) -> Tensor:
-        z = theta.to(part).index_copy(0, index, part)
+    def log_joint(noise: Tensor, *, jacobian: bool) -> Tensor:
+        z = theta.to(noise).index_copy(0, index, noise)
         values = density.constrain(z)
         with pyro.validation_enabled(False):
             total = model.likelihood.log_prob(f, y, values).sum()
@@ -259,5 +274,5 @@ def _with_noise_at_mode(problem: Problem, theta: Tensor, given: set[str], num_st
         return total
 
     # its few coordinates are worth float64
-    part, _ = polish(log_joint, theta[index].double(), num_steps, jacobian=True)
-    return theta.index_copy(0, index, part.to(theta))
+    noise, _ = polish(log_joint, theta[index].double(), num_steps, jacobian=True)
+    return theta.index_copy(0, index, noise.to(theta))

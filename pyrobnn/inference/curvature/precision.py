@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE, Likelihood
 from pyrobnn.model import BNN, NET, Density
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.laplace import Laplace
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +61,16 @@ def hessian_precision(centre: Centre, structure: str, remarks: list[Finding | st
 
 
 def ggn_precision(
-    method: Any, search: MAP, centre: Centre, given: bool, seed: int, remarks: list[Finding | str]
+    method: Laplace,
+    search: MAP,
+    centre: Centre,
+    centre_given: bool,
+    seed: int,
+    remarks: list[Finding | str],
 ) -> Precision:
     """Gauss-Newton matrix of the weights and, beside it, the exact Hessian of the noise.
 
-    ``search`` finds a mode on part of the data where these are held out; ``given``: the centre was, by the user.
+    ``search`` finds a mode on part of the data where these are held out; ``centre_given``: by the user.
 
     Raises:
         ValueError: no weight among the sites; a prior or layer that the structure or the tuning can't take.
@@ -74,27 +82,23 @@ def ggn_precision(
     jacobian = centre.jacobian()
     prior = prior_precision(jacobian)
     if prior.raised:
-        remarks.append(
-            Finding(
-                "prior_raised", {"sites": ", ".join(prior.raised_sites), "raised": prior.raised}
-            )
-        )
+        raised = {"sites": ", ".join(prior.raised_sites), "raised": prior.raised}
+        remarks.append(Finding("prior_raised", raised))
     curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec)
     if curvature.averaged:
         remarks.append(Finding("prior_averaged"))
     if method.tune is None:
         tuned = Tuned(torch.ones(1, dtype=torch.float64, device=prior.prec.device))
     elif method.tune == "cross_validation":
-        tuned = hold_out(method, search, centre, given, seed)
-        at_edge = Finding("cross_validation_at_edge", {"factor": float(tuned.tau)})
+        tuned = hold_out(method, search, centre, centre_given, seed)
+        if tuned.at_bound:
+            remarks.append(Finding("cross_validation_at_edge", {"factor": float(tuned.tau)}))
     else:
         deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
-        tuned = maximize_evidence(
-            curvature, deviation, _residual(centre), method.tune == "per_layer"
-        )
-        at_edge = Finding("tuning_at_bound")
-    if tuned.at_bound:
-        remarks.append(at_edge)
+        per_layer = method.tune == "per_layer"
+        tuned = maximize_evidence(curvature, deviation, _residual(centre), per_layer)
+        if tuned.at_bound:
+            remarks.append(Finding("tuning_at_bound"))
     blocks = curvature.blocks(tuned.tau, tuned.c)
     for block in blocks:
         check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype
@@ -102,21 +106,27 @@ def ggn_precision(
     report = None
     damping = prior.raised
     if method.tune is not None:
-        names = curvature.group_names if len(tuned.tau) > 1 else ["all"]
-        report = {
-            "prior_precision_factor": dict(zip(names, tuned.tau.tolist())),
-            "noise_factor": tuned.c**-0.5,
-        }
-        report |= {} if tuned.held_out is None else {"held_out": tuned.held_out}
+        report = _report_of(tuned, curvature.group_names)
         centre = _tuned_centre(centre, curvature.group_names, tuned)
     noise = [name for name in centre.names if not name.startswith(NET)]
     if noise:
         block, added = _hessian_block(centre, noise, "full", remarks)
         blocks = [*blocks, block]
         damping = max(damping, added)
-    return Precision(
-        centre, blocks, jacobian, damping, report, tuned.held_out is None or not tuned.at_bound
-    )
+    has_evidence = tuned.held_out is None or not tuned.at_bound
+    return Precision(centre, blocks, jacobian, damping, report, has_evidence)
+
+
+def _report_of(tuned: Tuned, groups: list[str]) -> dict[str, Any]:
+    """The factors by the names of their layers, for ``meta``."""
+    names = groups if len(tuned.tau) > 1 else ["all"]
+    report: dict[str, Any] = {
+        "prior_precision_factor": dict(zip(names, tuned.tau.tolist())),
+        "noise_factor": tuned.c**-0.5,
+    }
+    if tuned.held_out is not None:
+        report["held_out"] = tuned.held_out
+    return report
 
 
 def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
@@ -146,22 +156,22 @@ def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
         slope, expected = expected_derivatives(likelihood, f, cov, y, centre.values)
         gradient = torch.zeros_like(loc)
         gradient[index] = -prior.prec * (loc[index] - cast(Tensor, prior.mean))
-        for part, pulled in zip(x.split(MANY), slope.to(f).split(MANY)):
-            pull = torch.func.vjp(lambda z: jacobian.output(z, part), jacobian.mode[index])[1]  # noqa: B023
-            gradient[index] += pull(pulled)[0].detach()
+        for rows, row_slopes in zip(x.split(MANY), slope.to(f).split(MANY)):
+            pull = torch.func.vjp(lambda z: jacobian.output(z, rows), jacobian.mode[index])[1]  # noqa: B023
+            gradient[index] += pull(row_slopes)[0].detach()
         step = mode_of_linear(jacobian, blocks, gradient) - jacobian.mode
         if float(step @ gradient) < 1e-3 * len(index):  # nats
             break
         curvature = expected if curvature is None else (curvature + expected) / 2
         loc = loc + step / 2
         root = symmetric_root(curvature).to(f)
-        one = loc.new_ones(1).double()
-        blocks = ggn(jacobian, x, lambda _, rows: root[rows], "full", prior.prec).blocks(one, 1.0)  # noqa: B023
+        tau = loc.new_ones(1).double()
+        blocks = ggn(jacobian, x, lambda _, rows: root[rows], "full", prior.prec).blocks(tau, 1.0)  # noqa: B023
     return replace(precision, centre=replace(centre, gradient=gradient), blocks=blocks), loc
 
 
 def expected_derivatives(
-    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, own: Mapping[str, Tensor]
+    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, values: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Of the log density of each row, gradient in f (N, out) and curvature (N, out, out): means over f ~ N(f, cov).
 
@@ -170,20 +180,21 @@ def expected_derivatives(
     num = max(16, min(256, 2**20 // (f.numel() * f.shape[1])))
     size = max(1, CHUNK_SCALARS // (8 * num * f.shape[1] ** 2))
     random = generator(0)
-    found: list[tuple[Tensor, Tensor]] = []
+    slopes: list[Tensor] = []
+    curvatures: list[Tensor] = []
     for mean, var, target in zip(f.double().split(size), cov.double().split(size), y.split(size)):
         noise = torch.randn(num, *mean.shape, 1, generator=random).to(mean)
         away = (symmetric_root(var) @ noise).squeeze(-1)
         draws = torch.cat([mean + away, mean - away]).requires_grad_()
         with torch.enable_grad():
-            slope = torch.autograd.grad(likelihood.log_prob(draws, target, own).sum(), draws)[0]
+            slope = torch.autograd.grad(likelihood.log_prob(draws, target, values).sum(), draws)[0]
         again = target.repeat(2 * num, *[1] * (target.dim() - 1))
-        root = likelihood.curvature_root(draws.detach().flatten(0, 1), again, own).reshape(
+        root = likelihood.curvature_root(draws.detach().flatten(0, 1), again, values).reshape(
             *draws.shape, -1
         )
-        found.append((slope.mean(0), (root @ root.mT).mean(0)))
-    slope, curvature = map(torch.cat, zip(*found))
-    return slope, curvature
+        slopes.append(slope.mean(0))
+        curvatures.append((root @ root.mT).mean(0))
+    return torch.cat(slopes), torch.cat(curvatures)
 
 
 def symmetric_root(matrix: Tensor) -> Tensor:
@@ -256,20 +267,21 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
     program = partial(model.pyro_model, num_data=problem.num_data)
-    free, held = (
-        Density(program, problem.density.args, points=kind, values=points)
-        for kind in ("free", "held")
-    )
+    free = Density(program, problem.density.args, points="free", values=points)
+    held_density = Density(program, problem.density.args, points="held", values=points)
     # the gradient says whether the mode was found for the model it was searched in
     return replace(
-        centre, problem=replace(problem, model=model, density=free), density=held, points=points
+        centre,
+        problem=replace(problem, model=model, density=free),
+        density=held_density,
+        points=points,
     )
 
 
 def record(
-    precision: Precision, remarks: list[Finding | str], given: bool, exact: bool
+    precision: Precision, remarks: list[Finding | str], centre_given: bool, exact: bool
 ) -> dict[str, Any]:
-    """What the fit says about itself; adds to the remarks that the centre (``given`` by the user?) is not a mode.
+    """What the fit says about itself; adds to the remarks that the centre is not a mode.
 
     Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
     sum of squares the last step lowers by its squared length, in noise variances.
@@ -286,7 +298,9 @@ def record(
     small = exact and distance**2 <= 0.1 * len(precision.centre.problem.x)
     if not small and not distance <= 0.2 * math.sqrt(size):
         remarks.append(
-            Finding("not_a_mode", {"gradient_norm": norm, "distance": distance, "given": given})
+            Finding(
+                "not_a_mode", {"gradient_norm": norm, "distance": distance, "given": centre_given}
+            )
         )
     return {
         "gradient_norm": norm,
@@ -302,11 +316,11 @@ def record(
 def report_frozen(draws: Mapping[str, Tensor], remarks: list[Finding | str]) -> None:
     """Adds to the remarks that widths are lost where they are added to the mode."""
     moved = torch.cat([(value != value[:, :1]).any(1).flatten() for value in draws.values()])
-    some = next(iter(draws.values()))
-    if some.shape[1] > 1 and not bool(moved.all()):
+    draws_of_site = next(iter(draws.values()))
+    if draws_of_site.shape[1] > 1 and not bool(moved.all()):
         lost = {
             "count": int((~moved).sum()),
             "total": len(moved),
-            "dtype": str(some.dtype).removeprefix("torch."),
+            "dtype": str(draws_of_site.dtype).removeprefix("torch."),
         }
         remarks.append(Finding("draws_unresolved", lost))

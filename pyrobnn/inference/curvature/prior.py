@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -25,6 +25,9 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods.base import log_predictive
 from pyrobnn.model.density import Site
 from pyrobnn.model.nodes import elementwise
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.laplace import Laplace
 
 #: bound of log τ
 _BOUND = 18.0
@@ -112,7 +115,8 @@ def check_normal(
 ) -> None:
     """Refuse priors (by site) that are not normal."""
     for name, prior in priors.items():
-        if not isinstance(base := elementwise(prior), Normal):
+        base = elementwise(prior)
+        if not isinstance(base, Normal):
             raise Refused(
                 f"{why} normal priors; that of {name!r} is a {type(base).__name__}: {remedy}"
             )
@@ -175,23 +179,24 @@ def maximize_evidence(
         return -0.5 * (count * log_c - c * squares + prior - curvature.log_det(tau, c))
 
     def factors(log_rho: float) -> tuple[Tensor, Tensor]:
-        c = q.new_tensor(
-            1.0 if residual is None else count / (squares + math.exp(log_rho) * float(q.sum()))
-        )
-        return (c.log() + log_rho)[None], c.log()
+        c = 1.0
+        if residual is not None:
+            c = count / (squares + math.exp(log_rho) * float(q.sum()))
+        log_c = q.new_tensor(c).log()
+        return (log_c + log_rho)[None], log_c
 
     grid = torch.linspace(-_BOUND, _BOUND, 73).tolist()
     best = min(range(73), key=lambda at: float(loss(*factors(grid[at]))))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, 72)]
-    found = optimize.minimize_scalar(
+    optimum = optimize.minimize_scalar(
         lambda log_rho: float(loss(*factors(log_rho))),
         bounds=bounds,
         method="bounded",
         options={"xatol": 1e-8},
     )
-    log_tau, log_c = factors(float(found.x))
+    log_tau, log_c = factors(float(optimum.x))
     if not per_layer or groups == 1:
-        return Tuned(log_tau.exp(), float(log_c.exp()), abs(found.x) > _BOUND - 1e-3)
+        return Tuned(log_tau.exp(), float(log_c.exp()), abs(optimum.x) > _BOUND - 1e-3)
 
     theta = torch.cat([log_tau.expand(groups), log_c[None]]).requires_grad_()
     optimizer = torch.optim.LBFGS(
@@ -216,12 +221,12 @@ def maximize_evidence(
     return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), float(log_c.exp()), at_bound)
 
 
-def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int) -> Tuned:
+def hold_out(method: Laplace, search: MAP, centre: Centre, centre_given: bool, seed: int) -> Tuned:
     """Search for a mode on four fifths of the data, and judge widths around it by the fifth that it has not seen.
 
     One fifth after another, until 500 rows have been judged, which tell a width to 3 %: of a few residuals that happen
-    to be small, the best posterior has no width at all. Where the centre was ``given``, the search starts from a
-    freshly initialised net: the given one may know all of the data. Errors of another net do not
+    to be small, the best posterior has no width at all. Where the user gave the centre (``centre_given``), the
+    search starts from a freshly initialised net: the given one may know all of the data. Errors of another net do not
     justify a narrower posterior than is declared. Otherwise it starts where the fit did.
 
     Raises:
@@ -233,25 +238,27 @@ def hold_out(method: Any, search: MAP, centre: Centre, given: bool, seed: int) -
     if count < 4:
         raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
     size = max(2, count // 5)  # a gain has an error from two points on
-    model = in_standard_units(problem.bnn.reinitialized(seed) if given else problem.bnn)
-    grid = torch.logspace(-4, 4, 25, dtype=torch.float64, device=problem.device)[
-        : 13 if given else 25
-    ]
-    parts = []
-    seen = _score(method, centre)
+    model = in_standard_units(problem.bnn.reinitialized(seed) if centre_given else problem.bnn)
+    grid = torch.logspace(-4, 4, 25, dtype=torch.float64, device=problem.device)
+    if centre_given:
+        grid = grid[:13]
+    scores = []
+    score_seen = _score(method, centre)
     for fold in order.split(size)[: min(5, -(-500 // size))]:
-        kept = order[~torch.isin(order, fold)]
-        source = model, problem.x[kept], problem.y[kept]
-        part = prepare(*source, points="free", device=problem.device)
+        training = order[~torch.isin(order, fold)]
+        source = model, problem.x[training], problem.y[training]
+        fold_problem = prepare(*source, points="free", device=problem.device)
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
-        unseen = _score(
-            method, find_centre(search, part, source, centre.names, FitRun(1, seed), POLISH_STEPS)
-        )
+        run = FitRun(1, seed)
+        fold_centre = find_centre(search, fold_problem, source, centre.names, run, POLISH_STEPS)
+        score_unseen = _score(method, fold_centre)
         rows = problem.x[fold], problem.y[fold]
-        parts.append(
-            torch.stack([torch.minimum(unseen(tau, *rows), seen(tau, *rows)) for tau in grid])
+        scores.append(
+            torch.stack(
+                [torch.minimum(score_unseen(tau, *rows), score_seen(tau, *rows)) for tau in grid]
+            )
         )
-    return choose_factor(grid, torch.cat(parts, 1))
+    return choose_factor(grid, torch.cat(scores, 1))
 
 
 def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
@@ -271,7 +278,7 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
     return Tuned(grid[chosen : chosen + 1], at_bound=chosen in (0, 24), held_out=held_out)
 
 
-def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _score(method: Laplace, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """(τ, x, y) → log predictive density (N,) of points, linearised, with the curvature at the centre."""
     problem = centre.problem
     jacobian = centre.jacobian()

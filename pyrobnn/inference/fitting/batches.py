@@ -70,13 +70,7 @@ def survey(loader: DataLoader) -> Epoch:
     it gives every process a share of the points.
     """
     refuse_shares(loader)
-    dataset: Any = loader.dataset  # torch declares no length
-    try:
-        size = len(dataset)
-    except TypeError as error:
-        raise ValueError(
-            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
-        ) from error
+    size = _num_stored(loader)
     batching = loader.batch_sampler
     sampler: Any = loader.sampler if batching is None else batching
     if type(batching) is BatchSampler:
@@ -91,28 +85,48 @@ def survey(loader: DataLoader) -> Epoch:
         batches = drawn // width if batching.drop_last else -(-drawn // width)
         points = min(drawn, batches * width)
     else:
-        batched = batching is None or isinstance(dataset, IterableDataset)
-        sizes = (
-            [len(pair[0]) for pair in loader] if batched else [len(rows) for rows in batching or ()]
-        )
+        sizes = _walked_sizes(loader)
         drawn = sum(sizes)
-        points = sum(sizes)
+        points = drawn
         batches = len(sizes)
-        size = drawn if batching is None else size
+        if batching is None:
+            size = drawn
     if points == 0:
         raise ValueError(
             f"the DataLoader gives no batch: its data set holds {size} points and its sampler draws {drawn}"
             + (", fewer than a batch, with drop_last=True" if drawn else "")
         )
-    shuffles = isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)) or (
-        isinstance(sampler, DistributedSampler) and sampler.shuffle
-    )
-    num_data = min(drawn if shuffles else points, size)
+    num_data = min(drawn if _shuffles(sampler) else points, size)
     chosen = isinstance(sampler, (SubsetRandomSampler, Sequence)) or not hasattr(sampler, "__len__")
     odd = getattr(sampler, "replacement", False) or (drawn != size and not chosen)
     shown = {"drawn": drawn, "size": size, "points": points, "num_data": num_data}
     notes = (Finding("loader_epoch", shown),) if odd or num_data < min(drawn, size) else ()
     return Epoch(num_data, points, batches, notes)
+
+
+def _num_stored(loader: DataLoader) -> int:
+    """The length of the loader's data set."""
+    dataset: Any = loader.dataset  # torch declares no length
+    try:
+        return len(dataset)
+    except TypeError as error:
+        raise ValueError(
+            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
+        ) from error
+
+
+def _walked_sizes(loader: DataLoader) -> list[int]:
+    """The sizes of the batches of one pass, by a walk through them or through their row numbers."""
+    if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
+        return [len(pair[0]) for pair in loader]
+    return [len(rows) for rows in loader.batch_sampler]
+
+
+def _shuffles(sampler: Any) -> bool:
+    """Whether the sampler draws another order in each epoch."""
+    if isinstance(sampler, DistributedSampler):
+        return sampler.shuffle
+    return isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
 
 
 def refuse_shares(loader: DataLoader) -> None:
@@ -132,9 +146,8 @@ def refuse_shares(loader: DataLoader) -> None:
 def _samplers(loader: DataLoader) -> Iterator[Any]:
     """What decides which rows a loader gives: the loader, its samplers, and the samplers that those wrap."""
     waiting: list[Any] = [loader, loader.sampler, loader.batch_sampler]
-    waiting.append(
-        getattr(loader, "state", None)
-    )  # of a loader that reads on one rank and hands parts to the others
+    # the state of a loader that reads on one rank and hands parts to the others
+    waiting.append(getattr(loader, "state", None))
     if isinstance(loader.dataset, IterableDataset):  # which has no sampler and shares out by itself
         waiting.append(loader.dataset)
     known: set[int] = set()
@@ -158,18 +171,19 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
     with torch.random.fork_rng(devices):  # iterating a loader advances the global state
         epoch = survey(loader)
         batches = iter(_in_order(loader) if gather else loader)
-        first = next(batches, None)
-        if first is None:
+        batch = next(batches, None)
+        if batch is None:
             raise ValueError(
                 f"the DataLoader gives no batch, although its sampler promises {epoch.num_batches}: is it one that can "
                 "be walked only once? Pass a list or a Sampler"
             )
-        if not isinstance(first, (tuple, list)) or len(first) != 2:
+        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             raise ValueError(
                 "the DataLoader must give batches (x, y): return two tensors from the dataset"
             )
-        pairs = [first, *batches] if gather else [first]
-    x, y = (torch.cat([as_tensor(name, pair[i]) for pair in pairs]) for i, name in enumerate("xy"))
+        pairs = [batch, *batches] if gather else [batch]
+    x = torch.cat([as_tensor("x", pair[0]) for pair in pairs])
+    y = torch.cat([as_tensor("y", pair[1]) for pair in pairs])
     if not gather:
         return x, y, epoch
     num = len(x)
@@ -219,11 +233,9 @@ def checked(
 
 def scaled_program(model: BNN, num_data: int, epoch: Epoch | None) -> Callable[..., Any]:
     """The generative program of ``model`` with the likelihood of any batch scaled to all N data."""
-    return (
-        partial(model.pyro_model, num_data=num_data)
-        if epoch is None
-        else partial(model.batch_model, epoch.factor)
-    )
+    if epoch is None:
+        return partial(model.pyro_model, num_data=num_data)
+    return partial(model.batch_model, epoch.factor)
 
 
 def check_batch_size(problem: Problem, batch_size: int | None) -> None:
@@ -315,13 +327,13 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
         # the program scales the likelihood of its rows to all N
         return -density.log_parts(z, x, y)[1] * (len(x) / num_data)
 
-    def rest(z: Tensor) -> Tensor:
+    def minus_log_prior(z: Tensor) -> Tensor:
         return -(density.log_parts(z, x[:1], y[:1])[0] + density.log_jacobian(z).double())
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
-        total, value = torch.func.grad_and_value(rest)(z)
-        for part in zip(x.split(_PART), y.split(_PART), strict=True):
-            gradient, loss = torch.func.grad_and_value(likelihood)(z, *part)
+        total, value = torch.func.grad_and_value(minus_log_prior)(z)
+        for rows in zip(x.split(_PART), y.split(_PART), strict=True):
+            gradient, loss = torch.func.grad_and_value(likelihood)(z, *rows)
             total = total + gradient
             value = value + loss
         return total, value
@@ -332,4 +344,4 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
 @torch.no_grad()
 def forward_in_parts(model: BNN, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """The net's output (N, width) at one set of site values, in bounded memory."""
-    return torch.cat([model.forward(values, part) for part in x.split(_PART)])
+    return torch.cat([model.forward(values, rows) for rows in x.split(_PART)])

@@ -99,8 +99,9 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
     Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
     """
     net = copy.deepcopy(model.eval_net).double()
-    few = x[:FEW]
-    few = few.double() if few.is_floating_point() else few
+    rows = x[:FEW]
+    if rows.is_floating_point():
+        rows = rows.double()
     with seeded(0, model.device):
         ways = {
             name: torch.randn_like(v)
@@ -115,17 +116,14 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
             for name, way in ways.items()
         }
         with WrittenOut():
-            out = torch.func.functional_call(net, moved, (few,))
-        return (
-            out
-            * torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
-        ).sum()
+            out = torch.func.functional_call(net, moved, (rows,))
+        shares = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device)
+        return (out * shares.view_as(out)).sum()
 
     def difference(step: float) -> float:
         with torch.no_grad():
-            ahead, behind = (
-                output(torch.tensor(sign * step, dtype=torch.float64)) for sign in (1.0, -1.0)
-            )
+            ahead = output(torch.tensor(step, dtype=torch.float64))
+            behind = output(torch.tensor(-step, dtype=torch.float64))
         return float(ahead - behind) / (2.0 * step)
 
     try:
@@ -158,9 +156,8 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
     for accuracy in (DOUBLE, SINGLE) if size <= _MOST_DATA else (SINGLE,):
         try:
             sites = _wrong_sites(density, accuracy, seconds, deadline)
-        except (
-            Exception
-        ) as error:  # whatever a program may raise at a point, or of values in float64
+        except Exception as error:
+            # whatever a program may raise at a point, or of values in float64
             tolerable(error)
             continue
         break
@@ -168,8 +165,8 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
         return []
     if not sites:
         return []
-    first = next(iter(sites.values()))
-    numbers = {"gradient": first.gradient, "slope": first.differences[0]}
+    slopes = next(iter(sites.values()))
+    numbers = {"gradient": slopes.gradient, "slope": slopes.differences[0]}
     return [Finding("wrong_gradient", {"names": list(sites), **numbers})]
 
 
@@ -190,11 +187,10 @@ def _wrong_sites(
             # most programs are right: one step is enough to see it
             if not point.slopes(group, accuracy.steps[:1]).differ:
                 continue
-            wrong |= {
-                site.name: slopes
-                for site in group
-                if (slopes := probe.confirmed(point, site)) is not None
-            }
+            for site in group:
+                slopes = probe.confirmed(point, site)
+                if slopes is not None:
+                    wrong[site.name] = slopes
     return wrong
 
 
@@ -209,7 +205,7 @@ def _groups(sites: Sequence[Site], seconds: float) -> list[list[Site]]:
     """The sites one by one, or in so many groups as there is time for."""
     affordable = int(_SECONDS / max(8.0 * seconds, 1e-3))
     count = max(1, min(len(sites), _MOST_GROUPS, affordable))
-    return [list(sites[first::count]) for first in range(count) if sites]
+    return [list(sites[offset::count]) for offset in range(count) if sites]
 
 
 class _Probe:

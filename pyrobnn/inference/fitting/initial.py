@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,7 +26,9 @@ def common_start(init: Posterior | nn.Module | None) -> bool:
     )
 
 
-def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
+def start_values(
+    model: BNN | Callable[..., Any], init: Posterior | nn.Module | None
+) -> dict[str, Tensor]:
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 
     Where the prior's support leaves weights of the own net out, the values are draws from the prior, always the same.
@@ -40,8 +42,9 @@ def start_values(model: Any, init: Posterior | nn.Module | None) -> dict[str, Te
         return {name: value[0, 0] for name, value in init.draws.items()}
     check_type("init", init, nn.Module, "a Posterior or a torch.nn.Module")
     values = {NET + name: value.detach().clone() for name, value in init.named_parameters()}
-    own = model.initial_values() if isinstance(model, BNN) else {}
-    if {n: v.shape for n, v in values.items()} != {n: v.shape for n, v in own.items()}:
+    model_values = model.initial_values() if isinstance(model, BNN) else {}
+    shapes = {name: value.shape for name, value in values.items()}
+    if shapes != {name: value.shape for name, value in model_values.items()}:
         raise ValueError(
             "'init' is a net with other parameters than the model's: pass the net the BNN was built from"
         )
@@ -62,13 +65,16 @@ def fresh_starts(problem: Problem, seed: int, start: Tensor, number: int) -> Ten
     """Starts (number, dim) at nets initialised anew, others for every seed; what else there is as at ``start``."""
     seeds = torch.randint(2**31, (number,), generator=generator(seed)).tolist()
     values = problem.density.constrain(start)
-    others = {name: value for name, value in values.items() if not name.startswith(NET)}
+    shared = {name: value for name, value in values.items() if not name.startswith(NET)}
     nets = [problem.bnn.reinitialized(seed).initial_values() for seed in seeds]
-    return torch.stack([problem.density.unconstrain(values | net | others) for net in nets])
+    return torch.stack([problem.density.unconstrain(values | net | shared) for net in nets])
 
 
 def start_chains(
-    model: Any, density: Density, init: Posterior | nn.Module | None, num_chains: int
+    model: BNN | Callable[..., Any],
+    density: Density,
+    init: Posterior | nn.Module | None,
+    num_chains: int,
 ) -> Tensor:
     """Starting points (num_chains, dim), from torch's present random state.
 
@@ -88,8 +94,8 @@ def start_chains(
         values = {name: value[pick.to(value.device)] for name, value in stacked.items()}
     else:
         values = {
-            n: value.expand(num_chains, *value.shape)
-            for n, value in start_values(model, init).items()
+            name: value.expand(num_chains, *value.shape)
+            for name, value in start_values(model, init).items()
         }
-    given = {site.name: values[site.name] for site in density.sites if site.name in values}
-    return density.unconstrain(density.constrain(points) | given)
+    init_values = {site.name: values[site.name] for site in density.sites if site.name in values}
+    return density.unconstrain(density.constrain(points) | init_values)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import Distribution
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pyro.nn import PyroModule
@@ -37,6 +37,9 @@ from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.method import Method
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
 
@@ -93,19 +96,16 @@ class Problem:
 
     def held_trunk(self, points: Literal["free", "held"]) -> Split | None:
         """The split of the net before its first parameter that is not held; None where nothing comes before it."""
-        held = self.density.initial_points if points == "held" else {}
+        held_points = self.density.initial_points if points == "held" else {}
         if not self.is_bnn or self.loader is not None or self.bnn.stochastic_layers():
             return None
-        params = {
-            n: v.detach()
-            for n, v in (self.bnn.initial_values() | held).items()
-            if n.startswith(NET)
-        }
-        found = split(self.bnn, [name for name in params if name not in held], params, self.x)
-        size = found.features(self.x[:1]).nbytes * len(
-            self.x
-        )  # too much to hold is computed as often as it is needed
-        return found if found.path and size < free_bytes(self.device) / 2 else None
+        values = self.bnn.initial_values() | held_points
+        params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
+        varying = [name for name in params if name not in held_points]
+        trunk = split(self.bnn, varying, params, self.x)
+        size = trunk.features(self.x[:1]).nbytes * len(self.x)
+        # too much to hold is computed as often as it is needed
+        return trunk if trunk.path and size < free_bytes(self.device) / 2 else None
 
     def at_head(self, parts: Split, points: Literal["free", "held"] = "free") -> Problem:
         """The problem of the head of a net, its data the features."""
@@ -127,11 +127,11 @@ class Problem:
         """The problem computed in float64, whatever type the program's own tensors have."""
         return dataclasses.replace(self, density=self.density.double())
 
-    def note(self, found: str | Finding) -> None:
-        """Warn of what was found and keep it for the posterior, once."""
-        if found not in self.notes:
-            self.notes.append(found)
-            warn([found])
+    def note(self, remark: str | Finding) -> None:
+        """Warn of a remark and keep it for the posterior, once."""
+        if remark not in self.notes:
+            self.notes.append(remark)
+            warn([remark])
 
 
 def prepare(
@@ -165,19 +165,7 @@ def prepare(
     where = check_device(device)
     loader = x if isinstance(x, DataLoader) else None
     if not isinstance(model, BNN):
-        if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
-            raise TypeError(
-                f"'model' is a bare net, {type(model).__name__}: pass pb.BNN(net, pb.priors.FanInNormal(), "
-                "pb.likelihoods.Categorical()); of a trained one pb.posthoc(net, x, y) makes a posterior"
-            )
-        if not callable(model) or isinstance(model, type):
-            raise TypeError(
-                f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}"
-            )
-        if loader is not None:
-            raise TypeError(
-                "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"
-            )
+        _check_program(model, loader)
         problem, seconds = _program_problem(model, x, y, points, where, values)
         if check_derivative:
             with full_float32(problem.device):
@@ -185,24 +173,9 @@ def prepare(
             for finding in findings:
                 problem.note(finding)
         return _checked(problem, points, values, num_draws)
-    if deterministic and (layers := model.stochastic_layers()):
-        raise Refused(
-            f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
-            "so it has no fixed density: call net.eval() before building the BNN"
-        )
-    if isinstance(x, (Dataset, torch.utils.data.Dataset)):
-        raise TypeError(
-            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
-        )
-    epoch = None
-    if loader is not None:
-        if y is not None:
-            raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
-        x, y, epoch = batches.read(loader, gather=not stream)
-    elif x is None or y is None:
-        raise TypeError(
-            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
-        )
+    if deterministic:
+        _refuse_stochastic_layers(model)
+    x, y, epoch = _read_data(x, y, stream)
     where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
@@ -212,18 +185,57 @@ def prepare(
     program = batches.scaled_program(model, num_data, epoch if stream else None)
     density = Density(program, (x, y), points=points, values=values)
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
-    for text in (
-        *(() if epoch is None else epoch.notes),
-        *rows_together(model, x),
-        *wrong_gradient(model, x),
-    ):
-        problem.note(text)
+    loader_notes = () if epoch is None else epoch.notes
+    for note in (*loader_notes, *rows_together(model, x), *wrong_gradient(model, x)):
+        problem.note(note)
     return _checked(problem, points, values, num_draws)
+
+
+def _check_program(model: object, loader: DataLoader | None) -> None:
+    """TypeError unless the model is a Pyro program whose data are no DataLoader."""
+    if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
+        raise TypeError(
+            f"'model' is a bare net, {type(model).__name__}: pass pb.BNN(net, pb.priors.FanInNormal(), "
+            "pb.likelihoods.Categorical()); of a trained one pb.posthoc(net, x, y) makes a posterior"
+        )
+    if not callable(model) or isinstance(model, type):
+        raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
+    if loader is not None:
+        raise TypeError(
+            "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"
+        )
+
+
+def _refuse_stochastic_layers(model: BNN) -> None:
+    """Refuse a net with dropout or batch-norm layers in training mode."""
+    layers = model.stochastic_layers()
+    if layers:
+        raise Refused(
+            f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
+            "so it has no fixed density: call net.eval() before building the BNN"
+        )
+
+
+def _read_data(x: Any, y: Any, stream: bool) -> tuple[Any, Any, batches.Epoch | None]:
+    """The inputs and targets of a BNN; of a DataLoader its batches, and what one pass through it gives."""
+    if isinstance(x, (Dataset, torch.utils.data.Dataset)):
+        raise TypeError(
+            "'x' is a data set: pass its parts, fit(model, data.x, data.y), or torch's in a DataLoader"
+        )
+    if isinstance(x, DataLoader):
+        if y is not None:
+            raise TypeError("'y' must be left out when 'x' is a DataLoader: its batches are (x, y)")
+        return batches.read(x, gather=not stream)
+    if x is None or y is None:
+        raise TypeError(
+            "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
+        )
+    return x, y, None
 
 
 def make_posterior(
     problem: Problem,
-    method: Any,
+    method: Method,
     draws: Mapping[str, Tensor],
     *,
     seed: int,
@@ -256,59 +268,67 @@ def make_posterior(
     num_chains, num_draws = next(iter(draws.values())).shape[:2]
     fixed = problem.density.initial_points | dict(point_values or {})
     fixed = {name: value.detach() for name, value in fixed.items()}
-    draws |= {
-        n: v.expand(num_chains, num_draws, *v.shape) for n, v in fixed.items() if n not in draws
-    }
+    for name, value in fixed.items():
+        if name not in draws:
+            draws[name] = value.expand(num_chains, num_draws, *value.shape)
     meta = dict(meta or {})
-    notes = [*notes, *([] if interrupted else stopped_short(meta))]
+    notes = list(notes)
+    if not interrupted:
+        notes += stopped_short(meta)
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
     if approximation is not None and importance:
-        held = problem.density.holding(fixed)
-        weigh = (
-            partial(log_importance, held, approximation, draws)
-            if importance is True
-            else importance
-        )
+        density = problem.density.holding(fixed)
+        weigh = importance
+        if weigh is True:
+            weigh = partial(log_importance, density, approximation, draws)
         stats = SampleStats(stats, full_float32(problem.device)(weigh))
-    told: dict[str, Any] = {}
+    program_meta: dict[str, Any] = {}
     if not problem.is_bnn:
         with full_float32(problem.device):
-            values, told, remarks = what_program_says(problem.density, draws, fixed)
+            values, program_meta, program_notes = what_program_says(problem.density, draws, fixed)
         draws |= values
-        notes += remarks
-        told |= _rounded_by_program(problem.density, draws)
-    notes = [
-        note for index, note in enumerate(notes) if note not in [*problem.notes, *notes[:index]]
-    ]
+        notes += program_notes
+        program_meta |= _rounded_by_program(problem.density, draws)
+    notes = _new_notes(problem, notes)
+    remarks = [*problem.notes, *notes]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
         "interrupted": interrupted,
-        "findings": as_json([*problem.notes, *notes]),
-        "warnings": [*map(str, [*problem.notes, *notes]), *meta.pop("warnings", ())],
-        **told,
+        "findings": as_json(remarks),
+        "warnings": [*map(str, remarks), *meta.pop("warnings", ())],
+        **program_meta,
         **meta,
-        **({"stopped": "interrupt"} if interrupted else {}),
     }
+    if interrupted:
+        record["stopped"] = "interrupt"
     warn(notes)
     return Posterior(problem.model, draws, stats, approximation=approximation, meta=record, **parts)
 
 
+def _new_notes(problem: Problem, notes: Sequence[str | Finding]) -> list[str | Finding]:
+    """The notes that the problem does not have yet, each once."""
+    new: list[str | Finding] = []
+    for note in notes:
+        if note not in problem.notes and note not in new:
+            new.append(note)
+    return new
+
+
 def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[str, Any]:
     """The entry of ``meta`` that has the types of those sites whose draws are finer than the program has them."""
-    own = {
+    coarser = {
         name: dtype
         for name, dtype in density.own_dtypes.items()
         if name in draws and draws[name].dtype != dtype
     }
-    return (
-        {"program_dtypes": {n: str(dtype).removeprefix("torch.") for n, dtype in own.items()}}
-        if own
-        else {}
-    )
+    if not coarser:
+        return {}
+    names = {name: str(dtype).removeprefix("torch.") for name, dtype in coarser.items()}
+    return {"program_dtypes": names}
 
 
 def _provenance(
-    problem: Problem, method: Any, seed: int, timings: Mapping[str, float]
+    problem: Problem, method: Method, seed: int, timings: Mapping[str, float]
 ) -> dict[str, Any]:
     """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
     return {
@@ -336,10 +356,11 @@ def _provenance(
 
 def version_of(package: str) -> str:
     """The version that is installed; "unknown" of a package without its metadata, as PYTHONPATH may find one."""
-    return next((each.version for each in Distribution.discover(name=package)), "unknown")
+    distribution = next(iter(Distribution.discover(name=package)), None)
+    return "unknown" if distribution is None else distribution.version
 
 
-def require_net(method: Any, model: Any) -> BNN:
+def require_net(method: Method, model: Any) -> BNN:
     """The model of a method that trains a network: Refused of a plain program, TypeError of anything else."""
     if isinstance(model, BNN):
         return model
@@ -349,38 +370,38 @@ def require_net(method: Any, model: Any) -> BNN:
     )
 
 
-def interruption(method: Any, done: int, asked: int, what: str, checkpoint: Any = None) -> Finding:
-    """A fit that Ctrl-C ended after ``done`` of ``asked`` steps or draws (``what``); where it can go on from."""
-    values = {"method": type(method).__name__, "done": done, "total": asked, "unit": what}
-    return Finding(
-        "interrupted", values | ({} if checkpoint is None else {"checkpoint": str(checkpoint)})
-    )
+def interruption(
+    method: Method, done: int, total: int, unit: str, checkpoint: Any = None
+) -> Finding:
+    """A fit that Ctrl-C ended after ``done`` of ``total`` steps or draws (``unit``); where it can go on from."""
+    values = {"method": type(method).__name__, "done": done, "total": total, "unit": unit}
+    if checkpoint is not None:
+        values["checkpoint"] = str(checkpoint)
+    return Finding("interrupted", values)
 
 
 def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
     """A fit that another one begins with, which reports what is in its ``meta``; KeyboardInterrupt if it was cut."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = search()
+        posterior = search()
     for warning in caught:
-        if str(warning.message) not in found.meta["warnings"]:
+        if str(warning.message) not in posterior.meta["warnings"]:
             warnings.warn_explicit(
                 str(warning.message), warning.category, warning.filename, warning.lineno
             )
-    if found.meta["interrupted"]:
+    if posterior.meta["interrupted"]:
         raise KeyboardInterrupt(
             f"the search was interrupted by Ctrl-C while {owner} looked for its start: there is nothing to return yet"
         )
-    return found
+    return posterior
 
 
 def launches(device: torch.device, why: str) -> list[Finding]:
     """Of a run on a GPU whose steps are not compiled."""
-    return (
-        []
-        if device.type == "cpu"
-        else [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
-    )
+    if device.type == "cpu":
+        return []
+    return [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
 
 
 def settings(method: Any) -> dict[str, Any]:
@@ -398,7 +419,7 @@ def settings(method: Any) -> dict[str, Any]:
 
 
 def _program_problem(
-    program: Any,
+    program: Callable[..., Any],
     x: Any,
     y: Any,
     points: Literal["free", "held"],
@@ -408,15 +429,19 @@ def _program_problem(
     """The problem of a program, and the seconds that one gradient of its density takes."""
     check_signature(program)
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
-    asked = device or (check_device(tensors[0].device) if tensors else None)
-    x, y = (value.to(asked) if asked and isinstance(value, Tensor) else value for value in (x, y))
-    values = {name: value.to(asked or value.device) for name, value in (values or {}).items()}
+    target = device
+    if target is None and tensors:
+        target = check_device(tensors[0].device)
+    if target is not None:
+        x = x.to(target) if isinstance(x, Tensor) else x
+        y = y.to(target) if isinstance(y, Tensor) else y
+    values = {name: value.to(target or value.device) for name, value in (values or {}).items()}
     with types_explained(program, {"x": x, "y": y}):
         density = Density(program, (x, y), points=points, values=values)
         device = density.device
-        if asked and asked.type != device.type:
+        if target and target.type != device.type:
             raise Refused(
-                f"'device' is {str(asked)!r} but the tensors of the program are on {device}: 'device' moves x and y, "
+                f"'device' is {str(target)!r} but the tensors of the program are on {device}: 'device' moves x and y, "
                 "not what a program closes over; pass the data, fit(program, x, y), or make them there"
             )
         seconds = check_gradient(density, {"x": x, "y": y})
@@ -441,18 +466,17 @@ def _checked(
         f"a posterior of {num_draws} draws × {size} parameters",
         "lower num_draws (or the number of chains or members)",
     )
-    if points == "held" and (
-        held := sorted(set(problem.density.initial_points) - set(values or {}))
-    ):
-        problem.note(Finding("held_points", {"names": held}))
+    names = sorted(set(problem.density.initial_points) - set(values or {}))
+    if points == "held" and names:
+        problem.note(Finding("held_points", {"names": names}))
     return problem
 
 
 def snapshot(
-    problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **rest: Any
+    problem: Problem, method: Method, draws: Mapping[str, Tensor], *, seed: int, **options: Any
 ) -> Posterior:
     """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         return make_posterior(
-            problem, method, draws, seed=seed, timings={}, importance=False, **rest
+            problem, method, draws, seed=seed, timings={}, importance=False, **options
         )

@@ -64,8 +64,9 @@ def check_gradient(density: Density, data: dict[str, Any]) -> float:
         ) from error
     seconds = time.perf_counter() - begin
     if not (bool(torch.isfinite(value)) and bool(torch.isfinite(gradient).all())):
-        for name in (name for name, value in data.items() if isinstance(value, Tensor)):
-            check_finite(name, data[name])
+        for name, value in data.items():
+            if isinstance(value, Tensor):
+                check_finite(name, value)
     return seconds
 
 
@@ -75,7 +76,9 @@ def check_proper(density: Density) -> None:
         return
     slope = torch.func.grad(lambda z: density.log_joint(z, jacobian=False))
     flat = torch.stack([slope(z) == 0 for z in density.sample_prior(2, seed=0)]).all(0)
-    for site in (site for site in density.sites if site.name in density.masked):
+    for site in density.sites:
+        if site.name not in density.masked:
+            continue
         count = int(flat[site.start : site.stop].sum())
         base = getattr(site.transform, "base_transform", site.transform)
         if count and (
@@ -90,15 +93,15 @@ def check_proper(density: Density) -> None:
 def check_batched(density: Density, method: str) -> None:
     """Refuse a program or net whose Python looks at values: it can be run for one point at a time only."""
     run: Callable[[Any], Any] = torch.func.grad_and_value(density.log_joint)
-    points: Any = None
-    if (
-        owner := density.owner
-    ) is not None:  # the rest of a BNN is ours; two rows tell as much as all
+    points: Any
+    owner = density.owner
+    if owner is None:
+        points = density.sample_prior(2, seed=0)
+    else:  # the rest of a BNN is ours; two rows tell as much as all
         points = {
             name: torch.stack([value, value]) for name, value in owner.initial_values().items()
         }
         run = functools.partial(lambda x, weights: owner.forward(weights, x), density.args[0][:2])
-    points = density.sample_prior(2, seed=0) if points is None else points
     try:
         with seeded(0, density.device):
             torch.func.vmap(run, randomness="different")(points)
@@ -146,33 +149,33 @@ def what_program_says(
     density: Density, draws: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Any], list[Finding]]:
     """Draws of the ``pyro.deterministic`` sites (chain, draw, …); entries of ``meta``; what must be said of them."""
-    held = density.holding(fixed)
+    fixed_density = density.holding(fixed)
     chains, num = next(iter(draws.values())).shape[:2]
-    sizes = held.derived.deterministic
+    sizes = fixed_density.derived.deterministic
     values = {}
     notes = []
     names = ", ".join(map(repr, sizes))
-    size = chains * num * sum(sizes.values()) * held.dtype.itemsize
+    size = chains * num * sum(sizes.values()) * fixed_density.dtype.itemsize
     if size > _MAX_DERIVED:
         notes.append(Finding("deterministic_too_large", {"names": names, "gib": size / 2**30}))
     else:
         try:
-            values = derived.deterministic(held, draws)
+            values = derived.deterministic(fixed_density, draws)
         except (RuntimeError, ValueError, IndexError) as error:
             reason = next(iter(str(error).splitlines()), type(error).__name__)
             notes.append(Finding("deterministic_failed", {"names": names, "reason": reason}))
     for name, value in values.items():
         # what is not finite in every draw is so by the data; in some draws, it is by the parameters
         bad = ~torch.isfinite(value).reshape(chains * num, -1)
-        if count := int((bad & ~bad.all(0)).any(1).sum()):
+        count = int((bad & ~bad.all(0)).any(1).sum())
+        if count:
             notes.append(
                 Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)})
             )
-    given = [value is not None for value in density.args]
     meta = {
         "deterministic_sites": list(values),
-        "axes": dict(held.derived.axes),
-        "data_given": given,
+        "axes": dict(fixed_density.derived.axes),
+        "data_given": [value is not None for value in density.args],
     }
     return values, meta, notes
 
@@ -208,23 +211,23 @@ def _by_mode(model: BNN, x: Tensor) -> bool:
     with seeded(0, model.device):
         values = {n: v + 0.1 * torch.randn_like(v) for n, v in model.net.named_parameters()}
         values |= {name: buffer.clone() for name, buffer in model.net.named_buffers()}
-        f, other = (
+        f, f_training = (
             torch.func.functional_call(net, values, (x[:FEW],))
             for net in (model.eval_net, model.net)
         )
-    return bool((f - other).abs().max() > 1e-3 * f.abs().max())
+    return bool((f - f_training).abs().max() > 1e-3 * f.abs().max())
 
 
 @torch.no_grad()
 def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     """Whether the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
-    few = x[:FEW]
+    rows = x[:FEW]
     with warnings.catch_warnings(action="ignore"):  # what a batch of one is asked for
-        alone = model.forward({}, few[:1])
-        together = model.forward({}, few)[:1]
+        alone = model.forward({}, rows[:1])
+        together = model.forward({}, rows)[:1]
     off = float((alone - together).abs().max())
-    most = float(together.abs().max())
+    largest = float(together.abs().max())
     # a product of another number of rows, or a low precision, may change a hundredth
-    if off <= 0.01 * most or not math.isfinite(most):
+    if off <= 0.01 * largest or not math.isfinite(largest):
         return []
     return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]

@@ -24,8 +24,8 @@ _SECOND = 0x94D049BB133111EB - (1 << 64)
 def key(*parts: Tensor) -> Tensor:
     """An int64 key from int64 tensors that broadcast together; any change of a part changes about half of its bits."""
     mixed = torch.zeros((), dtype=torch.int64, device=parts[0].device)
-    for part in parts:
-        mixed = _mix((mixed ^ part) + _GOLDEN)
+    for number in parts:
+        mixed = _mix((mixed ^ number) + _GOLDEN)
     return mixed
 
 
@@ -38,9 +38,9 @@ def stream(keys: Tensor, index: Tensor | int) -> Tensor:
 def chances(keys: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Two uniforms on [0, 1) in float64, in steps of 2^-31, and a fair sign (+1 or -1), of the shape of ``keys``."""
     bits = _mix(~keys)
-    first = _shift(bits, 33).double() * 2.0**-31
-    second = (_shift(bits, 2) & 0x7FFFFFFF).double() * 2.0**-31
-    return first, second, ((bits & 1) * 2 - 1).double()
+    from_high_bits = _shift(bits, 33).double() * 2.0**-31
+    from_low_bits = (_shift(bits, 2) & 0x7FFFFFFF).double() * 2.0**-31
+    return from_high_bits, from_low_bits, ((bits & 1) * 2 - 1).double()
 
 
 def normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:

@@ -90,9 +90,8 @@ class Watch:
 
     def ask(self, step: int, metrics: Mapping[str, Any]) -> bool:
         """Call every callback; True if any asks to stop."""
-        answers = [
-            callback(step, metrics) for callback in self._callbacks
-        ]  # each, whatever the others say
+        # each is called, whatever the others say
+        answers = [callback(step, metrics) for callback in self._callbacks]
         return any(answers)
 
     def show(self, step: int, metrics: Mapping[str, Any]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.findings import Finding
 from pyrobnn.model.compile import compiled
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.optim.minimize import Result
 
 #: of :func:`descend_each`: evaluations between two looks, nats that a look must have gained, and nats behind the best
 #: that are given up
@@ -50,16 +53,14 @@ def descend(
 
     before = slope(theta)
     inside = [(before[1], point.clone())]
-    seen = list[float]()
+    history = list[float]()
 
     def closure() -> Tensor:
         point.grad, value = slope(point)
-        seen.append(float(value))
+        history.append(float(value))
+        finite = bool(value.isfinite() & point.grad.isfinite().all())
         # the line search would interpolate between numbers that are none
-        if (
-            not bool(value.isfinite() & point.grad.isfinite().all())
-            or seen.index(min(seen)) < len(seen) - patience
-        ):
+        if not finite or history.index(min(history)) < len(history) - patience:
             raise _Outside
         if value < inside[0][0]:
             inside[0] = value, point.clone()
@@ -71,8 +72,9 @@ def descend(
     except _Outside:
         point = inside[0][1]
     after = slope(point)
-    best, (gradient, _) = (point, after) if float(after[1]) <= float(before[1]) else (theta, before)
-    return best.detach(), float(gradient.norm())
+    if float(after[1]) <= float(before[1]):
+        return point.detach(), float(after[0].norm())
+    return theta.detach(), float(before[0].norm())
 
 
 @torch.no_grad()
@@ -129,9 +131,8 @@ def descend_each(
 def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
     """The gradients (point, dim) times the inverse curvature that moves and turns (pair, point, dim) show."""
     products = (moves * turns).sum(2, keepdim=True)
-    rates = torch.where(
-        products > 0, 1 / products.clamp_min(1e-30), 0.0
-    )  # zero of a pair that is not there yet
+    # zero of a pair that is not there yet
+    rates = torch.where(products > 0, 1 / products.clamp_min(1e-30), 0.0)
     steps = gradients
     shares = []
     for move, turn, rate in zip(moves.flip(0), turns.flip(0), rates.flip(0), strict=True):
@@ -154,7 +155,9 @@ def polish(
 ) -> tuple[Tensor, float]:
     """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by :func:`descend`; traced or not."""
     slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
-    return descend(compiled(slope, theta, enabled="trace") if trace else slope, theta, num_steps)
+    if not trace:
+        return descend(slope, theta, num_steps)
+    return descend(compiled(slope, theta, enabled="trace"), theta, num_steps)
 
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
@@ -177,27 +180,25 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
     limit = meta.get("gain_limit", math.inf)
     steps = meta.get("num_steps", _SHORT)
     if gain is not None:
-        seen = {"gain": gain, "limit": limit} if gain > limit else {}
+        shortfall = {"gain": gain, "limit": limit} if gain > limit else {}
     elif fall is not None:  # the losses of a run tell less than further steps
-        seen = {"fall": fall, "limit": limit} if fall > 10 * limit else {}
+        shortfall = {"fall": fall, "limit": limit} if fall > 10 * limit else {}
     else:
-        seen = {"steps": steps} if steps < _SHORT else {}
-    return [Finding("search_unfinished", seen)] if seen else []
+        shortfall = {"steps": steps} if steps < _SHORT else {}
+    return [Finding("search_unfinished", shortfall)] if shortfall else []
 
 
 def unfinished_by_losses(
-    result: Any, losses: Tensor, scale: float, num_params: int
+    result: Result, losses: Tensor, scale: float, num_params: int
 ) -> dict[str, float]:
     """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
     fall = still_falling(result, losses, scale)
-    return (
-        {}
-        if fall is None or result.stopped == "callback"
-        else unfinished(fall, num_params, "fall_left")
-    )
+    if fall is None or result.stopped == "callback":
+        return {}
+    return unfinished(fall, num_params, "fall_left")
 
 
-def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
+def still_falling(result: Result, losses: Tensor, scale: float) -> float | None:
     r"""The fall of a loss over the last fifth of a run, in nats; of several members the largest.
 
     The run is measured by the sum of its learning-rate factors, so that a rate that goes to zero does not look like an
@@ -221,5 +222,5 @@ def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
     if min(int(late.sum()), int(before.sum())) < 2:
         return None
     fall = losses[before].mean(0) - losses[late].mean(0)
-    error = sum(losses[part].var(0) / int(part.sum()) for part in (before, late))
+    error = sum(losses[period].var(0) / int(period.sum()) for period in (before, late))
     return max(0.0, scale * float((fall - 3.0 * torch.as_tensor(error).sqrt()).max()))

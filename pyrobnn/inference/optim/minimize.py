@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
 from pyrobnn.model.compile import Compiled, compiled
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.method import Method
 
 Objective = Callable[..., Any]
 #: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)
@@ -62,13 +65,13 @@ class Result:
         """Whether Ctrl-C ended it."""
         return self.stopped == "interrupt"
 
-    def notes(self, method: Any) -> list[Finding]:
+    def notes(self, method: Method) -> list[Finding]:
         """What the user of ``method`` has to know of how it ended."""
-        return (
-            [interruption(method, self.num_steps, self.asked, "steps")] if self.interrupted else []
-        )
+        if not self.interrupted:
+            return []
+        return [interruption(method, self.num_steps, self.asked, "steps")]
 
-    def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
+    def account(self, method: Method, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
         meta = {"num_steps": self.num_steps, "stopped": self.stopped, **self.path}
         return {
@@ -139,17 +142,17 @@ def minimize(
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stepper.rows[begin:end].cpu()
-        return rows[:, 0], {one: rows[:, i + 1] for i, one in enumerate(tracked)}
+        return rows[:, 0], {scalar: rows[:, i + 1] for i, scalar in enumerate(tracked)}
 
     def metrics() -> dict[str, Any]:
-        losses, others = record(step - 1, step)
+        losses, tracked_rows = record(step - 1, step)
         best = losses[-1].reshape(-1, num_paths).min(1).values
-        told: dict[str, Any] = {"loss": float(best.mean()), "lr": stepper.rate()}
-        told["grad_norm"] = float(stepper.grad_norm.mean())
-        told |= {one: float(values[-1].mean()) for one, values in others.items()}
+        report: dict[str, Any] = {"loss": float(best.mean()), "lr": stepper.rate()}
+        report["grad_norm"] = float(stepper.grad_norm.mean())
+        report |= {scalar: float(values[-1].mean()) for scalar, values in tracked_rows.items()}
         if snapshot is not None:
-            told["snapshot"] = lambda: snapshot(stepper.final())
-        return told
+            report["snapshot"] = lambda: snapshot(stepper.final())
+        return report
 
     def worth_keeping() -> bool:
         done = int(stepper.step)
@@ -178,40 +181,41 @@ def minimize(
                     step += 1
                     if step in stepper.averaging_checks:
                         stepper.restart_average_if_falling()
-            _check_finite(
-                record(looked, step)[0], looked, training, name, partial(_reason, explain, stepper)
-            )
+            losses, _ = record(looked, step)
+            _check_finite(losses, looked, training, name, partial(_reason, explain, stepper))
             looked = step
             if watch.active and watch.tell(step, metrics()):
                 watch.stopped = "callback"
     step = int(stepper.step)
     elapsed = time.perf_counter() - started
-    losses, others = record(0, step)
-    timings = {"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds}
-    found = (
-        stepper.final(),
-        losses,
-        step,
-        watch.stopped,
-        stepper.grad_norm.cpu(),
-        timings,
-        num_steps,
-        others,
+    losses, tracked_rows = record(0, step)
+    return Result(
+        params=stepper.final(),
+        losses=losses,
+        num_steps=step,
+        stopped=watch.stopped,
+        grad_norm=stepper.grad_norm.cpu(),
+        timings={"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds},
+        asked=num_steps,
+        tracked=tracked_rows,
+        factors=stepper.table[:num_steps, 3].cpu(),
     )
-    return Result(*found, stepper.table[:num_steps, 3].cpu())
 
 
 def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gradient:
     """What a step asks of the objective; members don't interact."""
 
     def total(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor]:
-        found = objective(theta, *batch)
-        loss, extra = found if isinstance(found, tuple) else (found, None)
+        outcome = objective(theta, *batch)
+        loss, extra = outcome if isinstance(outcome, tuple) else (outcome, None)
         rows = loss[None] if extra is None else torch.cat([loss[None], extra.to(loss.dtype)])
         return loss.sum(), rows.double()
 
     def gradient(theta: Tensor, *batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        slope, rows = (objective if slopes else torch.func.grad(total, has_aux=True))(theta, *batch)
+        if slopes:
+            slope, rows = objective(theta, *batch)
+        else:
+            slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
         norm = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
         if clip_norm is not None:
             slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
@@ -232,7 +236,7 @@ def _check_finite(
         return
     row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()
     whose = f" of member {member[0]}" if member else ""
-    last = f" (it was {float(losses[(row - 1, *member)]):.4g} before)" if row else ""
+    before_it = f" (it was {float(losses[(row - 1, *member)]):.4g} before)" if row else ""
     remedy = f"use a smaller lr than {training.lr:g}, or Optimizer(clip_norm=…)"
     if before + row == 0:  # the loss of the first step is that of the start
         remedy = (
@@ -242,7 +246,7 @@ def _check_finite(
     remedy = reason() or remedy
     value = float(losses[(row, *member)])
     raise FloatingPointError(
-        f"the loss of {name}{whose} is {value} at step {before + row + 1}{last}: {remedy}"
+        f"the loss of {name}{whose} is {value} at step {before + row + 1}{before_it}: {remedy}"
     )
 
 
@@ -254,9 +258,8 @@ class _Step:
         1 / (1 - b2^t), weight in the running mean, factor of the rate.
     """
 
-    block = (
-        1024  # rows that a compiled update is handed: it is the same code for any number of steps
-    )
+    #: rows that a compiled update is handed: it is the same code for any number of steps
+    block = 1024
 
     def __init__(
         self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str
@@ -269,9 +272,9 @@ class _Step:
         self.step = torch.zeros((), dtype=torch.int64, device=start.device)
         members = start.shape[:-1]
         num_steps = training.num_steps
-        rest = -num_steps % self.block
+        padding = -num_steps % self.block
         self.rows = torch.zeros(
-            num_steps + rest, 1 + num_tracked, *members, dtype=torch.float64, device=start.device
+            num_steps + padding, 1 + num_tracked, *members, dtype=torch.float64, device=start.device
         )
         self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
         window = round((training.optimizer.average or 0.0) * num_steps)
@@ -286,9 +289,10 @@ class _Step:
         table = torch.stack(
             [training.lr * factor / (1 - BETA1**t), 1 / (1 - BETA2**t), weight, factor], 1
         )
-        self.table = pad(table, (0, 0, 0, rest), value=1.0).to(start.device)
+        self.table = pad(table, (0, 0, 0, padding), value=1.0).to(start.device)
         self.compile_seconds = 0.0
-        self.announce: Callable[[str], None] = lambda words: None  # what is done now and is no step
+        # says what is done now and is no step
+        self.announce: Callable[[str], None] = lambda words: None
         self._kernels: dict[tuple, Compiled] = {}
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
@@ -327,7 +331,8 @@ class _Step:
     def final(self) -> Tensor:
         """The averaged iterate if averaging has begun, else the present one."""
         done = int(self.step)
-        return (self.mean if done > 0 and bool(self.table[done - 1, 2] > 0) else self.theta).clone()
+        averaging = done > 0 and bool(self.table[done - 1, 2] > 0)
+        return (self.mean if averaging else self.theta).clone()
 
 
 class _AdamStep(_Step):
@@ -338,23 +343,25 @@ class _AdamStep(_Step):
         zeros = torch.zeros_like(self.theta)
         self.state = self.theta, zeros, zeros.clone(), self.mean, self.step, self.grad_norm
         pairs = zip(self.rows.split(self.block), self.table.split(self.block), strict=True)
-        self.blocks = (pair for pair in pairs for _ in range(self.block))
+        # the block of every step
+        self.blocks = itertools.chain.from_iterable(
+            itertools.repeat(pair, self.block) for pair in pairs
+        )
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         state = (*self.state, *next(self.blocks))
         self.kernel(self._update, state, batch).unchecked(*state, *batch)
 
     def _update(self, *state: Tensor) -> None:
-        theta, first, second, mean, step, grad_norm, record, table, *batch = state
+        theta, first_moment, second_moment, mean, step, grad_norm, record, table, *batch = state
         row = step % self.block
         slope, rows, norm = self.gradient(theta, *batch)
-        rate, root, weight, _ = (
-            table[row[None]][0].to(theta.dtype).unbind()
-        )  # an index tensor: no .item()
-        first.copy_(BETA1 * first + (1 - BETA1) * slope)
-        second.copy_(BETA2 * second + (1 - BETA2) * slope * slope)
+        # by an index tensor: no .item()
+        rate, root, weight, _ = table[row[None]][0].to(theta.dtype).unbind()
+        first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
+        second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
-        theta.sub_(rate * first / ((second * root).sqrt() + EPS))
+        theta.sub_(rate * first_moment / ((second_moment * root).sqrt() + EPS))
         mean.copy_(mean + weight * (theta - mean))
         record.index_put_((row,), rows)
         grad_norm.copy_(norm)

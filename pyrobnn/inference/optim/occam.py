@@ -41,19 +41,16 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
     values = log_joints(problem, thetas)
     num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
     rank = min(problem.num_rows * num_outputs, problem.density.dim)
-    small = (
-        problem.num_rows * num_outputs * problem.density.dim <= MAX_NUMBERS and rank <= MAX_COLUMNS
-    )
+    size = problem.num_rows * num_outputs * problem.density.dim
+    small = size <= MAX_NUMBERS and rank <= MAX_COLUMNS
     try:
         if small:
-            at_once = max(1, MAX_NUMBERS // (problem.num_rows * num_outputs * problem.density.dim))
+            at_once = max(1, MAX_NUMBERS // size)
             log_dets = torch.func.vmap(partial(_log_det, problem), chunk_size=at_once)(thetas)
         else:
             log_dets = torch.stack([_rough_log_det(problem, theta, rank) for theta in thetas])
-    except (
-        Refused,
-        RuntimeError,
-    ):  # no Fisher information, no second derivative, or no rule for batches
+    except (Refused, RuntimeError):
+        # no Fisher information, no second derivative, or no rule for batches
         return values
     return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
 
@@ -61,24 +58,22 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
 def _log_det(problem: Problem, theta: Tensor) -> Tensor:
     """log det of the precision at ``theta`` (dim,)."""
     density = problem.density
-    others = [
-        i
-        for site in density.sites
-        if not site.name.startswith(NET)
-        for i in range(site.start, site.stop)
-    ]
+    noise_indices: list[int] = []
+    for site in density.sites:
+        if not site.name.startswith(NET):
+            noise_indices += range(site.start, site.stop)
     weights = torch.ones(density.dim, dtype=torch.bool, device=theta.device)
-    weights[others] = False
+    weights[noise_indices] = False
     prior = -_row_sums(_log_prior(problem), theta)[weights].double()
     prior = prior.clamp_min(SMALLEST)
     rows = _rows(problem, theta)[:, weights] / prior.sqrt()
     gram = rows @ rows.mT if len(rows) < rows.shape[1] else rows.mT @ rows
     total = prior.log().sum() + torch.linalg.eigvalsh(gram).clamp_min(0.0).log1p().sum()
-    if others:
-        index = torch.tensor(others, device=theta.device)
+    if noise_indices:
+        index = torch.tensor(noise_indices, device=theta.device)
 
-        def log_joint(part: Tensor) -> Tensor:
-            return density.log_joint(theta.index_copy(0, index, part))
+        def log_joint(noise: Tensor) -> Tensor:
+            return density.log_joint(theta.index_copy(0, index, noise))
 
         curvature = -torch.func.jacrev(torch.func.grad(log_joint))(theta[index])
         total = total + torch.linalg.eigvalsh(curvature.double()).clamp_min(SMALLEST).log().sum()
@@ -113,9 +108,8 @@ def _log_prior(problem: Problem) -> Callable[[Tensor], Tensor]:
     density = problem.density
 
     def log_prior(z: Tensor) -> Tensor:
-        return (
-            density.log_parts(z, problem.x[:1], problem.y[:1])[0] + density.log_jacobian(z).double()
-        )
+        prior, _ = density.log_parts(z, problem.x[:1], problem.y[:1])
+        return prior + density.log_jacobian(z).double()
 
     return log_prior
 

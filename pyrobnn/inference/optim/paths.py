@@ -100,14 +100,14 @@ def _under(density: Density, likelihood: HeldScale) -> Density:
     program: Any = density.program
     model = copy.copy(program.func.__self__)
     model.likelihood = likelihood
-    other = copy.copy(density)
-    other.program = partial(
+    renewed = copy.copy(density)
+    renewed.program = partial(
         getattr(model, program.func.__name__), *program.args, **program.keywords
     )
-    return other
+    return renewed
 
 
-def num_together(problem: Problem, batch_size: int | None, num_members: int, most: int) -> int:
+def num_together(problem: Problem, batch_size: int | None, num_members: int, max_paths: int) -> int:
     """Paths of each member that one step can follow at little more than the cost of one.
 
     One where there is no room, or where the net runs for a single point only.
@@ -118,7 +118,7 @@ def num_together(problem: Problem, batch_size: int | None, num_members: int, mos
         return 1
     rows = len(problem.x) if batch_size is None else min(batch_size, len(problem.x))
     room = MAX_TOGETHER // max(1, rows * problem.density.dim * num_members)
-    return max(1, min(room, most))
+    return max(1, min(room, max_paths))
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,20 +164,19 @@ def best_ends(worths: Tensor) -> list[int]:
     Each keeps its best. One that is far worse than the best of all takes the best end that nobody has, if that is not.
     """
     flat = worths.nan_to_num(nan=-math.inf).flatten()
-    kept = [
-        int(row.nan_to_num(nan=-math.inf).argmax()) + number * len(row)
-        for number, row in enumerate(worths)
-    ]
+    choices = []
+    for number, row in enumerate(worths):
+        choices.append(int(row.nan_to_num(nan=-math.inf).argmax()) + number * len(row))
     limit = float(flat.max()) - TOLERATED_GAP
     spare = [
         end
         for end in flat.argsort(descending=True).tolist()
-        if end not in kept and float(flat[end]) >= limit
+        if end not in choices and float(flat[end]) >= limit
     ]
-    for member, end in enumerate(kept):
+    for member, end in enumerate(choices):
         if spare and float(flat[end]) < limit:
-            kept[member] = spare.pop(0)
-    return kept
+            choices[member] = spare.pop(0)
+    return choices
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,8 +194,8 @@ class Refinement:
 
     def slope(self, points: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
-        each = torch.func.grad_and_value(lambda z: -self.density.log_joint(z, jacobian=False))
-        return compiled(torch.func.vmap(each), points, enabled="trace" if self.trace else False)
+        single = torch.func.grad_and_value(lambda z: -self.density.log_joint(z, jacobian=False))
+        return compiled(torch.func.vmap(single), points, enabled="trace" if self.trace else False)
 
 
 def alone(
@@ -240,30 +239,22 @@ class Search:
     def best(self, start: Tensor) -> Result:
         """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
         ends, shares = self._ends(start)
+        refinement = self.refinement
         # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
-        refinement = (
-            None
-            if self.num_paths == 1 or len(ends) == 1 or ends[0].interrupted
-            else self.refinement
-        )
+        if self.num_paths == 1 or len(ends) == 1 or ends[0].interrupted:
+            refinement = None
         if refinement is not None:
             points = torch.stack([end.params for end in ends])
             slope = refinement.slope(points)
             points = descend_each(slope, points, refinement.num_steps)
             ends = [replace(end, params=point) for end, point in zip(ends, points, strict=True)]
-        worths = self.worths(ends).cpu().reshape(shares.shape)
-        collapsed = (
-            self.noise.collapsed(torch.stack([end.params for end in ends]))
-            .cpu()
-            .reshape(shares.shape)
-        )
-        worths[collapsed & (shares > 0)] = -math.inf
-        kept = best_ends(worths)
+        worths = self._worths_of(ends, shares)
+        numbers = best_ends(worths)
         plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
-        chosen = [ends[end] for end in kept]
+        chosen = [ends[end] for end in numbers]
         record = {
-            "noise_held": [float(shares.flatten()[end]) for end in kept],
-            "path_gain": [float(worths.flatten()[end] - plain[end]) for end in kept],
+            "noise_held": [float(shares.flatten()[end]) for end in numbers],
+            "path_gain": [float(worths.flatten()[end] - plain[end]) for end in numbers],
         }
         if start.dim() > 1:
             return replace(together(chosen), path=record)
@@ -275,12 +266,19 @@ class Search:
         )
         return replace(end, params=params, path=end.path | {"gradient_norm": norm})
 
+    def _worths_of(self, ends: Sequence[Result], shares: Tensor) -> Tensor:
+        """The worths (member, path) of the ends; none of a continuation whose noise is on its way to zero."""
+        worths = self.worths(ends).cpu().reshape(shares.shape)
+        points = torch.stack([end.params for end in ends])
+        collapsed = self.noise.collapsed(points).cpu().reshape(shares.shape)
+        worths[collapsed & (shares > 0)] = -math.inf
+        return worths
+
     def _ends(self, start: Tensor) -> tuple[list[Result], Tensor]:
         """The runs of all paths, row by row, and their shares (member, path)."""
         if self.num_paths > 1:
-            with contextlib.suppress(
-                FloatingPointError
-            ):  # another path may diverge where the plain one does not
+            # another path may diverge where the plain one does not
+            with contextlib.suppress(FloatingPointError):
                 return self._all_at_once(start)
         return self._in_turn(start)
 
@@ -293,9 +291,8 @@ class Search:
 
         def best_of_paths(thetas: Tensor) -> Tensor:
             rows = thetas.unflatten(0, (-1, num_paths))
-            with seeded(
-                0, thetas.device
-            ):  # a snapshot takes nothing from the search's random numbers
+            # a snapshot takes nothing from the search's random numbers
+            with seeded(0, thetas.device):
                 numbers = values_of(thetas).reshape(-1, num_paths).argmax(1)
             best = rows[torch.arange(len(rows)), numbers]
             return best[0] if start.dim() == 1 else best
@@ -318,15 +315,16 @@ class Search:
         )
         quiet = replace(self, callbacks=(), name=f"{self.name}, noise held first")
         try:
-            other = quiet._run(start, shares, training, None, 1)
+            continuation = quiet._run(start, shares, training, None, 1)
         except FloatingPointError:
             return members_of(plain), torch.zeros(num_members, 1)
         except KeyboardInterrupt:
-            other = replace(plain, stopped="interrupt")
-        if other.interrupted:
+            continuation = replace(plain, stopped="interrupt")
+        if continuation.interrupted:
             return members_of(replace(plain, stopped="interrupt")), torch.zeros(num_members, 1)
-        pairs = zip(members_of(plain), members_of(other), strict=True)
-        ends = [end for pair in pairs for end in pair]
+        ends: list[Result] = []
+        for pair in zip(members_of(plain), members_of(continuation), strict=True):
+            ends += pair
         return ends, torch.stack([torch.zeros(num_members), shares], 1)
 
     def _run(

@@ -61,8 +61,8 @@ class Optimizer:
     def of(cls, given: Any, schedule: Schedule) -> Optimizer:
         """An option ``optimizer`` of a method whose own schedule is ``schedule``; a file has it as a map."""
         options = given if isinstance(given, dict) else {"kind": given}
-        own = given if isinstance(given, Optimizer) else cls(**options)
-        return replace(own, schedule=schedule) if own.schedule == "auto" else own
+        optimizer = given if isinstance(given, Optimizer) else cls(**options)
+        return replace(optimizer, schedule=schedule) if optimizer.schedule == "auto" else optimizer
 
 
 @dataclass(frozen=True)
@@ -112,12 +112,9 @@ def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
         return torch.tensor(
             [float(schedule(step)) for step in range(num_steps)], dtype=torch.float64
         )
-    return 0.5 * (
-        1
-        + torch.cos(
-            math.pi * (progress if schedule == "cosine" else (2 * progress - 1).clamp_min(0))
-        )
-    )
+    if schedule != "cosine":
+        progress = (2 * progress - 1).clamp_min(0)
+    return 0.5 * (1 + torch.cos(math.pi * progress))
 
 
 #: of SGD (Maddox et al., 2019)
@@ -177,18 +174,18 @@ def constant_rate(
     noise = float(gradients.var(0).sum())
     bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
-    first = min(best, bound)
-    rate = first
+    initial_rate = min(best, bound)
+    rate = initial_rate
     while (
         not _rise(loss, theta, drawn, (1.0 - momentum) * rate, momentum)
         <= rate * noise / 2 + TOLERATED_RISE
     ):
         rate /= 2
-        if rate < 1e-6 * first:
+        if rate < 1e-6 * initial_rate:
             raise FloatingPointError(
                 "SGD leaves the start at every learning rate: start from a mode"
             )
-    return (1.0 - momentum) * (rate if rate == first else rate / 2)
+    return (1.0 - momentum) * (rate if rate == initial_rate else rate / 2)
 
 
 def _rise(
