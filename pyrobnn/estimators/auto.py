@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 from torch.distributions import Normal
 
@@ -37,7 +37,7 @@ def choose(
     joint: bool = False,
     varying: bool = False,
     compile: Any = True,
-) -> tuple[Any, str]:
+) -> tuple[Method, str]:
     """A configured method for that many rows, weights of the net and outputs, and why it, in a sentence.
 
     Args:
@@ -47,47 +47,59 @@ def choose(
         compile: the method's option.
     """
     size = f"{num_data:,} rows, {num_weights:,} weights"
-    whole = num_data <= MAX_WHOLE_ROWS
-    batch = None if whole else 1000
+    batch_size = None if num_data <= MAX_WHOLE_ROWS else 1000
     varying = varying and num_data < 10 * num_weights
+    method: Method
     if joint or num_data <= FEW_ROWS or (varying and not normal):
         if joint:
             size += ", a prior under which weights are correlated"
         if num_data <= MAX_NUTS_ROWS:
-            return NUTS(compile=compile), f"{size}: NUTS, which samples that posterior itself"
-        svi = SVI(
-            estimator="local_reparameterization",
-            batch_size=batch,
-            num_steps=10_000,
-            compile=compile,
-        )
-        return (
-            svi,
-            f"{size}: mean-field SVI, whose uncertainty is too large at the data and too small elsewhere",
-        )
-    if varying:
+            method = NUTS(compile=compile)
+            why = "NUTS, which samples that posterior itself"
+        else:
+            method = SVI(
+                estimator="local_reparameterization",
+                batch_size=batch_size,
+                num_steps=10_000,
+                compile=compile,
+            )
+            why = (
+                "mean-field SVI, whose uncertainty is too large at the data and too small elsewhere"
+            )
+    elif varying:
+        method = SGHMC(batch_size=batch_size, compile=compile)
         why = "chains from several modes (SGHMC), since at a single mode such a noise fits the residuals"
-        return SGHMC(batch_size=batch, compile=compile), f"{size}: {why}"
-    # the Gram matrix of the rows stands for that of the weights where it is the smaller
-    full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS
-    search = (
-        MAP(compile=compile) if whole else MAP(num_steps=3000, batch_size=batch, compile=compile)
-    )
-    method = Laplace(
+    else:
+        # the Gram matrix of the rows stands for that of the weights where it is the smaller
+        full = min(num_weights, num_data * width) <= MAX_FULL_WEIGHTS
+        method = _laplace(full, normal, batch_size, compile)
+        why = _laplace_reason(full, normal, num_data)
+    return method, f"{size}: {why}"
+
+
+def _laplace(full: bool, normal: bool, batch_size: int | None, compile: Any) -> Laplace:
+    if batch_size is None:
+        search = MAP(compile=compile)
+    else:
+        search = MAP(num_steps=3000, batch_size=batch_size, compile=compile)
+    return Laplace(
         structure="full" if full else "kron",
         tune="marginal_likelihood" if normal else None,
         map=search,
     )
+
+
+def _laplace_reason(full: bool, normal: bool, num_data: int) -> str:
     words = [f"Laplace's approximation, linearised, {_width(normal)}"]
     if not full:
         words.append(
             "one Kronecker product per layer, since the full precision matrix would be too large"
         )
-    if not whole:
+    if num_data > MAX_WHOLE_ROWS:
         words.append("its mode found with mini-batches of 1,000 rows")
     if num_data <= MAX_NUTS_ROWS:
         words.append("method='nuts' samples the posterior itself, in minutes")
-    return method, f"{size}: {'; '.join(words)}"
+    return "; ".join(words)
 
 
 @register("auto", quick={"quick": True, "num_draws": 150})
@@ -122,11 +134,8 @@ class Auto(Method):
             problem.num_rows, model.num_weights, width, **families(model), compile=self.compile
         )
         if self.quick:
-            known = next(each.quick for each in METHODS.values() if each.cls is type(method))
-            method = replace(
-                method, **{key: known[key] for key in known.keys() - {"num_draws", "compile"}}
-            )
-        options = {
+            method = _quick(method)
+        options: dict[str, Any] = {
             "num_draws": run.num_draws,
             "seed": run.seed,
             "device": problem.device,
@@ -136,12 +145,19 @@ class Auto(Method):
         if fit is None:
             posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)
         else:
-            posterior, found = fit(method, model, x, y, options)
-            why += f"; {found}"
+            posterior, chosen = fit(method, model, x, y, options)
+            why += f"; {chosen}"
         return replace(posterior, meta=posterior.meta | {"chosen": why})
 
 
-def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str, Any]]:
+def _quick(method: Method) -> Method:
+    """The method with its settings of a quick run."""
+    quick = next(known.quick for known in METHODS.values() if known.cls is type(method))
+    settings = {key: quick[key] for key in quick.keys() - {"num_draws", "compile"}}
+    return cast(Method, replace(cast(Any, method), **settings))
+
+
+def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, dict[str, Any]]:
     """The method of that name with its settings of a full run, why it, and the options of its ``fit``."""
     known = METHODS[name]
     settings = dict(known.full)
@@ -157,7 +173,8 @@ def named(name: str, *, normal: bool, compile: bool) -> tuple[Any, str, dict[str
 
 
 def _width(normal: bool) -> str:
-    return f"its prior's width {'tuned' if normal else 'as declared: it is not normal'}"
+    how = "tuned" if normal else "as declared: it is not normal"
+    return f"its prior's width {how}"
 
 
 def families(model: BNN) -> dict[str, bool]:

@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from operator import itemgetter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyro
 import torch
 from sklearn.linear_model import BayesianRidge
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrobnn.core.findings import warn
 from pyrobnn.estimators.wide import gain, log_density, quiet
@@ -27,19 +26,35 @@ from pyrobnn.inference.curvature.precision import expected_derivatives, symmetri
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, StudentT
+from pyrobnn.inference.method import Method
+from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, Likelihood, StudentT
 from pyrobnn.model import BNN, NET
 from pyrobnn.posterior import Posterior
 
 #: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes
 MAX_TRIED_ROWS = 20_000
 
-#: log evidence, noise (out,), factor on the prior's precision, weights by site
-Climb = tuple[float, Tensor, float, dict[str, Tensor]]
+
+class Climb(NamedTuple):
+    """Where a climb ended: log evidence, noise (out,), factor on the prior's precision, and weights by site."""
+
+    evidence: float
+    scale: Tensor
+    factor: float
+    weights: Mapping[str, Tensor]
+
+
+class Attempt(NamedTuple):
+    """A fit with known noise: its log evidence, that noise (out,), and the factor on the declared prior's precision."""
+
+    evidence: float
+    scale: Tensor
+    factor: float
+    posterior: Posterior
 
 
 def empirical_bayes(
-    method: Any, model: BNN, x: Tensor, y: Tensor
+    method: Method, model: BNN, x: Tensor, y: Tensor
 ) -> Callable[..., tuple[Posterior, str]] | None:
     """How noise or widths are better found than together with the weights; None where they are not.
 
@@ -51,25 +66,20 @@ def empirical_bayes(
         return None
     if likelihood.targets.kind == "label":
         return select_prior_width if method.tune is not None else None
-    free = (
-        type(likelihood) in (HomoskedasticGaussian, StudentT)
-        and likelihood.own.kinds["scale"] != "fixed"
-    )
-    few = free and len(x) < 10 * model.num_weights
-    return (
-        fit_by_evidence
-        if few or (free and torch.le(*linear_residual_scale(model, *subset(x, y))).any())
-        else None
-    )
+    if type(likelihood) not in (HomoskedasticGaussian, StudentT):
+        return None
+    if likelihood.own.kinds["scale"] == "fixed":
+        return None
+    if len(x) < 10 * model.num_weights:
+        return fit_by_evidence
+    scale, least = linear_residual_scale(model, *subset(x, y))
+    return fit_by_evidence if torch.le(scale, least).any() else None
 
 
 def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """At most MAX_TRIED_ROWS of them, evenly spaced."""
-    keep = (
-        torch.linspace(0, len(x) - 1, min(len(x), MAX_TRIED_ROWS), dtype=torch.float64)
-        .round()
-        .long()
-    )
+    count = min(len(x), MAX_TRIED_ROWS)
+    keep = torch.linspace(0, len(x) - 1, count, dtype=torch.float64).round().long()
     return x[keep], y[keep]
 
 
@@ -84,68 +94,105 @@ def fit_by_evidence(
     constant). Fits go on with the noise that residuals ask for and in turn with the tuned prior, as the evidence rises.
     """
     rows = subset(x, y)
-    declared = model.likelihood.own.priors.get(SCALE)
-    weights = model.num_weights
     linear, least = linear_residual_scale(model, *rows)
-
-    def climb(net: BNN, share: float) -> Climb:
-        return _climb(net, *rows, share * linear, least, share**4, bool(method.tune))
-
-    def attempt(
-        scale: Tensor, factor: float, init: Any = None
-    ) -> tuple[float, Tensor, float, Posterior]:
-        """Log evidence of that noise and factor on the prior's precision, these two, and the posterior."""
-        scale = torch.maximum(scale, least)
-        posterior = method.fit(
-            _declared(model, scale, factor if method.tune else None), *rows, **options, init=init
-        )
-        if method.tune:
-            posterior.meta["tuned"]["prior_precision_factor"]["all"] *= (
-                factor  # of the declared prior's
-            )
-        evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
-        evidence += 0.0 if declared is None else float(declared.log_prob(scale).sum())
-        return evidence, scale, factor, posterior
-
+    search = _NoiseSearch(method, model, rows, options, linear, least)
     with quiet():
-        few = len(x) <= max((2**27 / weights) ** 0.5, 2**27 / weights**2)
-        few &= model.initial_values().keys() <= model.priors.keys()  # every weight has a prior
-        found = [climb(model, share) for share in (1.0, 0.5) if few]
-        if few:
-            found.append(climb(model.reinitialized(1), 1.0 if found[0][0] >= found[1][0] else 0.5))
-        if found := [each for each in found if each[0] > -math.inf]:
-            _, scale, factor, values = max(found, key=itemgetter(0))
-            tries = [attempt(scale, factor, init=_moved(model, values).net)]
+        climbs = search.climbs() if _can_climb(model, len(x)) else []
+        if climbs:
+            top = max(climbs, key=_evidence)
+            tries = [search.attempt(top.scale, top.factor, _moved(model, top.weights).net)]
         else:
-            tries = [
-                attempt(share * linear, share**4)
-                for share in ((1.0, 0.5) if method.tune else (1.0,))
-            ]
-        # powers of the ratio that the residuals ask for, at first 2, as small steps end early; 0: the tuned prior too
-        steps = [] if found else [2, 1, 0] if method.tune else [2, 1]
-        while steps and len(tries) < 12:
-            evidence, scale, factor, posterior = max(tries, key=itemgetter(0))
-            if not steps[0]:
-                factor = posterior.meta["tuned"]["prior_precision_factor"]["all"]
-            tries.append(
-                attempt(scale * _residual_ratio(posterior, *rows) ** (steps[0] or 1), factor)
-            )
-            if tries[-1][0] < evidence + 1:
-                del steps[0]
-            elif not steps[0]:
-                steps = [1, 0]
-    _, best, _, posterior = max(tries, key=itemgetter(0))
-    of = f", of {len(rows[0]):,} of {len(x):,} rows" if len(rows[0]) < len(x) else ""
-    if of:
+            shares = (1.0, 0.5) if method.tune else (1.0,)
+            tries = search.improved([search.attempt(share * linear, share**4) for share in shares])
+    best = max(tries, key=_evidence)
+    posterior = best.posterior
+    of = ""
+    if len(rows[0]) < len(x):
+        of = f", of {len(rows[0]):,} of {len(x):,} rows"
         posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
     else:
         warn(posterior.meta["warnings"])
-    shares = ", ".join(f"{each:.2g}" for each in best / linear)
-    num = len(found or tries)
+    ratios = ", ".join(f"{ratio:.2g}" for ratio in best.scale / linear)
+    num = len(climbs or tries)
     return (
         posterior,
-        f"noise {shares} times a linear model's, the best of {num} by the evidence{of}",
+        f"noise {ratios} times a linear model's, the best of {num} by the evidence{of}",
     )
+
+
+def _evidence(fit: Climb | Attempt | Width) -> float:
+    return fit.evidence
+
+
+def _can_climb(model: BNN, num_rows: int) -> bool:
+    """Whether a Gram matrix takes at most 2^27 operations, and every weight has a prior."""
+    weights = model.num_weights
+    small = num_rows <= max((2**27 / weights) ** 0.5, 2**27 / weights**2)
+    return small and model.initial_values().keys() <= model.priors.keys()
+
+
+@dataclass(frozen=True)
+class _NoiseSearch:
+    """Fits of the same rows, each with known noise.
+
+    ``linear`` is the noise of a linear model and ``least`` the least to resolve, both (out,).
+    """
+
+    method: Laplace
+    model: BNN
+    rows: tuple[Tensor, Tensor]
+    options: dict[str, Any]
+    linear: Tensor
+    least: Tensor
+
+    def climbs(self) -> list[Climb]:
+        """Climbs of two nets, those that ended somewhere: of the second net from the better start of the first."""
+        climbs = [self.climb(self.model, share) for share in (1.0, 0.5)]
+        share = 1.0 if climbs[0].evidence >= climbs[1].evidence else 0.5
+        climbs.append(self.climb(self.model.reinitialized(1), share))
+        return [climb for climb in climbs if climb.evidence > -math.inf]
+
+    def climb(self, net: BNN, share: float) -> Climb:
+        tune = bool(self.method.tune)
+        return _climb(net, *self.rows, share * self.linear, self.least, share**4, tune)
+
+    def attempt(self, scale: Tensor, factor: float, init: nn.Module | None = None) -> Attempt:
+        """The fit with that noise, and with that factor on the precision of the declared prior."""
+        scale = torch.maximum(scale, self.least)
+        known = _declared(self.model, scale, factor if self.method.tune else None)
+        posterior = self.method.fit(known, *self.rows, **self.options, init=init)
+        if self.method.tune:
+            # of the declared prior's
+            posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor
+        evidence = -math.inf if posterior.log_evidence is None else posterior.log_evidence
+        evidence += _log_prior(self.model, scale)
+        return Attempt(evidence, scale, factor, posterior)
+
+    def improved(self, tries: list[Attempt]) -> list[Attempt]:
+        """These and others, each from the best so far, with the noise that its residuals ask for."""
+        tries = list(tries)
+        # powers of the ratio that the residuals ask for, at first 2, as small steps end early; 0: the tuned prior too
+        powers = [2, 1, 0] if self.method.tune else [2, 1]
+        while powers and len(tries) < 12:
+            best = max(tries, key=_evidence)
+            tune = powers[0] == 0
+            factor = best.factor
+            if tune:
+                factor = best.posterior.meta["tuned"]["prior_precision_factor"]["all"]
+            power = 1 if tune else powers[0]
+            ratio = _residual_ratio(best.posterior, *self.rows)
+            tries.append(self.attempt(best.scale * ratio**power, factor))
+            if tries[-1].evidence < best.evidence + 1:
+                del powers[0]
+            elif tune:
+                powers = [1, 0]
+        return tries
+
+
+def _log_prior(model: BNN, scale: Tensor) -> float:
+    """Log density of noise (out,) under the prior that the model declares of it; zero where it has none."""
+    declared = model.likelihood.own.priors.get(SCALE)
+    return 0.0 if declared is None else float(declared.log_prob(scale).sum())
 
 
 @pyro.validation_enabled(False)
@@ -158,29 +205,24 @@ def _climb(
     precision by γ / |θ|², θ in units of the prior. One that gains nothing ends it: more lead to sharper, worse modes.
     """
     problem = prepare(_declared(model, scale, None), x, y, points="free")
-    if (trunk := problem.held_trunk("free")) is not None:
+    trunk = problem.held_trunk("free")
+    if trunk is not None:
         problem = problem.at_head(trunk)
     x = problem.x
     y = problem.y
-    declared = model.likelihood.own.priors.get(SCALE)
     theta = problem.density.initial(problem.bnn.initial_values())
     damping = 0.1
     jacobian = NetworkJacobian(problem.bnn, problem.density, theta, {}, list(problem.bnn.priors))
     jacobian.prefer_products(x)
-    best: Climb = (-math.inf, scale, factor, {})
+    best = Climb(-math.inf, scale, factor, {})
     while True:
         jacobian.model = _declared(problem.bnn, scale, factor if tune else None)
         mode, damping = _mode(jacobian, theta, x, y, damping)
         if mode is None:
             return best
-        half_log_det = (
-            mode.white.cholesky(1.0).diagonal().log().sum()
-            + (mode.prec / (2 * math.pi)).log().sum() / 2
-        )
-        evidence = -mode.energy - float(half_log_det)
-        evidence += 0.0 if declared is None else float(declared.log_prob(scale).sum())
-        before = best[0]
-        best = max(best, (evidence, scale, factor, mode.params), key=itemgetter(0))
+        evidence = mode.log_evidence() + _log_prior(model, scale)
+        before = best.evidence
+        best = max(best, Climb(evidence, scale, factor, mode.params), key=_evidence)
         if not evidence > before + 0.1:  # nats
             return best
         theta = mode.theta
@@ -192,21 +234,25 @@ def _climb(
 
 def _mode(
     jacobian: NetworkJacobian, theta: Tensor, x: Tensor, y: Tensor, damping: float
-) -> tuple[Any, float]:
+) -> tuple[_Expansion | None, float]:
     """Where Gauss-Newton steps, damped by Nielsen's rule, gain little, None if they go on; and the last damping."""
-    here = _Expansion(jacobian, theta, x, y)
+    expansion = _Expansion(jacobian, theta, x, y)
     for _ in range(300):
-        step = here.white.solve(here.slope, 1 + damping)
-        there = _Expansion(jacobian, here.theta - (here.prec.rsqrt() * step).to(theta), x, y)
-        gained = here.energy - there.energy
-        hoped = float(step @ (here.slope + damping * step)) / 2
-        damping *= max(1 / 3, 1 - (2 * gained / hoped - 1) ** 3) if gained >= 0 else 4
-        here = there if gained >= 0 else here
-        if (
-            0 <= gained < 0.05 or damping > 1e12
-        ):  # nats, of which a whole step may gain .01 a weight
-            if float(here.slope @ here.white.solve(here.slope, 1.0)) < 0.02 * len(theta):
-                return here, damping
+        step = expansion.white.solve(expansion.slope, 1 + damping)
+        moved = expansion.theta - (expansion.prec.rsqrt() * step).to(theta)
+        candidate = _Expansion(jacobian, moved, x, y)
+        gained = expansion.energy - candidate.energy
+        hoped = float(step @ (expansion.slope + damping * step)) / 2
+        if gained >= 0:
+            damping *= max(1 / 3, 1 - (2 * gained / hoped - 1) ** 3)
+            expansion = candidate
+        else:
+            damping *= 4
+        # nats, of which a whole step may gain .01 a weight
+        if 0 <= gained < 0.05 or damping > 1e12:
+            whole_step = expansion.white.solve(expansion.slope, 1.0)
+            if float(expansion.slope @ whole_step) < 0.02 * len(theta):
+                return expansion, damping
     return None, damping
 
 
@@ -218,19 +264,31 @@ class _Expansion:
         likelihood = jacobian.model.likelihood
         priors = jacobian.model.priors
         z = theta.clone().requires_grad_()
-        prior = torch.stack(
-            [priors[name].log_prob(v).sum() for name, v in density.constrain(z).items()]
-        ).sum()
-        self.theta, self.params = jacobian.mode, jacobian.params = theta, density.constrain(theta)
+        log_priors = [priors[name].log_prob(v).sum() for name, v in density.constrain(z).items()]
+        prior = torch.stack(log_priors).sum()
+        self.theta = theta
+        self.params = density.constrain(theta)
+        # the Jacobian is taken at these weights
+        jacobian.mode = self.theta
+        jacobian.params = self.params
         self.prec = prior_precision(jacobian).prec
         root = likelihood.curvature_root(y, y, {})  # of each output by itself, whatever f is
         self.f, self.white = _whitened(jacobian, x, lambda _: root, self.prec)
-        fit = likelihood.log_prob(f := self.f.clone().requires_grad_(), y, {}).sum()
+        f = self.f.clone().requires_grad_()
+        fit = likelihood.log_prob(f, y, {}).sum()
         error = (torch.autograd.grad(fit, f)[0] / root.diagonal(dim1=1, dim2=2)).flatten().double()
         # a uniform log density does not depend on z
         pull = (torch.autograd.grad(prior + 0 * z.sum(), z)[0] * self.prec.rsqrt()).double()
         self.slope = -self.white.transposed_times(error) - pull
         self.energy = -(fit + prior).item()
+
+    def log_evidence(self) -> float:
+        """Of the data, by Laplace's approximation around θ."""
+        half_log_det = (
+            self.white.cholesky(1.0).diagonal().log().sum()
+            + (self.prec / (2 * math.pi)).log().sum() / 2
+        )
+        return -self.energy - float(half_log_det)
 
 
 class _Whitened:
@@ -243,48 +301,44 @@ class _Whitened:
     def __init__(self, parts: list[tuple[Tensor, Tensor, Tensor]], size: int):
         self.parts = parts
         self.size = size
-        self.tall = (
-            len(parts[0][0]) > size
-        )  # then there is one part, of one row: its input is the Jacobian
-        products = [a.T @ a if self.tall else (grad @ grad.T) * (a @ a.T) for grad, a, _ in parts]
-        self.gram = torch.stack(products).sum(0)
+        # then there is one part, of one row: its input is the Jacobian
+        self.tall = len(parts[0][0]) > size
+        if self.tall:
+            grams = [inputs.T @ inputs for _, inputs, _ in parts]
+        else:
+            grams = [(grad @ grad.T) * (inputs @ inputs.T) for grad, inputs, _ in parts]
+        self.gram = torch.stack(grams).sum(0)
 
     def times(self, v: Tensor) -> Tensor:
         """(m,) of ``v`` (p,)."""
-        return torch.stack(
-            [((inputs @ v[at].T) * grad).sum(1) for grad, inputs, at in self.parts]
-        ).sum(0)
+        products = [((inputs @ v[at].T) * grad).sum(1) for grad, inputs, at in self.parts]
+        return torch.stack(products).sum(0)
 
     def transposed_times(self, u: Tensor) -> Tensor:
         """(p,) of ``u`` (m,)."""
-        found = u.new_zeros(self.size)
+        product = u.new_zeros(self.size)
         for grad, inputs, at in self.parts:
-            found[at] = (grad * u.unsqueeze(1)).T @ inputs
-        return found
+            product[at] = (grad * u.unsqueeze(1)).T @ inputs
+        return product
 
     def cholesky(self, shift: float) -> Tensor:
         """Of J Jᵀ, or Jᵀ J where that is smaller, and ``shift``; not a number where rounding exceeds that."""
-        factor, failed = torch.linalg.cholesky_ex(
-            self.gram + shift * torch.eye(len(self.gram)).to(self.gram)
-        )
+        shifted = self.gram + shift * torch.eye(len(self.gram)).to(self.gram)
+        factor, failed = torch.linalg.cholesky_ex(shifted)
         return factor * math.nan if failed else factor
 
     def solve(self, v: Tensor, shift: float) -> Tensor:
         """(JᵀJ + shift)⁻¹ v, (p,)."""
-        inside = torch.cholesky_solve(
-            (v if self.tall else self.times(v)).unsqueeze(1), self.cholesky(shift)
-        ).squeeze(1)
+        projected = v if self.tall else self.times(v)
+        inside = torch.cholesky_solve(projected.unsqueeze(1), self.cholesky(shift)).squeeze(1)
         return inside if self.tall else (v - self.transposed_times(inside)) / shift
 
     def leverages(self) -> Tensor:
         """The diagonal of J (JᵀJ + 1)⁻¹ Jᵀ, (m,)."""
         factor = self.cholesky(1.0)
         if self.tall:
-            return (
-                torch.linalg.solve_triangular(factor, self.parts[0][1].T, upper=False)
-                .square()
-                .sum(0)
-            )
+            jacobian = self.parts[0][1]
+            return torch.linalg.solve_triangular(factor, jacobian.T, upper=False).square().sum(0)
         return 1 - torch.cholesky_inverse(factor).diagonal()
 
 
@@ -317,9 +371,10 @@ def _whitened(
 
 def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
     """The model with known noise (out,), and a factor on its prior's precision."""
-    known = (
-        copy.copy(model) if factor is None else tuned_model(model, model.priors, {"all": factor})
-    )
+    if factor is None:
+        known = copy.copy(model)
+    else:
+        known = tuned_model(model, model.priors, {"all": factor})
     scale = scale.to(model.device)
     known.likelihood = model.likelihood.like(scale)
     known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])
@@ -329,17 +384,14 @@ def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
 
 def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
     """The factor on the noise of each output (out,) that its residuals ask for."""
-    likelihood, y, f, cov, root, own = _at_rows(posterior, x, y)
-    return (
-        _squared_ratio(likelihood, y, f, own, _leverage(cov, root).sum(0))
-        .clamp_min(1e-8)
-        .sqrt()
-        .cpu()
-    )
+    fit = _at_rows(posterior, x, y)
+    used = _leverage(fit.cov, fit.root).sum(0)
+    squared = _squared_ratio(fit.likelihood, fit.targets, fit.f, fit.params, used)
+    return squared.clamp_min(1e-8).sqrt().cpu()
 
 
 def _squared_ratio(
-    likelihood: Any, y: Tensor, f: Tensor, own: dict[str, Tensor], used: Tensor
+    likelihood: Likelihood, y: Tensor, f: Tensor, params: Mapping[str, Tensor], used: Tensor
 ) -> Tensor:
     r"""The square of the factor on the noise (out,) that residuals at f (N, out) ask for.
 
@@ -348,26 +400,40 @@ def _squared_ratio(
     which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal. The effective number of parameters γ,
     ``used`` (out,), is the sum over rows of the variance of f times the Fisher information.
     """
-    slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, own).sum())(f)
+    slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, params).sum())(f)
     return ((y - f) * slope).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
 
 
-def _at_rows(
-    posterior: Posterior, x: Tensor, y: Tensor
-) -> tuple[Any, Tensor, Tensor, Tensor, Tensor, dict[str, Tensor]]:
-    """Likelihood, targets, mean (N, out) and covariance of f, the curvature's root and the likelihood's parameters."""
+class _RowsFit(NamedTuple):
+    """A fit at rows: likelihood, targets, mean (N, out) and covariance of f, the curvature's root there.
+
+    ``params`` are the means of the likelihood's own parameters, by site.
+    """
+
+    likelihood: Likelihood
+    targets: Tensor
+    f: Tensor
+    cov: Tensor
+    root: Tensor
+    params: dict[str, Tensor]
+
+
+def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> _RowsFit:
     model = posterior.bnn
-    own = posterior.bnn.likelihood.own
+    likelihood = model.likelihood
     x, y = _standard(model, x, y)
     # a net of float32 may have data of float64
     x = x.to(next(model.net.parameters()))
     y = y.to(model.device)
-    values = {name: posterior.draws[name].mean((0, 1)) for name in (*own.priors, *own.points)}
-    f, cov = (part.detach() for part in cast(Linearized, posterior.network).output_moments(x))
+    names = (*likelihood.own.priors, *likelihood.own.points)
+    params = {name: posterior.draws[name].mean((0, 1)) for name in names}
+    f, cov = cast(Linearized, posterior.network).output_moments(x)
+    f = f.detach()
+    cov = cov.detach()
     if y.is_floating_point():
         f = f.to(y)
         cov = cov.to(y)
-    return model.likelihood, y, f, cov, model.likelihood.curvature_root(f, y, values), values
+    return _RowsFit(likelihood, y, f, cov, likelihood.curvature_root(f, y, params), params)
 
 
 def _leverage(cov: Tensor, root: Tensor) -> Tensor:
@@ -381,18 +447,17 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
     .. math:: y_n - f_{-n} = \frac{y_n - f_n}{1 - h_n}, \quad v_{-n} = \frac{v_n}{1 - h_n}, \quad
         h_n = \frac{v_n}{\sigma^2}
     """
-    likelihood, targets, f, cov, root, own = _at_rows(posterior, x, y)
-    kept = 1 - _leverage(cov, root).clamp_max(0.99)
-    ours = (
-        likelihood.log_prob(targets - (targets - f) / kept.sqrt(), targets, own)
-        + kept.log().sum(-1) / 2
-    )
+    likelihood, targets, f, cov, root, params = _at_rows(posterior, x, y)
+    unexplained = 1 - _leverage(cov, root).clamp_max(0.99)
+    without_row = targets - (targets - f) / unexplained.sqrt()
+    ours = likelihood.log_prob(without_row, targets, params) + unexplained.log().sum(-1) / 2
     inputs = _standard(posterior.bnn, x, y)[0].cpu().numpy()
     outputs = targets[:, 0].cpu().numpy()
     line = BayesianRidge().fit(inputs, outputs)
     mean, scale = line.predict(inputs, return_std=True)
-    rest = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(y), 0.99)
-    return ours.cpu().numpy(), log_density((outputs - mean) / rest, 1 / (rest * line.alpha_))
+    slack = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(y), 0.99)
+    linear = log_density((outputs - mean) / slack, 1 / (slack * line.alpha_))
+    return ours.cpu().numpy(), linear
 
 
 def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
@@ -403,34 +468,37 @@ def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
     with covariance V and, of the likelihood, curvature :math:`\Lambda`, both at f; of a variational fit in the mean.
     """
     size = max(1, 2**16 // (1 + int(y.max())))
-    found = list[Tensor]()
-    for part in zip(x.split(size), y.split(size)):
-        likelihood, labels, f, cov, _, own = _at_rows(posterior, *part)
+    densities = []
+    for inputs, targets in zip(x.split(size), y.split(size)):
+        likelihood, labels, f, cov, _, params = _at_rows(posterior, inputs, targets)
         f = f.double()
         cov = cov.double()
         spread = cov * (posterior.meta["settings"]["curvature"] == "variational")
-        slope, curvature = expected_derivatives(likelihood, f, spread, labels, own)
+        slope, curvature = expected_derivatives(likelihood, f, spread, labels, params)
         cov = torch.linalg.solve(torch.eye(f.shape[1]).to(f) - curvature @ cov, cov, left=False)
         noise = torch.randn(256, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
-        draws = f + (
-            symmetric_root((cov + cov.mT) / 2) @ noise - cov @ slope.unsqueeze(-1)
-        ).squeeze(-1)
-        found.append(likelihood.log_prob(draws, labels, own).logsumexp(0) - math.log(len(draws)))
-    return torch.cat(found).cpu().numpy()
+        deviation = symmetric_root((cov + cov.mT) / 2) @ noise - cov @ slope.unsqueeze(-1)
+        draws = f + deviation.squeeze(-1)
+        mean_likelihood = likelihood.log_prob(draws, labels, params).logsumexp(0)
+        densities.append(mean_likelihood - math.log(len(draws)))
+    return torch.cat(densities).cpu().numpy()
 
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Noise (out,) of a Bayesian linear regression of each target, in the model's units, and the least to resolve."""
     x, y = _standard(model, x, y)
     line = BayesianRidge(alpha_2=1e-12)  # the default prior of the noise hides an exact line
-    found = [line.fit(x.flatten(1).numpy(), column.numpy()).alpha_ ** -0.5 for column in y.T]
+    inputs = x.flatten(1).numpy()
+    scales = [line.fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
     least = 1e-4 * y.std(0).clamp_min(1e-12)
-    return torch.maximum(torch.tensor(found, dtype=y.dtype), least), least
+    return torch.maximum(torch.tensor(scales, dtype=y.dtype), least), least
 
 
 def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     units = model.standardizer
-    return (x, y) if units is None else (units.transform_x(x), units.transform_y(y))
+    if units is None:
+        return x, y
+    return units.transform_x(x), units.transform_y(y)
 
 
 class Width(NamedTuple):
@@ -459,63 +527,15 @@ def select_prior_width(
     layers = list(
         dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET))
     )
-    common = {name: value for name, value in options.items() if name != "num_draws"}
     nearest = method.structure == "full" and len(layers) == 1 and not model.likelihood.own.kinds
     nearest &= model.num_weights <= 1000  # beyond, it takes minutes
     still = replace(method, tune=None, curvature="variational" if nearest else "ggn")
-    search = method.search
-    # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
-    steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
-    warm = replace(still, map=replace(search, num_steps=steps))
     rows = subset(x, y)
-    tries = list[Width]()
-
-    def attempt(factors: dict[str, float], start: Width | None) -> None:
-        fit, around = (still, model) if start is None else (warm, _at_mode(model, start.posterior))
-        posterior = fit.fit(
-            tuned_model(around, model.priors, factors), *rows, num_draws=1, **common
-        )
-        tries.append(
-            Width(
-                cast(float, posterior.log_evidence),
-                left_out_labels(posterior, *rows),
-                factors,
-                posterior,
-            )
-        )
-
-    def narrower() -> Width:
-        best = (
-            max(tries, key=lambda each: each.evidence),
-            max(tries, key=lambda each: each.left_out.mean()),
-        )
-        return max(best, key=lambda each: each.factors[layers[0]])
-
+    search = _WidthSearch(model, rows, options, layers, still)
     with quiet():
-        for ladder in ([3.0**-k for k in range(7)], [3.0**k for k in range(1, 7)]):
-            before = tries[0] if tries else None  # at a narrow prior's mode a net may be constant
-            for factor in ladder:
-                attempt(dict.fromkeys(layers, factor), before)
-                before = before and tries[-1]
-                if not any(narrower() is each for each in tries[-2:]):
-                    break
-        best = narrower()
-        tuning = replace(still, curvature="ggn", tune="per_layer")
-        for _ in range(6):
-            here = tuned_model(_at_mode(model, best.posterior), model.priors, best.factors)
-            found = tuning.fit(here, *rows, init=here.net, num_draws=1, **common).meta["tuned"]
-            suited = found["prior_precision_factor"]
-            attempt(
-                {name: best.factors[name] * suited.get(name, suited.get("all")) for name in layers},
-                best,
-            )
-            if (
-                tries[-1].evidence < best.evidence + 0.5
-                or not gain(tries[-1].left_out, best.left_out)[0]
-            ):  # nats
-                break
-            best = tries[-1]
-    final = tuned_model(_at_mode(model, best.posterior), model.priors, best.factors)
+        search.try_common_factors()
+        best = search.tune_layers(search.narrower())
+    final = search.at_mode_of(best)
     of = ""
     if len(rows[0]) == len(x):
         options = options | {"init": final.net}  # the mode, as it is
@@ -524,7 +544,8 @@ def select_prior_width(
     posterior = still.fit(final, x, y, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in best.factors.items())
-    words = f"its prior's scales times {widths}, the best of {len(tries)} for the evidence and left-out rows{of}"
+    num = len(search.tries)
+    words = f"its prior's scales times {widths}, the best of {num} for the evidence and left-out rows{of}"
     if min(best.factors.values()) >= 81:
         words += (
             ": the inputs say so little about the target that its prediction is nearly constant"
@@ -532,13 +553,91 @@ def select_prior_width(
     return replace(posterior, meta=meta), words
 
 
+class _WidthSearch:
+    """Fits of the same rows, by the method ``still``, with several factors on the precision of each layer's prior."""
+
+    def __init__(
+        self,
+        model: BNN,
+        rows: tuple[Tensor, Tensor],
+        options: Mapping[str, Any],
+        layers: Sequence[str],
+        still: Laplace,
+    ):
+        self.model = model
+        self.rows = rows
+        self.layers = layers
+        self.still = still
+        self.common = {name: value for name, value in options.items() if name != "num_draws"}
+        search = still.search
+        # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
+        steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
+        self.warm = replace(still, map=replace(search, num_steps=steps))
+        self.tries = list[Width]()
+
+    def at_mode_of(self, width: Width) -> BNN:
+        """The model at the mode of a fit, with its prior."""
+        return tuned_model(_at_mode(self.model, width.posterior), self.model.priors, width.factors)
+
+    def attempt(self, factors: dict[str, float], start: Width | None) -> Width:
+        """The fit with these factors, from the mode of another fit if one is given."""
+        if start is None:
+            method = self.still
+            around = self.model
+        else:
+            method = self.warm
+            around = _at_mode(self.model, start.posterior)
+        model = tuned_model(around, self.model.priors, factors)
+        posterior = method.fit(model, *self.rows, num_draws=1, **self.common)
+        evidence = cast(float, posterior.log_evidence)
+        width = Width(evidence, left_out_labels(posterior, *self.rows), factors, posterior)
+        self.tries.append(width)
+        return width
+
+    def narrower(self) -> Width:
+        """Of the fits that evidence and left-out labels prefer the one of the narrower prior."""
+        by_evidence = max(self.tries, key=_evidence)
+        by_labels = max(self.tries, key=lambda width: width.left_out.mean())
+        return max(by_evidence, by_labels, key=lambda width: width.factors[self.layers[0]])
+
+    def try_common_factors(self) -> None:
+        """Factors that all layers share: from one on wider priors, then narrower ones."""
+        for ladder in ([3.0**-k for k in range(7)], [3.0**k for k in range(1, 7)]):
+            # at a narrow prior's mode a net may be constant
+            before = self.tries[0] if self.tries else None
+            for factor in ladder:
+                width = self.attempt(dict.fromkeys(self.layers, factor), before)
+                if before is not None:
+                    before = width
+                best = self.narrower()
+                if not any(best is recent for recent in self.tries[-2:]):
+                    break
+
+    def tune_layers(self, best: Width) -> Width:
+        """The last of at most six updates of each layer's factor that improve both criteria."""
+        tuning = replace(self.still, curvature="ggn", tune="per_layer")
+        for _ in range(6):
+            model = self.at_mode_of(best)
+            fit = tuning.fit(model, *self.rows, init=model.net, num_draws=1, **self.common)
+            suited = fit.meta["tuned"]["prior_precision_factor"]
+            factors = {
+                name: best.factors[name] * suited.get(name, suited.get("all"))
+                for name in self.layers
+            }
+            width = self.attempt(factors, best)
+            gained = gain(width.left_out, best.left_out)[0]
+            if width.evidence < best.evidence + 0.5 or not gained:  # nats
+                break
+            best = width
+        return best
+
+
 def _at_mode(model: BNN, posterior: Posterior) -> BNN:
     """The model with its net where the posterior's mode is, so that a search starts there."""
     approximation = cast(BlockGaussian, posterior.approximation)
-    held = {
-        name: value[0, 0] for name, value in posterior.draws.items()
-    }  # of weights without a prior
-    return _moved(model, held | approximation.layout.constrain(approximation.centre))
+    # of weights without a prior
+    weights = {name: value[0, 0] for name, value in posterior.draws.items()}
+    return _moved(model, weights | approximation.layout.constrain(approximation.centre))
 
 
 def _moved(model: BNN, values: Mapping[str, Tensor]) -> BNN:

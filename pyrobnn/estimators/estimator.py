@@ -37,7 +37,7 @@ from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_o
 from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, quiet, search
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.inference.method import METHODS, check_method
+from pyrobnn.inference.method import METHODS, Method, check_method
 from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
 from pyrobnn.posterior.prediction import Prediction
@@ -47,6 +47,7 @@ class Estimator(BaseEstimator):
     """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier."""
 
     task: Task
+    method_reason_: str
     #: whether one number is predicted, and y was (n,)
     _flat = False
 
@@ -98,30 +99,18 @@ class Estimator(BaseEstimator):
             x = np.repeat(x, copies, 0)
             y = np.repeat(y, copies, 0)
         order = np.lexsort(np.column_stack([x, y]).T)  # data in another order give the same numbers
-        self._x, self._y = (torch.from_numpy(np.ascontiguousarray(part[order])) for part in (x, y))
+        self._x = torch.from_numpy(np.ascontiguousarray(x[order]))
+        self._y = torch.from_numpy(np.ascontiguousarray(y[order]))
         seed = self._seed()
-        units = (
-            Standardizer.fit(Dataset(self._x, self._y, "train", self.task))
-            if self.standardize
-            else None
-        )
-        likelihood: Likelihood = (
-            self._default_likelihood(units, width) if self.likelihood is None else self.likelihood
-        )
-        exposure = likelihood.targets.exposure is not None
-        if exposure and self.columns_ is not None:
-            raise ValueError(
-                "'exposure' names a column of numbers, but 'X' is a table whose columns are encoded: encode it first"
-            )
-        self._width = likelihood.width(width)
-        net = self._net(x.shape[1] - exposure, self._width, seed)
-        prior = priors.FanInNormal() if self.prior is None else self.prior
-        model = BNN(net, prior, likelihood, standardizer=units)
+        model = self._model(width, seed)
         if self.max_seconds is not None:
             check_number("max_seconds", self.max_seconds, above=0)
         labels = self.task == "classification"
-        if self._is_open(model) and not (labels and self.max_seconds):
-            (self._fit_labels if labels else self._fit_open)(model, seed)
+        is_open = self._is_open(model)
+        if is_open and labels and not self.max_seconds:
+            self._fit_labels(model, seed)
+        elif is_open and not labels:
+            self._fit_open(model, seed)
         elif self.max_seconds is not None:
             raise ValueError(
                 "'max_seconds' is spent by method='auto' of one target where net, hidden, prior, likelihood and noise "
@@ -132,30 +121,39 @@ class Estimator(BaseEstimator):
         if self.verbose:
             print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
 
+    def _model(self, width: int, seed: int) -> BNN:
+        """The model of the training data, for ``width`` outputs."""
+        units = None
+        if self.standardize:
+            units = Standardizer.fit(Dataset(self._x, self._y, "train", self.task))
+        likelihood: Likelihood = self.likelihood
+        if likelihood is None:
+            likelihood = self._default_likelihood(units, width)
+        exposure = likelihood.targets.exposure is not None
+        if exposure and self.columns_ is not None:
+            raise ValueError(
+                "'exposure' names a column of numbers, but 'X' is a table whose columns are encoded: encode it first"
+            )
+        self._width = likelihood.width(width)
+        net = self._net(self._x.shape[1] - exposure, self._width, seed)
+        prior = priors.FanInNormal() if self.prior is None else self.prior
+        return BNN(net, prior, likelihood, standardizer=units)
+
     def _is_open(self, model: BNN) -> bool:
         """Whether what is fitted is left to ``method="auto"``."""
-        given = (self.hidden, self.net, self.prior, self.likelihood)
+        choices = (self.hidden, self.net, self.prior, self.likelihood)
         auto = isinstance(self.method, str) and self.method == "auto" and not self._weighted
         known = self.task == "classification" or (self._width == 1 and self.noise == "inferred")
-        return auto and known and model.standardizer is not None and given == (None,) * 4
+        return auto and known and model.standardizer is not None and choices == (None,) * 4
 
     @one_thread()
     def _fit_open(self, model: BNN, seed: int) -> None:
         """The fit where nothing but the data is given: a linear model, unless a net gains on it."""
-        data = (self._x, self._y)
-        units = cast(Standardizer, model.standardizer)
         num = len(self._x)
-        seconds = self.max_seconds
-        begun = time.perf_counter()
         why = ""
-        if num > (FEW_ROWS if seconds is not None else MAX_EVIDENCE_ROWS):
-            rule, why = search(data, units, seconds, seed, self.device)
-            if rule is not None:
-                left = None if seconds is None else seconds - (time.perf_counter() - begun)
-                run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-                fit: Any = rule.fit(data, units, left, self.num_draws, self.compile, **run)
-                self.posterior_, self.method_, words, self._held = fit
-                self.method_reason_ = f"{num:,} rows: {words}; {why}"
+        if num > (FEW_ROWS if self.max_seconds is not None else MAX_EVIDENCE_ROWS):
+            fitted, why = self._fit_ensemble(model, seed)
+            if fitted:
                 return
         line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
         if self._fit_counts(model, line if why else model.net, seed):
@@ -163,19 +161,41 @@ class Estimator(BaseEstimator):
         if num <= FEW_ROWS:
             return self._infer(model, seed)
         if num <= MAX_WHOLE_ROWS:
-            found = [self._tried(each, seed) for each in (model, lifted(model, *data, seed))]
-            scores = [left_out(each["posterior_"], *data) for each in found]
-            best = gain(scores[1][0], scores[0][0])[0]  # without a gain the plainer net
-            self.__dict__.update(found[best])
-            gained, why = gain(*scores[best])
+            gained, why = self._fit_nets(model, seed)
             if gained:
                 warn(self.posterior_.meta["warnings"])
                 self.method_reason_ += f"; {why}"
                 return
-        self._infer(BNN(line, model.prior, model.likelihood, standardizer=units), seed)
+        self._infer(BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), seed)
         self.method_reason_ = (
             f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
         )
+
+    def _fit_ensemble(self, model: BNN, seed: int) -> tuple[bool, str]:
+        """Whether an ensemble gains on a linear model, by how much in words, and if so its fit."""
+        data = (self._x, self._y)
+        units = cast(Standardizer, model.standardizer)
+        seconds = self.max_seconds
+        begun = time.perf_counter()
+        rule, why = search(data, units, seconds, seed, self.device)
+        if rule is None:
+            return False, why
+        if seconds is not None:
+            seconds -= time.perf_counter() - begun
+        run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
+        fit = rule.fit(data, units, seconds, self.num_draws, self.compile, **run)
+        self.posterior_, self.method_, words, self._held = fit
+        self.method_reason_ = f"{len(self._x):,} rows: {words}; {why}"
+        return True, why
+
+    def _fit_nets(self, model: BNN, seed: int) -> tuple[bool, str]:
+        """Whether the better of a net and a net of more features gains on a linear model, and by how much in words."""
+        data = (self._x, self._y)
+        fits = [self._tried(model, seed), self._tried(lifted(model, *data, seed), seed)]
+        scores = [left_out(fit["posterior_"], *data) for fit in fits]
+        best = gain(scores[1][0], scores[0][0])[0]  # without a gain the plainer net
+        self.__dict__.update(fits[best])
+        return gain(*scores[best])
 
     @one_thread()
     def _fit_labels(self, model: BNN, seed: int) -> None:
@@ -184,10 +204,11 @@ class Estimator(BaseEstimator):
             return self._infer(model, seed)
         line = networks.mlp(self._x.shape[1], (), self._width, seed=seed).double()
         models = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), model
-        found = [self._tried(each, seed) for each in models]
-        scores = [left_out_labels(each["posterior_"], *subset(self._x, self._y)) for each in found]
+        fits = [self._tried(candidate, seed) for candidate in models]
+        rows = subset(self._x, self._y)
+        scores = [left_out_labels(fit["posterior_"], *rows) for fit in fits]
         gained, why = gain(scores[1], scores[0])
-        self.__dict__.update(found[gained])
+        self.__dict__.update(fits[gained])
         self.method_reason_ += f"; {why}"
         if not gained:
             self.method_reason_ = (
@@ -206,12 +227,11 @@ class Estimator(BaseEstimator):
             self._infer(BNN(net, model.prior, likelihood, standardizer=model.standardizer), seed)
         meta = self.posterior_.meta
         self.method_reason_ += f"; {words}"
-        found = (
-            meta.get("newton_distance", 0.0) ** 2 < model.num_weights
-        )  # within a posterior sd of each weight
-        if found:
+        # within a posterior sd of each weight
+        at_mode = bool(meta.get("newton_distance", 0.0) ** 2 < model.num_weights)
+        if at_mode:
             warn(meta["warnings"])
-        return bool(found)
+        return at_mode
 
     def _tried(self, model: BNN, seed: int) -> dict[str, Any]:
         """What a fit leaves on this estimator; its warnings follow where it is kept."""
@@ -252,12 +272,10 @@ class Estimator(BaseEstimator):
 
     def _names(self, x: np.ndarray | Tensor) -> Sequence[str]:
         """Of the inputs x (n, input)."""
-        given = (
-            getattr(self, "feature_names_in_", None)
-            if self.columns_ is None
-            else self.columns_.inputs
-        )
-        return [f"x{index}" for index in range(x.shape[1])] if given is None else given
+        if self.columns_ is not None:
+            return self.columns_.inputs
+        names = getattr(self, "feature_names_in_", None)
+        return [f"x{index}" for index in range(x.shape[1])] if names is None else names
 
     def _seed(self) -> int:
         """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
@@ -277,10 +295,8 @@ class Estimator(BaseEstimator):
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
         if self.net is None:
             hidden = (50,) if self.hidden is None else self.hidden
-            # in what scikit-learn computes in
-            return networks.mlp(
-                num_inputs, hidden, width, activation=self.activation, seed=seed
-            ).double()
+            net = networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed)
+            return net.double()  # in what scikit-learn computes in
         if isinstance(self.net, nn.Module):
             return self.net
         check_type(
@@ -294,20 +310,23 @@ class Estimator(BaseEstimator):
 
     def _check_likelihood(self) -> None:
         """Raise where a likelihood was given that is none, or not of this kind of target."""
-        given = self.likelihood
-        if given is None:
+        likelihood = self.likelihood
+        if likelihood is None:
             return
-        classes = self.task == "classification"
-        known = isinstance(given, Likelihood)
-        if not known or (given.targets.kind != "label" if classes else given.targets.classes):
+        suits = isinstance(likelihood, Likelihood)
+        if suits and self.task == "classification":
+            suits = likelihood.targets.kind == "label"
+        elif suits:
+            suits = not likelihood.targets.classes
+        if not suits:
             raise TypeError(
-                f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {given!r}"
+                f"'likelihood' must be one of pyrobnn.likelihoods for {self.task}, got {likelihood!r}"
             )
 
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
-    def _method(self, model: BNN, width: int) -> tuple[Any, str, dict[str, Any]]:
+    def _method(self, model: BNN, width: int) -> tuple[Method, str, dict[str, Any]]:
         """The method, why it, and the options of its ``fit``."""
         options = {} if self.num_draws is None else {"num_draws": self.num_draws}
         if not isinstance(self.method, str):
@@ -319,18 +338,13 @@ class Estimator(BaseEstimator):
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            chosen, why = choose(
-                num,
-                model.num_weights,
-                width,
-                **facts,
-                compile=not line and (self.compile or "trace"),
-            )
+            compile = not line and (self.compile or "trace")
+            chosen, why = choose(num, model.num_weights, width, **facts, compile=compile)
             if line and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
             return chosen, why, options
-        method, why, own = named(self.method, normal=facts["normal"], compile=self.compile)
-        return method, why, own | options
+        method, why, settings = named(self.method, normal=facts["normal"], compile=self.compile)
+        return method, why, settings | options
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
@@ -347,12 +361,12 @@ class Estimator(BaseEstimator):
         warn(far_rows(self._x.numpy(), x.numpy(), self._names(x)))
         # scalars that a prediction holds at once: 128 MiB of float64
         size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
-        found: list[list[Tensor]] = [[] for _ in parts]
+        blocks: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):
             prediction = posterior.predict(rows)
-            for values, part in zip(found, parts):
-                values.append(part(prediction).detach().cpu())
-        return [torch.cat(values).numpy() for values in found]
+            for values, read in zip(blocks, parts):
+                values.append(read(prediction).detach().cpu())
+        return [torch.cat(values).numpy() for values in blocks]
 
     def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
         """Functions drawn from the posterior at ``X``, each coherent over its points and without noise.
@@ -373,8 +387,8 @@ class Estimator(BaseEstimator):
             f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f
             return f.flatten(0, 1)[keep.to(f.device)].movedim(0, 1)
 
-        found = np.moveaxis(self._predict(X, functions)[0], 0, 1)
-        return found[..., 0] if self._flat else found
+        draws = np.moveaxis(self._predict(X, functions)[0], 0, 1)
+        return draws[..., 0] if self._flat else draws
 
     @cached_property
     def verdict_(self) -> Verdict:
@@ -382,21 +396,23 @@ class Estimator(BaseEstimator):
         from pyrobnn.diagnostics import diagnose
 
         check_is_fitted(self)
-        held = np.isin(np.arange(len(self._x)), self._held)
-        (x, y), test = ((self._x[rows], self._y[rows]) for rows in (~held, held))
+        is_test = np.isin(np.arange(len(self._x)), self._held)
+        x = self._x[~is_test]
         # of rows that are counted more than once none can be left out
-        tree = self.posterior_.to_datatree(
-            x, None if self._weighted else y, test=test if held.any() else None
-        )
+        y = None if self._weighted else self._y[~is_test]
+        test = (self._x[is_test], self._y[is_test]) if is_test.any() else None
+        tree = self.posterior_.to_datatree(x, y, test=test)
         names = {
             "feature": self._names(self._x),
-            "class": [str(each) for each in getattr(self, "classes_", ())],
+            "class": [str(label) for label in getattr(self, "classes_", ())],
         }
-        for part in tree.subtree:  # so that columns and classes are called by their names
+        for node in tree.subtree:  # so that columns and classes are called by their names
             known = {
-                dim: list(each) for dim, each in names.items() if part.sizes.get(dim) == len(each)
+                dim: list(labels)
+                for dim, labels in names.items()
+                if node.sizes.get(dim) == len(labels)
             }
-            part.dataset = part.to_dataset(inherit=False).assign_coords(known)
+            node.dataset = node.to_dataset(inherit=False).assign_coords(known)
         return diagnose(tree)
 
     def __getstate__(self) -> dict[str, Any]:

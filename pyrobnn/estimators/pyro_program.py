@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pyro
 import torch
+from numpy.typing import ArrayLike
+from pyro.distributions.torch_distribution import TorchDistribution
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets
@@ -21,12 +23,15 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
-from pyrobnn.inference.method import check_method
+from pyrobnn.inference.method import Method, check_method
 from pyrobnn.model import Density
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points, own_store
 from pyrobnn.model.nodes import elementwise, without_validation
+
+#: what is predicted of a distribution of n rows, and of uniform noise (n,): (n, …)
+Statistic = Callable[[TorchDistribution, Tensor], Tensor]
 
 
 class _ProgramEstimator(BaseEstimator):
@@ -35,11 +40,11 @@ class _ProgramEstimator(BaseEstimator):
     def __init__(
         self,
         program: Callable[..., Any],
-        method: Any = None,
+        method: Method | None = None,
         *,
         site: str | None = None,
         num_draws: int | None = None,
-        random_state: Any = None,
+        random_state: int | np.random.RandomState | None = None,
     ):
         self.program = program
         self.method = method
@@ -55,10 +60,9 @@ class _ProgramEstimator(BaseEstimator):
         check_method(self.method_)
         self._x = self._tensor(x)
         self._y = self._tensor(y)
-        given = self.random_state
-        seed = int(
-            given if isinstance(given, int) else check_random_state(given).randint(2**31 - 1)
-        )
+        seed = self.random_state
+        if not isinstance(seed, int):
+            seed = int(check_random_state(seed).randint(2**31 - 1))
         with types_explained(self.program, {"x": self._x, "y": self._y}):
             data = [*Density(self.program, (self._x, self._y)).derived.replicated]
         self._site = self.site or (data[0] if len(data) == 1 else "")
@@ -67,11 +71,11 @@ class _ProgramEstimator(BaseEstimator):
                 f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}"
             )
         self.posterior_ = self.method_.fit(
-            self.program, self._x, self._y, num_draws=self.num_draws, seed=seed
+            self.program, self._x, self._y, num_draws=self.num_draws, seed=int(seed)
         )
 
     @staticmethod
-    def _tensor(values: Any) -> Tensor:
+    def _tensor(values: ArrayLike) -> Tensor:
         return torch.tensor(np.asarray(values), dtype=torch.get_default_dtype())
 
     @cached_property
@@ -81,47 +85,45 @@ class _ProgramEstimator(BaseEstimator):
         return diagnose(self.posterior_.to_datatree(self._x, self._y))
 
     @torch.no_grad()
-    def _predicted(
-        self, X: Any, part: Callable[[Any, Tensor], Tensor], least: int = 1
-    ) -> np.ndarray:
-        """``part`` (n, …) of the predicted site's distribution and of uniform noise (n,), at every draw: (draw, n, …).
+    def _predicted(self, X: ArrayLike, statistic: Statistic, least: int = 1) -> np.ndarray:
+        """``statistic`` of the predicted site's distribution and of uniform noise (n,), at every draw: (draw, n, …).
 
         At ``least`` so many: draws of the posterior are taken more than once, if need be.
         """
         check_is_fitted(self)
         x = self._tensor(validate_data(self, X, reset=False, dtype=np.float64))
 
-        def one(values: dict[str, Tensor], noise: Tensor) -> Tensor:
-            found: list[Tensor] = []
+        def statistic_at(values: dict[str, Tensor], noise: Tensor) -> Tensor:
+            results: list[Tensor] = []
 
-            def look(fn: Any) -> Tensor:
+            def look(fn: TorchDistribution) -> Tensor:
                 shape = fn.shape()
                 if len(x) != shape[0]:
                     raise ValueError(
                         f"{self._site!r} has shape {(*shape,)}, x {len(x)} rows: take their number from x"
                     )
-                found.append(part(elementwise(fn), noise))
+                results.append(statistic(elementwise(fn), noise))
                 return x.new_zeros(shape)
 
             supply = Supply({**values, self._site: look}, {}, like=x)
             with own_store(), without_validation(), pyro.poutine.block(), supply, at_many_points():
                 self.program(x, None)
-            return found[0]
+            return results[0]
 
         draws = self.posterior_.stacked()
         total = len(next(iter(draws.values())))
         rows = torch.arange(total).repeat(math.ceil(least / total))
         with seeded(0):
-            pieces = rows.split(max(1, 2**22 // len(x)))  # scalars at once
-            noise = torch.rand(len(rows), len(x))
-            parts = [
-                at_each(one, {name: v[at] for name, v in draws.items()}, u)
-                for at, u in zip(pieces, noise.split(len(pieces[0])))
-            ]
+            blocks = rows.split(max(1, 2**22 // len(x)))  # scalars at once
+            noises = torch.rand(len(rows), len(x)).split(len(blocks[0]))
+            parts = []
+            for block, noise in zip(blocks, noises):
+                values = {name: draw[block] for name, draw in draws.items()}
+                parts.append(at_each(statistic_at, values, noise))
         return np.asarray(torch.cat(parts))
 
 
-def _draw(fn: Any, noise: Tensor) -> Tensor:
+def _draw(fn: TorchDistribution, noise: Tensor) -> Tensor:
     """A draw for each row, of uniform ``noise`` (n,) where the distribution has quantiles."""
     try:
         return fn.icdf(noise)
@@ -166,9 +168,11 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean (n,), the average of the site's means; with ``return_std`` a tuple with the standard
         deviation of a new observation, noise and ignorance together."""
-        found = self._predicted(X, lambda fn, _: torch.stack([fn.mean, fn.variance], -1))
-        mean = found[..., 0].mean(0)
-        return (mean, np.sqrt(found[..., 1].mean(0) + found[..., 0].var(0))) if return_std else mean
+        moments = self._predicted(X, lambda fn, _: torch.stack([fn.mean, fn.variance], -1))
+        mean = moments[..., 0].mean(0)
+        if not return_std:
+            return mean
+        return mean, np.sqrt(moments[..., 1].mean(0) + moments[..., 0].var(0))
 
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """The central interval (n, 2) that holds a new observation with probability ``level``, by simulation."""
@@ -195,18 +199,17 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities (n, class), averaged over the posterior."""
 
-        def each(fn: Any, _: Tensor) -> Tensor:
-            if not fn.support.is_discrete:
+        def class_probabilities(fn: TorchDistribution, _: Tensor) -> Tensor:
+            if fn.support is None or not fn.support.is_discrete:
                 raise TypeError(
                     f"{self._site!r} is {type(fn).__name__}, which has no classes: use PyroRegressor"
                 )
             levels = torch.arange(len(self.classes_), dtype=torch.get_default_dtype())
-            return torch.stack(
-                [fn.log_prob(level.expand(fn.batch_shape)) for level in levels], -1
-            ).exp()
+            log_probs = [fn.log_prob(level.expand(fn.batch_shape)) for level in levels]
+            return torch.stack(log_probs, -1).exp()
 
-        found = self._predicted(X, each).mean(0)
-        return np.asarray(found / found.sum(1, keepdims=True))
+        probs = self._predicted(X, class_probabilities).mean(0)
+        return np.asarray(probs / probs.sum(1, keepdims=True))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class of each row (n,)."""

@@ -114,19 +114,15 @@ class BNNRegressor(RegressorMixin, Estimator):
     def _read(self, y: Any) -> Any:
         """Structured arrays of censored values as two columns; anything else as it is."""
         structured = getattr(getattr(y, "dtype", None), "names", None)
-        return (
-            self.likelihood.targets.read(y).numpy()
-            if structured and self.likelihood is not None
-            else y
-        )
+        if not structured or self.likelihood is None:
+            return y
+        return self.likelihood.targets.read(y).numpy()
 
     def _values(self, y: np.ndarray) -> np.ndarray:
         """The columns of y that are predicted."""
-        return (
-            y
-            if self.likelihood is None
-            else self.likelihood.targets.values(torch.tensor(y)).numpy()
-        )
+        if self.likelihood is None:
+            return y
+        return self.likelihood.targets.values(torch.tensor(y)).numpy()
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The predictive mean.
@@ -180,12 +176,11 @@ class BNNRegressor(RegressorMixin, Estimator):
         if self.noise == "heteroskedastic":
             return HeteroskedasticGaussian()
         if self.noise in ("inferred", "learned"):
-            one = torch.ones(() if width == 1 else width, dtype=torch.float64)
-            likelihood = HomoskedasticGaussian(
-                dist.HalfNormal(one) if self.noise == "inferred" else "learned"
-            )
-            if self.noise == "learned":
-                likelihood.own.points[SCALE] = (one, dist.constraints.positive)  # one per output
+            unit = torch.ones(() if width == 1 else width, dtype=torch.float64)
+            if self.noise == "inferred":
+                return HomoskedasticGaussian(dist.HalfNormal(unit))
+            likelihood = HomoskedasticGaussian("learned")
+            likelihood.own.points[SCALE] = (unit, dist.constraints.positive)  # one per output
             return likelihood
         if isinstance(self.noise, str):
             kinds = "'inferred', 'learned', 'heteroskedastic' or a number in the units of y"

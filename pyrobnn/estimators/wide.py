@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -62,9 +62,8 @@ class TabularEnsemble(DeepEnsemble):
         known = isinstance(noise, lk.HomoskedasticGaussian)
 
         def slopes(thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            values = [
-                part for _, part in problem.density.parts(thetas)
-            ]  # of each layer weight and bias
+            # of each layer weight and bias
+            values = [value for _, value in problem.density.parts(thetas)]
             weights = values[::2]
             inputs = [x.expand(len(thetas), *x.shape)]
             sums = []
@@ -75,22 +74,19 @@ class TabularEnsemble(DeepEnsemble):
             error = (y - mean) / scale
             square = error.square()
             loss = thetas.square().sum(1) * (shrink / 2)
-            raw = (
-                torch.zeros_like(mean)
-                if known
-                else (1 - square) * torch.expm1(noise.min_scale - scale)
-            )
+            if known:
+                raw = torch.zeros_like(mean)
+            else:
+                raw = (1 - square) * torch.expm1(noise.min_scale - scale)
             slope = torch.cat([error, raw], -1) / (scale * -len(y))
-            found = list[Tensor]()
+            gradients = list[Tensor]()
             for index in reversed(range(len(weights))):
-                found[:0] = [torch.bmm(slope.mT, inputs[index]).flatten(1), slope.sum(1)]
-                slope = (
-                    torch.ops.aten.silu_backward(slope @ weights[index], sums[index - 1])
-                    if index
-                    else slope
-                )
+                gradients[:0] = [torch.bmm(slope.mT, inputs[index]).flatten(1), slope.sum(1)]
+                if index:
+                    pulled = slope @ weights[index]
+                    slope = torch.ops.aten.silu_backward(pulled, sums[index - 1])
             loss += (square / 2 + scale.log()).mean((1, 2))
-            return torch.cat(found, 1).add_(thetas, alpha=shrink), loss[None].double()
+            return torch.cat(gradients, 1).add_(thetas, alpha=shrink), loss[None].double()
 
         batches = problem.batches(self.batch_size)
         training = Training.of(replace(self, compile=False), "cosine")
@@ -128,28 +124,20 @@ class Lift(nn.Module):
     def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int, fastest: float = 1.0):
         super().__init__()
         least = x.min(0)
-        many = np.flatnonzero([len(np.unique(column)) > 2 for column in x.T])
+        continuous = np.flatnonzero([len(np.unique(column)) > 2 for column in x.T])
         # a logarithm is of values that are positive and not all far from zero; of others, of a shift
         start = np.where(
             (origin < least) & (least < origin + 1000), origin, least - 1 - 0.1 * np.ptp(x, 0)
         )
         powers = np.ones(x.shape[1])
-        grid = np.linspace(-2, 2, 17) + 1e-4 * (np.arange(17) == 8)
-        log = np.log(
-            x[:, many] - start[many]
-        )  # its likelihood, up to a constant; 1e-4 stands for zero
-        likely = [(p - 1) * log.mean(0) - np.log(np.exp(p * log).std(0) / abs(p)) for p in grid]
-        powers[many] = grid[np.argmax(likely, 0)]
-        rates = (
-            np.random.default_rng(0).normal(size=(len(many), waves))
-            * np.geomspace(1, fastest, waves or 1)[:waves]
-        )
+        powers[continuous] = _likeliest_powers(np.log(x[:, continuous] - start[continuous]))
+        normals = np.random.default_rng(0).normal(size=(len(continuous), waves))
         self._hold(
             start=start,
             least=least - start,
             powers=powers,
-            rates=rates,
-            many=many,
+            rates=normals * np.geomspace(1, fastest, waves or 1)[:waves],
+            many=continuous,
             centre=0,
             scale=1,
             shrink=1,
@@ -160,21 +148,31 @@ class Lift(nn.Module):
         self._hold(shrink=(x.shape[1] / lifted.var(0).sum()).sqrt())
         self.width = lifted.shape[1]
 
-    def _hold(self, **values: Any) -> None:
+    def _hold(self, **values: np.ndarray | Tensor | float) -> None:
         for name, value in values.items():
             self.register_buffer(name, torch.as_tensor(value))
 
     def _raised(self, x: Tensor) -> Tensor:
         # below the least row that was seen the tangent goes on: a logarithm ends somewhere
-        seen = torch.maximum(x - self.start, self.least)
-        return torch.expm1(self.powers * seen.log()) / self.powers + (
-            x - self.start - seen
-        ) * seen ** (self.powers - 1)
+        within = torch.maximum(x - self.start, self.least)
+        tangent = (x - self.start - within) * within ** (self.powers - 1)
+        return torch.expm1(self.powers * within.log()) / self.powers + tangent
 
     def forward(self, x: Tensor) -> Tensor:
         plain = (self._raised(x) - self.centre) / self.scale
         angle = (plain[..., self.many].unsqueeze(-1) * self.rates).flatten(-2)
         return self.shrink * torch.cat([plain, angle.sin(), angle.cos()], -1)
+
+
+def _likeliest_powers(log: np.ndarray) -> np.ndarray:
+    """Box and Cox's λ of largest likelihood, (feature,), of the logarithms (N, feature) of features."""
+    # 1e-4 stands for zero
+    grid = np.linspace(-2, 2, 17) + 1e-4 * (np.arange(17) == 8)
+    # up to a constant
+    log_likelihoods = [
+        (p - 1) * log.mean(0) - np.log(np.exp(p * log).std(0) / abs(p)) for p in grid
+    ]
+    return grid[np.argmax(log_likelihoods, 0)]
 
 
 class Layer(nn.Linear):
@@ -199,10 +197,11 @@ class Heads(nn.Module):
         mean, raw = f.chunk(2, -1)
         if self.mean_only:
             return mean
-        scale = self.factor * nn.functional.softplus(raw + self.raw)
-        return torch.cat(
-            [mean, raw + self.raw if self.factor == 1 else scale + (-torch.expm1(-scale)).log()], -1
-        )
+        raw = raw + self.raw
+        if self.factor != 1:
+            scale = self.factor * nn.functional.softplus(raw)
+            raw = scale + (-torch.expm1(-scale)).log()
+        return torch.cat([mean, raw], -1)
 
 
 class Offset(nn.Module):
@@ -236,18 +235,26 @@ class Rule(NamedTuple):
         """The model of data x (N, feature), y (N, 1); of a normal with known noise where it is of the ``mean_only``."""
         origin = (-units.x_mean / units.x_scale).numpy()
         lift = Lift(units.transform_x(x).numpy(), origin, self.waves, self.fastest).float()
-        normal = lk.HomoskedasticGaussian(self.noise) if mean_only else lk.HeteroskedasticGaussian()
-        likelihood = self.likelihood or normal
-        plain = Offset(y) if isinstance(self.likelihood, lk.NegativeBinomial) else nn.Identity()
-        head = plain if self.likelihood else Heads(self.left, mean_only, self.factor)
+        likelihood: lk.Likelihood
+        head: nn.Module
+        if self.likelihood:
+            likelihood = self.likelihood
+            width = likelihood.width(1)
+            counted = isinstance(likelihood, lk.NegativeBinomial)
+            head = Offset(y) if counted else nn.Identity()
+        else:
+            if mean_only:
+                likelihood = lk.HomoskedasticGaussian(self.noise)
+            else:
+                likelihood = lk.HeteroskedasticGaussian()
+            width = 2
+            head = Heads(self.left, mean_only, self.factor)
         widths = [lift.width, 32, 32, 32, 32]
+        layers: list[nn.Module] = []
         with seeded(0):
-            layers = [
-                part for pair in zip(widths, widths[1:]) for part in (Layer(*pair), nn.SiLU())
-            ]
-            net = nn.Sequential(
-                lift, *layers, Layer(32, likelihood.width(1) if self.likelihood else 2), head
-            )
+            for num_inputs, num_outputs in zip(widths, widths[1:]):
+                layers += [Layer(num_inputs, num_outputs), nn.SiLU()]
+            net = nn.Sequential(lift, *layers, Layer(32, width), head)
         prior = cast(Any, priors.IIDPrior)(dist.Normal(0.0, TabularEnsemble.prior_sd))
         return BNN(net, prior, likelihood, standardizer=units)
 
@@ -267,74 +274,107 @@ class Rule(NamedTuple):
         """
         begun = time.perf_counter()
         num = len(data[0])
-        mean = self.model(*data, units, True)
-        both = self.model(*data, units, False)
         whole = num <= MAX_WHOLE_ROWS
-        # many members predict better than few that are trained for long, whose noise becomes too small
-        members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
-        effort = 1.0 if seconds is None else float(np.clip(seconds / 60, 0.1, 4 if whole else 1))
-        # under a likelihood of its own for as long as in the search, beyond which nothing showed that its width holds
-        steps = int(
-            1500 * effort**0.5 if whole else (3000 if self.likelihood is None else 400) * effort
-        )
-        batch = min(num, 128 if whole else 256)
-        traced = cast(Any, "trace" if compile else False)
-        search = TabularEnsemble(
-            num_members=members, num_steps=steps, batch_size=batch, compile=traced
-        )
+        mean_model = self.model(*data, units, True)
+        model = self.model(*data, units, False)
+        ensemble = self._ensemble(num, seconds, compile)
         order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(num))
-        held = order[: 0 if whole else min(num // 10, 500)]
-        rows = [part[order[len(held) :]] for part in data]
+        num_held_out = 0 if whole else min(num // 10, 500)
+        held_out = order[:num_held_out]
+        training = order[num_held_out:]
+        rows = (data[0][training], data[1][training])
         with quiet():
-            start = search.fit(mean, *rows, **run)
-            words = f"an ensemble of {members}"
-        method: Any = replace(
-            search, num_steps=max(1, steps // 3), optimizer=Optimizer(clip_norm=1.0)
-        )
+            start = ensemble.fit(mean_model, *rows, **run)
+        words = f"an ensemble of {ensemble.num_members}"
+        method: Method
         if whole:
+            num_draws = num_draws or 100
             options: dict[str, Any] = {
-                "num_chains": members,
+                "num_chains": ensemble.num_members,
                 "preconditioner": "rmsprop",
                 "compile": compile,
             }
+            effort = 1.0
             if seconds is not None:
-                timed = (
-                    SGHMC(num_warmup=each, thinning=1, **options)
-                    for each in (60, 60 + int(5 * seconds))
-                )
-                fits = (each.fit(both, *rows, init=start, num_draws=1, **run) for each in timed)
-                with quiet():
-                    few, more = (
-                        each.meta["timings"]["fit"] for each in fits
-                    )  # both prepare; load can hide the steps
-                left = 0.8 * (seconds - (time.perf_counter() - begun))
-                effort = float(
-                    np.clip(left * seconds / (600 * max(more - few, more / 2)), 0.05, 50)
-                )
-            # the momentum lasts for thousands of steps where there is time: they have a long way
-            options |= {
-                "num_warmup": max(50, int(1000 * effort)),
-                "thinning": max(1, int(20 * effort)),
-            }
-            method = SGHMC(friction=min(1.0, 0.003 / effort), **options)
-            words = f"{members} chains of {num_draws or 100} draws, {method.thinning} steps apart, from {words}"
-        posterior = method.fit(
-            both, *rows, init=start, num_draws=(num_draws or 100) if whole else None, **run
-        )
+                cost = _cost(options, int(5 * seconds), model, rows, {"init": start, **run})
+                remaining = 0.8 * (seconds - (time.perf_counter() - begun))
+                effort = float(np.clip(remaining * seconds / (600 * cost), 0.05, 50))
+            method = _chains(effort, options)
+            words = (
+                f"{ensemble.num_members} chains of {num_draws} draws, {method.thinning} steps apart, "
+                f"from {words}"
+            )
+        else:
+            num_draws = None
+            steps = max(1, ensemble.num_steps // 3)
+            method = replace(ensemble, num_steps=steps, optimizer=Optimizer(clip_norm=1.0))
+        posterior = method.fit(model, *rows, init=start, num_draws=num_draws, **run)
         if not whole and self.likelihood is None:
-            p = posterior.predict(data[0][held])
-            known = data[1][held] - p.mean.cpu(), p.aleatoric_var, p.epistemic_var
-            error, noise, spread = (each.double().cpu().numpy() for each in known)
-            factor = max(
-                np.geomspace(0.5, 5, 70),
-                key=lambda f: log_density(error, f**2 * noise + spread).mean(),
-            )
-            posterior = replace(
-                posterior, model=self._replace(factor=factor).model(*data, units, False)
-            )
+            factor = _noise_factor(posterior, data[0][held_out], data[1][held_out])
+            scaled = self._replace(factor=factor).model(*data, units, False)
+            posterior = replace(posterior, model=scaled)
         words += f", {self.likelihood or 'normal noise that depends on the input'}; four layers of 32 on powers of the"
         words += f" features and {self.waves} sine waves of each"
-        return posterior, method, words, held
+        return posterior, method, words, held_out
+
+    def _ensemble(self, num: int, seconds: float | None, compile: bool) -> TabularEnsemble:
+        """The ensemble that learns the mean of so many rows, in its share of the seconds."""
+        whole = num <= MAX_WHOLE_ROWS
+        # many members predict better than few that are trained for long, whose noise becomes too small
+        members = 4 if seconds is None else int(np.clip(seconds / 10, 2, 24))
+        effort = 1.0
+        if seconds is not None:
+            bound = 4 if whole else 1
+            effort = float(np.clip(seconds / 60, 0.1, bound))
+        if whole:
+            steps = int(1500 * effort**0.5)
+        elif self.likelihood is None:
+            steps = int(3000 * effort)
+        else:
+            # for as long as in the search, beyond which nothing showed that its width holds
+            steps = int(400 * effort)
+        return TabularEnsemble(
+            num_members=members,
+            num_steps=steps,
+            batch_size=min(num, 128 if whole else 256),
+            compile=cast(Any, "trace" if compile else False),
+        )
+
+
+def _cost(
+    options: dict[str, Any], steps: int, model: BNN, rows: Data, fit_options: dict[str, Any]
+) -> float:
+    """Seconds that so many steps of the chains take, by two fits: both prepare, and load can hide the steps."""
+    seconds = []
+    with quiet():
+        for num_warmup in (60, 60 + steps):
+            chains = SGHMC(num_warmup=num_warmup, thinning=1, **options)
+            posterior = chains.fit(model, *rows, num_draws=1, **fit_options)
+            seconds.append(posterior.meta["timings"]["fit"])
+    short, long = seconds
+    return max(long - short, long / 2)
+
+
+def _chains(effort: float, options: dict[str, Any]) -> SGHMC:
+    """Chains whose momentum lasts for thousands of steps where there is time: they have a long way."""
+    return SGHMC(
+        friction=min(1.0, 0.003 / effort),
+        num_warmup=max(50, int(1000 * effort)),
+        thinning=max(1, int(20 * effort)),
+        **options,
+    )
+
+
+def _noise_factor(posterior: Posterior, x: Tensor, y: Tensor) -> float:
+    """The factor on the scale of the noise under which rows that were held out are likeliest."""
+    prediction = posterior.predict(x)
+    error = (y - prediction.mean.cpu()).double().cpu().numpy()
+    noise = prediction.aleatoric_var.double().cpu().numpy()
+    spread = prediction.epistemic_var.double().cpu().numpy()
+    return max(
+        np.geomspace(0.5, 5, 70),
+        key=lambda factor: log_density(error, factor**2 * noise + spread).mean(),
+    )
 
 
 def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
@@ -348,7 +388,7 @@ def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
     return BNN(nn.Sequential(lift, *net), model.prior, model.likelihood, standardizer=units)
 
 
-def log_density(error: np.ndarray, var: Any) -> np.ndarray:
+def log_density(error: np.ndarray, var: np.ndarray | np.floating | float) -> np.ndarray:
     """Of normal errors (N,)."""
     return -0.5 * (error**2 / var + np.log(2 * np.pi * var))
 
@@ -373,14 +413,73 @@ def one_thread() -> Iterator[None]:
 
 def gain(ours: np.ndarray, linear: np.ndarray) -> tuple[bool, str]:
     """Whether log densities (N,) gain on a linear model's, in words: log 20 in sum and two standard errors."""
-    more = float((ours - linear).mean())
+    mean = float((ours - linear).mean())
     error = float((ours - linear).std()) / math.sqrt(len(ours))
-    words = f"a held-out row is {more:+.2f} ± {error:.2f} nats likelier than under a linear model"
-    return more > 2 * error and more * len(ours) > math.log(20), words
+    words = f"a held-out row is {mean:+.2f} ± {error:.2f} nats likelier than under a linear model"
+    return mean > 2 * error and mean * len(ours) > math.log(20), words
+
+
+class _Trial(NamedTuple):
+    """A rule, and the log densities (N,) of held-out rows under its short fit."""
+
+    rule: Rule
+    log_densities: np.ndarray
+
+    def score(self) -> float:
+        return float(self.log_densities.mean())
+
+
+@dataclass
+class _Trials:
+    """Short fits of rules to ``training`` rows, which predict held-out rows, ``targets`` in standard units."""
+
+    method: TabularEnsemble
+    data: Data
+    units: Standardizer
+    held_out: Tensor
+    training: Tensor
+    targets: np.ndarray
+    seconds: float | None
+    seed: int
+    device: torch.device | str | None
+    trials: list[_Trial] = field(default_factory=list)
+    begun: float = field(default_factory=time.perf_counter)
+
+    def best(self) -> _Trial:
+        return max(self.trials, key=_Trial.score)
+
+    @quiet()
+    def attempt(self, rule: Rule) -> None:
+        """Try a rule, unless a quarter of the seconds has passed."""
+        seconds = self.seconds
+        if self.trials and seconds is not None and time.perf_counter() - self.begun > seconds / 4:
+            return
+        x = self.data[0][self.training]
+        y = self.data[1][self.training]
+        normal = rule.likelihood is None
+        model = rule.model(x, y, self.units, normal)
+        method = self.method
+        if not normal:
+            method = replace(method, num_steps=min(method.num_steps, 400))
+        posterior = method.fit(model, x, y, seed=self.seed, device=self.device)
+        prediction = posterior.predict(self.data[0][self.held_out])
+        mean = self.units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
+        error = self.targets - mean
+        if normal:
+            log_densities = log_density(error, np.mean(error**2))
+        else:
+            log_prob = prediction.log_prob(self.data[1][self.held_out]).double().cpu().numpy()
+            log_densities = log_prob + math.log(float(self.units.y_scale[0]))
+        rule = rule._replace(left=float(np.sqrt(np.mean(error**2))))
+        self.trials.append(_Trial(rule, log_densities))
 
 
 def search(
-    data: Data, units: Standardizer, seconds: float | None, seed: int, device: Any
+    data: Data,
+    units: Standardizer,
+    seconds: float | None,
+    seed: int,
+    device: torch.device | str | None,
 ) -> tuple[Rule | None, str]:
     """The rule that predicts left-out rows best, None where none gains on a linear model; and the gain in words.
 
@@ -388,55 +487,34 @@ def search(
     help, and for counts and skewed positive targets their likelihoods.
     """
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))[:25_000]
-    held, kept = order.tensor_split([min(len(order) // 5, 2000)])
+    held_out, training = order.tensor_split([min(len(order) // 5, 2000)])
     x = units.transform_x(data[0]).numpy()
     y = units.transform_y(data[1])[:, 0].numpy()
-    error = y[held] - BayesianRidge().fit(x[kept], y[kept]).predict(x[held])
+    error = y[held_out] - BayesianRidge().fit(x[training], y[training]).predict(x[held_out])
     line = float(np.std(error))
     linear = log_density(error, np.mean(error**2))
     whole = len(x) <= MAX_WHOLE_ROWS
-    steps = int(
-        1200 * (1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3))
-    )  # fewer favour fast learners
-    options: dict[str, Any] = {
-        "batch_size": min(128 if whole else 256, len(kept)),
-        "compile": "trace",
-    }
-    method = TabularEnsemble(num_members=2, num_steps=steps, **options)
-    found: list[tuple[float, Rule, np.ndarray]] = []
-    begun = time.perf_counter()
-
-    @quiet()
-    def attempt(rule: Rule) -> None:
-        if found and seconds is not None and time.perf_counter() - begun > seconds / 4:
-            return
-        model = rule.model(data[0][kept], data[1][kept], units, rule.likelihood is None)
-        trial = method if rule.likelihood is None else replace(method, num_steps=min(steps, 400))
-        prediction = trial.fit(
-            model, data[0][kept], data[1][kept], seed=seed, device=device
-        ).predict(data[0][held])
-        error = y[held] - units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
-        if rule.likelihood is None:
-            each = log_density(error, np.mean(error**2))
-        else:
-            each = prediction.log_prob(data[1][held]).double().cpu().numpy() + math.log(
-                float(units.y_scale[0])
-            )
-        found.append(
-            (float(each.mean()), rule._replace(left=float(np.sqrt(np.mean(error**2)))), each)
-        )
-
+    # fewer steps favour fast learners
+    effort = 1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)
+    method = TabularEnsemble(
+        num_members=2,
+        num_steps=int(1200 * effort),
+        batch_size=min(128 if whole else 256, len(training)),
+        compile=cast(Any, "trace"),
+    )
+    trials = _Trials(method, data, units, held_out, training, y[held_out], seconds, seed, device)
     for share in (0.1, 0.3, 1.0) if whole else (1.0,):
-        attempt(Rule(max(1, min(8, 256 // x.shape[1])), share * line, line))
-    for other in ({"fastest": 16.0}, {"waves": 0}):
-        attempt(max(found, key=lambda each: each[0])[1]._replace(**other))
-    best = max(found, key=lambda each: each[0])[1]
+        trials.attempt(Rule(max(1, min(8, 256 // x.shape[1])), share * line, line))
+    for change in ({"fastest": 16.0}, {"waves": 0}):
+        trials.attempt(trials.best().rule._replace(**change))
+    best = trials.best().rule
     for likelihood in responses(data[1].numpy()):
-        attempt(best._replace(likelihood=likelihood))
-    _, rule, each = max(found, key=lambda each: each[0])
-    gained, words = gain(each, linear)
-    rule = best if isinstance(rule.likelihood, lk.HeteroskedasticGaussian) else rule
-    return rule if gained else None, words
+        trials.attempt(best._replace(likelihood=likelihood))
+    top = trials.best()
+    gained, words = gain(top.log_densities, linear)
+    if not gained:
+        return None, words
+    return best if isinstance(top.rule.likelihood, lk.HeteroskedasticGaussian) else top.rule, words
 
 
 def responses(y: np.ndarray) -> list[lk.Likelihood]:
@@ -468,8 +546,6 @@ def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
     ours = nbinom.logpmf(y, size, size / (size + rate))
     normal = log_density(error, np.mean(error**2))
     gained, words = gain(ours, normal)
-    return (
-        (likelihood, f"{likelihood!r} of counts: in a log-linear model {words}")
-        if gained
-        else (None, "")
-    )
+    if not gained:
+        return None, ""
+    return likelihood, f"{likelihood!r} of counts: in a log-linear model {words}"

@@ -162,11 +162,11 @@ class SVI(Method):
     def training(self) -> Training:
         """How the guide is fitted."""
         # correlated guides follow a gradient whose noise vanishes; the noise of mean-field has to be averaged
-        found = Training.of(self, None if self.options.family == "mean_field" else "hold_cosine")
-        average = found.optimizer.average
+        training = Training.of(self, None if self.options.family == "mean_field" else "hold_cosine")
+        average = training.optimizer.average
         if average is None:
-            average = 0.5 if found.optimizer.schedule is None else 0.0
-        return replace(found, optimizer=replace(found.optimizer, average=average))
+            average = 0.5 if training.optimizer.schedule is None else 0.0
+        return replace(training, optimizer=replace(training.optimizer, average=average))
 
     def fit_each(self, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
         """Posteriors given each of several targets (set, N, …) in the place of the problem's, fitted together."""

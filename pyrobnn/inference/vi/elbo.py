@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,7 +24,14 @@ from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.nodes import elementwise, is_normal, is_observed, is_subsample, log_prob_sum
+from pyrobnn.model.nodes import (
+    Node,
+    elementwise,
+    is_normal,
+    is_observed,
+    is_subsample,
+    log_prob_sum,
+)
 from pyrobnn.posterior.approximation import Approximation
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
@@ -69,9 +76,10 @@ class Elbo:
             gaussian = family.draw(family.initial(), Noise(start)).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
             self.exact_entropy = wanted and gaussian
-            self.closed, self.constant = (
-                self._closed_sites() if self.exact_entropy else (frozenset(),) * 2
-            )
+            self.closed: frozenset[str] = frozenset()
+            self.constant: frozenset[str] = frozenset()
+            if self.exact_entropy:
+                self.closed, self.constant = self._closed_sites()
 
     @property
     def exact_kl(self) -> bool:
@@ -79,7 +87,7 @@ class Elbo:
         return self.exact_entropy and len(self.constant) == len(self.latent)
 
     def __call__(
-        self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Any
+        self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Tensor
     ) -> tuple[Tensor, Tensor]:
         log_likelihood, kl = self.parts(theta, key, *args)
         loss = kl_weight * kl - log_likelihood
@@ -87,7 +95,7 @@ class Elbo:
             [log_likelihood - kl, kl, log_likelihood, kl_weight + torch.zeros_like(kl)]
         )
 
-    def parts(self, theta: Tensor, key: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    def parts(self, theta: Tensor, key: Tensor, *args: Tensor) -> tuple[Tensor, Tensor]:
         """Estimates of the expected log likelihood of the whole data set and of the KL, float64 scalars."""
         phi = theta[: self.family.size]
         points = theta[self.family.size :]
@@ -98,8 +106,11 @@ class Elbo:
             log_likelihood, cross = self._terms(
                 noise, torch.cat([draw.z, points]), draw.moments, *args
             )
-            exact = draw.moments if self.exact_entropy else None
-            return log_likelihood, cross - (-_path_log_q(draw) if exact is None else exact.entropy)
+            if self.exact_entropy and draw.moments is not None:
+                entropy = draw.moments.entropy
+            else:
+                entropy = -_path_log_q(draw)
+            return log_likelihood, cross - entropy
 
         if self.num_particles == 1:
             return particle(key)
@@ -108,16 +119,16 @@ class Elbo:
         return log_likelihood.mean(), kl.mean()
 
     def _terms(
-        self, noise: Noise, z: Tensor, given: Moments | None, *args: Any
+        self, noise: Noise, z: Tensor, moments: Moments | None, *args: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
         values = self.density.constrain(z)
-        moments = self._site_moments(given)
+        site_moments = self._site_moments(moments)
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
         if self.estimator is not None:
             plain = [site.name for site in self.latent if is_identity(site.transform)]
             inside = LocalNoise(
-                [(values[name], *moments[name]) for name in plain], self.estimator, noise
+                [(values[name], *site_moments[name]) for name in plain], self.estimator, noise
             )
         with inside:
             nodes = self.density.trace(values, args)
@@ -129,13 +140,10 @@ class Elbo:
             if is_observed(node):
                 log_likelihood = log_likelihood + log_prob_sum(node)
             elif name in self.closed:
-                cross = cross + _normal_cross_entropy(node, *moments[name])
+                cross = cross + _normal_cross_entropy(node, *site_moments[name])
             else:
-                cross = (
-                    cross
-                    - log_prob_sum(node)
-                    - self.density.log_jacobian(z, self.density.site(name))
-                )
+                log_jacobian = self.density.log_jacobian(z, self.density.site(name))
+                cross = cross - log_prob_sum(node) - log_jacobian
         return log_likelihood, cross
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
@@ -160,24 +168,25 @@ class Elbo:
         A prior that depends on other sites (a hierarchy) has its closed form given *their* draw, which is right only
         when the guide's coordinates are independent.
         """
-        first, second = (self._priors(z) for z in self.density.sample_prior(2, seed=0))
-        normal = first.keys() & second.keys()
-        unmoved = frozenset(
-            name for name in normal if all(map(torch.equal, first[name], second[name]))
+        priors, priors_elsewhere = (self._priors(z) for z in self.density.sample_prior(2, seed=0))
+        normal = priors.keys() & priors_elsewhere.keys()
+        constant = frozenset(
+            name for name in normal if all(map(torch.equal, priors[name], priors_elsewhere[name]))
         )
-        return frozenset(normal) if self.family.factorized else unmoved, unmoved
+        closed = frozenset(normal) if self.family.factorized else constant
+        return closed, constant
 
     def _priors(self, z: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Location and scale of every site with a plain normal prior at ``z``."""
         nodes = self.density.trace(self.density.constrain(z))
-        found = {}
+        normals = {}
         for site in self.latent:
             node = nodes[site.name]
             prior = elementwise(node["fn"])
             unmasked = node["mask"] is None or node["mask"] is True
             if is_normal(prior) and unmasked and is_identity(site.transform):
-                found[site.name] = prior.loc, prior.scale
-        return found
+                normals[site.name] = prior.loc, prior.scale
+        return normals
 
 
 def _path_log_q(draw: Draw) -> Tensor:
@@ -185,24 +194,20 @@ def _path_log_q(draw: Draw) -> Tensor:
 
     The other part of the gradient has mean zero; without it the noise vanishes as q approaches the posterior.
     """
-    return (
-        draw.log_q
-        if draw.score is None
-        else draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
-    )
+    if draw.score is None:
+        return draw.log_q
+    return draw.log_q.detach() + (draw.score * (draw.z - draw.z.detach())).sum()
 
 
-def _normal_cross_entropy(node: Mapping[str, Any], mean: Tensor, var: Tensor) -> Tensor:
+def _normal_cross_entropy(node: Node, mean: Tensor, var: Tensor) -> Tensor:
     r""":math:`-E_q[\log N(\theta; m, s^2)] = \log s + \frac{(\mu - m)^2 + \sigma^2}{2 s^2} + \frac12 \log 2\pi`."""
     prior = elementwise(node["fn"])
     terms = ((mean - prior.loc).square() + var) / (2 * prior.scale.square()) + prior.scale.log()
     total = (terms + 0.5 * math.log(2 * math.pi)).expand(node["value"].shape)
-    if isinstance(node["scale"], Tensor) and node["scale"].dim():  # one factor for each event
-        total = (
-            total.flatten(total.dim() - node["fn"].event_dim).sum(-1)
-            if node["fn"].event_dim
-            else total
-        )
+    one_factor_per_event = isinstance(node["scale"], Tensor) and node["scale"].dim() > 0
+    event_dim = node["fn"].event_dim
+    if one_factor_per_event and event_dim:
+        total = total.flatten(total.dim() - event_dim).sum(-1)
     return (total * node["scale"]).sum(dtype=torch.float64)
 
 
@@ -219,15 +224,14 @@ def evaluate_elbo(
 
     The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
     """
-    most = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
+    max_draws = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
     exact = elbo.exact_kl
     sample = torch.empty(0, dtype=torch.float64, device=theta.device)
-    no_key = torch.zeros(
-        (), dtype=torch.int64, device=theta.device
-    )  # an exact one depends on no draw
+    # an exact KL depends on no draw
+    no_key = torch.zeros((), dtype=torch.int64, device=theta.device)
     kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
-    while len(sample) < most:
-        block = min(draws_per_block(layout.dim), max(64, most - len(sample)))
+    while len(sample) < max_draws:
+        block = min(draws_per_block(layout.dim), max(64, max_draws - len(sample)))
         z = layout.unconstrain(approximation.sample(block))
         log_prior, value = log_parts(problem, layout, z)
         if not exact:
@@ -242,9 +246,8 @@ def evaluate_elbo(
 def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     """Log prior and log likelihood, (draws,), of the whole data, streamed; masks and factors as in the log joint."""
     # one block holds about 2^24 outputs of the widest layer
-    per_draw = max(
-        1, len(problem.x) * 64 if isinstance(problem.x, Tensor) and problem.x.dim() else 1
-    )
+    has_rows = isinstance(problem.x, Tensor) and problem.x.dim() > 0
+    per_draw = max(1, len(problem.x) * 64) if has_rows else 1
     block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))
     log_prior, log_likelihood = at_each(layout.log_parts, z, at_once=block)
     if problem.loader is None:
@@ -252,17 +255,18 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
 
     def batched(x: Tensor, y: Tensor) -> Tensor:
         # log_parts would scale every batch to the whole data set
-        return at_each(
-            lambda one: layout.log_likelihood(one, x, y).sum(dtype=torch.float64), z, at_once=block
-        )
+        def log_likelihood_at(draw: Tensor) -> Tensor:
+            return layout.log_likelihood(draw, x, y).sum(dtype=torch.float64)
+
+        return at_each(log_likelihood_at, z, at_once=block)
 
     value = torch.zeros(len(z), dtype=torch.float64, device=problem.device)
-    seen = 0
+    num_rows = 0
     for x, y in problem.one_pass():
         value = value + batched(x, y)
-        seen = seen + len(x)
+        num_rows = num_rows + len(x)
     # a pass need not show all N data, nor each of them once
-    return log_prior, value * (problem.num_rows / seen)
+    return log_prior, value * (problem.num_rows / num_rows)
 
 
 @torch.no_grad()

@@ -77,13 +77,13 @@ class _Normal:
         self.size = 2 * self.dim + num_further
 
     def initial(self) -> Tensor:
-        rest = self.loc.new_zeros(self.size - 2 * self.dim)
-        return torch.cat([self.loc, raw_scale(self.loc, self.init_scale), rest])
+        further = self.loc.new_zeros(self.size - 2 * self.dim)
+        return torch.cat([self.loc, raw_scale(self.loc, self.init_scale), further])
 
     def parts(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means and standard deviations, both (dim,), and the further parameters."""
-        loc, raw, rest = phi.split([self.dim, self.dim, self.size - 2 * self.dim])
-        return loc, F.softplus(raw), rest
+        loc, raw, further = phi.split([self.dim, self.dim, self.size - 2 * self.dim])
+        return loc, F.softplus(raw), further
 
 
 class MeanField(_Normal):
@@ -161,10 +161,10 @@ class FullRank(_Normal):
 
     def factor(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal (dim,) and Cholesky factor (dim, dim)."""
-        loc, scale, rest = self.parts(phi)
+        loc, scale, entries = self.parts(phi)
         if self.dim == 1:
             return loc, scale, scale[:, None]  # no lower triangle to read from
-        return loc, scale, scale[:, None] * (self._eye + rest[self._source] * self._lower)
+        return loc, scale, scale[:, None] * (self._eye + entries[self._source] * self._lower)
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         loc, scale, tril = self.factor(phi)
@@ -195,12 +195,9 @@ class LowRank(_Normal):
 
     def initial(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
-        columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64).to(
-            self.loc
-        )
-        return torch.cat(
-            [super().initial()[: 2 * self.dim], columns * (_COLUMN_START / _COLUMN_STEP)]
-        )
+        columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64)
+        columns = columns.to(self.loc) * (_COLUMN_START / _COLUMN_STEP)
+        return torch.cat([super().initial()[: 2 * self.dim], columns])
 
     def factors(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
@@ -282,10 +279,10 @@ class CouplingFlow:
             )
         self.shapes: dict[str, tuple[int, ...]] = {"loc": (self.dim,), "raw_scale": (self.dim,)}
         for k in range(num_layers):
-            (given, moved) = _sizes(self.dim, k)
+            fixed, moved = _sizes(self.dim, k)
             hidden = 64
             self.shapes |= {
-                f"{k}.in": (hidden, given),
+                f"{k}.in": (hidden, fixed),
                 f"{k}.in_bias": (hidden,),
                 f"{k}.out": (2 * moved, hidden),
                 f"{k}.out_bias": (2 * moved,),
@@ -305,15 +302,16 @@ class CouplingFlow:
                 parts.append(torch.randn(shape, generator=generator).to(self.loc) * scale)
             else:
                 parts.append(self.loc.new_zeros(shape))
-        return torch.cat([part.reshape(-1) for part in parts])
+        return torch.cat([tensor.reshape(-1) for tensor in parts])
 
     def state(self, phi: Tensor) -> dict[str, Tensor]:
         """The named tensors of a flat parameter vector."""
         parts = phi.split([math.prod(shape) for shape in self.shapes.values()])
-        return {
-            name: part.reshape(shape) * (1.0 if name in ("loc", "raw_scale") else _NETWORK_STEP)
-            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
-        }
+        state = {}
+        for (name, shape), tensor in zip(self.shapes.items(), parts, strict=True):
+            step = 1.0 if name in ("loc", "raw_scale") else _NETWORK_STEP
+            state[name] = tensor.reshape(shape) * step
+        return state
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         z, log_q = _push(self.state(phi), noise.normal(self.loc))
@@ -344,9 +342,8 @@ class FlowDistribution(TorchDistribution):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, dim)."""
         loc = self.flow["loc"]
-        return _push(
-            self.flow, torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device)
-        )[0]
+        noise = torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device)
+        return _push(self.flow, noise)[0]
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Log density (\\*batch,) of values (\\*batch, dim)."""
@@ -354,9 +351,9 @@ class FlowDistribution(TorchDistribution):
         u = (value - self.flow["loc"]) / scale
         total = -scale.log().sum()
         for k in reversed(range(_num_layers(self.flow))):
-            moved, given = u.split(list(_sizes(u.shape[-1], k))[::-1], -1)
-            log_scale, shift = _coupling(self.flow, k, given)
-            u = torch.cat([given, (moved - shift) * (-log_scale).exp()], -1)
+            moved, fixed = u.split(list(_sizes(u.shape[-1], k))[::-1], -1)
+            log_scale, shift = _coupling(self.flow, k, fixed)
+            u = torch.cat([fixed, (moved - shift) * (-log_scale).exp()], -1)
             total = total - log_scale.sum(-1)
         return total - 0.5 * (u.square() + math.log(2 * math.pi)).sum(-1)
 
@@ -370,22 +367,22 @@ def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
     log_q = -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) - scale.log().sum()
     u = noise
     for k in range(_num_layers(state)):
-        given, moved = u.split(list(_sizes(u.shape[-1], k)), -1)
-        log_scale, shift = _coupling(state, k, given)
+        fixed, moved = u.split(list(_sizes(u.shape[-1], k)), -1)
+        log_scale, shift = _coupling(state, k, fixed)
         # exchanged, so that the next layer moves what this one left
-        u = torch.cat([moved * log_scale.exp() + shift, given], -1)
+        u = torch.cat([moved * log_scale.exp() + shift, fixed], -1)
         log_q = log_q - log_scale.sum(-1)
     return state["loc"] + scale * u, log_q.double()
 
 
-def _coupling(state: Mapping[str, Tensor], k: int, given: Tensor) -> tuple[Tensor, Tensor]:
-    h = torch.tanh(F.linear(given, state[f"{k}.in"], state[f"{k}.in_bias"]))
+def _coupling(state: Mapping[str, Tensor], k: int, fixed: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(F.linear(fixed, state[f"{k}.in"], state[f"{k}.in_bias"]))
     raw, shift = F.linear(h, state[f"{k}.out"], state[f"{k}.out_bias"]).chunk(2, -1)
     return _LOG_SCALE_BOUND * torch.tanh(raw / _LOG_SCALE_BOUND), shift
 
 
 def _sizes(dim: int, k: int) -> tuple[int, int]:
-    """Sizes of the given and the moved half in layer k: the exchange alternates them when dim is odd."""
+    """Sizes of the fixed and the moved half in layer k: the exchange alternates them when dim is odd."""
     half = dim // 2
     return (half, dim - half) if k % 2 == 0 else (dim - half, half)
 

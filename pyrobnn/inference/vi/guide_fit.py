@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -103,17 +103,17 @@ def _better_course(
     """The plain course, or one that held the noise first, whichever has the higher ELBO."""
     shorter = replace(config, num_steps=max(1, round(SECOND_SHARE * config.num_steps)))
     try:
-        other, end = _course(shorter, problem, replace(run, callbacks=()), owner=config)
+        held_first, end = _course(shorter, problem, replace(run, callbacks=()), owner=config)
     except FloatingPointError:
         return plain, result
     except KeyboardInterrupt:
         return plain, replace(result, stopped="interrupt")
     if end.interrupted:
         return plain, replace(result, stopped="interrupt")
-    gain = other.elbo_at(end.params)[0] - plain.elbo_at(result.params)[0]
+    gain = held_first.elbo_at(end.params)[0] - plain.elbo_at(result.params)[0]
     if not gain > 0:  # which a value that is not a number isn't either
         return plain, replace(result, path={"noise_held": 0.0, "path_gain": 0.0})
-    return other, replace(end, path={"noise_held": LEVELS[0], "path_gain": gain})
+    return held_first, replace(end, path={"noise_held": LEVELS[0], "path_gain": gain})
 
 
 def _course(
@@ -136,19 +136,24 @@ def _course(
     if owner is not None:
         plain.hold_noise(1.0)
     try:
-        result = plain.train(
-            [after(0, each) for each in callbacks], run.progress, f"{title}, mean-field first"
-        )
-        result = replace(result, asked=num_steps + config.num_steps)
-        if result.stopped in ("callback", "interrupt"):
-            return plain, result
-        fitted.begin_at(plain, result)
-        return fitted, fitted.train(
-            [after(result.num_steps, each) for each in callbacks], run.progress, title
-        )
+        return _two_stages(plain, fitted, run, title)
     finally:
         for callback in callbacks:
             end_of(callback)()
+
+
+def _two_stages(
+    plain: GuideFit, fitted: GuideFit, run: FitRun, title: str
+) -> tuple[GuideFit, Result]:
+    """A fit of mean-field, then the fit of the guide that begins where it ended, unless it was stopped."""
+    callbacks = [after(0, callback) for callback in run.callbacks]
+    result = plain.train(callbacks, run.progress, f"{title}, mean-field first")
+    result = replace(result, asked=plain.config.num_steps + fitted.config.num_steps)
+    if result.stopped in ("callback", "interrupt"):
+        return plain, result
+    fitted.begin_at(plain, result)
+    callbacks = [after(result.num_steps, callback) for callback in run.callbacks]
+    return fitted, fitted.train(callbacks, run.progress, title)
 
 
 def fit_guides(config: SVI, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
@@ -158,13 +163,33 @@ def fit_guides(config: SVI, problem: Problem, ys: Tensor, run: FitRun) -> list[P
     def objective(
         thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor
     ) -> tuple[Tensor, Tensor]:
-        each = torch.func.vmap(fitted.elbo, (0, None, 0, None, 0), (0, 1), randomness="different")
-        return each(thetas, weight, Noise(key).split(len(ys)), x, ys)
+        elbos = torch.func.vmap(fitted.elbo, (0, None, 0, None, 0), (0, 1), randomness="different")
+        return elbos(thetas, weight, Noise(key).split(len(ys)), x, ys)
 
     steps = ((*step, ys) for *step, _ in fitted.batches())
     start = fitted.start.repeat(len(ys), 1)
     thetas = minimize(objective, start, steps, config.training, tracked=TRACKED, name="SVI").params
-    return [fitted.posterior(theta, run.num_draws, None) for theta in thetas]
+    return [fitted.cheap_posterior(theta, run.num_draws) for theta in thetas]
+
+
+class FittedGuide(NamedTuple):
+    """A fitted guide: the density with its point parameters held, those parameters, and the approximation."""
+
+    layout: Density
+    points: dict[str, Tensor]
+    approximation: Approximation
+
+    def sample(self, num_draws: int) -> dict[str, Tensor]:
+        """Draws by site, (1, num_draws, \\*shape): one chain."""
+        return {name: value[None] for name, value in self.approximation.sample(num_draws).items()}
+
+
+class Evidence(NamedTuple):
+    """The ELBO of a fitted guide, None where it was not computed, its standard error, and findings about it."""
+
+    elbo: float | None
+    error: float
+    findings: list[Finding]
 
 
 class GuideFit:
@@ -185,24 +210,22 @@ class GuideFit:
         self.init = init
         self.elbo, self.start = build_elbo(config, problem, init, seed)
         self.noise = FreeNoise.of(problem)
-        self.level: Tensor | None = (
-            None  # at which the noise is held in the first ``num_held`` steps
-        )
+        # at which the noise is held in the first ``num_held`` steps
+        self.level: Tensor | None = None
         self.num_held = 0
         if self.noise is not None:
             self.elbo.density = self.noise.density
             self.level = torch.zeros_like(self.noise.spread)
         self.before: tuple[GuideFit, Result] | None = None  # the mean-field that it began at
-        size = config.batch_size or problem.num_rows
-        self.num_batches = (
-            problem.stream.num_batches if problem.stream else max(1, problem.num_rows // size)
-        )
+        if problem.stream:
+            self.num_batches = problem.stream.num_batches
+        else:
+            self.num_batches = max(1, problem.num_rows // (config.batch_size or problem.num_rows))
         weight = config.kl_weight
         schedule = weight if isinstance(weight, KLSchedule) else Constant(weight)
         num_weights = sum(site.size for site in self.elbo.latent)
-        self.kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights).to(
-            problem.device
-        )
+        kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights)
+        self.kl_weights = kl_weights.to(problem.device)
 
     def begin_at(self, plain: GuideFit, result: Result) -> None:
         """Start at the means, scales and point parameters of a fit of mean-field."""
@@ -239,9 +262,10 @@ class GuideFit:
         """Which parameter is impossible at draws of the guide; empty where none is, as of any net."""
         if self.problem.is_bnn or not bool(theta.isfinite().all()):
             return ""
-        layout, _, q = self._guide_at(theta)
+        guide = self._guide_at(theta)
         with seeded(self.seed, self.problem.device):
-            return why_impossible(layout, layout.unconstrain(q.sample(100)))
+            draws = guide.approximation.sample(100)
+            return why_impossible(guide.layout, guide.layout.unconstrain(draws))
 
     def _objective(
         self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor
@@ -267,18 +291,16 @@ class GuideFit:
         keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
         steps = zip(self.kl_weights.unbind(), keys.unbind(), strict=True)
         if problem.loader is not None:
-            yield from (
-                (*step, *batch) for step, batch in zip(steps, problem.batches(), strict=False)
-            )
+            for step, batch in zip(steps, problem.batches(), strict=False):
+                yield (*step, *batch)
         elif not problem.is_bnn:
             yield from steps
         elif self.num_batches == 1:
             yield from ((*step, *self.elbo.density.args) for step in steps)
         elif size is not None:
             walk = permuted_rows(problem.num_rows, size, problem.device)
-            yield from (
-                (*step, rows, problem.x, problem.y) for step, rows in zip(steps, walk, strict=False)
-            )
+            for step, rows in zip(steps, walk, strict=False):
+                yield (*step, rows, problem.x, problem.y)
 
     def _with_level(
         self, batches: Iterator[tuple[Tensor, ...]], level: Tensor
@@ -290,59 +312,97 @@ class GuideFit:
 
     def elbo_at(self, theta: Tensor) -> tuple[float, float]:
         """The ELBO of weight one at parameters ``theta``, and its standard error, in nats."""
-        layout, _, q = self._guide_at(theta)
+        guide = self._guide_at(theta)
         with full_float32(self.problem.device):
-            return evaluate_elbo(self.problem, layout, q, self.elbo, theta)
+            return self._elbo_of(guide, theta)
+
+    def _elbo_of(self, guide: FittedGuide, theta: Tensor) -> tuple[float, float]:
+        return evaluate_elbo(self.problem, guide.layout, guide.approximation, self.elbo, theta)
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
-            return self.posterior(theta, 100, None)
+            return self.cheap_posterior(theta, 100)
 
-    def posterior(self, theta: Tensor, num_draws: int, result: Result | None) -> Posterior:
-        """The posterior of guide and point parameters ``theta``; without ``result`` its cheap form."""
+    def cheap_posterior(self, theta: Tensor, num_draws: int) -> Posterior:
+        """The posterior of guide and point parameters ``theta``, without ELBO, history and importance weights."""
+        guide = self._guide_at(theta)
+        return make_posterior(
+            self.problem,
+            self.owner,
+            guide.sample(num_draws),
+            seed=self.seed,
+            approximation=guide.approximation,
+            point_values=guide.points,
+            timings={},
+            meta={"temperature": self._temperature(None)},
+            importance=False,
+        )
+
+    def posterior(self, theta: Tensor, num_draws: int, result: Result) -> Posterior:
+        """The posterior of guide and point parameters ``theta``, where the search ``result`` ended."""
         problem = self.problem
-        layout, points, q = self._guide_at(theta)
-        draws = {name: value[None] for name, value in q.sample(num_draws).items()}
-        made = partial(make_posterior, problem, self.owner, seed=self.seed)
-        if result is None:
-            kept = {"temperature": self._temperature(None)}
-            return made(
-                draws, approximation=q, point_values=points, timings={}, meta=kept, importance=False
-            )
+        guide = self._guide_at(theta)
+        draws = guide.sample(num_draws)
         temperature = self._temperature(result.num_steps)
         begun = time.perf_counter()
-        is_first = self.owner.options.family != self.config.options.family
-        mean_field_steps = result.num_steps if is_first else 0
+        mean_field_steps = self._mean_field_steps(result)
         if self.before is not None:
-            mean_field_steps = self.before[1].num_steps
             result = _joined(self.before[1], result)
-        value = None
-        error = math.nan
-        found = list[Finding]()
+        evidence = Evidence(None, math.nan, [])
         try:
             if not result.interrupted:
                 with full_float32(problem.device):
-                    value, error = evaluate_elbo(problem, layout, q, self.elbo, theta)
-                    found = elbo_findings(
-                        value, error, result.tracked["elbo"] if temperature == 1.0 else None
-                    )
-                    if self.before is not None and temperature == 1.0:
-                        plain = self.before[0]
-                        at = self.before[1].params
-                        start = plain._guide_at(at)
-                        best, sd = evaluate_elbo(problem, start[0], start[2], plain.elbo, at)
-                        if best - value > 3 * math.hypot(error, sd):
-                            found = [
-                                Finding(
-                                    "elbo_below_best", {"elbo": value, "error": error, "best": best}
-                                )
-                            ]
-                            (layout, points, q) = start
-                            value = best
-                            error = sd
-                            draws = {name: each[None] for name, each in q.sample(num_draws).items()}
+                    track = result.tracked["elbo"] if temperature == 1.0 else None
+                    evidence = self._evidence(guide, theta, track)
+                    better = self._better_start(evidence) if temperature == 1.0 else None
+                    if better is not None:
+                        guide, evidence = better
+                        draws = guide.sample(num_draws)
         except KeyboardInterrupt:
             result = replace(result, stopped="interrupt")
+        return make_posterior(
+            problem,
+            self.owner,
+            draws,
+            seed=self.seed,
+            approximation=guide.approximation,
+            point_values=guide.points,
+            log_evidence=evidence.elbo,
+            timings=result.timings | {"evaluate": time.perf_counter() - begun},
+            history=_history(result),
+            meta=self._meta(result, evidence, temperature, mean_field_steps),
+            interrupted=result.interrupted,
+            notes=[*result.notes(self.config), *evidence.findings],
+            importance=partial(importance_stats, problem, guide.layout, guide.approximation, draws),
+        )
+
+    def _evidence(self, guide: FittedGuide, theta: Tensor, track: Tensor | None) -> Evidence:
+        """The ELBO at the end of the search; ``track`` is its noisy value at every step, None of a tempered fit."""
+        elbo, error = self._elbo_of(guide, theta)
+        return Evidence(elbo, error, elbo_findings(elbo, error, track))
+
+    def _better_start(self, evidence: Evidence) -> tuple[FittedGuide, Evidence] | None:
+        """The fit of mean-field where this one began, if its ELBO is surely higher."""
+        if self.before is None or evidence.elbo is None:
+            return None
+        plain, result = self.before
+        guide = plain._guide_at(result.params)
+        elbo, error = plain._elbo_of(guide, result.params)
+        if not elbo - evidence.elbo > 3 * math.hypot(evidence.error, error):
+            return None
+        values = {"elbo": evidence.elbo, "error": evidence.error, "best": elbo}
+        return guide, Evidence(elbo, error, [Finding("elbo_below_best", values)])
+
+    def _mean_field_steps(self, result: Result) -> int:
+        """Steps of a fit of mean-field that was, or was to be, followed by one of the user's guide."""
+        if self.before is not None:
+            return self.before[1].num_steps
+        is_first = self.owner.options.family != self.config.options.family
+        return result.num_steps if is_first else 0
+
+    def _meta(
+        self, result: Result, evidence: Evidence, temperature: float, mean_field_steps: int
+    ) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "num_steps": result.num_steps,
             "stopped": result.stopped,
@@ -354,35 +414,26 @@ class GuideFit:
             **result.path,
         }
         if temperature == 1.0:
-            meta |= unfinished_by_losses(result, -result.tracked["elbo"], 1.0, problem.density.dim)
-        # of the estimate, and of a search that has not ended
-        meta["elbo_error"] = (
-            None if value is None else math.hypot(error, meta.get("fall_left", 0.0))
-        )
-        return made(
-            draws,
-            approximation=q,
-            point_values=points,
-            log_evidence=value,
-            timings=result.timings | {"evaluate": time.perf_counter() - begun},
-            history=_history(result),
-            meta=meta,
-            interrupted=result.interrupted,
-            notes=[*result.notes(self.config), *found],
-            importance=partial(importance_stats, problem, layout, q, draws),
-        )
+            losses = -result.tracked["elbo"]
+            meta |= unfinished_by_losses(result, losses, 1.0, self.problem.density.dim)
+        meta["elbo_error"] = None
+        if evidence.elbo is not None:
+            # of the estimate, and of a search that has not ended
+            meta["elbo_error"] = math.hypot(evidence.error, meta.get("fall_left", 0.0))
+        return meta
 
-    def _guide_at(self, theta: Tensor) -> tuple[Density, dict[str, Tensor], Approximation]:
-        """The density with its point parameters held, those, and the guide, all of ``theta``."""
+    def _guide_at(self, theta: Tensor) -> FittedGuide:
+        """The guide and the point parameters that ``theta`` holds."""
         density = self.problem.density
         size = self.elbo.family.size
         free = theta[size:]
         values = density.constrain(torch.cat([free.new_zeros(density.dim - len(free)), free]))
-        points = density.initial_points | {
-            s.name: values[s.name] for s in density.sites if s.kind == "point"
-        }
+        points = dict(density.initial_points)
+        for site in density.sites:
+            if site.kind == "point":
+                points[site.name] = values[site.name]
         layout = density.holding(points)
-        return layout, points, self.elbo.family.approximation(theta[:size], layout)
+        return FittedGuide(layout, points, self.elbo.family.approximation(theta[:size], layout))
 
     def _temperature(self, num_steps: int | None) -> float:
         """Of the posterior that the first ``num_steps`` weights of the KL lead to."""

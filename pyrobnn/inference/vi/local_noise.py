@@ -48,13 +48,15 @@ class LocalNoise(TorchFunctionMode):
         self._kept = weights  # identities are only unique while the tensors live
         self._moments = {id(value): (mean, var) for value, mean, var in weights}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _RANKS:
-            x, weight, bias, rest = _arguments(args, kwargs)
+            x, weight, bias, options = _arguments(args, kwargs)
             if id(weight) in self._moments:
                 draw = self._local if self.estimator == "local_reparameterization" else self._flip
-                return draw(func, x, weight, bias, rest)
+                return draw(func, x, weight, bias, options)
         return func(*args, **kwargs)
 
     def _of(self, value: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
@@ -62,29 +64,29 @@ class LocalNoise(TorchFunctionMode):
         return (None, None) if value is None else self._moments.get(id(value), (value, None))
 
     def _local(
-        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping
+        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, options: Mapping
     ) -> Tensor:
-        (mean, var) = self._moments[id(weight)]
-        (bias_mean, bias_var) = self._of(bias)
-        h_mean = func(x, mean, bias_mean, **rest)
-        h_var = func(x.square(), var, bias_var, **rest)
+        mean, var = self._moments[id(weight)]
+        bias_mean, bias_var = self._of(bias)
+        h_mean = func(x, mean, bias_mean, **options)
+        h_var = func(x.square(), var, bias_var, **options)
         # zero padding or a zero input gives a variance of zero, where the root has no gradient
         scale = h_var.clamp_min(torch.finfo(h_var.dtype).tiny ** 0.5).sqrt()
         return h_mean + scale * self.noise.normal_rows(h_mean)
 
     def _flip(
-        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, rest: Mapping
+        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, options: Mapping
     ) -> Tensor:
-        (mean, _) = self._moments[id(weight)]
-        (bias_mean, bias_var) = self._of(bias)
+        mean, _ = self._moments[id(weight)]
+        bias_mean, bias_var = self._of(bias)
         rank = _RANKS[func]
-        h_mean = func(x, mean, bias_mean, **rest)
+        h_mean = func(x, mean, bias_mean, **options)
         channels_in = self._signs(x, rank)
-        noise = func(x * channels_in, weight - mean, None, **rest) * self._signs(h_mean, rank)
+        noise = func(x * channels_in, weight - mean, None, **options) * self._signs(h_mean, rank)
         if bias_var is None:
             return h_mean + noise
-        own = self.noise.normal_rows(_first(h_mean, rank)) * bias_var.sqrt()
-        return h_mean + noise + own.reshape(own.shape + (1,) * (rank - 1))
+        bias_noise = self.noise.normal_rows(_first(h_mean, rank)) * bias_var.sqrt()
+        return h_mean + noise + bias_noise.reshape(bias_noise.shape + (1,) * (rank - 1))
 
     def _signs(self, like: Tensor, rank: int) -> Tensor:
         """Random signs per datum and channel, (\\*batch, channels, 1, …)."""
@@ -97,16 +99,18 @@ class WeightUses(TorchFunctionMode):
 
     def __init__(self, values: Iterable[Tensor]):
         super().__init__()
-        self.found: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {
+        self.uses: dict[int, list[tuple[Callable[..., Any], torch.Size | None]]] = {
             id(value): [] for value in values
         }
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         for value in (*args, *kwargs.values()):
-            if id(value) in self.found and func is not Tensor.is_floating_point:
+            if id(value) in self.uses and func is not Tensor.is_floating_point:
                 x = args[0] if args else kwargs["input"]
-                self.found[id(value)].append((func, x.shape if isinstance(x, Tensor) else None))
+                self.uses[id(value)].append((func, x.shape if isinstance(x, Tensor) else None))
         return func(*args, **kwargs)
 
     def once_per_row(self, num_rows: int) -> bool:
@@ -115,19 +119,21 @@ class WeightUses(TorchFunctionMode):
         Then the outputs that local reparameterization draws have the joint distribution of those of drawn weights;
         elsewhere (positions of a convolution, words of a sentence, shared weights) their marginals alone.
         """
-        linear = [uses for uses in self.found.values() if any(func in _RANKS for func, _ in uses)]
-        return bool(linear) and all(
-            len(uses) == 1
-            and uses[0][0] is F.linear
-            and tuple(uses[0][1] or ())[:-1] == (num_rows,)
-            for uses in linear
-        )
+        has_linear = False
+        for uses in self.uses.values():
+            if not any(func in _RANKS for func, _ in uses):
+                continue
+            has_linear = True
+            func, shape = uses[0]
+            if len(uses) > 1 or func is not F.linear or tuple(shape or ())[:-1] != (num_rows,):
+                return False
+        return has_linear
 
 
 def _arguments(args: tuple, kwargs: Mapping) -> tuple[Tensor, Tensor, Tensor | None, dict]:
     names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
-    given = dict(zip(names, args, strict=False)) | dict(kwargs)
-    return given.pop("input"), given.pop("weight"), given.pop("bias", None), given
+    options = dict(zip(names, args, strict=False)) | dict(kwargs)
+    return options.pop("input"), options.pop("weight"), options.pop("bias", None), options
 
 
 def _first(h: Tensor, rank: int) -> Tensor:

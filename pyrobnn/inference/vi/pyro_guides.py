@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyro
@@ -67,15 +67,14 @@ class GuideFamily:
             raise ValueError(f"{type(self.guide).__name__} has no parameters to fit")
 
     def initial(self) -> Tensor:
-        return torch.cat([value.reshape(-1) for value in self.params.values()]).to(
-            self.density.dtype
-        )
+        phi = torch.cat([value.reshape(-1) for value in self.params.values()])
+        return phi.to(self.density.dtype)
 
     def unflatten(self, phi: Tensor) -> dict[str, Tensor]:
         """The guide's parameters by name."""
         parts = phi.split([value.numel() for value in self.params.values()])
         named = zip(self.params.items(), parts, strict=True)
-        return {name: part.reshape(value.shape).to(value.dtype) for (name, value), part in named}
+        return {name: flat.reshape(value.shape).to(value.dtype) for (name, value), flat in named}
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
         nodes, log_q = _run_guide(self.guide, self.unflatten(phi), self.density, {}, noise.normal)
@@ -91,10 +90,8 @@ class GuideFamily:
         normals = [elementwise(nodes[f"{site.name}_unconstrained"]["fn"]) for site in self.latent]
         mean = torch.cat([normal.mean.reshape(-1) for normal in normals])
         var = torch.cat([normal.variance.reshape(-1) for normal in normals])
-        entropy = torch.stack(
-            [normal.entropy().sum(dtype=torch.float64) for normal in normals]
-        ).sum()
-        return Draw(z, log_q, Moments(mean, var, entropy), None)
+        entropies = [normal.entropy().sum(dtype=torch.float64) for normal in normals]
+        return Draw(z, log_q, Moments(mean, var, torch.stack(entropies).sum()), None)
 
     def approximation(self, phi: Tensor, layout: Density) -> GuideApproximation:
         return GuideApproximation(layout, self.guide, self.unflatten(phi))
@@ -113,11 +110,11 @@ class GuideApproximation:
     def sample(self, num_draws: int) -> dict[str, Tensor]:
         """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
 
-        def one(_: Tensor) -> dict[str, Tensor]:
+        def draw(_: Tensor) -> dict[str, Tensor]:
             nodes, _ = _run_guide(self._guide, self._params, self.layout, {})
             return {site.name: nodes[site.name]["value"] for site in self.sites}
 
-        return torch.func.vmap(one, randomness="different")(torch.zeros(num_draws))
+        return torch.func.vmap(draw, randomness="different")(torch.zeros(num_draws))
 
     @torch.no_grad()
     def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
@@ -126,13 +123,13 @@ class GuideApproximation:
         Raises:
             ValueError: the guide has auxiliary randomness that the draws don't determine.
         """
-        first = self.sites[0]
-        batch = draws[first.name].shape[: draws[first.name].dim() - len(first.shape)]
+        site = self.sites[0]
+        batch = draws[site.name].shape[: draws[site.name].dim() - len(site.shape)]
 
-        def one(values: dict[str, Tensor]) -> Tensor:
+        def log_q(values: dict[str, Tensor]) -> Tensor:
             return _run_guide(self._guide, self._params, self.layout, values)[1]
 
-        return at_each(one, {site.name: draws[site.name] for site in self.sites}, batch=batch)
+        return at_each(log_q, {site.name: draws[site.name] for site in self.sites}, batch=batch)
 
     def guide(self, *args: Any, **kwargs: Any) -> Any:
         """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
@@ -158,12 +155,12 @@ class _Given(Messenger):
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
         # a guide of several parts has a flat vector for each
         self.flat = {
-            f"_{part._pyro_name}_latent": tuple(part._unconstrained_shapes)
-            for part in guide.modules()
-            if isinstance(part, AutoContinuous)
+            f"_{module._pyro_name}_latent": tuple(module._unconstrained_shapes)
+            for module in guide.modules()
+            if isinstance(module, AutoContinuous)
         }
 
-    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+    def _pyro_sample(self, msg: dict) -> None:
         name = msg["name"]
         if (
             not self.unconstrained
@@ -191,7 +188,9 @@ class _FunctionalNoise(TorchFunctionMode):
         super().__init__()
         self.normal = normal
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping | None = None
+    ) -> Any:
         if func is Tensor.normal_ and len(args) == 1 and not kwargs:
             return self.normal(args[0])
         return func(*args, **(kwargs or {}))
@@ -207,12 +206,15 @@ class _Traced(torch.nn.Module):
         self.normal = normal
 
     def forward(self, values: Mapping[str, Tensor]) -> tuple[Mapping[str, Node], Tensor]:
-        given = _Given(values, self.density, self.guide)
+        supplied = _Given(values, self.density, self.guide)
         normal = _FunctionalNoise(self.normal)
-        with _own_params(), without_validation(), pyro.poutine.block(), given, normal:
+        with _own_params(), without_validation(), pyro.poutine.block(), supplied, normal:
             nodes = pyro.poutine.trace(self.guide).get_trace(*self.density.args).nodes
-            drawn = [n for n in nodes.values() if n["type"] == "sample" and not is_subsample(n)]
-            return nodes, sum(map(log_prob_sum, drawn), torch.zeros((), dtype=torch.float64))
+            log_q = torch.zeros((), dtype=torch.float64)
+            for node in nodes.values():
+                if node["type"] == "sample" and not is_subsample(node):
+                    log_q = log_q + log_prob_sum(node)
+            return nodes, log_q
 
 
 def _run_guide(
@@ -233,9 +235,8 @@ def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: flo
     made = factory.func if isinstance(factory, functools.partial) else factory
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
-    z = torch.cat(
-        [loc, loc.new_zeros(density.dim - len(loc))]
-    )  # point parameters are not the guide's
+    # point parameters are not the guide's
+    z = torch.cat([loc, loc.new_zeros(density.dim - len(loc))])
     known = {"init_loc_fn": init_to_value(values=density.constrain(z)), "init_scale": init_scale}
     accepted = set() if flow else set(inspect.signature(factory).parameters)
     options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
