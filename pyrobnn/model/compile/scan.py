@@ -1,16 +1,31 @@
-"""Loops whose compiled code does not grow with their length: the body and its derivative once, whatever the number."""
+"""Loops whose compiled code does not grow with their length: the body and its derivative once, whatever the number.
+
+Words: a *step* is one call of the user's function. A *turn* is one call of compiled code: up to four steps. *Captures*
+are the tensors from around the step that it uses: the same for all steps.
+
+Forward: outside of a trace the loop is Python's (:func:`_unrolled`). Inside of one (:func:`_rolled`), one step is
+traced by itself, with its captures as arguments. A few such steps are the body of a turn; the steps that do not fill a
+turn follow beside the loop. The body is compiled once (:func:`_compiled_turn`), and the graph under way holds one
+operator, ``pyrobnn::loop`` (:func:`_run`), which calls the compiled body again and again.
+
+Backward (:class:`_Reverse`): the loop keeps the carry before each turn. The reverse pass goes from the last turn to the
+first, computes each turn again from its carry and pulls the gradients back through it. It is such a loop itself: its
+carry is the gradient by the carry, its outputs are the gradients by the slices, and it sums those by the captures. So
+the same code compiles it, and second derivatives too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import check_type
@@ -19,12 +34,14 @@ from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import leaves_of, mapped
 
+T = TypeVar("T")
 Tensors = list[Tensor]
-#: (carry, slices, held) → (carry, outputs, terms of sums)
-Body = Callable[[Tensors, Tensors, Tensors], tuple[Tensors, Tensors, Tensors]]
 # steps in one turn of the loop: up to so many operations, and so many steps
 _OPERATIONS = 96
 _STEPS = 4
+
+
+# -- the public function, and the loop in Python -----------------------------------------------------------------------
 
 
 def scan(
@@ -62,16 +79,9 @@ def scan(
     """
     check_type("step", step, Callable, "a function (carry, x) -> (carry, y)")
     carry = mapped(torch.as_tensor, carry)
-    slices = [] if xs is None else leaves_of(xs)
-    if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in slices):
-        raise TypeError(f"'xs' must be tensors with a leading axis, got {xs!r}")
-    lengths = {len(leaf) for leaf in slices} | ({length} if length is not None else set())
-    if len(lengths) != 1 or min(lengths) < 1:
-        raise ValueError(
-            f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}"
-        )
-    (count,) = lengths
-    if count > _STEPS and (tracer := Tracer.active()) is not None:
+    count = _number_of_steps(xs, length)
+    tracer = Tracer.active() if count > _STEPS else None
+    if tracer is not None:
         try:
             return _rolled(tracer, step, carry, xs, count)
         except (_Unrolled, Gone):
@@ -79,133 +89,117 @@ def scan(
     return _unrolled(step, carry, xs, range(count))
 
 
+def _number_of_steps(xs: Any, length: int | None) -> int:
+    slices = [] if xs is None else leaves_of(xs)
+    if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in slices):
+        raise TypeError(f"'xs' must be tensors with a leading axis, got {xs!r}")
+    lengths = {len(leaf) for leaf in slices}
+    if length is not None:
+        lengths.add(length)
+    if len(lengths) != 1 or min(lengths) < 1:
+        raise ValueError(
+            f"'xs' and 'length' must say one number of steps above zero, got {sorted(lengths)}"
+        )
+    return lengths.pop()
+
+
 def _unrolled(step: Callable[..., Any], carry: Any, xs: Any, steps: range) -> tuple[Any, Any]:
     """The loop in Python."""
-    found = []
+    outputs = []
     for t in steps:
-        new, y = step(carry, None if xs is None else mapped(lambda leaf, t=t: leaf[t], xs))
-        if (is_like := _kinds(carry)) != (got := _kinds(new)):
-            raise TypeError(f"'step' must return a carry as it is given, {is_like}, got {got}")
-        carry = mapped(lambda _, leaf: leaf, carry, new)
-        found.append(y)
-    return carry, mapped(lambda *ys: None if ys[0] is None else torch.stack(ys), *found)
+        new_carry, output = step(carry, _at(xs, t))
+        expected = _kinds(carry)
+        returned = _kinds(new_carry)
+        if expected != returned:
+            raise TypeError(
+                f"'step' must return a carry as it is given, {expected}, got {returned}"
+            )
+        carry = _in_order_of(carry, new_carry)
+        outputs.append(output)
+    return carry, mapped(_stacked, *outputs)
+
+
+# -- trees of tensors --------------------------------------------------------------------------------------------------
+
+
+def _at(xs: Any, t: int) -> Any:
+    """The slice of each tensor that step t takes; None where there are no tensors."""
+    return None if xs is None else mapped(lambda leaf: leaf[t], xs)
+
+
+def _stacked(*outputs: Tensor | None) -> Tensor | None:
+    """One output of all steps: (T, …)."""
+    return None if outputs[0] is None else torch.stack(outputs)  # type: ignore[arg-type]
 
 
 def _kinds(tree: Any) -> Any:
+    """The shape and dtype of each tensor."""
     return mapped(lambda v: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else type(v), tree)
 
 
-class _Unrolled(Exception):
-    """A step that cannot be a body of its own."""
+def _in_order_of(tree: Any, same: Any) -> Any:
+    """An equal tree whose dicts have the order of the keys of ``tree``."""
+    return mapped(lambda _, leaf: leaf, tree, same)
 
 
-class _Held(TorchFunctionMode):
-    """Finds the tensors that a step uses and neither makes nor is given, or puts others in their place."""
-
-    def __init__(
-        self, given: Tensors, held: Tensors | None = None, others: Tensors | None = None
-    ) -> None:
-        super().__init__()
-        self.held: Tensors = []
-        self._finds = held is None
-        self._others = {id(one): other for one, other in zip(held or [], others or [], strict=True)}
-        self._kept: list[Any] = [
-            *given,
-            *(held or []),
-            *(others or []),
-        ]  # an id belongs to what is alive
-        self._known = {id(tensor) for tensor in (*given, *(others or []))}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*mapped(self.other, args), **mapped(self.other, kwargs or {}))
-        self._kept.append(out)
-        self._known.update(id(leaf) for leaf in leaves_of(out) if isinstance(leaf, Tensor))
-        return out
-
-    def other(self, value: Any) -> Any:
-        if not isinstance(value, Tensor) or id(value) in self._known:
-            return value
-        if self._finds:
-            self.held.append(value)
-            self._known.add(id(value))
-            return value
-        if id(value) not in self._others:
-            raise _Unrolled
-        return self._others[id(value)]
+def _tensors(tree: Any) -> Tensors:
+    """The leaves that are not None."""
+    return [leaf for leaf in leaves_of(tree) if leaf is not None]
 
 
-def _rolled(
-    tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count: int
-) -> tuple[Any, Any]:
-    """The loop as one node of the graph that is being traced."""
-    state = leaves_of(carry)
-    slices = [] if xs is None else leaves_of(xs)
-    first = None if xs is None else mapped(lambda leaf: leaf[0], xs)
-    _, like = _unrolled(
-        step, carry, xs, range(1)
-    )  # what is made lazily at first use is there from now on
-    given = [*state, *leaves_of(first)] if slices else state
-    with _Held(given) as mode:
-        step(carry, first)
-    held = mode.held
+def _filled(tree: Any, tensors: Iterable[Tensor]) -> Any:
+    """The tree with these tensors in place of its own: the inverse of :func:`_tensors`."""
+    remaining = iter(tensors)
+    return mapped(lambda leaf: None if leaf is None else next(remaining), tree)
 
-    def flat(*values: Tensor) -> Tensors:
-        own = list(values[: len(given)])
-        others = list(values[len(given) :])
-        rest = iter(own)
-        a = mapped(lambda _: next(rest), carry)
-        with _Held(own, held, others) as inside:
-            new, y = step(a, first if xs is None else mapped(lambda _: next(rest), first))
-        out = [*leaves_of(mapped(lambda _, leaf: leaf, carry, new)), *leaves_of(y)]
-        return [inside.other(leaf) for leaf in out if leaf is not None]
 
-    try:
-        with tracer.outside():
-            graph = trace(flat, [tracer.sample(value) for value in (*given, *held)])
-    except Exception as error:  # whatever the step may raise: the loop itself says what is wrong
-        raise _Unrolled from tolerable(error)
-    calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-    if any(
-        node.target is torch.ops.pyrobnn.loop.default  # which has no derivative in a body
-        or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        for node in calls
-    ):
-        raise _Unrolled
-    # steps left over are compiled once more, beside the loop
-    most = max(1, min(_STEPS, _OPERATIONS // max(1, len(calls)), count))
-    turns = max(
-        range(1, most + 1),
-        key=lambda number: number - count % number * len(calls) * _STEPS / _OPERATIONS,
-    )
+def _split(values: Iterable[T], *lengths: int) -> list[list[T]]:
+    """Lists of these lengths, and what is left."""
+    remaining = iter(values)
+    parts = [list(itertools.islice(remaining, length)) for length in lengths]
+    return [*parts, list(remaining)]
 
-    def steps(
-        a: Tensors, x: Tensors, h: Tensors, number: int = turns
-    ) -> tuple[Tensors, Tensors, Tensors]:
-        found = []
-        for t in range(number):
-            out = graph(*a, *(leaf[t] for leaf in x[: len(slices)]), *h)
-            a = list(out[: len(state)])
-            found.append(out[len(state) :])
-        return a, [torch.stack(ys) for ys in zip(*found, strict=True)], []
 
-    whole = count - count % turns
-    blocks = [leaf[:whole].unflatten(0, (-1, turns)) for leaf in slices]
-    blocks = blocks or [torch.zeros(whole // turns, device=state[0].device)]
-    out = _Scan.apply(_Counted(steps, len(state), len(blocks), 0), *state, *blocks, *held)
-    state, ys, _ = _split(out, len(state), len(out) - 2 * len(state))
-    ys = [leaf.flatten(0, 1) for leaf in ys]
-    if whole < count:
-        state, more, _ = steps(state, [leaf[whole:] for leaf in slices], held, count - whole)
-        ys = [torch.cat(parts) for parts in zip(ys, more, strict=True)]
-    ends = iter(state)
-    stacked = iter(ys)
-    return mapped(lambda _: next(ends), carry), mapped(
-        lambda y: None if y is None else next(stacked), like
-    )
+# -- what a loop takes and gives ---------------------------------------------------------------------------------------
+
+
+class _TurnResults(NamedTuple):
+    """What one turn computes: the next carry, outputs, and terms of sums over the turns."""
+
+    carry: Tensors
+    outputs: Tensors
+    sums: Tensors
+
+
+#: (carry, slices, captures) → results of a turn
+Body = Callable[[Tensors, Tensors, Tensors], _TurnResults]
+
+
+class _Inputs(NamedTuple, Generic[T]):
+    """Something for each input of a loop: the tensor, an axis, whether it needs a gradient."""
+
+    #: what the first turn starts from
+    carry: list[T]
+    #: of which each turn takes its own: (turns, …)
+    slices: list[T]
+    #: the same for all turns
+    captures: list[T]
+
+
+class _LoopResults(NamedTuple, Generic[T]):
+    """Something for each result of a loop: the tensor, or its gradient."""
+
+    #: after the last turn
+    carry: list[T]
+    #: of all turns: (turns, …)
+    outputs: list[T]
+    sums: list[T]
+    #: the carry before each turn: (turns, …)
+    history: list[T]
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _Loop:
     """A body, and how many tensors of each kind it takes, and sums."""
 
     body: Body
@@ -213,180 +207,535 @@ class _Counted:
     slices: int
     sums: int
 
-    def split(self, flat: Sequence[Any]) -> list[list[Any]]:
-        """Carry, slices and held tensors."""
-        return _split(flat, self.carried, self.slices)
+    def inputs(self, flat: Iterable[T]) -> _Inputs[T]:
+        """Of one list, by their names."""
+        return _Inputs(*_split(flat, self.carried, self.slices))
+
+    def results(self, flat: Sequence[T]) -> _LoopResults[T]:
+        """Of one list, by their names."""
+        outputs = len(flat) - 2 * self.carried - self.sums
+        return _LoopResults(*_split(flat, self.carried, outputs, self.sums))
+
+    def results_of(self, inputs: _Inputs[Tensor]) -> _LoopResults[Tensor]:
+        """Runs the loop, with derivatives."""
+        return self.results(_Scan.apply(self, *itertools.chain(*inputs)))
 
 
-def _split(flat: Sequence[Any], *lengths: int) -> list[list[Any]]:
-    """Lists of these lengths, and what is left."""
-    rest = iter(flat)
-    return [*(list(itertools.islice(rest, length)) for length in lengths), list(rest)]
+# -- one step as a graph of its own ------------------------------------------------------------------------------------
 
 
-class _Turn(NamedTuple):
-    """A compiled body, which writes into tensors it is given; shape and dtype of each carry, output and sum."""
+class _Unrolled(Exception):
+    """A step that cannot be a body of its own."""
+
+
+class _ForeignTensors(TorchFunctionMode):
+    """Sees the tensors that a step uses and neither makes nor is given."""
+
+    def __init__(self, arguments: Tensors) -> None:
+        super().__init__()
+        self._alive: list[Any] = list(arguments)  # an id belongs to what is alive
+        self._known = {id(tensor) for tensor in arguments}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*mapped(self.resolved, args), **mapped(self.resolved, kwargs or {}))
+        self._alive.append(result)
+        self._known.update(id(leaf) for leaf in leaves_of(result) if isinstance(leaf, Tensor))
+        return result
+
+    def resolved(self, value: Any) -> Any:
+        """What the step is to compute with in place of a value."""
+        if not isinstance(value, Tensor) or id(value) in self._known:
+            return value
+        return self.of_foreign(value)
+
+    def of_foreign(self, tensor: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _FindCaptures(_ForeignTensors):
+    """Collects the captures of a step, in the order of their use."""
+
+    def __init__(self, arguments: Tensors) -> None:
+        super().__init__(arguments)
+        self.captures: Tensors = []
+
+    def of_foreign(self, tensor: Tensor) -> Tensor:
+        self.captures.append(tensor)
+        self._known.add(id(tensor))
+        return tensor
+
+
+class _ReplaceCaptures(_ForeignTensors):
+    """Puts arguments of a function in the place of the captures of a step."""
+
+    def __init__(self, arguments: Tensors, captures: Tensors, replacements: Tensors) -> None:
+        super().__init__([*arguments, *replacements])
+        self._alive.extend(captures)
+        self._replacements = {
+            id(capture): replacement
+            for capture, replacement in zip(captures, replacements, strict=True)
+        }
+
+    def of_foreign(self, tensor: Tensor) -> Tensor:
+        if id(tensor) not in self._replacements:
+            raise _Unrolled
+        return self._replacements[id(tensor)]
+
+
+@dataclass(frozen=True)
+class _TracedStep:
+    """The graph (carry, slices, captures) → (carry, outputs) of one step, on flat lists."""
+
+    graph: GraphModule
+    captures: Tensors
+    #: tensors in the carry
+    carried: int
+    #: tensors in the slices
+    sliced: int
+
+    @classmethod
+    def of(cls, tracer: Tracer, step: Callable[..., Any], carry: Any, x: Any) -> _TracedStep:
+        """The step traced beside the trace under way; raises _Unrolled where it cannot be."""
+        arguments = [*_tensors(carry), *_tensors(x)]
+        with _FindCaptures(arguments) as finder:
+            step(carry, x)
+        captures = finder.captures
+        carried = len(_tensors(carry))
+
+        def flat_step(*values: Tensor) -> Tensors:
+            own_arguments, replacements = _split(values, len(arguments))
+            own_carry, own_slices = _split(own_arguments, carried)
+            with _ReplaceCaptures(own_arguments, captures, replacements) as mode:
+                new_carry, output = step(_filled(carry, own_carry), _filled(x, own_slices))
+            results = [*_tensors(_in_order_of(carry, new_carry)), *_tensors(output)]
+            return [mode.resolved(leaf) for leaf in results]
+
+        try:
+            with tracer.outside():
+                samples = [tracer.sample(value) for value in (*arguments, *captures)]
+                graph = trace(flat_step, samples)
+        except Exception as error:
+            # whatever the step may raise: the loop itself says what is wrong
+            raise _Unrolled from tolerable(error)
+        traced = cls(graph, captures, carried, len(arguments) - carried)
+        traced.check()
+        return traced
+
+    def calls(self) -> list[torch.fx.Node]:
+        """The operations of the step."""
+        return [node for node in self.graph.graph.nodes if node.op == "call_function"]
+
+    def check(self) -> None:
+        """Raises _Unrolled where the step draws random numbers or holds a loop, which has no derivative in a body."""
+        for node in self.calls():
+            is_loop = node.target is torch.ops.pyrobnn.loop.default
+            if is_loop or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                raise _Unrolled
+
+    def steps_in_a_turn(self, count: int) -> int:
+        """Many steps in a turn cost fewer calls; steps left over are compiled once more, beside the loop."""
+        operations = len(self.calls())
+        limit = max(1, min(_STEPS, _OPERATIONS // max(1, operations), count))
+
+        def worth(steps: int) -> float:
+            return steps - count % steps * operations * _STEPS / _OPERATIONS
+
+        return max(range(1, limit + 1), key=worth)
+
+    def repeated(
+        self, steps: int, carry: Tensors, slices: Tensors, captures: Tensors
+    ) -> _TurnResults:
+        """So many steps, one after the other, with outputs stacked: there are no sums."""
+        outputs = []
+        for t in range(steps):
+            own_slices = (leaf[t] for leaf in slices[: self.sliced])
+            carry, step_outputs = _split(self.graph(*carry, *own_slices, *captures), self.carried)
+            outputs.append(step_outputs)
+        return _TurnResults(carry, [torch.stack(ys) for ys in zip(*outputs, strict=True)], [])
+
+
+# -- the loop as one node of the graph ---------------------------------------------------------------------------------
+
+
+def _rolled(
+    tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count: int
+) -> tuple[Any, Any]:
+    """The loop as one node of the graph that is being traced."""
+    x = _at(xs, 0)
+    # what the step makes lazily at first use is there from now on
+    _, output_tree = _unrolled(step, carry, xs, range(1))
+    traced = _TracedStep.of(tracer, step, carry, x)
+    steps = traced.steps_in_a_turn(count)
+    in_turns = count - count % steps
+    slices = _tensors(xs)
+    in_turn_slices = [leaf[:in_turns].unflatten(0, (-1, steps)) for leaf in slices]
+    last_carry, outputs = _looped(traced, steps, _tensors(carry), in_turn_slices, in_turns // steps)
+    if in_turns < count:
+        remaining_slices = [leaf[in_turns:] for leaf in slices]
+        last_carry, remaining_outputs, _ = traced.repeated(
+            count - in_turns, last_carry, remaining_slices, traced.captures
+        )
+        outputs = [torch.cat(parts) for parts in zip(outputs, remaining_outputs, strict=True)]
+    return _filled(carry, last_carry), _filled(output_tree, outputs)
+
+
+def _looped(
+    traced: _TracedStep, steps: int, carry: Tensors, slices: Tensors, turns: int
+) -> tuple[Tensors, Tensors]:
+    """The last carry and the outputs of so many turns of so many steps; ``slices`` are (turns, steps, …)."""
+
+    def turn(carry: Tensors, slices: Tensors, captures: Tensors) -> _TurnResults:
+        return traced.repeated(steps, carry, slices, captures)
+
+    if not slices:  # a loop takes the number of its turns from its slices
+        slices = [torch.zeros(turns, device=carry[0].device)]
+    loop = _Loop(turn, len(carry), len(slices), sums=0)
+    results = loop.results_of(_Inputs(carry, slices, traced.captures))
+    return results.carry, [leaf.flatten(0, 1) for leaf in results.outputs]
+
+
+# -- forward: a compiled turn in a loop --------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """What a tensor is like."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @classmethod
+    def all_of(cls, tensors: Tensors) -> list[_Kind]:
+        return [cls(tensor.shape, tensor.dtype) for tensor in tensors]
+
+    def zeros(self, *leading: int, device: torch.device) -> Tensor:
+        return torch.zeros(*leading, *self.shape, dtype=self.dtype, device=device)
+
+
+class _Memory(NamedTuple):
+    """The tensors that the turns of a loop write."""
+
+    #: the first carry and those after each turn: (turns + 1, …)
+    states: Tensors
+    #: (turns, …)
+    outputs: Tensors
+    #: to which each turn adds
+    sums: Tensors
+
+
+class _CompiledTurn(NamedTuple):
+    """A compiled body, which writes into tensors it is given; what its results are like."""
 
     call: Callable[..., Any]
-    kinds: list[list[tuple[torch.Size, torch.dtype]]]
+    carry: list[_Kind]
+    outputs: list[_Kind]
+    sums: list[_Kind]
 
-    def places(self, count: int, device: torch.device) -> list[Tensors]:
-        """Zeros for all carries, the first included; for outputs; for sums."""
-        return [
-            [torch.zeros(*leading, *shape, dtype=dtype, device=device) for shape, dtype in kinds]
-            for leading, kinds in zip(((count + 1,), (count,), ()), self.kinds, strict=True)
-        ]
+    def memory(self, turns: int, device: torch.device) -> _Memory:
+        """Zeros for the results of so many turns."""
+        return _Memory(
+            states=[kind.zeros(turns + 1, device=device) for kind in self.carry],
+            outputs=[kind.zeros(turns, device=device) for kind in self.outputs],
+            sums=[kind.zeros(device=device) for kind in self.sums],
+        )
 
 
-_TURNS: dict[str, _Turn] = {}  # by the content of the body: compiled code on disk names it
+_TURNS: dict[str, _CompiledTurn] = {}  # by the content of the body: compiled code on disk names it
 
 
 @torch.library.custom_op("pyrobnn::loop", mutates_args=())
-def _run(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> list[Tensor]:
+def _run(key: str, carry: list[Tensor], xs: list[Tensor], captures: list[Tensor]) -> list[Tensor]:
     """All carries, outputs and sums, and an empty tensor: C++ of torch 2.13 crashes on a list of one."""
     turn = _TURNS[key]
-    states, outputs, sums = turn.places(len(xs[0]), xs[0].device)
-    for state, leaf in zip(states, carry, strict=True):
+    memory = turn.memory(len(xs[0]), xs[0].device)
+    for state, leaf in zip(memory.states, carry, strict=True):
         state[0].copy_(leaf)
-    held = [leaf.contiguous() for leaf in held]
-    taken = zip(*(leaf[:-1] for leaf in states), *(leaf.contiguous() for leaf in xs), strict=True)
-    written = zip(*(leaf[1:] for leaf in states), *outputs, strict=True)
+    captures = [leaf.contiguous() for leaf in captures]
+    before = [leaf[:-1] for leaf in memory.states]
+    after = [leaf[1:] for leaf in memory.states]
+    slices = [leaf.contiguous() for leaf in xs]
+    read = zip(*before, *slices, strict=True)
+    written = zip(*after, *memory.outputs, strict=True)
     with torch.no_grad(), callable_in_a_trace():
-        for given, places in zip(taken, written, strict=True):
-            turn.call(*given, *held, *places, *sums)
-    return [*states, *outputs, *sums, xs[0].new_empty(0)]
+        for arguments, places in zip(read, written, strict=True):
+            turn.call(*arguments, *captures, *places, *memory.sums)
+    return [*itertools.chain(*memory), xs[0].new_empty(0)]
 
 
 @_run.register_fake
-def _(key: str, carry: list[Tensor], xs: list[Tensor], held: list[Tensor]) -> list[Tensor]:
-    return [*itertools.chain(*_TURNS[key].places(len(xs[0]), xs[0].device)), xs[0].new_empty(0)]
+def _(key: str, carry: list[Tensor], xs: list[Tensor], captures: list[Tensor]) -> list[Tensor]:
+    memory = _TURNS[key].memory(len(xs[0]), xs[0].device)
+    return [*itertools.chain(*memory), xs[0].new_empty(0)]
 
 
-def _loop(body: Body, carry: Tensors, xs: Tensors, held: Tensors) -> tuple[Tensor, ...]:
-    """The last carry, outputs, sums, and the carries before each turn; the body is compiled here."""
-    with tracer.outside() if (tracer := Tracer.active()) else contextlib.nullcontext():
-        given = [leaf.detach().contiguous() for leaf in (*carry, *(leaf[0] for leaf in xs), *held)]
+def _run_loop(loop: _Loop, inputs: _Inputs[Tensor]) -> _LoopResults[Tensor]:
+    """Runs the loop, without derivatives; the body is compiled here."""
+    tracer = Tracer.active()
+    with contextlib.nullcontext() if tracer is None else tracer.outside():
+        key = _compiled_turn(loop.body, inputs)
+    *results, _ = _run(key, *inputs)
+    memory = _Memory(*_split(results, loop.carried, len(results) - loop.carried - loop.sums))
+    return _LoopResults(
+        carry=[leaf[-1] for leaf in memory.states],
+        outputs=memory.outputs,
+        sums=memory.sums,
+        history=[leaf[:-1] for leaf in memory.states],
+    )
 
-        def turn(*flat: Tensor) -> None:
-            *taken, places = _split(flat, len(carry), len(xs), len(held))
-            new, ys, terms = body(*taken)
-            rest = iter(places)
-            for value in (*new, *ys):
-                next(rest).copy_(value)
-            for value, place in zip(terms, rest, strict=True):
-                place.add_(value)
 
-        kinds = [
-            [(value.shape, value.dtype) for value in part]
-            for part in body(*_split(given, len(carry), len(xs)))
-        ]
-        example = [
-            *given,
-            *(given[0].new_zeros(shape, dtype=dtype) for part in kinds for shape, dtype in part),
-        ]
-        graph = trace(turn, example)
-        constants = [
-            getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"
-        ]
-        parts = (
-            [(leaf.shape, leaf.dtype, leaf.device) for leaf in example],
-            [(c.dtype, c.tolist()) for c in constants],
-        )
-        key = hashlib.sha256(f"{graph.code}{parts}".encode()).hexdigest()
-        if key not in _TURNS:
-            _TURNS[key] = _Turn(
-                compiled(graph, *example, name="the body of a loop").unchecked, kinds
-            )
-    states, others = _split(_run(key, carry, xs, held)[:-1], len(carry))
-    return *(leaf[-1] for leaf in states), *others, *(leaf[:-1] for leaf in states)
+def _compiled_turn(body: Body, inputs: _Inputs[Tensor]) -> str:
+    """The key in ``_TURNS`` of a body, which is compiled where none of the same content is."""
+    first_turn = _Inputs(
+        carry=_detached(inputs.carry),
+        slices=_detached([leaf[0] for leaf in inputs.slices]),
+        captures=_detached(inputs.captures),
+    )
+    kinds = [_Kind.all_of(tensors) for tensors in body(*first_turn)]
+    arguments = list(itertools.chain(*first_turn))
+    places = [
+        arguments[0].new_zeros(kind.shape, dtype=kind.dtype) for kind in itertools.chain(*kinds)
+    ]
+    example = [*arguments, *places]
+    graph = trace(_writing(body, *map(len, first_turn)), example)
+    key = _key(graph, example)
+    if key not in _TURNS:
+        call = compiled(graph, *example, name="the body of a loop").unchecked
+        _TURNS[key] = _CompiledTurn(call, *kinds)
+    return key
+
+
+def _detached(tensors: Tensors) -> Tensors:
+    return [tensor.detach().contiguous() for tensor in tensors]
+
+
+def _writing(body: Body, carried: int, slices: int, captures: int) -> Callable[..., None]:
+    """The body as a function of one list: its arguments, then the places of its results."""
+
+    def turn(*flat: Tensor) -> None:
+        *arguments, places = _split(flat, carried, slices, captures)
+        results = body(*arguments)
+        copied = [*results.carry, *results.outputs]
+        of_copied, of_sums = _split(places, len(copied))
+        for value, place in zip(copied, of_copied, strict=True):
+            place.copy_(value)
+        for term, place in zip(results.sums, of_sums, strict=True):
+            place.add_(term)
+
+    return turn
+
+
+def _key(graph: GraphModule, example: Tensors) -> str:
+    """The content of a graph: its code, its constants and what its arguments are like."""
+    constants = [
+        getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"
+    ]
+    content = (
+        [(leaf.shape, leaf.dtype, leaf.device) for leaf in example],
+        [(constant.dtype, constant.tolist()) for constant in constants],
+    )
+    return hashlib.sha256(f"{graph.code}{content}".encode()).hexdigest()
+
+
+# -- backward: the reverse pass ----------------------------------------------------------------------------------------
 
 
 class _Scan(torch.autograd.Function):
-    """The last carry, outputs, sums and the carries before each turn; its derivatives are such loops again."""
+    """The loop as one function for autograd and ``torch.func``; its derivatives are such loops again."""
 
     @staticmethod
-    def forward(own: _Counted, *flat: Tensor) -> tuple[Tensor, ...]:
-        return tuple(leaf.clone() for leaf in _loop(own.body, *own.split(flat)))
+    def forward(loop: _Loop, *flat: Tensor) -> tuple[Tensor, ...]:
+        results = _run_loop(loop, loop.inputs(flat))
+        return tuple(leaf.clone() for leaf in itertools.chain(*results))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.own, *flat = inputs
-        ctx.save_for_backward(*output[len(output) - ctx.own.carried :], *flat[ctx.own.carried :])
+        loop, *flat = inputs
+        _, slices, captures = loop.inputs(flat)
+        ctx.loop = loop
+        ctx.save_for_backward(*loop.results(output).history, *slices, *captures)
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *slopes: Any) -> Any:
-        own: _Counted = ctx.own
-        before, xs, held = own.split(ctx.saved_tensors)
-        needs = own.split(ctx.needs_input_grad[1:])
-        floats = [i for i, value in enumerate(before) if value.is_floating_point()]
-        of_x, of_h = (
-            [i for i, value in enumerate(values) if need[i] and value.is_floating_point()]
-            for values, need in ((xs, needs[1]), (held, needs[2]))
+    def backward(ctx: Any, *flat_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        loop: _Loop = ctx.loop
+        turns = loop.inputs(ctx.saved_tensors)
+        needed = loop.inputs(ctx.needs_input_grad[1:])
+        gradients = loop.results(flat_gradients)
+        differentiated = _Inputs(
+            carry=_differentiable(turns.carry, [True] * loop.carried),
+            slices=_differentiable(turns.slices, needed.slices),
+            captures=_differentiable(turns.captures, needed.captures),
         )
-        outputs = len(slopes) - 2 * own.carried - own.sums
-        _, to_y, to_sum, to_before = _split(slopes, own.carried, outputs, own.sums)
-        by_turn = [slope for slope in (*to_y, *to_before) if slope is not None]
-
-        def pulled(a: Tensors, x: Tensors, h: Tensors) -> tuple[Tensors, Tensors, Tensors]:
-            c, own_x, by_turn = _split(x, own.carried, own.slices)
-            (own_h, by_sum) = _split(h, len(held))
-            by_y = iter(by_turn)
-
-            def results(*values: Tensor) -> tuple[Tensor, ...]:
-                rest = iter(values)
-                for values_of, places in ((c, floats), (own_x, of_x), (own_h, of_h)):
-                    for i in places:
-                        values_of[i] = next(rest)
-                new, ys, sums = own.body(c, own_x, own_h)
-                told = [*zip(ys, to_y, strict=True), *zip(sums, to_sum, strict=True)]
-                return *(new[i] for i in floats), *(
-                    value for value, slope in told if slope is not None
-                )
-
-            at = [*(c[i] for i in floats), *(own_x[i] for i in of_x), *(own_h[i] for i in of_h)]
-            slope_of = [*a, *(next(by_y) for s in to_y if s is not None), *by_sum]
-            found = list(torch.func.vjp(results, *at)[1](tuple(slope_of)))
-            for place, i in enumerate(floats):
-                if to_before[i] is not None:
-                    found[place] = found[place] + next(by_y)
-            return tuple(_split(found, len(floats), len(of_x)))  # type: ignore[return-value]
-
-        start = [torch.zeros_like(before[i][0]) if slopes[i] is None else slopes[i] for i in floats]
-        turns = [leaf.flip(0) for leaf in (*before, *xs, *by_turn)]
-        fixed = [*held, *(slope for slope in to_sum if slope is not None)]
-        out = _Scan.apply(
-            _Counted(pulled, len(start), len(turns), len(of_h)), *start, *turns, *fixed
-        )
-        found: list[Any] = [None] * (1 + own.carried + own.slices + len(held))
-        places = [
-            *floats,
-            *(own.carried + i for i in of_x),
-            *(own.carried + own.slices + i for i in of_h),
-        ]
-        for place, slope in zip(places, out, strict=False):  # the carries before each turn are left
-            is_slice = own.carried <= place < own.carried + own.slices
-            found[1 + place] = slope.flip(0) if is_slice else slope
-        return tuple(found)
+        reached = _LoopResults(*map(_positions_with_gradient, gradients))
+        reverse = _Reverse(loop, differentiated, reached)
+        return None, *itertools.chain(*reverse.gradients(turns, gradients))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, own: _Counted, *flat: Tensor) -> Any:
-        dims = own.split(in_dims[1:])
-        carry, xs, held = (
-            [
-                value if dim is None else value.movedim(dim, to)
-                for value, dim in zip(part, own_dims, strict=True)
-            ]
-            for part, own_dims, to in zip(own.split(flat), dims, (0, 1, 0), strict=True)
+    def vmap(info: Any, in_dims: Any, loop: _Loop, *flat: Tensor) -> Any:
+        axes: _Inputs[int | None] = loop.inputs(in_dims[1:])
+        inputs = loop.inputs(flat)
+        carry = _moved(inputs.carry, axes.carry, 0)
+        slices = _moved(inputs.slices, axes.slices, 1)  # behind the axis of turns
+        captures = _moved(inputs.captures, axes.captures, 0)
+        # the body gives each next carry an axis of points: so the first must have one
+        carry = _expanded(carry, axes.carry, info.batch_size)
+        body_axes = (
+            [0] * loop.carried,
+            _axes_in_a_turn(axes.slices),
+            _axes_in_a_turn(axes.captures),
         )
-        carry = [
-            value.expand(info.batch_size, *value.shape) if dim is None else value
-            for value, dim in zip(carry, dims[0], strict=True)
+        body = torch.func.vmap(loop.body, body_axes, randomness="error")
+        points = _Loop(body, loop.carried, loop.slices, loop.sums)
+        results = points.results_of(_Inputs(carry, slices, captures))
+        result_axes = _LoopResults(
+            carry=[0] * loop.carried,
+            outputs=[1] * len(results.outputs),
+            sums=[0] * loop.sums,
+            history=[1] * loop.carried,
+        )
+        return tuple(itertools.chain(*results)), tuple(itertools.chain(*result_axes))
+
+
+def _moved(tensors: Tensors, axes: list[int | None], destination: int) -> Tensors:
+    """The axis of points at another place, where there is one."""
+    moved = []
+    for tensor, axis in zip(tensors, axes, strict=True):
+        moved.append(tensor if axis is None else tensor.movedim(axis, destination))
+    return moved
+
+
+def _expanded(tensors: Tensors, axes: list[int | None], points: int) -> Tensors:
+    """An axis of points at the beginning, also where there was none."""
+    expanded = []
+    for tensor, axis in zip(tensors, axes, strict=True):
+        expanded.append(tensor.expand(points, *tensor.shape) if axis is None else tensor)
+    return expanded
+
+
+def _axes_in_a_turn(axes: list[int | None]) -> list[int | None]:
+    """The axis of points comes first in what one turn takes, where there is one."""
+    axes_in_a_turn = []
+    for axis in axes:
+        axes_in_a_turn.append(None if axis is None else 0)
+    return axes_in_a_turn
+
+
+@dataclass(frozen=True)
+class _Reverse:
+    """The loop that takes the turns of another from the last to the first, and pulls gradients back through each."""
+
+    loop: _Loop
+    #: positions of the inputs by which gradients are asked for
+    differentiated: _Inputs[int]
+    #: positions of the results that the loss depends on
+    reached: _LoopResults[int]
+
+    def gradients(
+        self, turns: _Inputs[Tensor], gradients: _LoopResults[Tensor | None]
+    ) -> _Inputs[Tensor | None]:
+        """Gradients by the inputs, from those by the results; ``turns`` has the carry before each turn as carry."""
+        by_last_carry: list[Any] = []
+        for position in self.differentiated.carry:
+            gradient = gradients.carry[position]
+            if gradient is None:
+                gradient = torch.zeros_like(turns.carry[position][0])
+            by_last_carry.append(gradient)
+        of_outputs = _chosen(gradients.outputs, self.reached.outputs)
+        of_history = _chosen(gradients.history, self.reached.history)
+        of_sums = _chosen(gradients.sums, self.reached.sums)
+        by_turn: list[Any] = [*turns.carry, *turns.slices, *of_outputs, *of_history]
+        fixed: list[Any] = [*turns.captures, *of_sums]
+
+        sums = len(self.differentiated.captures)
+        reverse_loop = _Loop(self.turn, len(by_last_carry), len(by_turn), sums)
+        reversed_turns = [leaf.flip(0) for leaf in by_turn]
+        results = reverse_loop.results_of(_Inputs(by_last_carry, reversed_turns, fixed))
+
+        by_slices = [leaf.flip(0) for leaf in results.outputs]
+        return _Inputs(
+            carry=_scattered(self.loop.carried, self.differentiated.carry, results.carry),
+            slices=_scattered(self.loop.slices, self.differentiated.slices, by_slices),
+            captures=_scattered(len(turns.captures), self.differentiated.captures, results.sums),
+        )
+
+    def turn(self, carry: Tensors, slices: Tensors, captures: Tensors) -> _TurnResults:
+        """The body: from the gradients by the carry after a turn of the loop to those by what the turn took."""
+        carry_and_slices, of_outputs, of_history = _split(
+            slices, self.loop.carried + self.loop.slices, len(self.reached.outputs)
+        )
+        turn_captures, of_sums = _split(captures, len(captures) - len(self.reached.sums))
+        inputs = self.loop.inputs([*carry_and_slices, *turn_captures])
+
+        def results(*values: Tensor) -> tuple[Tensor, ...]:
+            return self.turn_results(inputs, values)
+
+        pulled_back = torch.func.vjp(results, *self.differentiated_tensors(inputs))[1]
+        by_inputs = pulled_back((*carry, *of_outputs, *of_sums))
+        by_carry, by_slices, by_captures = _split(
+            by_inputs, len(self.differentiated.carry), len(self.differentiated.slices)
+        )
+        # the carry before this turn is a result of the loop too
+        for position, gradient in zip(self.reached.history, of_history, strict=True):
+            place = self.differentiated.carry.index(position)
+            by_carry[place] = by_carry[place] + gradient
+        return _TurnResults(by_carry, by_slices, by_captures)
+
+    def differentiated_tensors(self, inputs: _Inputs[Tensor]) -> Tensors:
+        """The tensors of a turn by which gradients are asked for."""
+        return [
+            *_chosen(inputs.carry, self.differentiated.carry),
+            *_chosen(inputs.slices, self.differentiated.slices),
+            *_chosen(inputs.captures, self.differentiated.captures),
         ]
-        batched = [[0 if dim is not None else None for dim in part] for part in dims]
-        body = torch.func.vmap(
-            own.body, ([0] * own.carried, batched[1], batched[2]), randomness="error"
+
+    def turn_results(
+        self, inputs: _Inputs[Tensor], values: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """The results of a turn that the loss depends on, with other values for the differentiated tensors."""
+        positions = self.differentiated
+        carry, slices, captures = _split(values, len(positions.carry), len(positions.slices))
+        results = self.loop.body(
+            _replaced(inputs.carry, positions.carry, carry),
+            _replaced(inputs.slices, positions.slices, slices),
+            _replaced(inputs.captures, positions.captures, captures),
         )
-        out = _Scan.apply(_Counted(body, own.carried, own.slices, own.sums), *carry, *xs, *held)
-        stacked = len(out) - 2 * own.carried - own.sums
-        return out, (*[0] * own.carried, *[1] * stacked, *[0] * own.sums, *[1] * own.carried)
+        return (
+            *_chosen(results.carry, positions.carry),
+            *_chosen(results.outputs, self.reached.outputs),
+            *_chosen(results.sums, self.reached.sums),
+        )
+
+
+# -- lists by position -------------------------------------------------------------------------------------------------
+
+
+def _differentiable(tensors: Tensors, needed: list[bool]) -> list[int]:
+    """The positions of the tensors by which gradients are needed and exist."""
+    return [
+        position
+        for position, tensor in enumerate(tensors)
+        if needed[position] and tensor.is_floating_point()
+    ]
+
+
+def _positions_with_gradient(gradients: list[Tensor | None]) -> list[int]:
+    return [position for position, gradient in enumerate(gradients) if gradient is not None]
+
+
+def _chosen(values: list[T], positions: list[int]) -> list[T]:
+    return [values[position] for position in positions]
+
+
+def _replaced(values: list[T], positions: list[int], replacements: list[T]) -> list[T]:
+    """The list with other values at these positions."""
+    changed = list(values)
+    for position, replacement in zip(positions, replacements, strict=True):
+        changed[position] = replacement
+    return changed
+
+
+def _scattered(length: int, positions: list[int], gradients: Tensors) -> list[Tensor | None]:
+    """A list with gradients at these positions and None elsewhere."""
+    scattered: list[Tensor | None] = [None] * length
+    for position, gradient in zip(positions, gradients, strict=True):
+        scattered[position] = gradient
+    return scattered
