@@ -87,8 +87,8 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    for name, what in (("--data", "sets of data"), ("--noise", "models of the noise")):
-        parser.add_argument(name, nargs="+", help=what)
+    parser.add_argument("--data", nargs="+", help="sets of data")
+    parser.add_argument("--noise", nargs="+", help="models of the noise")
     parser.add_argument(
         "--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits"
     )
@@ -99,64 +99,65 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--quick", action="store_true", help="one set of data, three methods, two minutes"
     )
-    asked, rest = parser.parse_known_args(argv)
-    study = yaml.safe_load(
-        asked.config.read_text("utf-8") if asked.config else QUICK if asked.quick else STUDY
-    )
-    axes = [
-        given or pd.Series(study[key])
-        for key, given in (("data", asked.data), ("noise", asked.noise))
-    ]
+    options, words = parser.parse_known_args(argv)
+    if options.config:
+        study = yaml.safe_load(options.config.read_text("utf-8"))
+    else:
+        study = yaml.safe_load(QUICK if options.quick else STUDY)
+    sets = options.data or pd.Series(study["data"])
+    noises = options.noise or pd.Series(study["noise"])
     status = 0
     rows = []
-    for data, noise, seed in product(*axes, asked.seeds or [0]):
+    for data, noise, seed in product(sets, noises, options.seeds or [0]):
         cell = {"data": data, "noise": noise, "seed": seed}
-        folder = asked.out / "-".join(
-            [Path(data).stem, str(noise), *([str(seed)] if asked.seeds else [])]
-        )
+        name = f"{Path(data).stem}-{noise}"
+        if options.seeds:
+            name += f"-{seed}"
+        folder = options.out / name
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "study.yaml"
         file.write_text(
             yaml.safe_dump(study | cell, sort_keys=False, allow_unicode=True), encoding="utf-8"
         )
         print(f"\n== {data}, {noise} noise, seed {seed}: {folder}", flush=True)
-        found = cli.main(
-            ["compare", "--config", str(file), "--out", str(folder), "--resume", *rest]
+        code = cli.main(
+            ["compare", "--config", str(file), "--out", str(folder), "--resume", *words]
         )
-        if found == cli.USAGE_ERROR:
-            return found
-        status = max(status, found)
+        if code == cli.USAGE_ERROR:
+            return code
+        status = max(status, code)
         rows += _rows(cell, folder)
-        if found == cli.INTERRUPTED:
+        if code == cli.INTERRUPTED:
             break
     if rows:
-        _tell(pd.DataFrame(rows), asked.out)
+        _tell(pd.DataFrame(rows), options.out)
     return status
 
 
-def _rows(cell: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+def _rows(cell: Mapping[str, str | int], folder: Path) -> list[dict[str, Any]]:
     """A row of the table for each method that the folder's summary has; its bands are drawn."""
     summary = folder / "summary.json"
     methods = json.loads(summary.read_text("utf-8"))["methods"] if summary.exists() else {}
     trees = {label: storage.read(folder / f"{label}.nc") for label in methods}
     if trees:
         plots.predictive_bands(trees).savefig(folder / "bands.png", dpi=200)
-    return [
-        {**cell, "method": label, "verdict": each["status"]}
-        | {title: each["scores"].get(key) for key, title in COLUMNS.items()}
-        | {"converged": _converged(each["verdict"]["checks"])}
-        for label, each in methods.items()
-    ]
+    rows = []
+    for label, method in methods.items():
+        row = {**cell, "method": label, "verdict": method["status"]}
+        row |= {title: method["scores"].get(key) for key, title in COLUMNS.items()}
+        row["converged"] = _converged(method["verdict"]["checks"])
+        rows.append(row)
+    return rows
 
 
-def _converged(checks: Sequence[Mapping[str, Any]]) -> bool | None:
+def _converged(checks: Sequence[Mapping[str, str]]) -> bool | None:
     """Whether chains have converged, by the checks of their R-hat, number and length; None of other draws."""
-    found = [
+    statuses = [
         check["status"]
         for check in checks
         if check["name"] in ("rhat_function", "ess_function", "ess")
     ]
-    return all(status == "pass" for status in found) if found else None
+    return all(status == "pass" for status in statuses) if statuses else None
 
 
 def _tell(table: pd.DataFrame, out: Path) -> None:
@@ -169,7 +170,9 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
         mean = grouped[numbers].mean()
         error = grouped[numbers].sem()
         shown = (mean.map("{:.3g}".format) + error.map(" ± {:.1g}".format)).where(mean.notna(), "")
-        passes = grouped["verdict"].apply(lambda each: f"{(each == 'pass').sum()} of {len(each)}")
+        passes = grouped["verdict"].apply(
+            lambda column: f"{(column == 'pass').sum()} of {len(column)}"
+        )
         shown = shown.assign(passed=passes).reset_index()
     print(f"\n{shown.to_string(index=False, na_rep='', float_format='{:.3g}'.format)}")
     print(
@@ -186,24 +189,27 @@ def _tell(table: pd.DataFrame, out: Path) -> None:
 def gaps(table: pd.DataFrame) -> Figure:
     """Epistemic sd in the widest gap over that at the data: a panel for each data and noise, hollow: not converged."""
     cells = list(table.dropna(subset="in gap").groupby(["data", "noise"], sort=False))
-    most = max(rows["method"].nunique() for _, rows in cells)
+    num_methods = max(rows["method"].nunique() for _, rows in cells)
     with style():
-        figure, axes = panels(len(cells), max_columns=2, size=(3.6, 1.0 + 0.18 * most), sharex=True)
+        size = (3.6, 1.0 + 0.18 * num_methods)
+        figure, axes = panels(len(cells), max_columns=2, size=size, sharex=True)
         for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
-            for method, each in rows.groupby("method", sort=False):
-                face = "white" if (each["converged"] == False).any() else EPISTEMIC  # noqa: E712
-                ratios = each["in gap"]
-                error = each["in gap"].sem() if len(each) > 1 else 0.0
+            for method, runs in rows.groupby("method", sort=False):
+                face = "white" if (runs["converged"] == False).any() else EPISTEMIC  # noqa: E712
+                ratios = runs["in gap"]
+                error = ratios.sem() if len(runs) > 1 else 0.0
                 ax.errorbar(
                     ratios.mean(), method, xerr=error, fmt="o", ms=5, color=EPISTEMIC, mfc=face
                 )
             ax.axvline(1.0, color=MUTED, lw=0.8, ls=(0, (4, 2)))
-            title = f"{data.replace('_', ' ')}, {noise} noise"
-            what = "gap / data (hollow: not converged)"
             ax.set(
-                xscale="log", title=title, xlabel=f"epistemic sd, {what}", ylim=(most - 0.5, -0.5)
+                xscale="log",
+                title=f"{data.replace('_', ' ')}, {noise} noise",
+                xlabel="epistemic sd, gap / data (hollow: not converged)",
+                ylim=(num_methods - 0.5, -0.5),
             )
-            ax.set_xticks(ticks := (0.5, 1, 2, 5, 10, 20, 50), [f"{tick:g}" for tick in ticks])
+            ticks = (0.5, 1, 2, 5, 10, 20, 50)
+            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         return figure
 
 

@@ -9,6 +9,7 @@ import importlib.util
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean, median, stdev
 from types import ModuleType
@@ -42,7 +43,10 @@ def records_of(claim: str, name: str = "records.jsonl") -> Records:
 
 def last_of_each(rows: Records, *keys: str) -> Records:
     """Of repeated measurements the last."""
-    return list({tuple(row.get(key) for key in keys): row for row in rows}.values())
+    latest = {}
+    for row in rows:
+        latest[tuple(row.get(key) for key in keys)] = row
+    return list(latest.values())
 
 
 # -- tables ----------------------------------------------------------------------------------------------------------
@@ -111,70 +115,89 @@ def uci() -> str:
     from uci.rules import RULES, claims, markdown, published
 
     rows = records_of("uci")
-    parts = []
+    texts = []
     small = ("boston", "concrete", "energy", "wine", "yacht")
     large = ("kin8nm", "naval", "power")
     for names in (small, large):
-        own = [row for row in rows if row["dataset"] in names]
-        ran = {(row["method"], row["dataset"]) for row in own}
-        filled = [
-            method for method in ("linear", *RULES) if {(method, name) for name in names} <= ran
-        ]
-        own = [row for row in own if row["method"] in filled]
-        parts += [
-            markdown(own, metric, filled, published())
-            for metric in ("log_density", "rmse", "cpu_seconds")
-        ]
-    return "\n\n".join([*parts, "\n".join(f"- {claim}" for claim in claims(rows, published()))])
+        of_sets = [row for row in rows if row["dataset"] in names]
+        filled = _methods_of_all(of_sets, names, ("linear", *RULES))
+        of_methods = [row for row in of_sets if row["method"] in filled]
+        for metric in ("log_density", "rmse", "cpu_seconds"):
+            texts.append(markdown(of_methods, metric, filled, published()))
+    texts.append("\n".join(f"- {claim}" for claim in claims(rows, published())))
+    return "\n\n".join(texts)
+
+
+def _methods_of_all(rows: Records, datasets: Sequence[str], methods: Sequence[str]) -> list[str]:
+    """The methods that have a record of each of the data sets."""
+    ran = {(row["method"], row["dataset"]) for row in rows}
+    return [method for method in methods if ran.issuperset(product([method], datasets))]
 
 
 def judge() -> str:
     """What passes by fault and number of rows, beside the best test's misses; and regressors of packages on tables."""
     rows = records_of("judge")
-    cases = [row for row in rows if "n" in row]
-    tables = [row for row in rows if "table" in row]
+    faults = _faults_by_size([row for row in rows if "n" in row])
+    packages = _regressors_by_table([row for row in rows if "table" in row])
+    return "\n".join([*faults, "", *packages])
+
+
+def _faults_by_size(cases: Records) -> list[str]:
+    """Of right predictions those that do not pass, of each fault those that do, by number of rows."""
     sizes = sorted({row["n"] for row in cases})
     lines = [
         f"| planted | {' | '.join(f'{n:,} rows' for n in sizes)} |",
         "|---" * (1 + len(sizes)) + "|",
     ]
     for kind, fault in dict.fromkeys((row["kind"], row["fault"]) for row in cases):
-        own = [
-            [row for row in cases if (row["kind"], row["fault"], row["n"]) == (kind, fault, n)]
-            for n in sizes
-        ]
+        of_fault = [row for row in cases if (row["kind"], row["fault"]) == (kind, fault)]
         cells = []
-        for each in own:
-            counts = [
-                sum(row["counts"].get(s, 0) for row in each) for s in ("pass", "warn", "fail")
-            ]
-            total = sum(counts)
-            missed = 1.0 - sum(row["power"] * sum(row["counts"].values()) for row in each) / total
-            right = f"{counts[1]} of {total} warn, {counts[2]} fail"
-            cells.append(
-                right if fault == "right" else f"{counts[0]} of {total} pass ({missed:.1%})"
-            )
+        for n in sizes:
+            of_size = [row for row in of_fault if row["n"] == n]
+            cells.append(_judged(of_size, right=fault == "right"))
         lines.append(f"| {kind}: {fault} | {' | '.join(cells)} |")
-    names = list(dict.fromkeys(row["table"] for row in tables))
-    lines += ["", f"| regressor | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
-    for regressor in dict.fromkeys(row["regressor"] for row in tables):
-        of_table = {row["table"]: row for row in tables if row["regressor"] == regressor}
-        scored = [of_table[name] for name in names]
-        cells = [
-            f"**{r['model']}**{': ' * bool(r['seen'])}{', '.join(r['seen'])} ({r['ratio']:.2f})"
-            for r in scored
-        ]
+    return lines
+
+
+def _judged(rows: Records, right: bool) -> str:
+    """Of right predictions how many warn or fail; of a fault how many pass, and what the best test would miss."""
+    passed, warned, failed = _counts(rows)
+    total = passed + warned + failed
+    if right:
+        return f"{warned} of {total} warn, {failed} fail"
+    missed = 1.0 - sum(row["power"] * sum(row["counts"].values()) for row in rows) / total
+    return f"{passed} of {total} pass ({missed:.1%})"
+
+
+def _counts(rows: Records) -> tuple[int, int, int]:
+    """How many predictions passed, warned and failed, over all rows."""
+    passed = sum(row["counts"].get("pass", 0) for row in rows)
+    warned = sum(row["counts"].get("warn", 0) for row in rows)
+    failed = sum(row["counts"].get("fail", 0) for row in rows)
+    return passed, warned, failed
+
+
+def _regressors_by_table(rows: Records) -> list[str]:
+    """A row per regressor and a column per table: status, the checks that spoke, and the ratio to the baseline."""
+    names = list(dict.fromkeys(row["table"] for row in rows))
+    lines = [f"| regressor | {' | '.join(names)} |", "|---" * (1 + len(names)) + "|"]
+    for regressor in dict.fromkeys(row["regressor"] for row in rows):
+        of_table = {row["table"]: row for row in rows if row["regressor"] == regressor}
+        cells = []
+        for name in names:
+            row = of_table[name]
+            reasons = f": {', '.join(row['seen'])}" if row["seen"] else ""
+            cells.append(f"**{row['model']}**{reasons} ({row['ratio']:.2f})")
         lines.append(f"| {regressor} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    return lines
 
 
 def verdict() -> str:
     """Status by kind of case."""
     lines = ["| cases | pass | warn | fail |", "|---|---|---|---|"]
     for name, rows in verdicts().items():
-        counts = [
-            sum(row["status"] == status for row in rows) for status in ("pass", "warn", "fail")
-        ]
+        statuses = [row["status"] for row in rows]
+        counts = map(statuses.count, ("pass", "warn", "fail"))
         lines.append(f"| {name} | {' | '.join(map(str, counts))} |")
     return "\n".join(lines)
 
@@ -200,8 +223,8 @@ def newest() -> str:
 
 
 CLAIMS: dict[str, Callable[[], str]] = {
-    each.__name__: each
-    for each in (
+    claim.__name__: claim
+    for claim in (
         speed,
         posteriordb,
         evidence,
@@ -219,91 +242,133 @@ CLAIMS: dict[str, Callable[[], str]] = {
 # -- headline numbers ------------------------------------------------------------------------------------------------
 
 
+Number = tuple[str, str, str]  # the claim, what was measured, and the number
+
+
 def headline() -> str:
     """Headline numbers, each linked to its claim."""
-    from uci.rules import beats_floor, best_published, published
+    numbers = [
+        *_headline_of_speed(),
+        _headline_of_posteriordb(),
+        _headline_of_evidence(),
+        _headline_of_verdict(),
+        _headline_of_uci(),
+        _headline_of_gaps(),
+        *_headline_of_tables(),
+    ]
+    lines = ["| | measured | how |", "|---|---|---|"]
+    for claim, label, number in numbers:
+        lines.append(f"| {label} | **{number}** | [claim](../{claim}/claim.md) |")
+    return "\n".join(lines)
 
+
+def _headline_of_speed() -> list[Number]:
     ratios = [row["ours/numpyro"] for row in gradients()]
     pyro = [row["pyro/ours"] for row in gradients()]
-    runs = records_of("posteriordb")
-    right = sum(row["outcome"] == "right" for row in runs)
-    silent = sum(row["outcome"] == "WRONG" for row in runs)
-    exact = [
-        row for row in records_of("evidence") if row["way"] == "SMC" and row["exact"] is not None
-    ]
-    off = max(abs(row["log_evidence"] - row["exact"]) for row in exact)
-    cells = beats_floor(records_of("uci"))
-    best = best_published(records_of("uci"), published())
-    gaps = [
-        row
-        for row in records_of("svi_against_mcmc")
-        if row["part"] == "gaps" and row["data"] == "two_clusters"
-    ]
-    opened = {
-        m: [row["gap_ratio"] for row in gaps if row["method"] == m and row["gap_ratio"]]
-        for m in ("nuts", "svi")
-    }
-    healthy, sick, audited = verdicts().values()
-    by_table = last_of_each(
-        [r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r], "seed"
-    )
-    nll = [
-        row["nll"] for row in by_table
-    ]  # of a normal with the predictive's mean and sd, as published
-    rival = json.loads((HERE / "tables" / "published.json").read_text(encoding="utf-8"))["rows"]
-    theirs = next(
-        row["nll"] for row in rival if (row["table"], row["method"]) == ("airfoil", "BDE")
-    )
-    rows = [
+    return [
         (
             "speed",
             "Time of a NUTS gradient, as a share of NumPyro's (median over models and chains; range)",
             f"{median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})",
         ),
         ("speed", "Pyro's time of a gradient over ours", f"{min(pyro):.0f}–{max(pyro):.0f} ×"),
-        (
-            "posteriordb",
-            "Reference posteriors (posteriordb, radon) right at the defaults; wrong without a warning",
-            f"{right} of {len(runs)} runs; {silent}",
-        ),
-        (
-            "evidence",
-            f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)",
-            f"{off:.2f} nats",
-        ),
-        (
-            "verdict",
-            "Right draws that fail; planted faults that pass; that pass `pb.audit` too",
-            f"{sum(r['status'] == 'fail' for r in healthy)} of {len(healthy)}; "
-            + "; ".join(
-                f"{sum(r['status'] == 'pass' for r in rows)} of {len(rows)}"
-                for rows in (sick, audited)
-            ),
-        ),
-        (
-            "uci",
-            "UCI sets on which our best method reaches the best published log density; cells clearly above linear",
-            f"{sum(ours >= theirs for _, ours, theirs in best.values())} of {len(best)}; "
-            f"{sum(clear for _, clear in cells.values())} of {len(cells)}",
-        ),
-        (
-            "svi_against_mcmc",
-            f"Epistemic sd in a gap over that at the data, NUTS and mean-field SVI ({len(opened['nuts'])} data sets)",
-            " and ".join(
-                f"{fmean(v):.1f} ± {stdev(v) / len(v) ** 0.5:.1f}" for v in opened.values()
-            ),
-        ),
     ]
-    if len(nll) > 1:
-        text = f"{fmean(nll):.3f} ± {stdev(nll) / len(nll) ** 0.5:.3f} ({len(nll)} seeds; bde's {theirs})"
-        rows.append(
-            ("tables", "Negative log likelihood on the airfoil table", text.replace("-", "−"))
-        )
-    lines = ["| | measured | how |", "|---|---|---|"]
-    lines += [
-        f"| {what} | **{number}** | [claim](../{claim}/claim.md) |" for claim, what, number in rows
+
+
+def _headline_of_posteriordb() -> Number:
+    outcomes = [row["outcome"] for row in records_of("posteriordb")]
+    right = outcomes.count("right")
+    silent = outcomes.count("WRONG")
+    return (
+        "posteriordb",
+        "Reference posteriors (posteriordb, radon) right at the defaults; wrong without a warning",
+        f"{right} of {len(outcomes)} runs; {silent}",
+    )
+
+
+def _headline_of_evidence() -> Number:
+    exact = [
+        row for row in records_of("evidence") if row["way"] == "SMC" and row["exact"] is not None
     ]
-    return "\n".join(lines)
+    error = max(abs(row["log_evidence"] - row["exact"]) for row in exact)
+    return (
+        "evidence",
+        f"Largest error of SMC's log evidence ({len(exact)} runs with an exact value)",
+        f"{error:.2f} nats",
+    )
+
+
+def _headline_of_verdict() -> Number:
+    healthy, sick, audited = verdicts().values()
+    shares = [
+        _share_of_status(healthy, "fail"),
+        _share_of_status(sick, "pass"),
+        _share_of_status(audited, "pass"),
+    ]
+    return (
+        "verdict",
+        "Right draws that fail; planted faults that pass; that pass `pb.audit` too",
+        "; ".join(shares),
+    )
+
+
+def _share_of_status(rows: Records, status: str) -> str:
+    return f"{sum(row['status'] == status for row in rows)} of {len(rows)}"
+
+
+def _headline_of_uci() -> Number:
+    from uci.rules import beats_floor, best_published, published
+
+    cells = beats_floor(records_of("uci"))
+    best = best_published(records_of("uci"), published())
+    reached = sum(ours >= theirs for _, ours, theirs in best.values())
+    clear = sum(is_clear for _, is_clear in cells.values())
+    return (
+        "uci",
+        "UCI sets on which our best method reaches the best published log density; cells clearly above linear",
+        f"{reached} of {len(best)}; {clear} of {len(cells)}",
+    )
+
+
+def _headline_of_gaps() -> Number:
+    nuts = _gap_ratios("nuts")
+    svi = _gap_ratios("svi")
+    return (
+        "svi_against_mcmc",
+        f"Epistemic sd in a gap over that at the data, NUTS and mean-field SVI ({len(nuts)} data sets)",
+        f"{_mean_and_error(nuts, 1)} and {_mean_and_error(svi, 1)}",
+    )
+
+
+def _gap_ratios(method: str) -> list[float]:
+    """Epistemic sd in the gap of two clusters over that at the data, where it is known."""
+    ratios = []
+    for row in records_of("svi_against_mcmc"):
+        of_two_clusters = row["part"] == "gaps" and row["data"] == "two_clusters"
+        if of_two_clusters and row["method"] == method and row["gap_ratio"]:
+            ratios.append(row["gap_ratio"])
+    return ratios
+
+
+def _headline_of_tables() -> list[Number]:
+    """One number, or none where there is a single seed."""
+    scored = [r for r in records_of("tables") if r["table"] == "airfoil" and "nll" in r]
+    # of a normal with the predictive's mean and sd, as published
+    nll = [row["nll"] for row in last_of_each(scored, "seed")]
+    if len(nll) < 2:
+        return []
+    rival = json.loads((HERE / "tables" / "published.json").read_text(encoding="utf-8"))["rows"]
+    theirs = next(
+        row["nll"] for row in rival if (row["table"], row["method"]) == ("airfoil", "BDE")
+    )
+    text = f"{_mean_and_error(nll, 3)} ({len(nll)} seeds; bde's {theirs})"
+    return [("tables", "Negative log likelihood on the airfoil table", text.replace("-", "−"))]
+
+
+def _mean_and_error(values: Sequence[float], digits: int) -> str:
+    """Mean ± standard error, to so many digits."""
+    error = stdev(values) / len(values) ** 0.5
+    return f"{fmean(values):.{digits}f} ± {error:.{digits}f}"
 
 
 def readme() -> str:
@@ -336,8 +401,8 @@ PAPER = {"nuts": readme, "posteriordb": right_of_all, "verdict": verdict, "gaps"
 
 def written(path: Path, table: str, start: str = START) -> None:
     """Put a table between the marker ``start`` of a page and the end that follows."""
-    before, marker, rest = path.read_text(encoding="utf-8").partition(start)
-    _, end, after = rest.partition(END)
+    before, marker, from_table = path.read_text(encoding="utf-8").partition(start)
+    _, end, after = from_table.partition(END)
     if not end or start in after:
         raise ValueError(f"{path} needs one {start} and an {END} behind it")
     path.write_text(f"{before}{marker}\n{table}\n{end}{after}", encoding="utf-8")

@@ -78,11 +78,9 @@ def expected_seconds(task: Record, records: Sequence[Record]) -> float:
     """CPU seconds of a task by earlier records: the median of its method on its data, else the most of its method."""
     of_method = [record for record in records if record["method"] == task["method"]]
     exact = [record["cpu_seconds"] for record in of_method if record["dataset"] == task["dataset"]]
-    return (
-        median(exact)
-        if exact
-        else max((record["cpu_seconds"] for record in of_method), default=60.0)
-    )
+    if exact:
+        return median(exact)
+    return max((record["cpu_seconds"] for record in of_method), default=60.0)
 
 
 def within_budget(
@@ -90,28 +88,28 @@ def within_budget(
 ) -> tuple[list[Record], list[Record], float]:
     """The tasks, in order, that fit into ``budget`` CPU seconds; those that do not; the seconds of the first."""
     runs = []
-    rest = []
+    left_out = []
     spent = 0.0
     for task in tasks:
         seconds = expected_seconds(task, records)
         if spent + seconds > budget:
-            rest.append(task)
+            left_out.append(task)
         else:
             runs.append(task)
             spent += seconds
-    return runs, rest, spent
+    return runs, left_out, spent
 
 
-def measured(task: Record, work: Callable[[], Mapping[str, Any]], **facts: Any) -> dict[str, Any]:
+def measured(task: Record, work: Callable[[], Record], **facts: str | float) -> dict[str, Any]:
     """The record of a piece of work: the task, what it gave, what it cost, and where it was made."""
     started = time.perf_counter()
     cpu = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = work()
+        results = work()
     return {
         **task,
-        **found,
+        **results,
         **facts,
         "seconds": round(time.perf_counter() - started, 3),
         "cpu_seconds": round(time.process_time() - cpu, 3),
@@ -128,7 +126,8 @@ def peak_mb(children: bool = False) -> int | None:
     except ImportError:
         return None
     who = resource.RUSAGE_CHILDREN if children else resource.RUSAGE_SELF
-    return round(resource.getrusage(who).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10))
+    units_in_mb = 2**20 if sys.platform == "darwin" else 2**10
+    return round(resource.getrusage(who).ru_maxrss / units_in_mb)
 
 
 @cache
@@ -159,8 +158,8 @@ class Sweep:
 
     def pending(self, tasks: Sequence[Record]) -> list[Record]:
         """The tasks, in their order and once each, that have no record yet."""
-        seen = {self.key(record) for record in read_records(self.path)}
-        return list({self.key(task): task for task in tasks if self.key(task) not in seen}.values())
+        done = {self.key(record) for record in read_records(self.path)}
+        return list({self.key(task): task for task in tasks if self.key(task) not in done}.values())
 
     def run(
         self, function: Callable[[Record], Record], tasks: Sequence[Record]
@@ -170,10 +169,14 @@ class Sweep:
         A task that raises is yielded with its exception and leaves no line: the next sweep tries it again.
         """
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{self.path}.lock", timeout=0, thread_local=False):  # gone with the process
+        # the lock is gone with the process
+        with FileLock(f"{self.path}.lock", timeout=0, thread_local=False):
             pending = self.pending(tasks)
-            alone = (_attempt(function, task) for task in pending)
-            for task, outcome in alone if self.jobs == 1 else self._parallel(function, pending):
+            if self.jobs == 1:
+                outcomes = (_attempt(function, task) for task in pending)
+            else:
+                outcomes = self._parallel(function, pending)
+            for task, outcome in outcomes:
                 if not isinstance(outcome, Exception):
                     append_record(self.path, outcome)
                 yield task, outcome
@@ -183,9 +186,10 @@ class Sweep:
     ) -> Iterator[tuple[Record, Record | Exception]]:
         calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
         with joblib.parallel_config(backend="loky", n_jobs=self.jobs, inner_max_num_threads=1):
-            yield from joblib.Parallel(
+            parallel = joblib.Parallel(
                 return_as="generator_unordered", batch_size=1, pre_dispatch="all"
-            )(calls)
+            )
+            yield from parallel(calls)
 
 
 def _attempt(

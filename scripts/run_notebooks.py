@@ -48,21 +48,21 @@ class ThisPython(AsyncKernelManager):
             "-f",
             "{connection_file}",
             "--log-level=40",
+            "--InlineBackend.figure_format=retina",
         ]
-        argv += ["--InlineBackend.figure_format=retina"]
         return KernelSpec(argv=argv, display_name="Python 3", language="python")
 
 
 def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
     """The notebooks whose file names start with one of the names; all of them when none is given."""
-    found = sorted(folder.glob("*.ipynb"))
+    notebooks = sorted(folder.glob("*.ipynb"))
     stems = [Path(name).name.removesuffix(".ipynb") for name in names]
     for stem in stems:
-        if not any(path.stem.startswith(stem) for path in found):
+        if not any(path.stem.startswith(stem) for path in notebooks):
             raise ValueError(
-                f"no notebook starts with {stem!r}: {', '.join(path.stem for path in found)}"
+                f"no notebook starts with {stem!r}: {', '.join(path.stem for path in notebooks)}"
             )
-    return [path for path in found if not stems or path.stem.startswith(tuple(stems))]
+    return [path for path in notebooks if not stems or path.stem.startswith(tuple(stems))]
 
 
 def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookNode:
@@ -87,12 +87,11 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
     try:
         client.execute(env=os.environ | backend | {SMOKE: str(int(smoke))})
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        first = notebook.cells[reached[0]].source.strip().partition("\n")[0]
-        raise RuntimeError(f"{path.name}, cell {reached[0]} ({first}): {error}") from error
+        first_line = notebook.cells[reached[0]].source.strip().partition("\n")[0]
+        raise RuntimeError(f"{path.name}, cell {reached[0]} ({first_line}): {error}") from error
     for picture in pictures(notebook):
-        picture["image/png"] = base64.b64encode(
-            in_palette(base64.b64decode(picture["image/png"]))
-        ).decode()
+        png = in_palette(base64.b64decode(picture["image/png"]))
+        picture["image/png"] = base64.b64encode(png).decode()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
@@ -103,8 +102,11 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
 def pictures(notebook: NotebookNode, tag: str | None = None) -> list[NotebookNode]:
     """The outputs with a PNG (in base64), of all cells or of those with the tag."""
     cells = [cell for cell in notebook.cells if tag is None or tag in cell.metadata.get("tags", [])]
-    shown = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    return [data for data in shown if "image/png" in data]
+    with_png = []
+    for cell in cells:
+        outputs = [output.get("data", {}) for output in cell.get("outputs", [])]
+        with_png += [data for data in outputs if "image/png" in data]
+    return with_png
 
 
 def write_gallery(path: Path, notebook: NotebookNode) -> None:

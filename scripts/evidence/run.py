@@ -73,8 +73,8 @@ def one_unit() -> tuple[pb.BNN, Tensor, Tensor, float]:
     w, v = torch.meshgrid(grid, grid, indexing="ij")
     prior = dist.Normal(0.0, 2.0)
     log_joint = prior.log_prob(w) + prior.log_prob(v)
-    for one, target in zip(x[:, 0], y[:, 0], strict=True):
-        log_joint = log_joint + dist.Normal(v * torch.tanh(w * one), NOISE).log_prob(target)
+    for point, target in zip(x[:, 0], y[:, 0], strict=True):
+        log_joint = log_joint + dist.Normal(v * torch.tanh(w * point), NOISE).log_prob(target)
     exact = float(log_joint.logsumexp((0, 1))) + 2 * math.log(float(grid[1] - grid[0]))
     layers = (nn.Linear(1, 1, bias=False), nn.Tanh(), nn.Linear(1, 1, bias=False))
     return bnn(nn.Sequential(*layers), 2.0), x, y, exact
@@ -97,11 +97,9 @@ def case(name: str) -> tuple[pb.BNN, Tensor, Tensor, float | None]:
     return bnn(pb.networks.mlp(1, (10,), activation=activation, seed=0), 1.0), *data_of(data), None
 
 
-CASES = (
-    "linear",
-    "one tanh unit",
-    *(f"{act} on {data}" for data in DATA for act in ("tanh", "relu")),
-)
+CASES = ["linear", "one tanh unit"]
+for _data in DATA:
+    CASES += [f"tanh on {_data}", f"relu on {_data}"]
 
 
 def table(records: list[dict]) -> str:
@@ -110,25 +108,20 @@ def table(records: list[dict]) -> str:
         "| model | exact | SMC, mean of seeds (sd; its own error) | Laplace | SVI, a lower bound | CPU s of SMC |",
         "|---|---|---|---|---|---|",
     ]
-    found: dict[tuple[str, str], list[dict]] = {}
+    values: dict[tuple[str, str], list[float]] = {}
     for record in records:
-        found.setdefault((record["case"], record["way"]), []).append(record)
-    values = {key: [r["log_evidence"] for r in rows] for key, rows in found.items()}
+        values.setdefault((record["case"], record["way"]), []).append(record["log_evidence"])
     for name in CASES:
-        rows = found.get((name, "SMC"))
-        if not rows:
+        runs = [r for r in records if (r["case"], r["way"]) == (name, "SMC")]
+        if not runs:
             continue
-        exact = rows[0]["exact"]
-        told = fmean(values[name, "SMC"])
-        several = f"{stdev(values[name, 'SMC']):.2f}; " if len(rows) > 1 else ""
+        exact = runs[0]["exact"]
         cells = [
             "" if exact is None else f"{exact:.2f}",
-            f"{told:.2f} ({several}{max(r['error'] for r in rows):.2f})",
-            *(
-                f"{fmean(values[name, way]):.2f}" if (name, way) in values else ""
-                for way in ("Laplace", "SVI")
-            ),
-            f"{fmean(r['cpu_seconds'] for r in rows):.0f}",
+            smc_cell(runs),
+            mean_of(values.get((name, "Laplace"))),
+            mean_of(values.get((name, "SVI"))),
+            f"{fmean(run['cpu_seconds'] for run in runs):.0f}",
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     lines += [
@@ -139,13 +132,24 @@ def table(records: list[dict]) -> str:
         "|---|---|---|---|",
     ]
     for data in DATA:
-        pairs = {
-            way: [values.get((f"{act} on {data}", way)) for act in ("tanh", "relu")] for way in WAYS
-        }
-        if all(all(pair) for pair in pairs.values()):
-            gaps = (f"{fmean(tanh) - fmean(relu):+.2f}" for tanh, relu in pairs.values())
+        tanh = [values.get((f"tanh on {data}", way)) for way in WAYS]
+        relu = [values.get((f"relu on {data}", way)) for way in WAYS]
+        if all(tanh) and all(relu):
+            gaps = [f"{fmean(a) - fmean(b):+.2f}" for a, b in zip(tanh, relu, strict=True)]
             lines.append(f"| {data} | {' | '.join(gaps)} |")
     return "\n".join(lines)
+
+
+def smc_cell(runs: list[dict]) -> str:
+    """The mean over seeds, with the sd where there are several, and the largest of SMC's own errors."""
+    evidence = [run["log_evidence"] for run in runs]
+    spread = f"{stdev(evidence):.2f}; " if len(runs) > 1 else ""
+    return f"{fmean(evidence):.2f} ({spread}{max(run['error'] for run in runs):.2f})"
+
+
+def mean_of(values: list[float] | None) -> str:
+    """The mean over seeds, nothing where there are none."""
+    return f"{fmean(values):.2f}" if values else ""
 
 
 def main() -> None:

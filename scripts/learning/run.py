@@ -17,20 +17,24 @@ improvement or (Thompson) where a function drawn from the posterior is lowest.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, median, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro.distributions as dist
 import torch
 from torch import Tensor
 
 import pyrobnn as pb
+
+if TYPE_CHECKING:
+    from botorch.sampling.index_sampler import IndexSampler
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -39,10 +43,8 @@ from uci.rules import uci  # noqa: E402
 
 RESULTS = Path(__file__).with_name("records.jsonl")
 SMC = pb.SMC(num_particles=128)
-FUNCTIONS = {
-    "Hartmann-6": (0.0, 1.0, -3.32237),
-    "Ackley-10": (-5.0, 10.0, 0.0),
-}  # bounds and lowest value
+#: bounds and lowest value
+FUNCTIONS = {"Hartmann-6": (0.0, 1.0, -3.32237), "Ackley-10": (-5.0, 10.0, 0.0)}
 OPTIMISERS = ("BNN", "BNN, Thompson", "GP", "GP, SAAS", "random")
 LEARNERS = ("BNN, EPIG", "BNN, random", "GP, variance", "GP, random")
 FIRST = 10
@@ -51,14 +53,19 @@ START = 20
 BATCH = 10
 END = 100
 SINE = type("Sine", (torch.nn.Module,), {"forward": lambda self, z: z.sin()})
-PRIORS = [(scale, noise) for scale in (1.0, 2.0, 4.0) for noise in (0.1, dist.HalfNormal(0.5))]
+PRIORS = list(itertools.product((1.0, 2.0, 4.0), (0.1, dist.HalfNormal(0.5))))
 
 
 def net(
-    num_inputs: int, scale: float, noise: Any, units: pb.data.Standardizer, activation: Any = "tanh"
+    num_inputs: int,
+    scale: float,
+    noise: float | dist.HalfNormal,
+    units: pb.data.Standardizer,
+    activation: str | type[torch.nn.Module] = "tanh",
 ) -> pb.BNN:
     """The net of all parts."""
-    prior = pb.priors.FanInNormal(scale, 2.0 if activation is SINE else 1.0)  # of a sine, any phase
+    # wider biases of a sine: any phase
+    prior = pb.priors.FanInNormal(scale, 2.0 if activation is SINE else 1.0)
     mlp = pb.networks.mlp(num_inputs, (50,), activation=activation, seed=0)
     return pb.BNN(mlp, prior, pb.likelihoods.HomoskedasticGaussian(noise), standardizer=units)
 
@@ -68,14 +75,14 @@ def most_evidence(x: Tensor, y: Tensor, units: pb.data.Standardizer, seed: int) 
     fits = (
         SMC.fit(net(x.shape[1], scale, noise, units), x, y, seed=seed) for scale, noise in PRIORS
     )
-    return max(fits, key=lambda one: one.log_evidence or -math.inf)
+    return max(fits, key=lambda posterior: posterior.log_evidence or -math.inf)
 
 
 def units_of(x: Tensor, y: Tensor) -> pb.data.Standardizer:
     """Standard units of the inputs ``x`` and the targets ``y``, which need not be of the same rows."""
-    whole = pb.data.Standardizer.fit(pb.data.Dataset(x, torch.zeros(len(x), 1), "x", "regression"))
-    part = pb.data.Standardizer.fit(pb.data.Dataset(x[: len(y)], y, "y", "regression"))
-    return pb.data.Standardizer(whole.x_mean, whole.x_scale, part.y_mean, part.y_scale)
+    of_x = pb.data.Standardizer.fit(pb.data.Dataset(x, torch.zeros(len(x), 1), "x", "regression"))
+    of_y = pb.data.Standardizer.fit(pb.data.Dataset(x[: len(y)], y, "y", "regression"))
+    return pb.data.Standardizer(of_x.x_mean, of_x.x_scale, of_y.y_mean, of_y.y_scale)
 
 
 def gaussian_process(x: Tensor, y: Tensor, saas: bool = False) -> Any:
@@ -85,7 +92,8 @@ def gaussian_process(x: Tensor, y: Tensor, saas: bool = False) -> Any:
     from botorch.models.map_saas import EnsembleMapSaasSingleTaskGP
     from gpytorch.mlls import ExactMarginalLogLikelihood
 
-    model = (EnsembleMapSaasSingleTaskGP if saas else SingleTaskGP)(x.double(), y.double())
+    kind = EnsembleMapSaasSingleTaskGP if saas else SingleTaskGP
+    model = kind(x.double(), y.double())
     fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
     return model.eval()
 
@@ -107,32 +115,17 @@ def climb(score: Callable[[Tensor], Tensor], candidates: Tensor) -> Tensor:
 
 def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
     """Regret after each evaluation."""
-    from botorch.acquisition import (
-        GenericMCObjective,
-        LogExpectedImprovement,
-        qLogExpectedImprovement,
-    )
     from botorch.sampling.index_sampler import IndexSampler
-    from botorch.test_functions import Ackley, Hartmann
 
-    from pyrobnn.botorch import BNNModel
-
-    low, high, lowest = FUNCTIONS[problem]
+    lowest = FUNCTIONS[problem][2]
+    value = function_of(problem)
     dim = int(problem.rpartition("-")[2])
-    function = (
-        Hartmann(dim) if problem.startswith("Hartmann") else Ackley(dim, bounds=[(low, high)] * dim)
-    )
-
-    def value(x: Tensor) -> Tensor:
-        return function(low + (high - low) * x.double()).float()[:, None]
-
     g = torch.Generator().manual_seed(seed)
     x = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed).draw(FIRST)
     y = value(x)
     posterior = None
     cube = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(1024)
-    draws = IndexSampler(torch.Size([128]))
-    lower = GenericMCObjective(lambda values, X=None: -values[..., 0])
+    sampler = IndexSampler(torch.Size([128]))
     for num in range(FIRST, LAST):
         near = (x[y.argmin()] + 0.1 * torch.randn(512, dim, generator=g)).clamp(0.0, 1.0)
         candidates = torch.cat([torch.rand(1024, dim, generator=g), near])
@@ -140,30 +133,69 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
         if method == "random":
             new = candidates[:1]
         elif method.startswith("GP"):
-            improvement = LogExpectedImprovement(
-                gaussian_process(x, y, method != "GP"), best, maximize=False
-            )
-            new = climb(lambda z, ei=improvement: ei(z.double()[:, None]), candidates)
+            model = gaussian_process(x, y, method != "GP")
+            new = climb(improvement_by_process(model, best), candidates)
         else:
-            fresh = (
-                net(dim, 1.0, 0.1, units_of(cube, y), SINE) if num in (FIRST, 2 * FIRST) else None
-            )
-            posterior = (
-                SMC.fit(fresh, x, y, seed=seed)
-                if fresh
-                else posterior.update(x[-1:], y[-1:], seed=seed)
-            )
-            if method == "BNN, Thompson":
-                drawn = pb.acquire.function(posterior, int(torch.randint(128, (), generator=g)))
-                new = climb(lambda z, f=drawn: -f(z)[:, 0], candidates)
+            if num in (FIRST, 2 * FIRST):
+                posterior = SMC.fit(net(dim, 1.0, 0.1, units_of(cube, y), SINE), x, y, seed=seed)
             else:
-                gain = qLogExpectedImprovement(
-                    BNNModel(posterior), -best, sampler=draws, objective=lower
-                )
-                new = climb(lambda z, ei=gain: ei(z.double()[:, None]), candidates)
+                posterior = posterior.update(x[-1:], y[-1:], seed=seed)
+            if method == "BNN, Thompson":
+                draw = int(torch.randint(128, (), generator=g))
+                new = climb(lowness_of_draw(posterior, draw), candidates)
+            else:
+                new = climb(improvement_by_net(posterior, sampler, best), candidates)
         x = torch.cat([x, new])
         y = torch.cat([y, value(new)])
-    return {"regret": [round(float(one) - lowest, 4) for one in y[:, 0].cummin(0).values]}
+    return {"regret": [round(float(low) - lowest, 4) for low in y[:, 0].cummin(0).values]}
+
+
+def function_of(problem: str) -> Callable[[Tensor], Tensor]:
+    """The function to minimise, of points in the unit cube; (row, 1)."""
+    from botorch.test_functions import Ackley, Hartmann
+
+    low, high, _ = FUNCTIONS[problem]
+    dim = int(problem.rpartition("-")[2])
+    if problem.startswith("Hartmann"):
+        function = Hartmann(dim)
+    else:
+        function = Ackley(dim, bounds=[(low, high)] * dim)
+
+    def value(x: Tensor) -> Tensor:
+        return function(low + (high - low) * x.double()).float()[:, None]
+
+    return value
+
+
+def improvement_by_process(model: Any, best: float) -> Callable[[Tensor], Tensor]:
+    """Log expected improvement over ``best`` by a Gaussian process."""
+    from botorch.acquisition import LogExpectedImprovement
+
+    improvement = LogExpectedImprovement(model, best, maximize=False)
+    return lambda z: improvement(z.double()[:, None])
+
+
+def improvement_by_net(
+    posterior: pb.Posterior, sampler: IndexSampler, best: float
+) -> Callable[[Tensor], Tensor]:
+    """Log expected improvement over ``best`` by the draws of the posterior that ``sampler`` takes."""
+    from botorch.acquisition import GenericMCObjective, qLogExpectedImprovement
+
+    from pyrobnn.botorch import BNNModel
+
+    improvement = qLogExpectedImprovement(
+        BNNModel(posterior),
+        -best,
+        sampler=sampler,
+        objective=GenericMCObjective(lambda values, X=None: -values[..., 0]),
+    )
+    return lambda z: improvement(z.double()[:, None])
+
+
+def lowness_of_draw(posterior: pb.Posterior, draw: int) -> Callable[[Tensor], Tensor]:
+    """One function of the posterior, with the other sign."""
+    function = pb.acquire.function(posterior, draw)
+    return lambda z: -function(z)[:, 0]
 
 
 def by_variance(model: Any, x: Tensor, num: int) -> Tensor:
@@ -173,10 +205,10 @@ def by_variance(model: Any, x: Tensor, num: int) -> Tensor:
     for _ in range(num):
         variance = cov.diagonal().clone()
         variance[rows] = -1.0
-        rows.append(row := int(variance.argmax()))
-        cov = cov - torch.outer(cov[row], cov[row]) / (
-            cov[row, row] + float(model.likelihood.noise)
-        )
+        row = int(variance.argmax())
+        rows.append(row)
+        total = cov[row, row] + float(model.likelihood.noise)
+        cov = cov - torch.outer(cov[row], cov[row]) / total
     return torch.tensor(rows)
 
 
@@ -190,17 +222,15 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
     scale = float(data.y[test].std())
     units = units_of(data.x[pool], data.y[known])
     posterior = None
-    found: dict[str, Any] = {"rows": [], "rmse": [], "log_density": []}
+    curves: dict[str, list[float]] = {"rows": [], "rmse": [], "log_density": []}
     while True:
         x = data.x[known]
         y = data.y[known]
         if method.startswith("BNN"):
-            more = x[-BATCH:], y[-BATCH:]
-            posterior = (
-                posterior.update(*more, seed=seed)
-                if posterior
-                else most_evidence(x, y, units, seed)
-            )
+            if posterior is None:
+                posterior = most_evidence(x, y, units, seed)
+            else:
+                posterior = posterior.update(x[-BATCH:], y[-BATCH:], seed=seed)
             p = posterior.predict(data.x[test])
             mean = p.mean
             log_p = p.log_prob(data.y[test])
@@ -209,22 +239,22 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
             model = gaussian_process(z[known], y)
             p = model.posterior(z[test].double(), observation_noise=True)
             mean = p.mean.detach()
-            log_p = (
-                dist.Normal(mean, p.variance.detach().sqrt()).log_prob(data.y[test].double()).sum(1)
-            )
-        found["rows"].append(len(known))
-        found["rmse"].append(round(float((mean - data.y[test]).square().mean().sqrt()) / scale, 4))
-        found["log_density"].append(round(float(log_p.double().mean()) + math.log(scale), 4))
+            normal = dist.Normal(mean, p.variance.detach().sqrt())
+            log_p = normal.log_prob(data.y[test].double()).sum(1)
+        rmse = float((mean - data.y[test]).square().mean().sqrt()) / scale
+        curves["rows"].append(len(known))
+        curves["rmse"].append(round(rmse, 4))
+        curves["log_density"].append(round(float(log_p.double().mean()) + math.log(scale), 4))
         if len(known) >= END:
-            return found
+            return curves
         shuffled = free[torch.randperm(len(free), generator=g)]
         candidates = shuffled[:200]
         targets = shuffled[:100]
         if method == "BNN, EPIG":
-            here = posterior.predict(data.x[candidates])
-            there = posterior.predict(data.x[targets])
-            epig = partial(pb.acquire.epig, here, there, num_draws=64)
-            rows = pb.acquire.batch(lambda given, score=epig: score(given=given), BATCH)
+            at_candidates = posterior.predict(data.x[candidates])
+            at_targets = posterior.predict(data.x[targets])
+            epig = partial(pb.acquire.epig, at_candidates, at_targets, num_draws=64)
+            rows = pb.acquire.batch(lambda rows, score=epig: score(given=rows), BATCH)
         elif method == "GP, variance":
             rows = by_variance(model, z[candidates], BATCH)
         else:
@@ -251,7 +281,7 @@ def step(problem: str, method: str, seed: int) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[str, str, int], dict[str, Any]]] = {
-    each.__name__: each for each in (optimise, active, step)
+    function.__name__: function for function in (optimise, active, step)
 }
 
 
@@ -259,62 +289,68 @@ def tasks(parts: list[str], seeds: list[int]) -> list[Record]:
     """All of a seed before any of the next; steps of the first alone."""
     cells = {
         "step": [("1-50-1", "Laplace"), ("1-50-1", "NUTS")],
-        "optimise": [(problem, method) for problem in FUNCTIONS for method in OPTIMISERS],
-        "active": [
-            (problem, method) for problem in ("concrete", "energy", "yacht") for method in LEARNERS
-        ],
+        "optimise": list(itertools.product(FUNCTIONS, OPTIMISERS)),
+        "active": list(itertools.product(("concrete", "energy", "yacht"), LEARNERS)),
     }
-    of_seeds = [
-        (seed, part) for seed in seeds for part in parts if part != "step" or seed == seeds[0]
-    ]
-    names = "part", "problem", "method", "seed"
-    return [
-        dict(zip(names, (part, *cell, seed))) for seed, part in of_seeds for cell in cells[part]
-    ]
+    work: list[Record] = []
+    for seed, name in itertools.product(seeds, parts):
+        if name == "step" and seed != seeds[0]:
+            continue
+        for problem, method in cells[name]:
+            work.append({"part": name, "problem": problem, "method": method, "seed": seed})
+    return work
 
 
 def numbers(row: Record) -> dict[str, float]:
     """What the tables show of a record."""
     if row["part"] == "optimise":
-        return {f"regret after {num}": row["regret"][num - 1] for num in (30, 60)} | {
-            "CPU s": row["cpu_seconds"]
-        }
+        regrets = {f"regret after {num}": row["regret"][num - 1] for num in (30, 60)}
+        return regrets | {"CPU s": row["cpu_seconds"]}
     if row["part"] == "active":
-        at = {num: row["rows"].index(num) for num in (60, END)}
-        scores = {
-            f"{name}, {num} rows": row[name][at[num]]
-            for name in ("rmse", "log_density")
-            for num in at
-        }
+        scores = {}
+        for name, num in itertools.product(("rmse", "log_density"), (60, END)):
+            scores[f"{name}, {num} rows"] = row[name][row["rows"].index(num)]
         return scores | {"CPU s": row["cpu_seconds"]}
-    first = sum(row["seconds_of_steps"][:10])
-    last = row["seconds_of_steps"][10:]
-    steps = {"first ten, CPU s": first, "then median": median(last), "largest": max(last)}
-    return steps | {"gradients": median(row["gradients"])}
+    compiled = row["seconds_of_steps"][10:]
+    return {
+        "first ten, CPU s": sum(row["seconds_of_steps"][:10]),
+        "then median": median(compiled),
+        "largest": max(compiled),
+        "gradients": median(row["gradients"]),
+    }
 
 
-def table(records: list[dict[str, Any]]) -> str:
+def table(records: Sequence[Record]) -> str:
     """A table of each part: means over seeds, with standard errors."""
     lines = list[str]()
-    for part in PARTS:
-        rows = [row for row in records if row["part"] == part]
+    for name in PARTS:
+        rows = [row for row in records if row["part"] == name]
         cells: dict[tuple[str, str], list[dict[str, float]]] = {}
         for row in sorted(rows, key=lambda row: row["problem"]):
             cells.setdefault((row["problem"], row["method"]), []).append(numbers(row))
-        for index, (key, found) in enumerate(cells.items()):
-            if not index:
-                lines += [
-                    "",
-                    f"| {part} | | seeds | {' | '.join(found[0])} |",
-                    "|---" * (3 + len(found[0])) + "|",
-                ]
+        if not cells:
+            continue
+        labels = list(numbers(rows[0]))
+        lines += ["", f"| {name} | | seeds | {' | '.join(labels)} |"]
+        lines.append("|---" * (3 + len(labels)) + "|")
+        for key, runs in cells.items():
             means = []
-            for name in found[0]:
-                values = [float(one[name]) for one in found]
-                error = f" ± {stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
-                means.append(f"{fmean(values):.2f}{error}")
-            lines.append(f"| {' | '.join([*key, str(len(found)), *means])} |")
+            for label in labels:
+                means.append(mean_of([float(run[label]) for run in runs]))
+            lines.append(f"| {' | '.join([*key, str(len(runs)), *means])} |")
     return "\n".join(lines[1:])
+
+
+def mean_of(values: list[float]) -> str:
+    """The mean, with its standard error where there are several values."""
+    error = f" ± {stdev(values) / len(values) ** 0.5:.2f}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{error}"
+
+
+def run_task(task: Record) -> Record:
+    """The record of one task of :func:`tasks`."""
+    function = PARTS[task["part"]]
+    return measured(task, partial(function, task["problem"], task["method"], task["seed"]))
 
 
 def main() -> None:
@@ -328,15 +364,12 @@ def main() -> None:
     torch.set_num_threads(1)
     sweep = Sweep(RESULTS, lambda row: (row["part"], row["problem"], row["method"], row["seed"]))
     todo = tasks(options.parts, options.seeds)
-    for task, found in sweep.run(
-        lambda one: measured(one, partial(PARTS[one["part"]], *list(one.values())[1:])), todo
-    ):
-        outcome = (
-            f"failed: {found}"
-            if isinstance(found, Exception)
-            else f"{found['cpu_seconds']:.0f} CPU s"
-        )
-        print(*task.values(), outcome, sep="  ", flush=True)
+    for task, outcome in sweep.run(run_task, todo):
+        if isinstance(outcome, Exception):
+            text = f"failed: {outcome}"
+        else:
+            text = f"{outcome['cpu_seconds']:.0f} CPU s"
+        print(*task.values(), text, sep="  ", flush=True)
     print(table(read_records(RESULTS)))
 
 

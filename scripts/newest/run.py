@@ -122,7 +122,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 # -- measuring -------------------------------------------------------------------------------------------------------
 
 
-def run_tests(asked: Sequence[str], workers: str) -> Tests:
+def run_tests(names: Sequence[str], workers: str) -> Tests:
     """The tests in this environment; pytest prints as it runs."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
@@ -138,14 +138,14 @@ def run_tests(asked: Sequence[str], workers: str) -> Tests:
             f"--junitxml={report}",
         ]
         code = subprocess.run(
-            [*command, *asked], cwd=ROOT, env=environment(), check=False
+            [*command, *names], cwd=ROOT, env=environment(), check=False
         ).returncode
         if not report.exists():
             raise RuntimeError(f"pytest ended with {code} and wrote no report: {' '.join(command)}")
-        return outcomes(asked, report)
+        return outcomes(names, report)
 
 
-def outcomes(asked: Sequence[str], report: Path) -> Tests:
+def outcomes(names: Sequence[str], report: Path) -> Tests:
     """What a JUnit report of pytest says."""
     failed = []
     skipped = 0
@@ -155,7 +155,7 @@ def outcomes(asked: Sequence[str], report: Path) -> Tests:
             failed.append(f"{case.get('classname')}::{case.get('name')}")
         elif case.find("skipped") is not None:
             skipped += 1
-    return Tests(list(asked), len(cases) - len(failed) - skipped, skipped, failed)
+    return Tests(list(names), len(cases) - len(failed) - skipped, skipped, failed)
 
 
 def numbers_of(python: str | Path) -> dict[str, Any]:
@@ -164,8 +164,8 @@ def numbers_of(python: str | Path) -> dict[str, Any]:
     answer = subprocess.run(
         command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True
     )
-    found: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
-    return found
+    measurements: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
+    return measurements
 
 
 def environment() -> dict[str, str]:
@@ -225,14 +225,14 @@ def table(records: Sequence[Record]) -> str:
             " ".join(tests["asked"]),
         ]
         lines.append(f"| {' | '.join(cells)} | {tests['passed']}, {len(tests['failed'])} |")
-    last = records[-1]
-    labels = labelled(last)
-    head = [f"torch {last[side]['versions']['torch']} ({side})" for side in ("newest", "pinned")]
+    newest = records[-1]
+    labels = labelled(newest)
+    head = [f"torch {newest[side]['versions']['torch']} ({side})" for side in ("newest", "pinned")]
     lines += ["", f"| | {head[0]} | {head[1]} | ratio |", "|---|---|---|---|"]
     for label, new, old in labels:
         lines.append(f"| {label} | {new:.3g} | {old:.3g} | {new / old:.2f} |")
-    if "note" in last:
-        lines += ["", last["note"]]
+    if "note" in newest:
+        lines += ["", newest["note"]]
     return "\n".join(lines)
 
 

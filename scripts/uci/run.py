@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import math
 import random
 import sys
@@ -24,8 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pyrobnn.core.chains import ess, rhat
+from pyrobnn.posterior import Posterior
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
@@ -67,8 +70,8 @@ def main(argv: list[str] | None = None) -> int:
             return 2
     records = read_records(options.results, NEEDS)
     if options.check:
-        asked = set(map(key, work))
-        return check([record for record in records if key(record) in asked], options)
+        chosen = set(map(key, work))
+        return check([record for record in records if key(record) in chosen], options)
     failures = sweep(work, records, options)
     show(read_records(options.results, NEEDS), [FLOOR, *RULES])
     return 1 if failures else 0
@@ -95,15 +98,14 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
 
 def splits(text: str) -> list[int]:
     """``"0-2,7"`` → [0, 1, 2, 7]."""
-    found: list[int] = []
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not (
-            first.isdecimal() and (last or first).isdecimal() and int(first) <= int(last or first)
-        ):
+    numbers: list[int] = []
+    for span in text.split(","):
+        start, _, end = span.partition("-")
+        end = end or start
+        if not (start.isdecimal() and end.isdecimal() and int(start) <= int(end)):
             raise argparse.ArgumentTypeError(f"splits are numbers such as 0-4 or 0,7, got {text!r}")
-        found.extend(range(int(first), int(last or first) + 1))
-    return found
+        numbers.extend(range(int(start), int(end) + 1))
+    return numbers
 
 
 def key(record: Record) -> tuple[Any, ...]:
@@ -121,17 +123,18 @@ def tasks(
     for name in methods:
         if name not in (FLOOR, *RULES):
             raise ValueError(f"unknown method {name!r}: choose from {', '.join([FLOOR, *RULES])}")
-    has = {name: rules.uci_splits(DATASETS.get(name, name), root) for name in datasets}
-    most = max(has.values(), default=0)
-    if unknown := [split for split in numbers or () if not 0 <= split < most]:
-        raise ValueError(f"there is no split {unknown[0]}: they are 0 … {most - 1}")
-    return [
-        {"dataset": dataset, "split": split, "method": method}
-        for split in (range(most) if numbers is None else numbers)
-        for dataset in datasets
-        if split < has[dataset]
-        for method in methods
-    ]
+    splits_of = {name: rules.uci_splits(DATASETS.get(name, name), root) for name in datasets}
+    num_splits = max(splits_of.values(), default=0)
+    if numbers is None:
+        numbers = range(num_splits)
+    for split in numbers:
+        if not 0 <= split < num_splits:
+            raise ValueError(f"there is no split {split}: they are 0 … {num_splits - 1}")
+    work = []
+    for split, dataset in itertools.product(numbers, datasets):
+        if split < splits_of[dataset]:
+            work += [{"dataset": dataset, "split": split, "method": method} for method in methods]
+    return work
 
 
 def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
@@ -161,20 +164,25 @@ def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
     )
 
 
-def rounded(found: Mapping[str, float]) -> dict[str, float]:
+def rounded(scores: Mapping[str, float]) -> dict[str, float]:
     """Six digits are enough, and keep the records readable."""
-    return {name: round(value, 6) for name, value in found.items()}
+    return {name: round(value, 6) for name, value in scores.items()}
 
 
-def diagnosis(posterior: Any, f: Any) -> dict[str, float]:
+def diagnosis(posterior: Posterior, f: Tensor) -> dict[str, float]:
     """Of chains: R-hat and ESS of the function at the test inputs."""
     if posterior.num_chains < 2 or posterior.meta.get("iid"):
         return {}
     values = f[..., 0].double().cpu().movedim(-1, 0)
     ratio = rhat(values)
-    worth = ess(values)
-    found = {"rhat_f_max": ratio.max(), "rhat_f_median": np.median(ratio), "ess_f_min": worth.min()}
-    return {name: round(float(value), 4) for name, value in found.items() if math.isfinite(value)}
+    statistics = {
+        "rhat_f_max": ratio.max(),
+        "rhat_f_median": np.median(ratio),
+        "ess_f_min": ess(values).min(),
+    }
+    return {
+        name: round(float(value), 4) for name, value in statistics.items() if math.isfinite(value)
+    }
 
 
 def sweep(work: Sequence[Record], records: Sequence[Record], options: argparse.Namespace) -> int:
@@ -182,12 +190,12 @@ def sweep(work: Sequence[Record], records: Sequence[Record], options: argparse.N
     if not work:
         return 0
     runner = Sweep(options.results, key, options.jobs)
-    chosen, rest, seconds = within_budget(
+    chosen, left_out, seconds = within_budget(
         runner.pending(work), records, options.budget * options.jobs
     )
     print(f"{len(chosen)} fits, about {seconds / options.jobs:.0f} s", flush=True)
-    if rest:
-        print(f"{len(rest)} fits do not fit into the budget")
+    if left_out:
+        print(f"{len(left_out)} fits do not fit into the budget")
     failures = 0
     function = functools.partial(run_task, root=options.data_root)
     try:
@@ -199,9 +207,9 @@ def sweep(work: Sequence[Record], records: Sequence[Record], options: argparse.N
                 failures += 1
                 print(f"{name}: {type(outcome).__name__}: {outcome}", flush=True)
             else:
-                found = outcome["scores"]
+                scores = outcome["scores"]
                 print(
-                    f"{name}: log density {found['log_density']:.3f}, RMSE {found['rmse']:.4g}, "
+                    f"{name}: log density {scores['log_density']:.3f}, RMSE {scores['rmse']:.4g}, "
                     f"{outcome['cpu_seconds']:.1f} CPU s",
                     flush=True,
                 )
@@ -218,9 +226,9 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
         return 2
     count = min(len(records), max(1, round(options.check * len(records))))
     drawn = random.Random(options.seed).sample(list(records), count)
-    drawn, rest, seconds = within_budget(drawn, records, options.budget)
+    drawn, left_out, seconds = within_budget(drawn, records, options.budget)
     print(
-        f"{len(drawn)} of {len(records)} records again, about {seconds:.0f} s; {len(rest)} too dear",
+        f"{len(drawn)} of {len(records)} records again, about {seconds:.0f} s; {len(left_out)} too dear",
         flush=True,
     )
     failed = 0
@@ -231,8 +239,11 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
         failed += bool(wrong)
         append_record(
             options.results.with_name("checks.jsonl"),
-            {**task, "made": record.get("commit"), "commit": again["commit"], "met": not wrong}
-            | {
+            {
+                **task,
+                "made": record.get("commit"),
+                "commit": again["commit"],
+                "met": not wrong,
                 "before": record["scores"],
                 "scores": again["scores"],
                 "finished_at": again["finished_at"],
@@ -244,19 +255,21 @@ def check(records: Sequence[Record], options: argparse.Namespace) -> int:
             flush=True,
         )
     print(f"{len(drawn) - failed} of {len(drawn)} records were met")
-    return 1 if failed else 0 if drawn else 2
+    if failed:
+        return 1
+    return 0 if drawn else 2
 
 
 def differences(record: Record, again: Record) -> list[str]:
     """What of a record made again lies beyond the tolerance."""
     old = record["scores"]
     new = again["scores"]
-    found = []
+    beyond = []
     if not abs(new["log_density"] - old["log_density"]) <= MOST_NATS:
-        found.append(f"log density {new['log_density']:.3f} for {old['log_density']:.3f}")
+        beyond.append(f"log density {new['log_density']:.3f} for {old['log_density']:.3f}")
     if not abs(new["rmse"] / old["rmse"] - 1) <= MOST_RMSE:
-        found.append(f"RMSE {new['rmse']:.4g} for {old['rmse']:.4g}")
-    return found
+        beyond.append(f"RMSE {new['rmse']:.4g} for {old['rmse']:.4g}")
+    return beyond
 
 
 def show(records: Sequence[Record], methods: Sequence[str]) -> None:

@@ -18,7 +18,6 @@ import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyro.distributions as dist
@@ -67,13 +66,15 @@ class Case:
         return np.sqrt(np.diag(self.exact()[1]))
 
     def draws(
-        self, *, kept: float = 0.0, count: float = 1.0, prior: float | None = None
+        self, *, correlation: float = 0.0, count: float = 1.0, prior: float | None = None
     ) -> np.ndarray:
-        """Stationary chains of it, with correlation `kept` from draw to draw."""
+        """Stationary chains of it, with `correlation` from draw to draw."""
         mean, covariance = self.exact(count=count, prior=prior)
         normal = self.rng.normal(size=(*self.shape, len(mean)))
-        for draw in range(1, self.shape[1] if kept else 0):
-            normal[:, draw] = kept * normal[:, draw - 1] + np.sqrt(1 - kept**2) * normal[:, draw]
+        for draw in range(1, self.shape[1] if correlation else 0):
+            normal[:, draw] = (
+                correlation * normal[:, draw - 1] + np.sqrt(1 - correlation**2) * normal[:, draw]
+            )
         return mean + normal @ np.linalg.cholesky(covariance).T
 
 
@@ -88,12 +89,11 @@ def make_case(
     weights = rng.normal(size=inputs + 1)
     x = rng.normal(size=(num, inputs))
     x_test = rng.normal(size=(HELD_OUT, inputs))
-    errors = tuple(rng.normal(size=len(part)) for part in (x, x_test))
-    y, y_test = (
-        part @ weights[:-1] + weights[-1] + noise * own
-        for part, own in zip((x, x_test), errors, strict=True)
-    )
-    case = Case(rng, x, y, x_test, y_test, noise, shape, errors=errors)
+    errors = rng.normal(size=num)
+    errors_test = rng.normal(size=HELD_OUT)
+    y = x @ weights[:-1] + weights[-1] + noise * errors
+    y_test = x_test @ weights[:-1] + weights[-1] + noise * errors_test
+    case = Case(rng, x, y, x_test, y_test, noise, shape, errors=(errors, errors_test))
     if change is not None:
         change(case)
     return case
@@ -104,10 +104,11 @@ def tree_of(case: Case, draws: np.ndarray):
     net = torch.nn.Linear(case.x.shape[1], 1)
     prior = pb.priors.IIDPrior(dist.Normal(0.0, case.prior))
     model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(case.noise))
-    values, *data = (
-        torch.tensor(part, dtype=torch.float32)
-        for part in (draws, case.x, case.y[:, None], case.x_test, case.y_test[:, None])
-    )
+    values = torch.tensor(draws, dtype=torch.float32)
+    x = torch.tensor(case.x, dtype=torch.float32)
+    y = torch.tensor(case.y[:, None], dtype=torch.float32)
+    x_test = torch.tensor(case.x_test, dtype=torch.float32)
+    y_test = torch.tensor(case.y_test[:, None], dtype=torch.float32)
     meta = {
         "method": "NUTS",
         "kind": "chains",
@@ -125,9 +126,8 @@ def tree_of(case: Case, draws: np.ndarray):
         }
         sample_stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
     sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
-    return Posterior(model, sites, sample_stats, meta=meta).to_datatree(
-        *data[:2], test=tuple(data[2:])
-    )
+    posterior = Posterior(model, sites, sample_stats, meta=meta)
+    return posterior.to_datatree(x, y, test=(x_test, y_test))
 
 
 def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
@@ -135,26 +135,28 @@ def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
     flat = draws.reshape(-1, draws.shape[-1])
     fitted = flat.mean(0), np.atleast_2d(np.cov(flat.T))
     pairs = {"log_p": case.exact(), "log_q": fitted}
-    found = {}
+    log_densities = {}
     for name, (mean, covariance) in pairs.items():
         scaled = np.linalg.solve(np.linalg.cholesky(covariance), (flat - mean).T)
         log_det = np.linalg.slogdet(covariance)[1]
-        found[name] = (-0.5 * ((scaled**2).sum(0) + log_det)).reshape(draws.shape[:2])
-    return found
+        log_densities[name] = (-0.5 * ((scaled**2).sum(0) + log_det)).reshape(draws.shape[:2])
+    return log_densities
 
 
 EVERY = slice(None)
 PREDICTED = {"f", "y", "mean", "y_sample"}
 
 
-def spread(factor: float, chains: slice = EVERY, kept: float = 0.0) -> Callable[[Case], np.ndarray]:
+def spread(
+    factor: float, chains: slice = EVERY, correlation: float = 0.0
+) -> Callable[[Case], np.ndarray]:
     """Chains whose sd is `factor` times the posterior's."""
 
     def spoil(case: Case) -> np.ndarray:
-        found = case.draws(kept=kept)
+        draws = case.draws(correlation=correlation)
         mean = case.exact()[0]
-        found[chains] = mean + factor * (found[chains] - mean)
-        return found
+        draws[chains] = mean + factor * (draws[chains] - mean)
+        return draws
 
     return spoil
 
@@ -164,22 +166,22 @@ def moved(
     chains: slice = EVERY,
     draws: slice = EVERY,
     weights: slice = EVERY,
-    kept: float = 0.0,
+    correlation: float = 0.0,
 ) -> Callable[[Case], np.ndarray]:
     """Some of the draws `sds` posterior sd away, in some weights."""
 
     def spoil(case: Case) -> np.ndarray:
-        found = case.draws(kept=kept)
-        found[chains, draws, weights] += sds * case.sd[weights]
-        return found
+        shifted = case.draws(correlation=correlation)
+        shifted[chains, draws, weights] += sds * case.sd[weights]
+        return shifted
 
     return spoil
 
 
 def stuck(case: Case) -> np.ndarray:
-    found = case.draws()
-    found[1] = found[1, :1]
-    return found
+    draws = case.draws()
+    draws[1] = draws[1, :1]
+    return draws
 
 
 def copied(case: Case) -> np.ndarray:
@@ -194,11 +196,10 @@ def marginals(case: Case) -> np.ndarray:
 
 
 def other_data(case: Case) -> np.ndarray:
-    found = case.draws()
-    found[0] = replace(
-        case, x=case.x_test, y=case.x_test @ case.rng.normal(size=case.x.shape[1])
-    ).draws()[0]
-    return found
+    draws = case.draws()
+    y = case.x_test @ case.rng.normal(size=case.x.shape[1])
+    draws[0] = replace(case, x=case.x_test, y=y).draws()[0]
+    return draws
 
 
 def doubled(case: Case) -> None:
@@ -218,7 +219,7 @@ def test_is_train(case: Case) -> None:
     case.y_test = case.y[:HELD_OUT].copy()
 
 
-def changed(name: str, change: Callable[[Case], Any]) -> Callable[[Case], None]:
+def changed(name: str, change: Callable[[Case], np.ndarray | float]) -> Callable[[Case], None]:
     """One part of the data, held out or not, as `change` makes it."""
     return lambda case: setattr(case, name, change(case))
 
@@ -268,21 +269,21 @@ def without_an_input(case: Case) -> None:
 
 def opposite(case: Case) -> np.ndarray:
     """Every other chain the mirror image of the one before."""
-    found = case.draws(kept=0.2)
+    draws = case.draws(correlation=0.2)
     mean = case.exact()[0]
-    found[1::2] = 2.0 * mean - found[::2]
-    return found
+    draws[1::2] = 2.0 * mean - draws[::2]
+    return draws
 
 
 def delayed(case: Case) -> np.ndarray:
-    first = case.draws(kept=0.2)[0]
-    return np.stack([np.roll(first, 37 * chain, axis=0) for chain in range(case.shape[0])])
+    chain_draws = case.draws(correlation=0.2)[0]
+    return np.stack([np.roll(chain_draws, 37 * chain, axis=0) for chain in range(case.shape[0])])
 
 
 def drawn_again(case: Case) -> np.ndarray:
     """Draws of each chain drawn from it again with replacement, in their order."""
     rows = np.sort(case.rng.integers(0, case.shape[1], size=case.shape[1]))
-    return case.draws(kept=0.2)[:, rows]
+    return case.draws(correlation=0.2)[:, rows]
 
 
 def test_is_nearly_train(case: Case) -> None:
@@ -295,9 +296,9 @@ def jittered(sds: float) -> Callable[[Case], np.ndarray]:
     """One chain as all, each with a little noise of its own."""
 
     def spoil(case: Case) -> np.ndarray:
-        found = copied(case)
+        draws = copied(case)
         sd = case.sd
-        return found + sds * sd * case.rng.normal(size=found.shape)
+        return draws + sds * sd * case.rng.normal(size=draws.shape)
 
     return spoil
 
@@ -305,24 +306,24 @@ def jittered(sds: float) -> Callable[[Case], np.ndarray]:
 def dealt(case: Case) -> np.ndarray:
     """Slow chains dealt out like cards: each of those that are made holds draws of all, in turn."""
     chains, num = case.shape
-    every = case.draws(kept=0.995).transpose(1, 0, 2).reshape(num, chains, -1)
+    slow_draws = case.draws(correlation=0.995).transpose(1, 0, 2).reshape(num, chains, -1)
     turns = (np.arange(chains)[:, None] + np.arange(num)) % chains
-    return every[np.arange(num), turns]
+    return slow_draws[np.arange(num), turns]
 
 
 def without_tails(case: Case) -> np.ndarray:
     """The half of the draws that is nearest to the mean, each twice as often, in an order at random."""
     mean, covariance = case.exact()
     flat = case.draws().reshape(-1, len(mean))
-    more = np.concatenate([flat, case.draws().reshape(-1, len(mean))])
-    far = np.einsum("si,ij,sj->s", more - mean, np.linalg.inv(covariance), more - mean)
-    return case.rng.permutation(more[np.argsort(far)[: len(flat)]]).reshape(*case.shape, -1)
+    candidates = np.concatenate([flat, case.draws().reshape(-1, len(mean))])
+    far = np.einsum("si,ij,sj->s", candidates - mean, np.linalg.inv(covariance), candidates - mean)
+    return case.rng.permutation(candidates[np.argsort(far)[: len(flat)]]).reshape(*case.shape, -1)
 
 
 def a_fifth_is_train(case: Case) -> None:
-    few = min(HELD_OUT // 5, len(case.x))
-    case.x_test[:few] = case.x[:few]
-    case.y_test[:few] = case.y[:few]
+    count = min(HELD_OUT // 5, len(case.x))
+    case.x_test[:count] = case.x[:count]
+    case.y_test[:count] = case.y[:count]
 
 
 def remade(
@@ -338,9 +339,9 @@ def remade(
     return spoil
 
 
-def times(factor: float, more: float = 0.0) -> Callable[[Case, xr.DataTree], None]:
+def times(factor: float, constant: float = 0.0) -> Callable[[Case, xr.DataTree], None]:
     """The log-likelihood group alone, as of data that count more than once, are tempered or lack a constant."""
-    return remade("log_likelihood", lambda _, values: factor * values + more)
+    return remade("log_likelihood", lambda _, values: factor * values + constant)
 
 
 def widened(_: Case, values: np.ndarray) -> np.ndarray:
@@ -373,21 +374,20 @@ def without_noise(case: Case, tree: xr.DataTree) -> None:
 def blocks(case: Case) -> np.ndarray:
     """Every ten draws twice, one after the other."""
     starts = range(0, case.shape[1] // 2, 10)
-    return case.draws(kept=0.2)[
-        :, np.concatenate([np.r_[at : at + 10, at : at + 10] for at in starts])
-    ]
+    rows = np.concatenate([np.r_[at : at + 10, at : at + 10] for at in starts])
+    return case.draws(correlation=0.2)[:, rows]
 
 
 def at_the_mode(sds: float) -> Callable[[Case], np.ndarray]:
     """Half of the draws, at random, within `sds` of the mode."""
 
     def spoil(case: Case) -> np.ndarray:
-        found = case.draws(kept=0.2)
-        (mean, covariance) = case.exact()
+        draws = case.draws(correlation=0.2)
+        mean, covariance = case.exact()
         chosen = case.rng.random(case.shape) < 0.5
         noise = case.rng.normal(size=(int(chosen.sum()), len(mean)))
-        found[chosen] = mean + sds * np.sqrt(np.diag(covariance)) * noise
-        return found
+        draws[chosen] = mean + sds * np.sqrt(np.diag(covariance)) * noise
+        return draws
 
     return spoil
 
@@ -396,10 +396,10 @@ def of_the_prior(share: float) -> Callable[[Case], np.ndarray]:
     """A share of the draws, at random, from the prior."""
 
     def spoil(case: Case) -> np.ndarray:
-        found = case.draws()
+        draws = case.draws()
         chosen = case.rng.random(case.shape) < share
-        found[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), found.shape[-1]))
-        return found
+        draws[chosen] = case.prior * case.rng.normal(size=(int(chosen.sum()), draws.shape[-1]))
+        return draws
 
     return spoil
 
@@ -429,36 +429,37 @@ def cut_on_one_side(case: Case) -> np.ndarray:
     mean, covariance = case.exact()
     chains = []
     for _ in range(case.shape[0]):
-        more = case.draws().reshape(-1, len(mean))
-        chains.append(more[more[:, 0] - mean[0] < 0.5 * np.sqrt(covariance[0, 0])][: case.shape[1]])
+        candidates = case.draws().reshape(-1, len(mean))
+        low = candidates[:, 0] - mean[0] < 0.5 * np.sqrt(covariance[0, 0])
+        chains.append(candidates[low][: case.shape[1]])
     return np.stack(chains)
 
 
 def one_far_draw(case: Case) -> np.ndarray:
-    found = case.draws(kept=0.2)
-    found[1, case.shape[1] // 10] += 1e4
-    return found
+    draws = case.draws(correlation=0.2)
+    draws[1, case.shape[1] // 10] += 1e4
+    return draws
 
 
 def one_slow_weight(case: Case) -> np.ndarray:
-    found = case.draws()
-    found[..., 0] = case.draws(kept=0.995)[..., 0]
-    return found
+    draws = case.draws()
+    draws[..., 0] = case.draws(correlation=0.995)[..., 0]
+    return draws
 
 
 def wider_later(case: Case) -> np.ndarray:
-    found = case.draws(kept=0.2)
+    draws = case.draws(correlation=0.2)
     mean = case.exact()[0]
     half = case.shape[1] // 2
-    found[:, half:] = mean + 1.6 * (found[:, half:] - mean)
-    return found
+    draws[:, half:] = mean + 1.6 * (draws[:, half:] - mean)
+    return draws
 
 
 def shuffled_with_noise(case: Case) -> np.ndarray:
     """One chain as all, each in an order of its own and with a little noise."""
-    first = case.draws()[0]
-    found = np.stack([case.rng.permutation(first) for _ in range(case.shape[0])])
-    return found + 0.05 * case.sd * case.rng.normal(size=found.shape)
+    chain_draws = case.draws()[0]
+    draws = np.stack([case.rng.permutation(chain_draws) for _ in range(case.shape[0])])
+    return draws + 0.05 * case.sd * case.rng.normal(size=draws.shape)
 
 
 def of_other_rows(case: Case, tree: xr.DataTree) -> None:
@@ -472,24 +473,24 @@ def of_other_rows(case: Case, tree: xr.DataTree) -> None:
 
 def few_with_noise(case: Case) -> np.ndarray:
     """Fifty draws again and again, each time with a tenth of an sd of noise."""
-    few = case.draws()[0, :50]
-    found = few[case.rng.integers(0, len(few), size=case.shape)]
-    return found + 0.1 * case.sd * case.rng.normal(size=found.shape)
+    distinct = case.draws()[0, :50]
+    draws = distinct[case.rng.integers(0, len(distinct), size=case.shape)]
+    return draws + 0.1 * case.sd * case.rng.normal(size=draws.shape)
 
 
 def by_density(case: Case) -> np.ndarray:
     """The draws of each chain in the order of their density."""
-    found = case.draws()
-    (mean, covariance) = case.exact()
-    far = np.einsum("csi,ij,csj->cs", found - mean, np.linalg.inv(covariance), found - mean)
-    return np.take_along_axis(found, far.argsort(axis=1)[..., None], axis=1)
+    draws = case.draws()
+    mean, covariance = case.exact()
+    far = np.einsum("csi,ij,csj->cs", draws - mean, np.linalg.inv(covariance), draws - mean)
+    return np.take_along_axis(draws, far.argsort(axis=1)[..., None], axis=1)
 
 
 def other_inputs(case: Case) -> np.ndarray:
     """Weights of the inputs in the reverse order; of one input with the other sign."""
-    found = case.draws(kept=0.2)
-    found[..., :-1] = found[..., -2::-1] if found.shape[-1] > 2 else -found[..., :-1]
-    return found
+    draws = case.draws(correlation=0.2)
+    draws[..., :-1] = draws[..., -2::-1] if draws.shape[-1] > 2 else -draws[..., :-1]
+    return draws
 
 
 @dataclass(frozen=True)
@@ -505,7 +506,7 @@ class Fault:
 
 HEALTHY = {
     "independent chains": Fault(),
-    "correlated chains": Fault(lambda case: case.draws(kept=0.2)),
+    "correlated chains": Fault(lambda case: case.draws(correlation=0.2)),
     "a fitted normal": Fault(iid=True),
     "a column twice": Fault(data=doubled),
 }
@@ -579,7 +580,7 @@ SICK = {
         checks=RHAT,
     ),
     "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
-    "slow chains": Fault(lambda case: case.draws(kept=0.99), checks=("ess_function",)),
+    "slow chains": Fault(lambda case: case.draws(correlation=0.99), checks=("ess_function",)),
     "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("importance",)),
     "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("importance", "virial")),
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
@@ -637,7 +638,7 @@ SICK = {
     ),
     "predictions without noise": Fault(tree=without_noise, checks=("pit",)),
     "a weight of one chain 1 sd away": Fault(
-        moved(1.0, slice(1), weights=slice(1), kept=0.2), checks=RHAT
+        moved(1.0, slice(1), weights=slice(1), correlation=0.2), checks=RHAT
     ),
     "every ten draws twice": Fault(blocks, checks=("repeated_draws",)),
     "half of the draws at the mode": Fault(at_the_mode(0.0), checks=("repeated_draws", "virial")),
@@ -647,7 +648,8 @@ SICK = {
     "of a prior a tenth as wide": Fault(lambda case: case.draws(prior=0.1), checks=SCORE),
     "a tenth of the draws of the other sign": Fault(
         lambda case: (
-            case.draws(kept=0.2) * np.where(case.rng.random(case.shape) < 0.1, -1.0, 1.0)[..., None]
+            case.draws(correlation=0.2)
+            * np.where(case.rng.random(case.shape) < 0.1, -1.0, 1.0)[..., None]
         ),
         checks=VIRIAL,
     ),
@@ -781,24 +783,35 @@ def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
 def rates(rows: list[dict]) -> dict[str, dict[str, int]]:
     """Of each check: on what share of healthy posteriors it warns or fails, and of the faults that it is for."""
     well = [row for row in rows if row["healthy"]]
-    found = {}
-    for name in sorted({name for row in rows for name in row["checks"]}):
+    names: set[str] = set()
+    for row in rows:
+        names |= row["checks"].keys()
+    rates_of_checks = {}
+    for name in sorted(names):
         # some checks say nothing where nothing is wrong: they were made of every healthy case
-        silent = all(row["checks"].get(name, ["warn"])[0] in ("warn", "fail") for row in well)
-        healthy = [_spoke(row, name) for row in well if silent or name in row["checks"]]
+        silent = all(_spoke(row, name, absent="warn") for row in well)
+        healthy = _alarms(well, name, silent)
         planted = [row for row in rows if name in SICK.get(row["kind"], Fault()).checks]
         # one that was not made, as leave-one-out whose weights are useless, has let nothing pass
-        sick = [_spoke(row, name) for row in planted if silent or name in row["checks"]]
+        sick = _alarms(planted, name, silent)
         if any(healthy) or sick:
-            counts = len(healthy), sum(healthy), len(sick), sum(sick)
-            found[name] = dict(
-                zip(("healthy", "false_alarms", "sick", "seen"), counts, strict=True)
-            )
-    return found
+            rates_of_checks[name] = {
+                "healthy": len(healthy),
+                "false_alarms": sum(healthy),
+                "sick": len(sick),
+                "seen": sum(sick),
+            }
+    return rates_of_checks
 
 
-def _spoke(row: dict, name: str) -> bool:
-    return row["checks"].get(name, ["pass"])[0] in ("warn", "fail")
+def _alarms(rows: list[dict], name: str, silent: bool) -> list[bool]:
+    """Whether a check warned or failed, for each row that has it; all rows where a check is silent on a pass."""
+    return [_spoke(row, name) for row in rows if silent or name in row["checks"]]
+
+
+def _spoke(row: dict, name: str, absent: str = "pass") -> bool:
+    """Whether a check warned or failed; one that the row lacks has the status ``absent``."""
+    return row["checks"].get(name, [absent])[0] in ("warn", "fail")
 
 
 def main() -> None:
