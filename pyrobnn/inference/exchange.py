@@ -113,10 +113,9 @@ class Ladders:
     def _values(self, z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradient, base, log_likelihood = self.evaluate(z, beta)
         self.num_gradients += len(z)
-        finite_or_impossible = log_likelihood.nan_to_num(
-            nan=-math.inf, posinf=-math.inf, neginf=-math.inf
-        )
-        return gradient, base, finite_or_impossible
+        impossible = -math.inf
+        log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
+        return gradient, base, log_likelihood
 
     def adapt(self, num: int) -> None:
         """Run ``num`` steps, and place the temperatures where neighbours reject exchanges equally often."""

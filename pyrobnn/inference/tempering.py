@@ -290,9 +290,8 @@ class Population:
             change = (self.log_likelihood[rows] - before).square().mean() / variance
             earlier = changes
             changes = (float(distance), float(change))
-            if self._forgotten(changes) or (
-                _no_farther(changes, earlier) and rate >= 0.5 * _TARGET_ACCEPT
-            ):
+            still = _no_farther(changes, earlier) and rate >= 0.5 * _TARGET_ACCEPT
+            if still or self._forgotten(changes):
                 break
         return Rung(
             beta=self.beta,
@@ -395,10 +394,9 @@ class Population:
         beta = torch.tensor(self.beta, dtype=torch.float64, device=self.z.device)
         gradient, base, log_likelihood = self.evaluate(self.z, beta)
         self.num_gradients += len(self.z)
-        finite_or_impossible = log_likelihood.nan_to_num(
-            nan=-math.inf, posinf=-math.inf, neginf=-math.inf
-        )
-        return gradient, base, finite_or_impossible
+        impossible = -math.inf
+        log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
+        return gradient, base, log_likelihood
 
     def level(self, num: int) -> Level:
         """Positions of every island at this temperature, at most ``num``, with their scale and the step of a path."""
