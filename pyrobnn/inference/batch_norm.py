@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrobnn.model import BATCH_NORM, BNN, NET
 
@@ -51,28 +51,35 @@ def refreshed_statistics(
         ``net.<layer>.running_mean`` and ``running_var`` → (chain, draw, features); empty without such layers.
     """
     net = copy.deepcopy(model.net).eval()
-    # the buffers of a layer are attributes that torch declares for no module
-    norms: dict[str, Any] = {name: net.get_submodule(name) for name in training_norms(model)}
-    norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}
+    norms = _averaging_norms(net, training_norms(model))
     if not norms:
         return {}
-    for norm in norms.values():
-        norm.train()
-        norm.momentum = None  # plain averages over the batches
-    weights = {
-        name.removeprefix(NET): value for name, value in draws.items() if name.startswith(NET)
-    }
-    chains, count = next(iter(weights.values())).shape[:2]
-    rows: dict[str, list[Tensor]] = {}
+    sites = [name for name in draws if name.startswith(NET)]
+    chains, count = draws[sites[0]].shape[:2]
+    statistics: dict[str, list[Tensor]] = {}
     for index in range(chains * count):
-        params = {name: value.flatten(0, 1)[index] for name, value in weights.items()}
+        params = {name.removeprefix(NET): draws[name].flatten(0, 1)[index] for name in sites}
         for norm in norms.values():
             norm.reset_running_stats()
         for x in inputs:
             torch.func.functional_call(net, params, (x,))
         for name, norm in norms.items():
-            rows.setdefault(f"{NET}{name}.running_mean", []).append(norm.running_mean.clone())
-            rows.setdefault(f"{NET}{name}.running_var", []).append(norm.running_var.clone())
+            mean = norm.running_mean.clone()
+            variance = norm.running_var.clone()
+            statistics.setdefault(f"{NET}{name}.running_mean", []).append(mean)
+            statistics.setdefault(f"{NET}{name}.running_var", []).append(variance)
     return {
-        name: torch.stack(values).unflatten(0, (chains, count)) for name, values in rows.items()
+        name: torch.stack(values).unflatten(0, (chains, count))
+        for name, values in statistics.items()
     }
+
+
+def _averaging_norms(net: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """The named layers of ``net`` that have running statistics, set to take plain averages over the batches."""
+    # the buffers of a layer are attributes that torch declares for no module
+    norms: dict[str, Any] = {name: net.get_submodule(name) for name in names}
+    norms = {name: norm for name, norm in norms.items() if norm.running_mean is not None}
+    for norm in norms.values():
+        norm.train()
+        norm.momentum = None
+    return norms

@@ -13,15 +13,23 @@ from concurrent.futures import Executor
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrobnn.core.checks import check_count
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.method import Method
+
+#: draws, sample_stats and meta of a fit
+_Shown = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
+#: the model, x and y as the user handed them over
+_Arguments = tuple[BNN | Callable[..., Any], Any, Any]
 
 
 @contextlib.contextmanager
@@ -48,8 +56,8 @@ def process_group(backend: str | None = None) -> Iterator[int]:
     # its functions take the group there is at their import as a default. Imported later, by the compiler, they would
     # keep its threads running to the end of the interpreter, which then ends by SIGABRT
     import_module("torch.distributed.nn.functional")
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    backend = backend or ("nccl" if torch.cuda.device_count() >= here else "gloo")
+    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    backend = backend or ("nccl" if torch.cuda.device_count() >= local_ranks else "gloo")
     # NCCL's collectives take place on the current device, by default the first one for every rank
     with torch.cuda.device(_own_gpu()) if backend == "nccl" else contextlib.nullcontext():
         dist.init_process_group(backend, **_fresh_store())
@@ -76,14 +84,14 @@ def _fresh_store() -> dict[str, Any]:
 
 
 def fit_on_ranks(
-    method: Any,
+    method: Method,
     model: BNN | Callable[..., Any],
     x: Any = None,
     y: Any = None,
     *,
     num_draws: int = 1000,
     seed: int = 0,
-    init: Any = None,
+    init: Posterior | nn.Module | None = None,
     device: str | torch.device | None = None,
     checkpoint: str | Path | None = None,
 ) -> Posterior:
@@ -114,20 +122,21 @@ def fit_on_ranks(
                     posterior.save("posterior.nc")
     """
     active = dist.is_available() and dist.is_initialized()
-    rank, num_ranks = (dist.get_rank(), dist.get_world_size()) if active else (0, 1)
+    rank = dist.get_rank() if active else 0
+    num_ranks = dist.get_world_size() if active else 1
     if device is None and active and dist.get_backend() == "nccl":
         device = _own_gpu()
     job = _job(method, (model, x, y), num_draws, seed, init, checkpoint)
     posterior = job(num_ranks, rank, device=device)
     if num_ranks == 1:
         return posterior
-    parts: list[Any] = [None] * num_ranks
-    dist.all_gather_object(parts, _shown(posterior))
-    return _joined(method, posterior, parts, seed)
+    fits: list[Any] = [None] * num_ranks
+    dist.all_gather_object(fits, _shown(posterior))
+    return _joined(method, posterior, fits, seed)
 
 
 def fit_on_workers(
-    method: Any,
+    method: Method,
     model: BNN | Callable[..., Any],
     x: Any = None,
     y: Any = None,
@@ -136,7 +145,7 @@ def fit_on_workers(
     num_jobs: int,
     num_draws: int = 1000,
     seed: int = 0,
-    init: Any = None,
+    init: Posterior | nn.Module | None = None,
     checkpoint: str | Path | None = None,
 ) -> Posterior:
     """Run ``num_jobs`` fits on the workers of a cluster and join their chains, or members, in one posterior.
@@ -167,42 +176,45 @@ def fit_on_workers(
     """
     check_count("num_jobs", num_jobs)
     job = partial(_job(method, (model, x, y), num_draws, seed, init, checkpoint), num_jobs)
-    parts = list(workers.map(job, range(num_jobs)))
-    return _joined(method, parts[0], [*map(_shown, parts)], seed) if num_jobs > 1 else parts[0]
+    posteriors = list(workers.map(job, range(num_jobs)))
+    if num_jobs == 1:
+        return posteriors[0]
+    return _joined(method, posteriors[0], [*map(_shown, posteriors)], seed)
 
 
 def _job(
-    method: Any,
-    problem: Sequence[Any],
+    method: Method,
+    arguments: _Arguments,
     num_draws: int,
     seed: int,
-    init: Any,
+    init: Posterior | nn.Module | None,
     checkpoint: str | Path | None,
 ) -> Callable[..., Posterior]:
     """``job(ranks, rank)``, the fit of one rank."""
     _along(method)
     check_count("seed", seed, minimum=0)
-    options = {"init": init} if init is not None else {}
+    options: dict[str, Any] = {"init": init} if init is not None else {}
     if hasattr(method, "num_chains"):
         options["num_draws"] = num_draws
-    return partial(_fit_rank, method, problem, options, seed, checkpoint)
+    return partial(_fit_rank, method, arguments, options, seed, checkpoint)
 
 
 def _fit_rank(
-    method: Any,
-    problem: Any,
-    options: Any,
+    method: Method,
+    arguments: _Arguments,
+    options: dict[str, Any],
     seed: int,
-    checkpoint: Any,
+    checkpoint: str | Path | None,
     ranks: int,
     rank: int,
-    **where: Any,
+    device: str | torch.device | None = None,
 ) -> Posterior:
-    own = {} if checkpoint is None else {"checkpoint": f"{checkpoint}.{rank}"}
-    return method.fit(*problem, seed=seed * ranks + rank, **options, **own, **where)
+    if checkpoint is not None:
+        options = options | {"checkpoint": f"{checkpoint}.{rank}"}
+    return method.fit(*arguments, seed=seed * ranks + rank, device=device, **options)
 
 
-def _along(method: Any) -> int:
+def _along(method: Method) -> int:
     """The dimension along which the draws of two fits are joined: chains, or the members of an ensemble."""
     if hasattr(method, "num_chains"):
         return 0
@@ -213,43 +225,51 @@ def _along(method: Any) -> int:
     )
 
 
-def _shown(posterior: Posterior) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """What the others need of a fit, on the CPU."""
+def _shown(posterior: Posterior) -> _Shown:
+    """What the other ranks need of a fit, on the CPU."""
     draws = {name: value.cpu() for name, value in posterior.draws.items()}
-    return (
-        draws,
-        {name: value.cpu() for name, value in posterior.sample_stats.items()},
-        posterior.meta,
-    )
+    stats = {name: value.cpu() for name, value in posterior.sample_stats.items()}
+    return draws, stats, posterior.meta
 
 
-def _joined(method: Any, posterior: Posterior, parts: Sequence[Any], seed: int) -> Posterior:
+def _joined(method: Method, posterior: Posterior, fits: Sequence[_Shown], seed: int) -> Posterior:
     """The chains or members of all fits in one posterior, in the order of their ranks."""
-    draws, stats, metas = zip(*parts, strict=True)
-
-    def cat(own: Mapping[str, Tensor], values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        return {
-            name: torch.cat([v[name] for v in values], _along(method)).to(own[name]) for name in own
-        }
-
-    timings = {
-        name: max(meta["timings"].get(name, 0.0) for meta in metas) for name in metas[0]["timings"]
-    }
-    notes = [f"rank {rank}: {note}" for rank, meta in enumerate(metas) for note in meta["warnings"]]
-    found = [each for meta in metas for each in meta["findings"]]
-    joined = {
-        "seed": seed,
-        "num_ranks": len(metas),
-        "timings": timings,
-        "warnings": notes,
-        "findings": found,
-    }
+    draws, stats, metas = zip(*fits, strict=True)
+    dim = _along(method)
     return dataclasses.replace(
         posterior,
-        draws=cat(posterior.draws, draws),
-        sample_stats=cat(posterior.sample_stats, stats),
-        meta={**posterior.meta, **joined},
+        draws=_concatenated(posterior.draws, draws, dim),
+        sample_stats=_concatenated(posterior.sample_stats, stats, dim),
+        meta={**posterior.meta, "seed": seed, **_joined_meta(metas)},
     )
+
+
+def _concatenated(
+    example: Mapping[str, Tensor], fits: Sequence[Mapping[str, Tensor]], dim: int
+) -> dict[str, Tensor]:
+    """The tensors of all fits by name, with the types and on the devices of ``example``."""
+    joined = {}
+    for name, values in example.items():
+        joined[name] = torch.cat([fit[name] for fit in fits], dim).to(values)
+    return joined
+
+
+def _joined_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Entries of ``meta`` for all fits: the longest timings, and everybody's warnings and findings."""
+    timings = {}
+    for name in metas[0]["timings"]:
+        timings[name] = max(meta["timings"].get(name, 0.0) for meta in metas)
+    warnings = []
+    findings = []
+    for rank, meta in enumerate(metas):
+        warnings += [f"rank {rank}: {warning}" for warning in meta["warnings"]]
+        findings += meta["findings"]
+    return {
+        "num_ranks": len(metas),
+        "timings": timings,
+        "warnings": warnings,
+        "findings": findings,
+    }
 
 
 def _own_gpu() -> str:

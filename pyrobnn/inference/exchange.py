@@ -86,8 +86,8 @@ class Ladders:
     def _place(self, betas: Tensor) -> None:
         """States at these temperatures: those of the nearest level of the climb."""
         self.betas = betas
-        each = max(4, self.num_states // (len(betas) * self.num_islands))
-        self.num_ladders = each * self.num_islands
+        ladders_per_island = max(4, self.num_states // (len(betas) * self.num_islands))
+        self.num_ladders = ladders_per_island * self.num_islands
         nearest = [
             min(self.levels, key=lambda level: abs(level.beta - float(beta))) for beta in betas
         ]
@@ -95,12 +95,8 @@ class Ladders:
         self._step = torch.tensor([level.step for level in nearest], dtype=torch.float64)
         states = []
         for level in nearest:
-            index = (
-                torch.rand(each, generator=self._random)
-                .mul(level.z.shape[1])
-                .long()
-                .to(self._device)
-            )
+            uniform = torch.rand(ladders_per_island, generator=self._random)
+            index = uniform.mul(level.z.shape[1]).long().to(self._device)
             states.append(level.z[:, index].flatten(0, 1))
         self._set(torch.stack(states))
 
@@ -117,11 +113,9 @@ class Ladders:
     def _values(self, z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradient, base, log_likelihood = self.evaluate(z, beta)
         self.num_gradients += len(z)
-        return (
-            gradient,
-            base,
-            log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf),
-        )
+        impossible = -math.inf
+        log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
+        return gradient, base, log_likelihood
 
     def adapt(self, num: int) -> None:
         """Run ``num`` steps, and place the temperatures where neighbours reject exchanges equally often."""
@@ -169,19 +163,44 @@ class Ladders:
 
     def _move(self) -> Tensor:
         """One path of every state above the lowest; the mean acceptance rate of each temperature."""
-        levels, ladders, dim = self.z.shape
-        upper = levels - 1
+        lengths, size = self._path_lengths_and_steps()
+        momentum = torch.randn(self.z[1:].shape, generator=self._random).to(self.z)
+        beta = self.betas[1:, None].to(self._device)
+        start_kinetic = 0.5 * momentum.square().sum(-1, dtype=torch.float64)
+        start_energy = start_kinetic - (self.base[1:] + beta * self.log_likelihood[1:])
+        z, base, log_likelihood, momentum = self._leapfrogs(momentum, size, lengths)
+        end_kinetic = 0.5 * momentum.square().sum(-1, dtype=torch.float64)
+        error = end_kinetic - (base + beta * log_likelihood) - start_energy
+        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
+        self._accept(chance, z, base, log_likelihood)
+        return chance.mean(1).cpu()
+
+    def _accept(self, chance: Tensor, z: Tensor, base: Tensor, log_likelihood: Tensor) -> None:
+        """Let the states above the lowest take their new places, each with its chance (temperature, ladder)."""
+        uniform = torch.rand(chance.shape, generator=self._random, dtype=torch.float64)
+        accepted = uniform.to(chance) < chance
+        moved_z = torch.where(accepted.unsqueeze(-1), z, self.z[1:])
+        moved_base = torch.where(accepted, base, self.base[1:])
+        moved_likelihood = torch.where(accepted, log_likelihood, self.log_likelihood[1:])
+        self.z = torch.cat([self.z[:1], moved_z])
+        self.base = torch.cat([self.base[:1], moved_base])
+        self.log_likelihood = torch.cat([self.log_likelihood[:1], moved_likelihood])
+
+    def _path_lengths_and_steps(self) -> tuple[Tensor, Tensor]:
+        """Leapfrog steps of a path (temperature,), and their random sizes (temperature, ladder, dim)."""
+        upper, ladders, _ = self.z[1:].shape
         longest = math.pi / 2 / self._step[1:] * (0.5 + torch.rand(upper, generator=self._random))
         lengths = longest.round().clamp(1, self.max_leapfrogs).long()
         uniform = torch.rand(upper, ladders, generator=self._random, dtype=torch.float64)
         factor = torch.exp2(_FINEST * uniform.square())
-        size = (self._step[1:, None] * factor).to(self.z).unsqueeze(-1) * self._scale[1:, None].to(
-            self.z
-        )
-        momentum = torch.randn(upper, ladders, dim, generator=self._random).to(self.z)
-        beta = self.betas[1:, None].to(self._device)
-        energy = 0.5 * momentum.square().sum(-1, dtype=torch.float64)
-        energy = energy - (self.base[1:] + beta * self.log_likelihood[1:])
+        step = (self._step[1:, None] * factor).to(self.z).unsqueeze(-1)
+        return lengths, step * self._scale[1:, None].to(self.z)
+
+    def _leapfrogs(
+        self, momentum: Tensor, size: Tensor, lengths: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Position, log base density, log likelihood and momentum at the ends of the paths; ``momentum`` is changed."""
+        _, ladders, dim = momentum.shape
         z = self.z[1:].clone()
         gradient, _, _ = self._values(z.flatten(0, 1), self._row_betas(slice(1, None)))
         gradient = gradient.reshape(z.shape)
@@ -196,22 +215,7 @@ class Ladders:
             base[active] = values[1].reshape(len(active), ladders)
             log_likelihood[active] = values[2].reshape(len(active), ladders)
             momentum[active] = momentum[active] + 0.5 * size[active] * gradient[active]
-        error = (
-            0.5 * momentum.square().sum(-1, dtype=torch.float64)
-            - (base + beta * log_likelihood)
-            - energy
-        )
-        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
-        taken = (
-            torch.rand(upper, ladders, generator=self._random, dtype=torch.float64).to(chance)
-            < chance
-        )
-        self.z = torch.cat([self.z[:1], torch.where(taken.unsqueeze(-1), z, self.z[1:])])
-        self.base = torch.cat([self.base[:1], torch.where(taken, base, self.base[1:])])
-        self.log_likelihood = torch.cat(
-            [self.log_likelihood[:1], torch.where(taken, log_likelihood, self.log_likelihood[1:])]
-        )
-        return chance.mean(1).cpu()
+        return z, base, log_likelihood, momentum
 
     def _exchange(self) -> Tensor:
         """Exchange the states of even pairs of neighbours and odd ones in turn; how often each pair would reject."""
@@ -219,16 +223,12 @@ class Ladders:
         gain = gap * (self.log_likelihood[:-1] - self.log_likelihood[1:])
         chance = gain.nan_to_num(nan=-math.inf).clamp(max=0.0).exp()
         pairs = torch.arange(len(gap)) % 2 == self.num_steps % 2
-        taken = (
-            torch.rand(chance.shape, generator=self._random, dtype=torch.float64).to(chance)
-            < chance
-        )
-        taken = taken & pairs.to(self._device)[:, None]
-        source = torch.arange(len(self.betas), device=self._device)[:, None].repeat(
-            1, self.num_ladders
-        )
-        source[:-1] += taken.long()
-        source[1:] -= taken.long()
+        uniform = torch.rand(chance.shape, generator=self._random, dtype=torch.float64)
+        accepted = (uniform.to(chance) < chance) & pairs.to(self._device)[:, None]
+        temperature = torch.arange(len(self.betas), device=self._device)
+        source = temperature[:, None].repeat(1, self.num_ladders)
+        source[:-1] += accepted.long()
+        source[1:] -= accepted.long()
         ladder = torch.arange(self.num_ladders, device=self._device)
         self.z = self.z[source, ladder]
         self.base = self.base[source, ladder]
@@ -279,11 +279,14 @@ class Passage(NamedTuple):
         half = work[0].shape[1] // 2
         early, influence_early = bennett(tuple(side[:, :half] for side in work))
         late, influence_late = bennett(tuple(side[:, half:] for side in work))
-        islands = [bennett(tuple(side.unflatten(2, (num_islands, -1))[:, :, i] for side in work))[0]
-                   for i in range(num_islands)]  # fmt: skip
+        sides = [side.unflatten(2, (num_islands, -1)) for side in work]
+        by_island = []
+        for island in range(num_islands):
+            ratio, _ = bennett(tuple(side[:, :, island] for side in sides))
+            by_island.append(ratio)
         return Estimate(
             total,
-            torch.tensor(islands, dtype=torch.float64),
+            torch.tensor(by_island, dtype=torch.float64),
             _error_of_sum(influence),
             late - early,
             _error_of_sum(influence_late - influence_early),
@@ -335,7 +338,7 @@ def _error_of_sum(influence: Tensor) -> float:
 def _interpolated(at: Tensor, places: Tensor, values: Tensor) -> Tensor:
     """Piecewise linear interpolation, ``places`` increasing."""
     index = torch.searchsorted(places, at.contiguous()).clamp(1, len(places) - 1)
-    left = places[index - 1]
-    right = places[index]
-    weight = ((at - left) / (right - left)).clamp(0.0, 1.0)
+    lower = places[index - 1]
+    upper = places[index]
+    weight = ((at - lower) / (upper - lower)).clamp(0.0, 1.0)
     return values[index - 1] + weight * (values[index] - values[index - 1])

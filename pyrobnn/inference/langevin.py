@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,10 @@ from pyrobnn.posterior import Posterior
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
+    from pyrobnn.inference.sgmcmc import _StochasticGradientMCMC
+
+#: a log joint of (z, rows), the rows, and which of their dimensions is the chain's
+_LogJoint = tuple[Callable[..., Tensor], Tensor, int | None]
 
 #: how often chains that leave the posterior are sent back, each time with half the step length
 NUM_RESTARTS = 8
@@ -64,7 +68,7 @@ class StepSize:
     ``config`` is a :class:`pyrobnn.SGLD` or :class:`pyrobnn.SGHMC`, whose ``share`` is κ and ``heating`` r.
     """
 
-    def __init__(self, config: Any, problem: Problem):
+    def __init__(self, config: _StochasticGradientMCMC, problem: Problem):
         self.share = config.share
         self.heating = config.heating
         self.num_warmup = config.num_warmup
@@ -78,25 +82,28 @@ class StepSize:
         self.value = 0.0
         self.restarts = 0
         self.settled: list[float] = []
-        self.heights: Tensor | None = (
-            None  # energy less heat, and minus the log joint, at the last check
-        )
+        # energy less heat, and minus the log joint, at the last check
+        self.heights: Tensor | None = None
         self.spread = 0.0  # standard deviation of a mini-batch's log joint, at the last look
         self.vector: Tensor | None = None
         self.saved: State
 
     def look(
-        self, state: State, metric: Tensor, batches: Iterator[Any], log_joint: Callable[..., Any]
+        self,
+        state: State,
+        metric: Tensor,
+        batches: Iterator[Batch],
+        log_joint: Callable[[Batch], _LogJoint],
     ) -> None:
         """Choose ε at ``state``; ``log_joint(batch)`` gives a function of (z, rows) and the rows of every chain."""
         self.saved = state
         root = metric.sqrt()
         late = 2 * state.step >= self.num_warmup
-        bounds = [
-            self.share / max(self._curvature(state.z, root, *log_joint(next(batches))), 1e-30)
-        ]
+        curvature = self._curvature(state.z, root, *log_joint(next(batches)))
+        bounds = [self.share / max(curvature, 1e-30)]
         if self.noisy:
-            variance = self._noise(state.z, root, (log_joint(batch) for batch in batches), late)
+            log_joints = (log_joint(batch) for batch in batches)
+            variance = self._noise(state.z, root, log_joints, late)
             bounds.append(0.1 / (self.heating * max(variance, 1e-30)))
         if not all(math.isfinite(bound) for bound in bounds):
             raise FloatingPointError(
@@ -123,9 +130,9 @@ class StepSize:
         """Whether a chain is not finite, or fell in log joint since the last check by energy that step errors added."""
         if not bool(torch.isfinite(state.z).all() and torch.isfinite(energy).all()):
             return True
-        now = torch.stack([energy, -lp])
-        (added, climbed) = now - (now if self.heights is None else self.heights)
-        self.heights = now
+        heights = torch.stack([energy, -lp])
+        added, climbed = heights - (heights if self.heights is None else self.heights)
+        self.heights = heights
         allowed = 10.0 + 10.0 * self.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
         return bool(((added > allowed) & (climbed > 0)).any())
 
@@ -147,7 +154,12 @@ class StepSize:
             return torch.func.grad(slope)(z)
 
         batched = torch.func.vmap(product, in_dims=(0, 0, dim), randomness="different")
-        num_steps, vector = (20, torch.randn_like(z)) if self.vector is None else (8, self.vector)
+        if self.vector is None:
+            num_steps = 20
+            vector = torch.randn_like(z)
+        else:
+            num_steps = 8
+            vector = self.vector
         for _ in range(num_steps):
             vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30)
             vector = root * batched(z, root * vector, rows)
@@ -155,21 +167,18 @@ class StepSize:
         self.vector = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
         return float(size.max())
 
-    def _noise(
-        self, z: Tensor, root: Tensor, batches: Iterator[tuple[Any, ...]], late: bool
-    ) -> float:
+    def _noise(self, z: Tensor, root: Tensor, log_joints: Iterator[_LogJoint], late: bool) -> float:
         """The largest mean variance of the gradient over any site; early on beyond the squared mean, the drift."""
-        drawn = []
+        whitened = []
         values = []
-        for log_joint, rows, dim in itertools.islice(batches, 8):
+        for log_joint, rows, dim in itertools.islice(log_joints, 8):
             slope = torch.func.grad_and_value(log_joint)
-            gradient, value = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")(
-                z, rows
-            )
-            drawn.append(root * gradient)
+            of_chains = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")
+            gradient, value = of_chains(z, rows)
+            whitened.append(root * gradient)
             values.append(value)
         self.spread = float(torch.stack(values).double().std(0).max())
-        gradients = torch.stack(drawn).double()
+        gradients = torch.stack(whitened).double()
         variance = gradients.var(0)
         signal = gradients.mean(0).square()
         excess = variance if late else variance - signal
@@ -185,7 +194,7 @@ CHECK_EVERY = 50
 class ChainStep:
     """The compiled transition, anew for every batch shape (a loader's last batch is smaller)."""
 
-    def __init__(self, config: Any, problem: Problem, control: Tensor):
+    def __init__(self, config: _StochasticGradientMCMC, problem: Problem, control: Tensor):
         self.config = config
         self.problem = problem
         self.control = control
@@ -219,10 +228,14 @@ class Run:
 
     def forget(self, z: Tensor) -> None:
         """Start anew: the chains were sent back."""
-        self.kept: list[
-            tuple[Tensor, Tensor]
-        ] = []  # draws so far, (chain, dim) each, and their log joint (chain,)
+        # draws so far, (chain, dim) each, and their log joint (chain,)
+        self.kept: list[tuple[Tensor, Tensor]] = []
         self.kinetic = torch.zeros_like(z)
+
+    def keep(self, state: State, lp: Tensor, temperature: float) -> None:
+        """Take the chains' present positions as draws."""
+        self.kept.append((state.z, lp))
+        self.kinetic += state.v.square() / temperature
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""
@@ -237,13 +250,12 @@ class Run:
             raise ValueError(
                 f"a callback stopped the run at step {self.step}, before the first draw was kept"
             )
-        self.z, self.lp = (torch.stack(each, 1) for each in zip(*self.kept, strict=True))
+        self.z = torch.stack([z for z, _ in self.kept], 1)
+        self.lp = torch.stack([lp for _, lp in self.kept], 1)
         self.loss = torch.stack(self.losses)
 
 
-def batch_log_joint(
-    problem: Problem, batch: Batch
-) -> tuple[Callable[..., Tensor], Tensor, int | None]:
+def batch_log_joint(problem: Problem, batch: Batch) -> _LogJoint:
     """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's."""
     log_joint = _of_rows(problem.density.subsampled(), batch.tensors, batch.per_chain)
     return log_joint, batch.rows, 0 if batch.per_chain else None
@@ -251,9 +263,14 @@ def batch_log_joint(
 
 def _of_rows(density: Density, data: tuple[Tensor, ...], per_chain: bool) -> Callable[..., Tensor]:
     """(z, rows) → the log joint on the chain's own rows of the data, or on the batch that all chains share."""
-    return lambda z, rows: density.log_joint(
-        z, *(part[rows] if per_chain else part for part in data)
-    )
+
+    def of_own_rows(z: Tensor, rows: Tensor) -> Tensor:
+        return density.log_joint(z, *(tensor[rows] for tensor in data))
+
+    def of_shared_batch(z: Tensor, rows: Tensor) -> Tensor:
+        return density.log_joint(z, *data)
+
+    return of_own_rows if per_chain else of_shared_batch
 
 
 class Batch(NamedTuple):
@@ -289,7 +306,9 @@ def metric_of(second: Tensor) -> Tensor:
     return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
 
 
-def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., tuple[Tensor, ...]]:
+def transition(
+    config: _StochasticGradientMCMC, problem: Problem, per_chain: bool
+) -> Callable[..., tuple[Tensor, ...]]:
     r"""One step of all chains: (z, v, second, heat, control, rows, \*data) → these four after it, log joint of the
     batch, energy less the heat."""
     density = problem.density.subsampled()
@@ -301,22 +320,23 @@ def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., 
     def step(
         z: Tensor,
         v: Tensor,
-        second: Tensor,
+        mean_square: Tensor,
         heat: Tensor,
         control: Tensor,
         rows: Tensor,
         *data: Tensor,
     ) -> tuple[Tensor, ...]:
         epsilon, forget, temperature = control.unbind()
-        metric = metric_of(second) if precondition else torch.ones_like(second)
-        one = torch.func.grad_and_value(_of_rows(density, data, per_chain))
-        each = torch.func.vmap(one, in_dims=(0, 0 if per_chain else None), randomness=randomness)
+        metric = metric_of(mean_square) if precondition else torch.ones_like(mean_square)
+        slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
+        rows_dim = 0 if per_chain else None
+        of_chains = torch.func.vmap(slope, in_dims=(0, rows_dim), randomness=randomness)
         z, v, grad, lp, energy, added = config.move(
-            z, v, lambda at: each(at, rows), epsilon, temperature, metric
+            z, v, lambda point: of_chains(point, rows), epsilon, temperature, metric
         )
         if precondition:
-            second = torch.lerp(second, (grad / num_data).square().mean(0), forget)
-        return z, v, second, heat + added, lp, energy - heat
+            mean_square = torch.lerp(mean_square, (grad / num_data).square().mean(0), forget)
+        return z, v, mean_square, heat + added, lp, energy - heat
 
     return step
 
@@ -324,11 +344,12 @@ def transition(config: Any, problem: Problem, per_chain: bool) -> Callable[..., 
 @torch.no_grad()
 def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
     """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
-    parts = [torch.func.vmap(density.log_joint)(part) for part in z.flatten(0, 1).split(at_once)]
-    return torch.cat(parts).reshape(z.shape[:2])
+    log_joint = torch.func.vmap(density.log_joint)
+    values = [log_joint(draws) for draws in z.flatten(0, 1).split(at_once)]
+    return torch.cat(values).reshape(z.shape[:2])
 
 
-def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
+def run_chains(config: _StochasticGradientMCMC, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     """Run the chains of ``config`` from ``z`` (chain, dim): warm-up, then a draw every ``thinning`` steps."""
     num_steps = config.num_warmup + config.thinning * asked.num_draws
     # at rest in their places, with momenta of the right temperature
@@ -352,61 +373,97 @@ def run_chains(config: Any, problem: Problem, z: Tensor, asked: FitRun) -> Run:
     return run
 
 
+class _Plan(NamedTuple):
+    """After which steps the chains are checked, give a draw, and are reported."""
+
+    checks: set[int]
+    draws: range
+    reports: set[int]
+
+    @classmethod
+    def of(cls, config: _StochasticGradientMCMC, num_steps: int, looks: set[int]) -> _Plan:
+        """The plan of a run; a state that a look keeps has been checked."""
+        report_every = max(1, num_steps // 100)
+        return cls(
+            checks={num_steps, *looks, *range(1, num_steps, CHECK_EVERY)},
+            draws=range(config.num_warmup + config.thinning, num_steps + 1, config.thinning),
+            reports={num_steps, *range(1, num_steps, report_every)},
+        )
+
+
 def _walk(
-    config: Any, problem: Problem, state: State, num_steps: int, watch: Watch, run: Run, seed: int
+    config: _StochasticGradientMCMC,
+    problem: Problem,
+    state: State,
+    num_steps: int,
+    watch: Watch,
+    run: Run,
+    seed: int,
 ) -> None:
     """Take the steps and keep every ``thinning``-th after the warm-up."""
     batches = chain_batches(problem, config.num_chains, config.batch_size)
-    control = state.z.new_zeros(
-        3
-    )  # at every step: ε, how much the preconditioner forgets, temperature
+    # at every step: ε, how much the preconditioner forgets, temperature
+    control = state.z.new_zeros(3)
     step = ChainStep(config, problem, control)
-    warmup = config.num_warmup
     chooser = StepSize(config, problem) if config.step_size is None else None
-    report_every = max(1, num_steps // 100)
+    plan = _Plan.of(config, num_steps, set() if chooser is None else chooser.looks)
     while state.step < num_steps:
-        k = state.step
-        run.step = k
-        if chooser is not None and k in chooser.looks:
-            seen = config.preconditioner is not None and bool(state.second.any())
-            metric = metric_of(state.second) if seen else torch.ones_like(state.second)
-            chooser.look(state, metric, batches, functools.partial(batch_log_joint, problem))
-        run.step_size = config.step_size / problem.num_rows if chooser is None else chooser.value
-        forget = (
-            (1.0 - RMSPROP if k else 1.0)
-            if k < warmup and config.preconditioner is not None
-            else 0.0
-        )
-        control.copy_(
-            torch.tensor([run.step_size, forget, config.temperature], dtype=torch.float64)
-        )
-        *after, lp, energy = step(next(batches), state.z, state.v, state.second, state.heat)
+        run.step = state.step
+        run.step_size = _step_size(config, problem, chooser, state, batches)
+        forget = _forgetting(config, state.step)
+        settings = [run.step_size, forget, config.temperature]
+        control.copy_(torch.tensor(settings, dtype=torch.float64))
+        *tensors, lp, energy = step(next(batches), state.z, state.v, state.second, state.heat)
         run.compile_seconds = step.seconds
-        state = State(k + 1, *after)
-        last = state.step == num_steps
-        # a state that a look keeps has been checked
-        check = (
-            k % CHECK_EVERY == 0 or last or (chooser is not None and state.step in chooser.looks)
-        )
-        if check and (back := _checked(problem, chooser, state, lp, energy, control)) is not None:
-            state = back
-            run.forget(state.z)
-            continue
-        if state.step > warmup and (state.step - warmup) % config.thinning == 0:
-            run.kept.append((state.z, lp))
-            run.kinetic += state.v.square() / config.temperature
-        if k % report_every == 0 or last:
+        state = State(state.step + 1, *tensors)
+        if state.step in plan.checks:
+            restart = _checked(problem, chooser, state, lp, energy, control)
+            if restart is not None:
+                state = restart
+                run.forget(state.z)
+                continue
+        if state.step in plan.draws:
+            run.keep(state, lp, config.temperature)
+        if state.step in plan.reports:
             run.losses.append(-lp.mean() / problem.num_rows)
             present = functools.partial(_snapshot, config, problem, run, state.z, seed)
-            metrics = {"loss": float(run.losses[-1]), "snapshot": present}
-            if watch.tell(k + 1, metrics) and not last:
+            stop = watch.tell(state.step, {"loss": float(run.losses[-1]), "snapshot": present})
+            if stop and state.step < num_steps:
                 watch.stopped = "callback"
                 return
 
 
-def _snapshot(config: Any, problem: Problem, run: Run, z: Tensor, seed: int) -> Posterior:
+def _step_size(
+    config: _StochasticGradientMCMC,
+    problem: Problem,
+    chooser: StepSize | None,
+    state: State,
+    batches: Iterator[Batch],
+) -> float:
+    """The ε of the next step: the user's, or the chooser's, which looks at the chains now and then."""
+    if chooser is None:
+        return cast(float, config.step_size) / problem.num_rows
+    if state.step in chooser.looks:
+        metric = torch.ones_like(state.second)
+        if config.preconditioner is not None and bool(state.second.any()):
+            metric = metric_of(state.second)
+        chooser.look(state, metric, batches, functools.partial(batch_log_joint, problem))
+    return chooser.value
+
+
+def _forgetting(config: _StochasticGradientMCMC, step: int) -> float:
+    """The weight of this step's squared gradient in the preconditioner's mean: all of it at the first step."""
+    if config.preconditioner is None or step >= config.num_warmup:
+        return 0.0
+    return 1.0 - RMSPROP if step else 1.0
+
+
+def _snapshot(
+    config: _StochasticGradientMCMC, problem: Problem, run: Run, z: Tensor, seed: int
+) -> Posterior:
     """The draws that were kept; before the first, where the chains are, z (chain, dim)."""
-    draws = problem.density.constrain(torch.stack([kept for kept, _ in run.kept] or [z], 1))
+    positions = [position for position, _ in run.kept] or [z]
+    draws = problem.density.constrain(torch.stack(positions, 1))
     return snapshot(problem, config, draws, seed=seed, meta={"temperature": config.temperature})
 
 
@@ -419,9 +476,11 @@ def _checked(
     control: Tensor,
 ) -> State | None:
     """The state to go back to, of chains that diverged; None where they may go on."""
-    diverged = chooser if chooser is not None and chooser.diverged(state, lp, energy) else None
-    if diverged is not None and (back := diverged.restart()) is not None:
-        return back
+    diverged = chooser is not None and chooser.diverged(state, lp, energy)
+    if chooser is not None and diverged:
+        restart = chooser.restart()
+        if restart is not None:
+            return restart
     bad = ~(torch.isfinite(state.z).all(1) & torch.isfinite(lp))
     if bool(bad.any()):
         chain = int(bad.nonzero()[0])
@@ -431,9 +490,9 @@ def _checked(
             f"chain {chain} is no longer finite by step {state.step} (log joint {float(lp[chain]):g}{where}): "
             f"reduce step_size (now {float(control[0]) * problem.num_rows:g})"
         )
-    if diverged is not None:
+    if chooser is not None and diverged:
         raise FloatingPointError(
             f"by step {state.step} a chain has not conserved its energy, at each of {NUM_RESTARTS + 1} step sizes "
-            f"down to {diverged.value * problem.num_rows:.3g}: pass larger batches, or use NUTS or SVI"
+            f"down to {chooser.value * problem.num_rows:.3g}: pass larger batches, or use NUTS or SVI"
         )
     return None

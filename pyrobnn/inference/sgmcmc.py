@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import math
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin import full_log_joint, kinetic, run_chains
+from pyrobnn.inference.langevin import Run, full_log_joint, kinetic, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
@@ -64,6 +65,26 @@ class _StochasticGradientMCMC(Method):
                 "the preconditioner is learnt during warm-up and frozen after it: pass num_warmup=500 or more"
             )
 
+    @property
+    @abc.abstractmethod
+    def heating(self) -> float:
+        """Factor of the rise in temperature by the noise of mini-batch gradients."""
+
+    @abc.abstractmethod
+    def move(
+        self,
+        z: Tensor,
+        v: Tensor,
+        gradient: Gradient,
+        epsilon: Tensor,
+        temperature: Tensor,
+        metric: Tensor,
+    ) -> tuple[Tensor, ...]:
+        """One step of all chains.
+
+        Position and momentum after it; gradient, log joint and energy before it; the heat that it adds.
+        """
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         check_batch_size(problem, self.batch_size)
         check_proper(problem.density)
@@ -76,14 +97,8 @@ class _StochasticGradientMCMC(Method):
                 z = start_chains(problem.model, problem.density, run.init, self.num_chains)
             searching = time.perf_counter() - begun
             chains = run_chains(self, problem, z, run)
-        lp = chains.lp
-        stopped = chains.stopped
+        lp, stopped = _log_joint_on_all_data(problem, chains)
         notes = []
-        try:
-            if stopped != "interrupt" and problem.loader is None:
-                lp = full_log_joint(problem.density, chains.z)
-        except KeyboardInterrupt:
-            stopped = "interrupt"
         if stopped == "interrupt":
             notes.append(
                 interruption(self, chains.z.shape[1], run.num_draws, "draws of each chain")
@@ -92,8 +107,8 @@ class _StochasticGradientMCMC(Method):
             "temperature": self.temperature,
             "stopped": stopped,
             "common_start": common_start(run.init),
+            "step_size": chains.step_size * problem.num_rows,
         }
-        meta["step_size"] = chains.step_size * problem.num_rows
         if self.has_momentum:
             meta["kinetic_temperature"] = float(chains.kinetic.mean()) / chains.z.shape[1]
         return make_posterior(
@@ -164,7 +179,10 @@ class SGLD(_StochasticGradientMCMC):
     has_momentum: ClassVar[bool] = False
     # the variance of the stiffest direction is then 11 % too large
     share: ClassVar[float] = 0.4
-    heating: ClassVar[float] = 0.25
+
+    @property
+    def heating(self) -> float:
+        return 0.25
 
     def move(
         self,
@@ -252,6 +270,16 @@ class SGHMC(_StochasticGradientMCMC):
         return z + 0.5 * drift * v, v, grad, lp, energy, kinetic(v) - before
 
 
+def _log_joint_on_all_data(problem: Problem, chains: Run) -> tuple[Tensor, str]:
+    """Log joint of every draw, and why the run ended: of batches where there is a loader, or after Ctrl-C."""
+    if chains.stopped == "interrupt" or problem.loader is not None:
+        return chains.lp, chains.stopped
+    try:
+        return full_log_joint(problem.density, chains.z), chains.stopped
+    except KeyboardInterrupt:
+        return chains.lp, "interrupt"
+
+
 def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
     """Starting points (num_chains, dim) near modes: nets initialised anew, trained together by Adam.
 
@@ -266,28 +294,38 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
     weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
     for site in density.sites:
         weights[site.start : site.stop] = site.name.startswith(NET)
-    switch = num_steps - num_steps // 3
 
     def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
-        return (
-            -density.log_joint(torch.where(weights | free, theta, still), *batch) / problem.num_rows
-        )
+        point = torch.where(weights | free, theta, still)
+        return -density.log_joint(point, *batch) / problem.num_rows
 
     def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
         return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
 
-    def factor(step: int) -> float:
-        begun, length = (0, switch) if step < switch else (switch, num_steps - switch)
-        return 0.5 * (1.0 + math.cos(math.pi * (step - begun) / length))
-
+    switch = num_steps - num_steps // 3
     free = torch.arange(num_steps + 1, device=start.device) >= switch
+    optimizer = Optimizer(schedule=_cosines(num_steps, switch))
     result = minimize(
         losses,
         start,
         ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
-        Training(num_steps, 0.01, Optimizer(schedule=factor), config.compile),
+        Training(num_steps, 0.01, optimizer, config.compile),
         name=f"the start of {type(config).__name__}",
     )
     if result.stopped == "interrupt":  # before the first draw
         raise KeyboardInterrupt
     return result.params
+
+
+def _cosines(num_steps: int, switch: int) -> Callable[[int], float]:
+    """A schedule that falls from one to zero before the step ``switch``, and again after it."""
+
+    def factor(step: int) -> float:
+        begun = 0
+        length = switch
+        if step >= switch:
+            begun = switch
+            length = num_steps - switch
+        return 0.5 * (1.0 + math.cos(math.pi * (step - begun) / length))
+
+    return factor

@@ -160,14 +160,13 @@ class SMC(Method):
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         refuse_without_prior(problem.density)
+        density = problem.density
+        # a move holds 16 copies beside the positions of a temperature
+        copies = 16 + 2 * self.max_moves
         require(
-            # a move holds 16 copies beside the positions of a temperature
-            (16 + 2 * self.max_moves)
-            * self.num_particles
-            * problem.density.dim
-            * problem.density.dtype.itemsize,
+            copies * self.num_particles * density.dim * density.dtype.itemsize,
             problem.device,
-            f"a population of {self.num_particles} particles × {problem.density.dim} parameters",
+            f"a population of {self.num_particles} particles × {density.dim} parameters",
             "lower num_particles",
         )
         started = time.perf_counter()
@@ -176,7 +175,7 @@ class SMC(Method):
             with course.watch:
                 course.run()
             z, log_joint, ancestor = course.draws()
-            draws = problem.density.constrain(z)
+            draws = density.constrain(z)
         stopped = course.watch.stopped
         notes = course.findings()
         if stopped == "interrupt":
@@ -289,7 +288,7 @@ class _Course:
         particles = self.particles
         passed = particles.passed()
         heat = float(passed[passed.isfinite()].var()) / (0.5 * particles.z.shape[1])
-        first = self._of_particles()
+        draws = self._of_particles()
         before = particles.log_likelihood
         particles.moved()
         change = particles.log_likelihood - before
@@ -301,7 +300,7 @@ class _Course:
         explained = math.sqrt(sum(1.0 / rung.ess - 1.0 for rung in self.rungs) / len(change))
         families = error_of_families(ancestor) / max(explained, math.sqrt(0.1 / len(change)))
         self._levels.append(particles.level(_KEPT))
-        self._rounds.append(first)
+        self._rounds.append(draws)
         return Signs(heat, worth / len(change), rise, families)
 
     def _sample(self) -> None:
@@ -350,8 +349,8 @@ class _Course:
             self.weighing = Weighing.of(passage, config.num_islands, ladders.num_steps)
             self.exchange_gradients = ladders.num_gradients
             after_next = ladders.num_gradients + 2 * (ladders.num_gradients - begun)
-            dear = run + 1 >= _AT_LEAST and after_next > _AT_MOST * self.particles.num_gradients
-            if self.weighing.at_rest or dear:
+            too_costly = after_next > _AT_MOST * self.particles.num_gradients
+            if self.weighing.at_rest or (run + 1 >= _AT_LEAST and too_costly):
                 break
             if self._report("exchanging", self.rungs[-1], 0.98):
                 self.watch.stopped = "callback"
@@ -362,18 +361,16 @@ class _Course:
     @property
     def log_evidence(self) -> Tensor:
         """Log evidence of each island."""
-        return (
-            self.particles.log_evidence if self.weighing is None else self.weighing.estimate.islands
-        )
+        if self.weighing is None:
+            return self.particles.log_evidence
+        return self.weighing.estimate.islands
 
     @property
     def total(self) -> float:
         """Log evidence of all islands."""
-        return (
-            log_mean(self.log_evidence)
-            if self.weighing is None
-            else self.weighing.estimate.log_evidence
-        )
+        if self.weighing is None:
+            return log_mean(self.log_evidence)
+        return self.weighing.estimate.log_evidence
 
     @property
     def interval(self) -> list[float] | None:
@@ -415,7 +412,8 @@ class _Course:
             "draws": draws,
             "snapshot": partial(self._snapshot, self.particles.z),
         }
-        if (place := int(done * _STEPS)) > self._place:
+        place = int(done * _STEPS)
+        if place > self._place:
             self.watch.show(place, metrics)
             self._place = place
         return self.watch.ask(self._steps, metrics)
@@ -430,27 +428,35 @@ class _Course:
         picked = torch.arange(num)
         if len(self._rounds) == 1:
             picked = torch.linspace(0, self.done - 1, num).round().long()
-        found = (torch.cat(each, 1) for each in zip(*self._rounds, strict=True))
-        return [each[:, picked.to(each.device)] for each in found]
+        # positions, log joints and ancestors
+        joined = [torch.cat(rounds, 1) for rounds in zip(*self._rounds, strict=True)]
+        return [values[:, picked.to(values.device)] for values in joined]
 
     def findings(self) -> list[Finding]:
         """What the user has to know."""
         error = self.error
         interval = self.interval
-        found = [Finding("one_island")] if interval is None else []
+        findings = [Finding("one_island")] if interval is None else []
         if interval is not None and error is not None and error > 0.5:  # nats
-            found.append(Finding("evidence_uncertain", {"low": interval[0], "high": interval[1]}))
-        if self.weighing is not None and not self.weighing.known:
-            found.append(Finding("modes_unsettled", self.weighing.numbers))
-        if self.weighing is None and self.signs.parted:
+            low, high = interval
+            findings.append(Finding("evidence_uncertain", {"low": low, "high": high}))
+        if self.weighing is None:
+            return findings + self._findings_of_climb(error)
+        if not self.weighing.known:
+            findings.append(Finding("modes_unsettled", self.weighing.numbers))
+        return findings
+
+    def _findings_of_climb(self, error: float | None) -> list[Finding]:
+        """What the user has to know of particles that no ladders weigh."""
+        findings = []
+        if self.signs.parted:
             worth = self.signs.worth * self._config.num_particles
-            found.append(
-                Finding("modes_unsettled", {"error": error, "drift": None, "worth": worth})
-            )
-        low = lag(self.rungs)
-        if self.weighing is None and low > 0.5 + 2.0 * (error or 0.0):
-            found.append(Finding("particles_lag", {"lag": low}))
-        return found
+            numbers = {"error": error, "drift": None, "worth": worth}
+            findings.append(Finding("modes_unsettled", numbers))
+        nats = lag(self.rungs)
+        if nats > 0.5 + 2.0 * (error or 0.0):
+            findings.append(Finding("particles_lag", {"lag": nats}))
+        return findings
 
     def facts(self) -> dict[str, Any]:
         """What ``meta`` holds of the evidence and of its cost."""
@@ -507,9 +513,8 @@ class Weighing:
         values = passage.log_likelihood[:, -1]
         likelihoods = passage.draws_of(values, num_islands).cpu().numpy()
         ladder = torch.arange(values.shape[1]).expand(len(values), -1)
-        worth = float(
-            ess_of_families(likelihoods[None], passage.draws_of(ladder, num_islands).numpy())[0]
-        )
+        ladders = passage.draws_of(ladder, num_islands).numpy()
+        worth = float(ess_of_families(likelihoods[None], ladders)[0])
         ratio = float(rhat(likelihoods)) if num_islands > 1 else 1.0
         return cls(passage.estimate(num_islands), worth, ratio, len(passage.betas), num_steps)
 
@@ -588,9 +593,8 @@ def student_width(error: float, islands: int, level: float = 0.95) -> float:
 def student_interval(islands: Tensor, level: float = 0.95) -> list[float] | None:
     """Where the log evidence is, nats; None of one island."""
     error = standard_error(islands)
+    if error is None:
+        return None
     centre = log_mean(islands)
-    return (
-        None
-        if error is None
-        else [centre + student_width(side * error, len(islands), level) for side in (-1, 1)]
-    )
+    width = student_width(error, len(islands), level)
+    return [centre - width, centre + width]

@@ -71,39 +71,39 @@ def parts(density: Density, z: Tensor) -> tuple[Tensor, Tensor]:
     The first has no masks and no scales (``poutine.scale`` around a latent site is part of the second).
     """
     base = density.log_jacobian(z).double()
-    rest = torch.zeros_like(base)
+    remainder = torch.zeros_like(base)
     for node in density.trace(density.constrain(z)).values():
         if node["type"] != "sample" or is_subsample(node):
             continue
         log_prob = log_prob_sum(node)
         if is_observed(node):
-            rest = rest + log_prob
+            remainder = remainder + log_prob
             continue
         plain = log_prob
         if isinstance(node["scale"], Tensor) or node["scale"] != 1.0:
             plain = log_prob_sum({**node, "scale": 1.0})
-            rest = rest + (log_prob - plain)
+            remainder = remainder + (log_prob - plain)
         base = base + plain
-    return base, rest
+    return base, remainder
 
 
 def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
     """The tempered density's gradient and the two parts of its value, for all particles at once, each at its own β.
 
-    ``parts`` gives base and rest at a point (dim,); what it takes beside it comes after β.
+    ``parts`` gives base and remainder at a point (dim,); what it takes beside the point comes after β.
     """
 
     def tempered(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        base, rest = parts(z, *data)
-        return base + beta * rest, (base, rest)
+        base, remainder = parts(z, *data)
+        return base + beta * remainder, (base, remainder)
 
     slope = torch.func.grad(tempered, has_aux=True)
 
     def evaluate(z: Tensor, beta: Tensor, *data: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        gradient, (base, rest) = torch.func.vmap(slope, in_dims=(0, 0, *[None] * len(data)))(
-            z, beta, *data
-        )
-        return gradient, base, rest
+        shared = [None] * len(data)
+        slope_of_each = torch.func.vmap(slope, in_dims=(0, 0, *shared))
+        gradient, (base, remainder) = slope_of_each(z, beta, *data)
+        return gradient, base, remainder
 
     return evaluate
 
@@ -113,24 +113,21 @@ def batched(
 ) -> tuple[Evaluate, str, float]:
     """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
     beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
-    size = (
-        at_once(lambda one: evaluate(one, beta[: len(one)], *data)[:2], z)
-        if compile or data
-        else len(z)
-    )
+    size = len(z)
+    if compile or data:
+        size = at_once(lambda points: evaluate(points, beta[: len(points)], *data)[:2], z)
     step = compiled(
         evaluate, z[:size].contiguous(), beta[:size], *data, enabled=compile, name="the model"
     )
 
-    def in_parts(z: Tensor, beta: Tensor, *rest: Tensor) -> Any:
-        short = -len(z) % size if step.mode != "eager" else 0  # compiled code has one shape
-        filled = torch.cat([z, z[-1:].expand(short, -1)])
+    def in_parts(z: Tensor, beta: Tensor, *data: Tensor) -> Any:
+        missing = -len(z) % size if step.mode != "eager" else 0  # compiled code has one shape
+        filled = torch.cat([z, z[-1:].expand(missing, -1)])
         betas = beta.expand(len(z))
-        betas = torch.cat([betas, betas[-1:].expand(short)])
+        betas = torch.cat([betas, betas[-1:].expand(missing)])
         pieces = zip(filled.split(size), betas.split(size), strict=True)
-        return [
-            torch.cat(each)[: len(z)] for each in zip(*(step(*piece, *rest) for piece in pieces))
-        ]
+        results = [step(points, point_betas, *data) for points, point_betas in pieces]
+        return [torch.cat(pieces_of_one)[: len(z)] for pieces_of_one in zip(*results)]
 
     return in_parts, step.mode, step.seconds
 
@@ -139,19 +136,18 @@ def at_once(gradient: Gradient, z: Tensor) -> int:
     """As many of the particles ``z`` as leave their activations in the CPU's cache: past it each is slower."""
     if z.device.type != "cpu" or len(z) <= _FEW:
         return len(z)
-    each = library_elements(gradient, z[:2]) / 2
+    elements = library_elements(gradient, z[:2]) / 2  # of one particle
     divisors = [size for size in range(_FEW, len(z) + 1) if len(z) % size == 0]
-    return max(
-        (size for size in divisors if size <= _MANY and size * each <= _CACHED), default=divisors[0]
-    )
+    cached = [size for size in divisors if size <= _MANY and size * elements <= _CACHED]
+    return max(cached, default=divisors[0])
 
 
 def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
     """The β at which the weights of a step are worth the share ``ess`` of the particles, by bisection; at most one."""
-    finite = log_likelihood.isfinite().double().mean()
+    possible = log_likelihood.isfinite().double().mean()
 
     def worth(step: float) -> float:
-        return float((share(log_likelihood, step)).mean() / finite)
+        return float(share(log_likelihood, step).mean() / possible)
 
     high = 1.0 - beta
     if worth(high) >= ess:
@@ -159,7 +155,10 @@ def next_beta(log_likelihood: Tensor, beta: float, ess: float) -> float:
     low = high * 1e-30
     for _ in range(80):  # to the last place
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if worth(middle) >= ess else (low, middle)
+        if worth(middle) >= ess:
+            low = middle
+        else:
+            high = middle
     return beta + low
 
 
@@ -204,7 +203,7 @@ class Population:
     next are resampled from them. ``z`` are draws from the prior (island × particle, dim), island by island. The ladder
     of temperatures, metric, step size and number of moves are adapted to all islands together.
 
-    The base density may be any other, of which ``z`` are draws, and the rest what is added to it by β.
+    The base density may be any other, of which ``z`` are draws, and the remainder what is added to it by β.
     """
 
     evaluate: Evaluate
@@ -227,12 +226,9 @@ class Population:
         self.beta = 0.0
         self.num_moves = 0
         self.num_gradients = 0
-        self._keys = rng.key(
-            torch.tensor(self.seed, device=device), torch.arange(count, device=device)
-        )
-        self.ancestor = torch.arange(count // self.num_islands, device=device).repeat(
-            self.num_islands
-        )
+        particles = torch.arange(count, device=device)
+        self._keys = rng.key(torch.tensor(self.seed, device=device), particles)
+        self.ancestor = particles[: self.num_each].repeat(self.num_islands)
         self.log_evidence = torch.zeros(self.num_islands, dtype=torch.float64, device=device)
         self._step = self.step_size or 0.5 * self.z.shape[1] ** -0.25
         self._gradient, self._base, self.log_likelihood = self._values()
@@ -251,7 +247,8 @@ class Population:
 
     def passed(self) -> Tensor:
         """Log likelihood of all positions at this temperature (island, particle · position), those of one together."""
-        return torch.stack([each for _, each in self._states], -1).reshape(self.num_islands, -1)
+        log_likelihoods = [log_likelihood for _, log_likelihood in self._states]
+        return torch.stack(log_likelihoods, -1).reshape(self.num_islands, -1)
 
     def climb(self, ess: float) -> Rung:
         """One temperature more: weights worth the share ``ess``, evidence, resampling, moves."""
@@ -259,20 +256,17 @@ class Population:
         beta = next_beta(passed, self.beta, ess)
         step = beta - self.beta
         worth = float(share(passed, step).mean())
-        self.log_evidence = (
-            self.log_evidence + (step * passed).logsumexp(1) - math.log(passed.shape[1])
-        )
+        log_sum = (step * passed).logsumexp(1)
+        self.log_evidence = self.log_evidence + log_sum - math.log(passed.shape[1])
         # an island's chance has the key of its first particle, which never counts down
         size = self.num_each
         chance = rng.chances(rng.stream(self._keys[::size], ~(self.num_moves + 1)))[0]
         index = systematic((step * passed).softmax(1), size, chance)
-        which = index // len(self._states)
-        state = index % len(self._states)
-        which = (
-            which + size * torch.arange(self.num_islands, device=index.device).unsqueeze(1)
-        ).flatten()
-        self.z = torch.stack([z for z, _ in self._states])[state.flatten(), which]
-        self.ancestor = self.ancestor[which]
+        island = torch.arange(self.num_islands, device=index.device).unsqueeze(1)
+        particle = (index // len(self._states) + size * island).flatten()
+        state = (index % len(self._states)).flatten()
+        self.z = torch.stack([z for z, _ in self._states])[state, particle]
+        self.ancestor = self.ancestor[particle]
         self.beta = beta
         self._gradient, self._base, self.log_likelihood = self._values()
         return self.moved(worth)
@@ -284,67 +278,92 @@ class Population:
         rows = self._picked(worth)
         start = self.z[rows]
         before = self.log_likelihood[rows]
-        among = (before - before.mean()).square().mean().clamp(min=1e-300)
-        gone = (0.0, 0.0)
-        gone_before = (0.0, 0.0)
+        variance = (before - before.mean()).square().mean().clamp(min=1e-300)
+        # mean squared changes of position and log likelihood, in units of their variances
+        changes = (0.0, 0.0)
         rate = 0.0
         self._states = [(self.z, self.log_likelihood)]
         for _ in range(self.max_moves):
             rate = self._move(metric, rows)
             self._states.append((self.z, self.log_likelihood))
-            far = ((self.z[rows] - start) / scale).double().square().mean()
-            rise = (self.log_likelihood[rows] - before).square().mean() / among
-            gone_before = gone
-            gone = (float(far), float(rise))
-            # little correlation with where they began; or no farther, as a net's modes are never left
-            forgotten = all(1.0 - each / 2.0 <= self.moved_below for each in gone)
-            still = all(
-                each - old <= 0.03 * each for each, old in zip(gone, gone_before, strict=True)
-            )
-            if forgotten or (still and rate >= 0.5 * _TARGET_ACCEPT):
+            distance = ((self.z[rows] - start) / scale).double().square().mean()
+            change = (self.log_likelihood[rows] - before).square().mean() / variance
+            earlier = changes
+            changes = (float(distance), float(change))
+            still = _no_farther(changes, earlier) and rate >= 0.5 * _TARGET_ACCEPT
+            if still or self._forgotten(changes):
                 break
-        rise = (self.log_likelihood[rows] - before).mean()
         return Rung(
-            self.beta,
-            worth,
-            rate,
-            self._step,
-            len(self._states) - 1,
-            float(rise),
-            1.0 - gone[1] / 2.0,
+            beta=self.beta,
+            ess=worth,
+            acceptance_rate=rate,
+            step_size=self._step,
+            moves=len(self._states) - 1,
+            rise=float((self.log_likelihood[rows] - before).mean()),
+            left=1.0 - changes[1] / 2.0,
         )
+
+    def _forgotten(self, changes: tuple[float, float]) -> bool:
+        """Whether the particles have little correlation with where they began."""
+        return all(1.0 - change / 2.0 <= self.moved_below for change in changes)
 
     def _picked(self, worth: float) -> Tensor:
         """Which particles (index,) are moved: evenly spaced, as copies are neighbours, from a random start."""
-        share = (
-            min(1.0, max(0.1, 2.0 * math.sqrt(max(1.0 / worth - 1.0, 0.0)))) if self.partly else 1.0
-        )
+        share = 1.0
+        if self.partly:
+            variation = math.sqrt(max(1.0 / worth - 1.0, 0.0))
+            share = min(1.0, max(0.1, 2.0 * variation))
         chance = rng.chances(rng.stream(self._keys[:: self.num_each], ~(self.num_moves + 1)))[1]
-        places = (
-            torch.arange(self.num_each + 1, device=self.z.device) + chance.unsqueeze(1)
-        ) * share
+        particle = torch.arange(self.num_each + 1, device=self.z.device)
+        places = (particle + chance.unsqueeze(1)) * share
         return places.floor().diff(dim=1).flatten().nonzero()[:, 0]
 
     def _move(self, metric: Tensor, rows: Tensor) -> float:
         """One trajectory of the particles ``rows``, accepted or not; the mean acceptance rate, which tunes the step."""
         keys = rng.stream(self._keys, self.num_moves + 1)[rows]
         self.num_moves += 1
-        first, second, _ = rng.chances(keys)
-        size = self._step * (1.0 + 0.2 * (2.0 * second - 1.0))  # no path is periodic
+        uniform, jitter = rng.chances(keys)[:2]
+        size = self._step * (1.0 + 0.2 * (2.0 * jitter - 1.0))  # no path is periodic
         size = size.to(self.z.dtype).unsqueeze(1)
-        # half to one and a half of a quarter period, in units of the particles' sd
-        longest = (
-            math.pi
-            / 2
-            / self._step
-            * (0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0]))
-        )
-        length = max(1, min(self.max_leapfrogs, round(longest)))
         r = rng.normal(keys, self.z.shape[1], self.z.dtype)
-        energy = (
-            0.5 * r.square().sum(1, dtype=torch.float64)
-            - (self._base + self.beta * self.log_likelihood)[rows]
-        )
+        start_log_density = (self._base + self.beta * self.log_likelihood)[rows]
+        start_energy = 0.5 * r.square().sum(1, dtype=torch.float64) - start_log_density
+        z, gradient, base, log_likelihood, r = self._leapfrogs(rows, r, size, metric)
+        end_kinetic = 0.5 * r.square().sum(1, dtype=torch.float64)
+        error = end_kinetic - (base + self.beta * log_likelihood) - start_energy
+        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
+        self._accept(rows, uniform < chance, z, gradient, base, log_likelihood)
+        rate = float(chance.mean())
+        self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
+        return rate
+
+    def _accept(
+        self,
+        rows: Tensor,
+        accepted: Tensor,
+        z: Tensor,
+        gradient: Tensor,
+        base: Tensor,
+        log_likelihood: Tensor,
+    ) -> None:
+        """Let those of the particles ``rows`` that are ``accepted`` take their new places."""
+        target = (rows[accepted],)
+        self.z = self.z.index_put(target, z[accepted])
+        self._gradient = self._gradient.index_put(target, gradient[accepted])
+        self._base = self._base.index_put(target, base[accepted])
+        self.log_likelihood = self.log_likelihood.index_put(target, log_likelihood[accepted])
+
+    def _path_length(self) -> int:
+        """Leapfrog steps of a path: half to one and a half of a quarter period, in units of the particles' sd."""
+        quarter_periods = 0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0])
+        longest = math.pi / 2 / self._step * quarter_periods
+        return max(1, min(self.max_leapfrogs, round(longest)))
+
+    def _leapfrogs(
+        self, rows: Tensor, r: Tensor, size: Tensor, metric: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Position, gradient, log base density, log likelihood and momentum at the end of the paths."""
+        length = self._path_length()
         z = self.z[rows]
         gradient = self._gradient[rows]
         beta = torch.tensor(self.beta, dtype=torch.float64, device=z.device)
@@ -354,22 +373,7 @@ class Population:
             gradient, base, log_likelihood = self.evaluate(z, beta)
             r = r + 0.5 * size * pulled(gradient, metric)
         self.num_gradients += length * len(z)
-        error = (
-            0.5 * r.square().sum(1, dtype=torch.float64)
-            - (base + self.beta * log_likelihood)
-            - energy
-        )
-        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
-        take = first < chance
-        to = (rows[take],)
-        new = (z, gradient, base, log_likelihood)
-        pairs = zip((self.z, self._gradient, self._base, self.log_likelihood), new, strict=True)
-        self.z, self._gradient, self._base, self.log_likelihood = (
-            old.index_put(to, one[take]) for old, one in pairs
-        )
-        rate = float(chance.mean())
-        self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
-        return rate
+        return z, gradient, base, log_likelihood, r
 
     def _metric(self, scale: Tensor) -> Tensor:
         """What whitens the particles: their spread, or the islands' pooled covariance."""
@@ -390,26 +394,23 @@ class Population:
         beta = torch.tensor(self.beta, dtype=torch.float64, device=self.z.device)
         gradient, base, log_likelihood = self.evaluate(self.z, beta)
         self.num_gradients += len(self.z)
-        return (
-            gradient,
-            base,
-            log_likelihood.nan_to_num(nan=-math.inf, posinf=-math.inf, neginf=-math.inf),
-        )
+        impossible = -math.inf
+        log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
+        return gradient, base, log_likelihood
 
     def level(self, num: int) -> Level:
         """Positions of every island at this temperature, at most ``num``, with their scale and the step of a path."""
-        places = (
-            torch.linspace(0, self.num_each - 1, min(num, self.num_each), device=self.z.device)
-            .round()
-            .long()
-        )
-        return Level(
-            self.beta,
-            self.z.unflatten(0, (self.num_islands, -1))[:, places],
-            self._spread(),
-            self._step,
-        )
+        count = min(num, self.num_each)
+        places = torch.linspace(0, self.num_each - 1, count, device=self.z.device)
+        islands = self.z.unflatten(0, (self.num_islands, -1))
+        return Level(self.beta, islands[:, places.round().long()], self._spread(), self._step)
 
     def log_joint(self) -> Tensor:
         """Log joint density in unconstrained space (island × particle,)."""
         return self._base + self.log_likelihood
+
+
+def _no_farther(changes: tuple[float, float], earlier: tuple[float, float]) -> bool:
+    """Whether a move changed little: of a net, particles never leave their modes."""
+    pairs = zip(changes, earlier, strict=True)
+    return all(change - before <= 0.03 * change for change, before in pairs)

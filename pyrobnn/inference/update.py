@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -51,41 +51,47 @@ _STEPS = 100
 _FAR = 15
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
+#: the data as a program takes them, x and y
+_Data = tuple[Tensor | None, ...]
+
 
 def update(posterior: Posterior, x: Any, y: Any, seed: int) -> Posterior:
     """What :meth:`pyrobnn.Posterior.update` says."""
-    held = _held(posterior)
+    old = _rows_at_fit(posterior)
     new = Rows.of(posterior.model, x, y)
-    if new is None or not len(new) or (new.x is None) != (held.x is None):
+    if new is None or not len(new) or (new.x is None) != (old.x is None):
         raise TypeError(
             "'x' and 'y' must be tensors with the same number of rows, of one x[None], y[None]"
         )
-    (x_new, y_new), (x_old, y_old) = (
-        [None if part is None else tuple(part.shape[1:]) for part in (rows.x, rows.y)]
-        for rows in (new, held)
-    )
-    if x_new != x_old or new.y[0].numel() != held.y[0].numel():
+    x_new = _row_shape(new.x)
+    y_new = _row_shape(new.y)
+    x_old = _row_shape(old.x)
+    y_old = _row_shape(old.y)
+    if x_new != x_old or new.y[0].numel() != old.y[0].numel():
         raise ValueError(
             f"a new row has 'x' of shape {x_new} and 'y' of {y_new}, the fit's have {x_old} and {y_old}"
         )
-    new = replace(new, y=new.y.reshape(len(new), *held.y.shape[1:]))
+    new = replace(new, y=new.y.reshape(len(new), *old.y.shape[1:]))
     _in_units(posterior, new)  # checked by themselves: the error names their rows
-    together = held.joined(new)
-    return _changed(
-        posterior, together, (torch.arange(len(together)) >= len(held)).double(), together, seed
-    )
+    together = old.joined(new)
+    change = (torch.arange(len(together)) >= len(old)).double()
+    return _changed(posterior, together, change, together, seed)
 
 
-def remove(posterior: Posterior, rows: Any, seed: int) -> Posterior:
+def remove(posterior: Posterior, rows: int | Sequence[int] | Tensor, seed: int) -> Posterior:
     """What :meth:`pyrobnn.Posterior.remove` says."""
-    held = _held(posterior)
-    gone = _mask(rows, len(held))
+    old = _rows_at_fit(posterior)
+    gone = _mask(rows, len(old))
     if bool(gone.all()):
         raise Refused("without any row a posterior is the prior: keep one, or sample the prior")
-    return _changed(posterior, held, -gone.double(), held.at(~gone), seed)
+    return _changed(posterior, old, -gone.double(), old.at(~gone), seed)
 
 
 CHANGES |= {"update": update, "remove": remove}
+
+
+def _row_shape(values: Tensor | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values.shape[1:])
 
 
 def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
@@ -98,22 +104,18 @@ def _mask(rows: int | Sequence[int] | Tensor, num: int) -> Tensor:
         return index
     index = index.reshape(-1)
     whole = index.numel() and not index.is_floating_point() and index.dtype != torch.bool
-    if (
-        not whole
-        or int(index.min()) < 0
-        or int(index.max()) >= num
-        or len(index.unique()) < len(index)
-    ):
+    inside = whole and int(index.min()) >= 0 and int(index.max()) < num
+    if not inside or len(index.unique()) < len(index):
         raise ValueError(
             f"'rows' must name rows by different indices 0 to {num - 1}, or a mask ({num},); got {rows!r}"
         )
     return torch.zeros(num, dtype=torch.bool).scatter(0, index.long(), True)
 
 
-def _held(posterior: Posterior) -> Rows:
+def _rows_at_fit(posterior: Posterior) -> Rows:
     """The rows of a posterior that can be updated, as they were at its fit."""
-    method = posterior.meta.get("method", "this method")
     meta = posterior.meta
+    method = meta.get("method", "this method")
     gaussian = method == "Laplace" and posterior.approximation is not None
     if meta.get("kind") != "chains" and not gaussian:
         raise Refused(
@@ -129,15 +131,15 @@ def _held(posterior: Posterior) -> Rows:
             "this posterior holds no rows of data (they came from a DataLoader, posthoc or the program, or were not "
             "tensors, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
         )
-    if posterior.num_chains * posterior.num_draws < _FEWEST and not gaussian:
-        raise Refused(
-            f"{posterior.num_chains * posterior.num_draws} draws are too few: make {_FEWEST} at least"
-        )
-    fixed = (posterior.draws[name] for name in meta.get("point_sites", ()))
-    if any(bool((each != each[:1, :1]).any()) for each in fixed):
-        raise Refused(
-            "the point parameters differ between draws, which no density has: give them priors or hold them"
-        )
+    num_draws = posterior.num_chains * posterior.num_draws
+    if num_draws < _FEWEST and not gaussian:
+        raise Refused(f"{num_draws} draws are too few: make {_FEWEST} at least")
+    for name in meta.get("point_sites", ()):
+        draws = posterior.draws[name]
+        if bool((draws != draws[:1, :1]).any()):
+            raise Refused(
+                "the point parameters differ between draws, which no density has: give them priors or hold them"
+            )
     return posterior.rows.checked()
 
 
@@ -147,15 +149,15 @@ def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed
     started = time.perf_counter()
     before = posterior.meta.get("updates", ())
     lead = _recentred if posterior.meta["method"] == "Laplace" else _led
-    found, facts = lead(posterior, rows, change, after, seed)
-    told = facts | {
+    result, facts = lead(posterior, rows, change, after, seed)
+    seconds = round(time.perf_counter() - started, 6)
+    entries = facts | {
         "num_data": len(after),
         "seed": seed,
         "updates": [*before, {"rows": int(change.sum()), **facts}],
-        "timings": posterior.meta.get("timings", {})
-        | {"update": round(time.perf_counter() - started, 6)},
+        "timings": posterior.meta.get("timings", {}) | {"update": seconds},
     }
-    return replace(found, meta=found.meta | told, rows=after)
+    return replace(result, meta=result.meta | entries, rows=after)
 
 
 def _recentred(
@@ -169,75 +171,111 @@ def _recentred(
     """
     meta = posterior.meta
     q = cast(BlockGaussian, posterior.approximation)
-    options = meta["settings"] | {"tune": None, "map": None}
-    subset = options["subset"]
-    method = Laplace(**options | {"subset": subset if isinstance(subset, str) else tuple(subset)})
     fixed = {name: posterior.draws[name][0, 0] for name in meta["point_sites"]}
-    before, now = (_density(posterior, each, fixed) for each in (cast(Rows, posterior.rows), after))
-
-    def moved(w: Tensor) -> Tensor:  # by w standard deviations of the Gaussian
-        z = q.loc.clone()
-        parts = w.split(sizes)
-        for block, part in zip(q.blocks, parts):
-            z[block.index] += block.sample(part[None])[0].to(z)
-        return z
-
-    def slope(w: Tensor) -> tuple[Tensor, Tensor]:
-        gradient, value = torch.func.grad_and_value(lambda z: now.log_joint(z) - own @ z)(moved(w))
-        return -torch.cat(
-            [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
-        ), -value
-
-    sizes = [len(block.index) for block in q.blocks]
-    calls = itertools.count(1)
-    with full_float32(now.device):
-        own = torch.func.grad(before.log_joint)(q.loc)
-        start = torch.zeros_like(q.loc[q.index])
-        traced = compiled(slope, start, enabled=method.compile and "trace")
-        if not bool(traced(start)[1].isfinite()):
-            raise Refused("the new rows are impossible at the centre: check their values")
-        end, left = descend(
-            lambda w: (next(calls), traced(w))[1], start, num_steps=1000, patience=100
-        )
-        if not left <= 0.05 * math.sqrt(len(end)):
-            raise Refused(
-                f"after 1,000 steps the new centre is still {left:.2g} standard deviations away: fit again"
-            )
-        # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
-        dip = max(float(traced(end * part / 10)[1]) for part in range(11)) - float(traced(start)[1])
-    ends = q.layout.constrain(moved(end)) | fixed
-    centre = Posterior(posterior.model, {name: value[None, None] for name, value in ends.items()})
-    found = method.fit(
+    before = _density(posterior, cast(Rows, posterior.rows), fixed)
+    now = _density(posterior, after, fixed)
+    method = _laplace_of(posterior)
+    way = _find_centre(q, before, now, method.compile)
+    values = q.layout.constrain(way.z) | fixed
+    centre = Posterior(posterior.model, {name: value[None, None] for name, value in values.items()})
+    num_draws = posterior.num_draws
+    refit = method.fit(
         posterior.model,
         after.x,
         after.y,
         init=centre,
-        num_draws=posterior.num_draws,
+        num_draws=num_draws,
         seed=seed,
         device=now.device,
     )
-    moved_by = {"distance": float(end.norm()), "dip": dip}
-    limit = 2.0 + math.sqrt(min(int((change != 0).sum()) * after.y[0].numel(), len(end)))
-    notes = _outside(rows.x, change > 0) + [Finding("far_update", moved_by)] * (
-        dip > 0.1 or float(end.norm()) > limit
-    )
+    notes = _outside(rows.x, change > 0)
+    if way.is_far(int((change != 0).sum()) * after.y[0].numel()):
+        notes.append(Finding("far_update", way.facts))
     warn(notes)
     added = None
-    if found.log_evidence is not None and posterior.log_evidence is not None:
-        added = found.log_evidence - posterior.log_evidence
-    told = {
-        "settings": meta["settings"],
-        "tuned": meta["tuned"],
-        "findings": [*found.meta["findings"], *as_json(notes)],
-        "warnings": [*found.meta["warnings"], *map(str, notes)],
-    }
+    if refit.log_evidence is not None and posterior.log_evidence is not None:
+        added = refit.log_evidence - posterior.log_evidence
+    entries = {"settings": meta["settings"], "tuned": meta["tuned"]} | _with_notes(refit, notes)
     facts = {
         "log_evidence_added": added,
         "log_evidence_added_error": None,
-        "gradients": next(calls),
-        **moved_by,
+        "gradients": way.num_calls,
+        **way.facts,
     }
-    return replace(found, meta=meta | found.meta | told), facts
+    return replace(refit, meta=meta | refit.meta | entries), facts
+
+
+def _laplace_of(posterior: Posterior) -> Laplace:
+    """The method of a Laplace posterior, its prior tuned already."""
+    options = posterior.meta["settings"] | {"tune": None, "map": None}
+    subset = options["subset"]
+    if not isinstance(subset, str):
+        options["subset"] = tuple(subset)
+    return Laplace(**options)
+
+
+class _Way(NamedTuple):
+    """The way of a Gaussian's centre: its end, in standard deviations and as a position, and what it took.
+
+    ``dip`` is by how much the objective rises on the straight line, in nats, above the start.
+    """
+
+    end: Tensor
+    z: Tensor
+    dip: float
+    num_calls: int
+
+    @property
+    def facts(self) -> dict[str, float]:
+        """How far the centre went."""
+        return {"distance": float(self.end.norm()), "dip": self.dip}
+
+    def is_far(self, num_values: int) -> bool:
+        """Whether it is farther than so many new or removed values should lead."""
+        limit = 2.0 + math.sqrt(min(num_values, len(self.end)))
+        return self.dip > 0.1 or float(self.end.norm()) > limit
+
+
+def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool) -> _Way:
+    """Lead the centre to where the gradient of the density ``now`` is what that of ``before`` was at the old centre."""
+    sizes = [len(block.index) for block in q.blocks]
+    calls = itertools.count(1)
+
+    def moved(w: Tensor) -> Tensor:  # by w standard deviations of the Gaussian
+        z = q.loc.clone()
+        for block, step in zip(q.blocks, w.split(sizes)):
+            z[block.index] += block.sample(step[None])[0].to(z)
+        return z
+
+    with full_float32(now.device):
+        old_gradient = torch.func.grad(before.log_joint)(q.loc)
+
+        def objective(z: Tensor) -> Tensor:
+            return now.log_joint(z) - old_gradient @ z
+
+        def slope(w: Tensor) -> tuple[Tensor, Tensor]:
+            gradient, value = torch.func.grad_and_value(objective)(moved(w))
+            whitened = [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
+            return -torch.cat(whitened), -value
+
+        start = torch.zeros_like(q.loc[q.index])
+        traced = compiled(slope, start, enabled=compile and "trace")
+
+        def counted(w: Tensor) -> tuple[Tensor, Tensor]:
+            next(calls)
+            return cast(tuple[Tensor, Tensor], traced(w))
+
+        if not bool(traced(start)[1].isfinite()):
+            raise Refused("the new rows are impossible at the centre: check their values")
+        end, distance = descend(counted, start, num_steps=1000, patience=100)
+        if not distance <= 0.05 * math.sqrt(len(end)):
+            raise Refused(
+                f"after 1,000 steps the new centre is still {distance:.2g} standard deviations away: fit again"
+            )
+        # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
+        heights = [float(traced(end * tenth / 10)[1]) for tenth in range(11)]
+        dip = max(heights) - float(traced(start)[1])
+    return _Way(end, moved(end), dip, next(calls))
 
 
 def _led(
@@ -245,72 +283,93 @@ def _led(
 ) -> tuple[Posterior, dict[str, Any]]:
     """Draws of chains, led by weights and moves."""
     meta = posterior.meta
-    model = posterior.model
-    # draws of one call after the other must not move by the same random numbers
-    mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
     density = _density(posterior, rows, fixed)
     with full_float32(density.device), torch.no_grad():
-        islands, z = _particles(posterior, density)
-        step = _step(rows, density, z, change, bool(meta.get("settings", {}).get("compile", True)))
-        size = _first_step(posterior)
-        dense = form_of("auto", isinstance(model, BNN), density.dim) == "dense"
-        try:
-            particles = Population(
-                step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True
-            )
-        except RuntimeError as unbatched:
-            why = why_not_batched(unbatched)
-            raise Refused(
-                f"an update runs the program for many draws at once, and {why}"
-            ) from unbatched
+        particles = _population(posterior, rows, density, change, seed)
         rungs = _travel(particles)
-        draws = density.constrain(particles.z.unflatten(0, (islands, -1)))
-    shape = islands, particles.num_each
+        shape = particles.num_islands, particles.num_each
+        draws = density.constrain(particles.z.unflatten(0, shape))
     draws |= {name: value.expand(*shape, *value.shape) for name, value in fixed.items()}
     ancestors = particles.ancestor.unflatten(0, shape)
     distinct = sum(len(island.unique()) for island in ancestors)
     notes = _notes(rungs, distinct, particles) + _outside(rows.x, change > 0)
-    told: dict[str, Any] = {}
-    if not isinstance(model, BNN):
-        values, told, more = what_program_says(_density(posterior, after, fixed), draws, fixed)
-        draws = draws | values
-        notes = notes + more
+    entries: dict[str, Any] = {}
+    if not isinstance(posterior.model, BNN):
+        program = _density(posterior, after, fixed)
+        deterministic, entries, notes_of_program = what_program_says(program, draws, fixed)
+        draws |= deterministic
+        notes += notes_of_program
     warn(notes)
-    added = log_mean(particles.log_evidence)
-    error = standard_error(particles.log_evidence)
-    facts = {
-        "log_evidence_added": added,
-        "log_evidence_added_error": error,
-        "log_evidence_added_interval": student_interval(particles.log_evidence),
-        "gradients": particles.num_gradients,
-        "ess": [round(rung.ess, 4) for rung in rungs],
-        "ancestors": distinct,
-    }
-    told |= {
-        "step_size": rungs[-1].step_size,
-        "findings": [*meta.get("findings", ()), *as_json(notes)],
-        "warnings": [*meta.get("warnings", ()), *map(str, notes)],
-    }
-    total = None
-    if posterior.log_evidence is not None:
-        total = posterior.log_evidence + added
-        whole = math.hypot(meta.get("log_evidence_error") or 0.0, error or 0.0)
-        width = student_width(whole, islands)
-        told |= {
-            "log_evidence_error": whole,
-            "log_evidence_interval": [total - width, total + width],
-        }
-    led = replace(
+    total, uncertainty = _total_evidence(posterior, particles.log_evidence)
+    entries |= {"step_size": rungs[-1].step_size, **_with_notes(posterior, notes), **uncertainty}
+    meta = meta | entries
+    meta.pop("log_evidence_by_island", None)
+    result = replace(
         posterior,
         draws=draws,
         sample_stats={"lp": particles.log_joint().unflatten(0, shape), "ancestor": ancestors},
         log_evidence=total,
         history=rung_history(rungs),
-        meta={name: value for name, value in meta.items() if name != "log_evidence_by_island"}
-        | told,
+        meta=meta,
     )
-    return led, facts
+    return result, _facts(particles, rungs, distinct)
+
+
+def _facts(particles: Population, rungs: list[Rung], ancestors: int) -> dict[str, Any]:
+    """What ``meta`` holds of this update."""
+    return {
+        "log_evidence_added": log_mean(particles.log_evidence),
+        "log_evidence_added_error": standard_error(particles.log_evidence),
+        "log_evidence_added_interval": student_interval(particles.log_evidence),
+        "gradients": particles.num_gradients,
+        "ess": [round(rung.ess, 4) for rung in rungs],
+        "ancestors": ancestors,
+    }
+
+
+def _population(
+    posterior: Posterior, rows: Rows, density: Density, change: Tensor, seed: int
+) -> Population:
+    """The posterior's draws as particles, at the beginning of the way."""
+    meta = posterior.meta
+    # draws of one call after the other must not move by the same random numbers
+    mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
+    islands, z = _particles(posterior, density)
+    compile = bool(meta.get("settings", {}).get("compile", True))
+    step = _step(rows, density, z, change, compile)
+    size = _first_step(posterior)
+    dense = form_of("auto", isinstance(posterior.model, BNN), density.dim) == "dense"
+    try:
+        return Population(
+            step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True
+        )
+    except RuntimeError as unbatched:
+        why = why_not_batched(unbatched)
+        raise Refused(
+            f"an update runs the program for many draws at once, and {why}"
+        ) from unbatched
+
+
+def _total_evidence(posterior: Posterior, added: Tensor) -> tuple[float | None, dict[str, Any]]:
+    """Log evidence after an update that ``added`` (island,), and the entries of ``meta`` on its error."""
+    if posterior.log_evidence is None:
+        return None, {}
+    total = posterior.log_evidence + log_mean(added)
+    error = posterior.meta.get("log_evidence_error") or 0.0
+    error = math.hypot(error, standard_error(added) or 0.0)
+    width = student_width(error, len(added))
+    interval = [total - width, total + width]
+    return total, {"log_evidence_error": error, "log_evidence_interval": interval}
+
+
+def _with_notes(posterior: Posterior, notes: Sequence[Finding]) -> dict[str, list[Any]]:
+    """Entries of ``meta``: what was found before, and these notes."""
+    meta = posterior.meta
+    return {
+        "findings": [*meta.get("findings", ()), *as_json(notes)],
+        "warnings": [*meta.get("warnings", ()), *map(str, notes)],
+    }
 
 
 def _travel(particles: Population) -> list[Rung]:
@@ -351,27 +410,27 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
         rows = value.flatten(0, 1)[: islands * total].unflatten(0, (islands, total))
         return rows[:, picked.to(value.device)].flatten(0, 1).to(density.device)
 
-    return islands, density.unconstrain(
-        {s.name: chosen(posterior.draws[s.name]) for s in density.sites}
-    ).contiguous()
+    values = {site.name: chosen(posterior.draws[site.name]) for site in density.sites}
+    return islands, density.unconstrain(values).contiguous()
 
 
 def _first_step(posterior: Posterior) -> float | None:
     """The step size of the last update or of NUTS's chains, in units of the posterior's spread."""
-    own = (
-        posterior.sample_stats.get("step_size") if posterior.meta.get("method") == "NUTS" else None
-    )
-    return posterior.meta.get("step_size") if own is None else float(own.double().mean())
+    if posterior.meta.get("method") == "NUTS":
+        steps = posterior.sample_stats.get("step_size")
+        if steps is not None:
+            return float(steps.double().mean())
+    return posterior.meta.get("step_size")
 
 
-def _split(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> tuple[Tensor, Tensor]:
+def _split(density: Density, z: Tensor, args: _Data, num: int) -> tuple[Tensor, Tensor]:
     """Log joint at ``z`` (dim,) without the data, and the term of each row (num,), float64."""
     with density.floats():
         return _split_in_its_floats(density, z, args, num)
 
 
 def _split_in_its_floats(
-    density: Density, z: Tensor, args: tuple[Any, ...], num: int
+    density: Density, z: Tensor, args: _Data, num: int
 ) -> tuple[Tensor, Tensor]:
     base = density.log_jacobian(z).double()
     terms = torch.zeros(num, dtype=torch.float64, device=z.device)
@@ -380,13 +439,14 @@ def _split_in_its_floats(
             continue
         if not is_datum(node):
             base = base + log_prob_sum(node)
-        elif (found := row_terms(node, num)) is not None:
-            terms = terms + found
-        else:
+            continue
+        terms_of_site = row_terms(node, num)
+        if terms_of_site is None:
             raise Refused(
                 f"the log likelihood of {name!r} is not a sum over the {num} rows of the data (first axis), so rows "
                 "cannot be added or removed: observe them one by one, in a pyro.plate, or fit again"
             )
+        terms = terms + terms_of_site
     return base, terms
 
 
@@ -394,29 +454,31 @@ def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool
     """The tempered gradient of these weights: that of the last update where its shapes are these."""
     num = len(rows)
     capacity = 1 << len(rows).bit_length()
-    args = tuple(
-        None
-        if part is None
-        else torch.cat([part, part[-1:].expand(capacity - num, *part.shape[1:])])
-        for part in density.args
-    )
+    args = tuple(_filled(values, capacity) for values in density.args)
     _check_rows(density, z[0], args, num)
     added = torch.nn.functional.pad(change.to(z.device), (0, capacity - num))
     keep = ((torch.arange(capacity, device=z.device) < num) & (added <= 0)).double()
-    data = tuple(part for part in args if part is not None)
-    key = (z.shape, z.dtype, str(z.device), *((part.shape, part.dtype) for part in data))
+    data = tuple(values for values in args if values is not None)
+    key = (z.shape, z.dtype, str(z.device), *((values.shape, values.dtype) for values in data))
     if rows.shared.get("key") != key:
         rows.shared.update(key=key, step=_padded(density, compile))
     return partial(rows.shared["step"], keep=keep, added=added, data=data)
 
 
-def _check_rows(density: Density, z: Tensor, args: tuple[Any, ...], num: int) -> None:
+def _filled(values: Tensor | None, capacity: int) -> Tensor | None:
+    """Rows up to ``capacity``: copies of the last one."""
+    if values is None:
+        return None
+    return torch.cat([values, values[-1:].expand(capacity - len(values), *values.shape[1:])])
+
+
+def _check_rows(density: Density, z: Tensor, args: _Data, num: int) -> None:
     """Refuse rows that depend on each other, by what further ones change."""
     base, terms = _split(density, z, density.args, num)
     try:
-        more, others = _split(density, z, args, len(args[1]))
+        filled_base, filled_terms = _split(density, z, args, len(cast(Tensor, args[1])))
         close = partial(torch.allclose, rtol=1e-3, atol=1e-3)
-        same = close(more, base) and close(others[:num], terms)
+        same = close(filled_base, base) and close(filled_terms[:num], terms)
     except (RuntimeError, ValueError, IndexError):
         same = False
     if not same:
@@ -427,13 +489,14 @@ def _check_rows(density: Density, z: Tensor, args: tuple[Any, ...], num: int) ->
 
 
 def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
-    """Gradient, base and rest at particles, over rows of any weights: by Python, and compiled when called often."""
+    """Gradient, base and remainder at particles, over rows of any weights: by Python; compiled when called often."""
 
     def parts(z: Tensor, keep: Tensor, added: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
         base, terms = _split(density, z, (None,) * (2 - len(data)) + data, len(keep))
         # a row that counts for nothing may be impossible
-        kept, more = (torch.where(w != 0, terms * w, 0.0).sum() for w in (keep, added))
-        return base + kept, more
+        unchanged = torch.where(keep != 0, terms * keep, 0.0).sum()
+        changed = torch.where(added != 0, terms * added, 0.0).sum()
+        return base + unchanged, changed
 
     calls = itertools.count()
     steps = dict[bool, Evaluate]()
@@ -443,10 +506,9 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
     ) -> Any:
         often = compile and next(calls) >= _COMPILE_AFTER
         if often not in steps:
-            few = (
-                z[: -(-len(z) // 10)] if often else z
-            )  # that many are moved at least, see Population
-            steps[often] = batched(evaluator(parts), few, often, keep, added, *data)[0]
+            # so many are moved at least, see Population
+            count = -(-len(z) // 10) if often else len(z)
+            steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data)[0]
         return steps[often](z, beta, keep, added, *data)
 
     return step
@@ -454,14 +516,15 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
 
 def _notes(rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
     """What the user has to know of the way."""
-    found = []
+    notes = []
     count = len(particles.z)
     if len(rungs) > _FAR or ancestors < 0.05 * count:
         values = {"steps": len(rungs), "ancestors": ancestors, "draws": count}
-        found.append(Finding("far_update", values | {"gradients": particles.num_gradients}))
-    if (low := lag(rungs)) > 0.5 + 2.0 * (standard_error(particles.log_evidence) or 0.0):
-        found.append(Finding("particles_lag", {"lag": low}))
-    return found
+        notes.append(Finding("far_update", values | {"gradients": particles.num_gradients}))
+    nats = lag(rungs)
+    if nats > 0.5 + 2.0 * (standard_error(particles.log_evidence) or 0.0):
+        notes.append(Finding("particles_lag", {"lag": nats}))
+    return notes
 
 
 def _outside(x: Tensor | None, new: Tensor) -> list[Finding]:
