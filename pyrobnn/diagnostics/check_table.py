@@ -97,9 +97,8 @@ class Row:
 #: every check, in the order in which a reader sees them; each limit's unit stands at its row
 TABLE = (
     Row("finite", "draws", finite, (0.0,), "arithmetic"),  # values
-    Row(
-        "fit", "draws", fit, (10.0,), OWN
-    ),  # times the gain that may be left at the end of a search
+    # times the gain that may be left at the end of a search
+    Row("fit", "draws", fit, (10.0,), OWN),
     Row("claim", "draws", claim, (0.05,), CLAIM),  # effective parameters
     Row("moving", "draws", moving, (0.25,), OWN, of_draws),  # share of draws like the one before
     Row("chains", "draws", chains, (50.0, 4.0), RHAT, of_chains),  # draws a chain, chains
@@ -109,12 +108,10 @@ TABLE = (
     Row("bfmi", "draws", energy, (0.3, 0.2), BFMI, of_chains),  # share
     # probabilities, of which a mean 0.25 and 1 sd away changes 0.1 and 0.38; ratios of sds
     Row("importance", "draws", weighted, (0.1, 0.38, 0.8, 0.5), VARIATIONAL, of_independent),
-    Row(
-        "function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws
-    ),  # sd, ratios of sds
-    Row(
-        "density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains
-    ),  # sd, log ratios
+    # sd, ratios of sds
+    Row("function_moves", "draws", function_moves, (0.25, 1.0, 0.8, 0.5), MOVES, of_draws),
+    # sd, log ratios of sds
+    Row("density_moves", "draws", density_moves, (0.3, 1.0, 0.2, 0.5), MOVES, of_chains),
     Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws),  # log ratio of variances
     Row("score", "draws", score, (0.3, 0.6), STEIN, of_draws),  # sd of the gradient
     # reference sds, ratios of sds
@@ -135,24 +132,20 @@ OF_DENSITY = ("importance", "function_moves", "density_moves", "virial", "score"
 
 #: what `audit` looks for on request
 AUDIT = (
-    Row(
-        "copied_chains", "draws", copied_chains, (0.9,), "arithmetic", of_chains
-    ),  # correlation of moves
-    Row(
-        "repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", of_draws
-    ),  # shares of chains, others
-    Row(
-        "log_likelihood", "draws", log_likelihood, (0.1, 0.3), "arithmetic", of_draws
-    ),  # nats per datum
+    # correlation of moves
+    Row("copied_chains", "draws", copied_chains, (0.9,), "arithmetic", of_chains),
+    # shares of chains, others
+    Row("repeated_draws", "draws", repeated_draws, (0.02, 0.25), "arithmetic", of_draws),
+    # nats per datum
+    Row("log_likelihood", "draws", log_likelihood, (0.1, 0.3), "arithmetic", of_draws),
 )
 
 
 @functools.cache
 def rates() -> dict[str, dict[str, int]]:
     """Check → cases of ``healthy`` and ``sick`` posteriors, its ``false_alarms`` and the faults ``seen`` among them."""
-    return json.loads(
-        files("pyrobnn.diagnostics").joinpath("rates.json").read_text(encoding="utf-8")
-    )
+    path = files("pyrobnn.diagnostics").joinpath("rates.json")
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def said_rates(name: str) -> str:
@@ -161,14 +154,14 @@ def said_rates(name: str) -> str:
     >>> said_rates("virial").startswith("Fires on")
     True
     """
-    found = rates().get(name)
-    if found is None:
+    counts = rates().get(name)
+    if counts is None:
         return ""
-    healthy = found["healthy"]
-    sick = found["sick"]
-    seen = (
-        f", catches {found['seen'] / sick:.0%} of the faults it is for ({sick} cases)"
-        if sick
-        else ""
+    healthy = counts["healthy"]
+    sick = counts["sick"]
+    alarms = (
+        f"Fires on {counts['false_alarms'] / healthy:.1%} of healthy posteriors ({healthy} cases)"
     )
-    return f"Fires on {found['false_alarms'] / healthy:.1%} of healthy posteriors ({healthy} cases){seen}."
+    if not sick:
+        return f"{alarms}."
+    return f"{alarms}, catches {counts['seen'] / sick:.0%} of the faults it is for ({sick} cases)."

@@ -34,7 +34,7 @@ LINEAR = 0.1
 WEIGHTS = "net."
 
 Options = ParamSpec("Options")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 #: how libraries write the names that ArviZ's converters give them
 _LIBRARIES = {
@@ -70,7 +70,7 @@ class Evidence:
         self.tree: xr.DataTree = check_type(
             name, tree, xr.DataTree, "a DataTree, posterior.to_datatree(x, y)"
         )
-        self._found: dict[Hashable, Any] = {}
+        self._results: dict[Hashable, Any] = {}
 
     @classmethod
     def of(cls, tree: xr.DataTree | Evidence, name: str = "tree") -> Evidence:
@@ -91,11 +91,9 @@ class Evidence:
 
     def names(self, group: str) -> list[str]:
         """The variables of a group; none where it is missing."""
-        return (
-            [str(name) for name in self.tree[group].data_vars]
-            if group in self.tree.children
-            else []
-        )
+        if group not in self.tree.children:
+            return []
+        return [str(name) for name in self.tree[group].data_vars]
 
     def variable(self, group: str, name: str) -> xr.DataArray | None:
         """One variable of one group, or None where either is missing."""
@@ -118,8 +116,8 @@ class Evidence:
     @property
     def sites(self) -> dict[str, np.ndarray]:
         """Draws of every site as stored, name → (chain, draw, …)."""
-        found = {name: self.stored(POSTERIOR, name) for name in self.names(POSTERIOR)}
-        return {name: draws for name, draws in found.items() if draws is not None}
+        sites = {name: self.stored(POSTERIOR, name) for name in self.names(POSTERIOR)}
+        return {name: draws for name, draws in sites.items() if draws is not None}
 
     def values(self, group: str, name: str) -> np.ndarray | None:
         """A variable without sample dims as array, or None where it is missing."""
@@ -155,26 +153,24 @@ class Evidence:
         """How long a stage ("compile", "fit", "predict") took, or None where the tree does not say."""
         timings = self.json("timings")
         value = timings.get(stage) if isinstance(timings, dict) else None
-        return (
-            float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-        )
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value)
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings of the run, empty where unknown."""
-        found = self.json("settings")
-        return found if isinstance(found, dict) else {}
+        settings = self.json("settings")
+        return settings if isinstance(settings, dict) else {}
 
     @property
     def method(self) -> str:
         """Name of the method, else of the library that made the tree (as ArviZ's converters note it), or "unknown"."""
-        groups = (
-            (self.tree, self.tree[POSTERIOR]) if POSTERIOR in self.tree.children else (self.tree,)
-        )
-        said = next(
-            (str(found) for each in groups if (found := each.attrs.get("inference_library"))), ""
-        )
-        return self.text("method") or _LIBRARIES.get(said.lower(), said) or "unknown"
+        library = self.tree.attrs.get("inference_library")
+        if not library and POSTERIOR in self.tree.children:
+            library = self.tree[POSTERIOR].attrs.get("inference_library")
+        name = str(library or "")
+        return self.text("method") or _LIBRARIES.get(name.lower(), name) or "unknown"
 
     @property
     def label(self) -> str:
@@ -184,8 +180,8 @@ class Evidence:
     @property
     def computed(self) -> list[str]:
         """Sites that a program computes from its latent ones (``pyro.deterministic``)."""
-        found = self.json("deterministic_sites")
-        return [str(name) for name in found] if isinstance(found, list) else []
+        names = self.json("deterministic_sites")
+        return [str(name) for name in names] if isinstance(names, list) else []
 
     @property
     def likelihood(self) -> str:
@@ -226,9 +222,8 @@ class Evidence:
     @property
     def is_linearized(self) -> bool:
         """Whether the predictions are those of a linearised net that is not known to be the net itself."""
-        of_net = any(
-            name.startswith(WEIGHTS) for name in self.names(POSTERIOR)
-        )  # a program is never linearised
+        # a program is never linearised
+        of_net = any(name.startswith(WEIGHTS) for name in self.names(POSTERIOR))
         if not of_net or self.settings.get("predictive") != "linearized":
             return False
         error = self.values(FUNCTION, "linearization_error")
@@ -263,8 +258,9 @@ class Evidence:
 
         Of a tree that does not say by what such runs leave: divergences, or the kind of their evidence.
         """
-        if said := self.text("claim"):
-            return said
+        claim = self.text("claim")
+        if claim:
+            return claim
         if not self.is_iid and self.variable(SAMPLE_STATS, "diverging") is not None:
             return "exact"
         return "approximate" if self.text("log_evidence_kind") else "none"
@@ -277,16 +273,9 @@ class Evidence:
     @functools.cached_property
     def has_hidden_units(self) -> bool:
         """Whether the posterior holds a net of more than one layer, whose weights are not identified."""
-        return (
-            len(
-                {
-                    name.rpartition(".")[0]
-                    for name in self.names(POSTERIOR)
-                    if name.startswith(WEIGHTS)
-                }
-            )
-            > 1
-        )
+        weights = [name for name in self.names(POSTERIOR) if name.startswith(WEIGHTS)]
+        layers = {name.rpartition(".")[0] for name in weights}
+        return len(layers) > 1
 
     @functools.cached_property
     def identified_weights(self) -> bool:
@@ -327,18 +316,18 @@ class Evidence:
 
         It is the largest array of a tree: take what is needed of it before going to float64.
         """
-        found = [self.stored(LOG_LIKELIHOOD, name) for name in self.names(LOG_LIKELIHOOD)]
-        parts = [flattened(part, 2) for part in found if part is not None]
-        if len(parts) > 1:
-            return np.concatenate(parts, axis=-1)
-        return parts[0] if parts else None
+        variables = [self.stored(LOG_LIKELIHOOD, name) for name in self.names(LOG_LIKELIHOOD)]
+        terms = [flattened(variable, 2) for variable in variables if variable is not None]
+        if len(terms) > 1:
+            return np.concatenate(terms, axis=-1)
+        return terms[0] if terms else None
 
     def probe_kinds(self, num_probes: int) -> np.ndarray:
         """Kind of each probe ("train", "between", "outside"); all "train" where the tree does not say."""
         kinds = self.values(FUNCTION, "probe_kind")
         if kinds is None or len(kinds) != num_probes:
             return np.full(num_probes, "train")
-        return np.array([kind.decode() if isinstance(kind, bytes) else str(kind) for kind in kinds])
+        return np.array([_as_text(kind) for kind in kinds])
 
     def probe_name(self, probe: int) -> str:
         """Where a probe lies, in words: ``"x≈1.3"``, or the probe's number where x is unknown."""
@@ -346,35 +335,40 @@ class Evidence:
         if x is None:
             return f"probe {probe}"
         point = np.atleast_1d(np.asarray(x[probe], dtype=np.float64)).ravel()
-        names = labels(self.variable(FUNCTION, "probe_x"), "feature") or ["x"] * (point.size == 1)
-        if point.size == 1:
-            return f"{names[0]}≈{float(f'{point[0]:.4g}'):g}"
+        names = labels(self.variable(FUNCTION, "probe_x"), "feature") or []
         shown = [f"{float(f'{value:.4g}'):g}" for value in point[:3]]
-        shown = [f"{name}≈{value}" for name, value in zip(names[:3], shown, strict=False)] or shown
-        return f"probe {probe}, {', '.join(shown)}{', …' if point.size > 3 else ''}"
+        if point.size == 1:
+            return f"{names[0] if names else 'x'}≈{shown[0]}"
+        named = [f"{name}≈{value}" for name, value in zip(names[:3], shown, strict=False)]
+        ellipsis = ", …" if point.size > 3 else ""
+        return f"probe {probe}, {', '.join(named or shown)}{ellipsis}"
+
+
+def _as_text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def statistic(
-    function: Callable[Concatenate[Evidence, Options], Found],
-) -> Callable[Concatenate[xr.DataTree | Evidence, Options], Found]:
+    function: Callable[Concatenate[Evidence, Options], Result],
+) -> Callable[Concatenate[xr.DataTree | Evidence, Options], Result]:
     """A function of an Evidence as one of a DataTree or an Evidence, computed once per Evidence and options.
 
     What it finds is shared: callers must not change it. Errors are not remembered.
     """
     signature = inspect.signature(function)
-    first, *options = signature.parameters.values()
+    subject, *options = signature.parameters.values()
 
     @functools.wraps(function)
-    def once(tree: xr.DataTree | Evidence, *args: Options.args, **kwargs: Options.kwargs) -> Found:
+    def once(tree: xr.DataTree | Evidence, *args: Options.args, **kwargs: Options.kwargs) -> Result:
         evidence = Evidence.of(tree)
         bound = signature.bind(evidence, *args, **kwargs)
         bound.apply_defaults()
         key = (function.__module__, function.__qualname__, *list(bound.arguments.values())[1:])
-        if key not in evidence._found:
-            evidence._found[key] = function(*bound.args, **bound.kwargs)
-        return evidence._found[key]
+        if key not in evidence._results:
+            evidence._results[key] = function(*bound.args, **bound.kwargs)
+        return evidence._results[key]
 
-    tree = first.replace(name="tree", annotation="xr.DataTree | Evidence")
+    tree = subject.replace(name="tree", annotation="xr.DataTree | Evidence")
     vars(once)["__signature__"] = signature.replace(parameters=[tree, *options])
     return once
 
@@ -407,12 +401,12 @@ def labels(array: xr.DataArray | None, dim: str) -> list[str] | None:
     values = np.atleast_1d(array.coords[dim].values)
     if values.dtype.kind not in "USO":
         return None
-    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+    return [_as_text(value) for value in values]
 
 
-def spread(count: int, most: int) -> np.ndarray:
-    """At most `most` of the indices below `count`, evenly spread."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(int))
+def spread(count: int, max_count: int) -> np.ndarray:
+    """At most `max_count` of the indices below `count`, evenly spread."""
+    return np.unique(np.linspace(0, count - 1, min(count, max_count)).astype(int))
 
 
 def flattened(values: np.ndarray, keep: int) -> np.ndarray:

@@ -61,7 +61,8 @@ def log_target(evidence: Evidence) -> np.ndarray | None:
     stored = evidence.draws(SAMPLE_STATS, "log_p")
     if stored is None or not evidence.is_linearized:
         return stored
-    prior, likelihood = (evidence.draws(FUNCTION, name) for name in ("log_prior", "log_likelihood"))
+    prior = evidence.draws(FUNCTION, "log_prior")
+    likelihood = evidence.draws(FUNCTION, "log_likelihood")
     if prior is None or likelihood is None or not prior.shape == likelihood.shape == stored.shape:
         return stored
     return prior + likelihood
@@ -126,9 +127,8 @@ def importance(evidence: Evidence) -> Importance | None:
     if not np.isfinite(log_ratio).all():
         return None
     log_weights, k = pareto_smooth(log_ratio)
-    return Importance(
-        float(k), log_weights, good_k(log_p.size), 1.0 / float((np.exp(log_weights) ** 2).sum())
-    )
+    effective = 1.0 / float((np.exp(log_weights) ** 2).sum())
+    return Importance(float(k), log_weights, good_k(log_p.size), effective)
 
 
 def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -141,45 +141,48 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:
         return None
-    if bad := int((~np.isfinite(log_p - log_q)).sum()):
-        return Found("fail", None, "density_not_finite", {"count": bad})
+    not_finite = int((~np.isfinite(log_p - log_q)).sum())
+    if not_finite:
+        return Found("fail", None, "density_not_finite", {"count": not_finite})
     count = float(evidence.num_draws)
-    few = grade(count, ENOUGH_DRAWS, 100.0, higher=True)
-    if (found := importance(evidence)) is None:
-        return Found(few, count, "few_draws", limit=ENOUGH_DRAWS)
-    if found.k > found.good_k:
-        unreliable = {"khat": f"{found.k:.2f}", "remedy": evidence.remedy}
-        value = float(found.k) if np.isfinite(found.k) else None
-        moves = (
-            None
-            if evidence.f is None or evidence.has_hidden_units
-            else function_moves(evidence, limits)
-        )
-        if evidence.has_hidden_units or (moves is not None and moves.status == "pass"):
-            return Found("info", value, "khat_undecided", unreliable, found.good_k)
-        code = "khat_infinite" if value is None else "khat"
-        return Found(
-            "fail" if found.k > PARETO_K else "warn", value, code, unreliable, found.good_k
-        )
-    status, numbers = _corrected(evidence, found, limits)
-    said = numbers | {"khat": float(found.k), "remedy": evidence.remedy}
-    if few != "pass" and status == "pass":
-        return Found(few, count, "few_draws", said, ENOUGH_DRAWS)
-    return Found(status, numbers["ratio"], "", said, limits[2])
+    by_count = grade(count, ENOUGH_DRAWS, 100.0, higher=True)
+    smoothed = importance(evidence)
+    if smoothed is None:
+        return Found(by_count, count, "few_draws", limit=ENOUGH_DRAWS)
+    if smoothed.k > smoothed.good_k:
+        return _unreliable(evidence, smoothed, limits)
+    status, effects = _corrected(evidence, smoothed, limits)
+    numbers = effects | {"khat": float(smoothed.k), "remedy": evidence.remedy}
+    if by_count != "pass" and status == "pass":
+        return Found(by_count, count, "few_draws", numbers, ENOUGH_DRAWS)
+    return Found(status, effects["ratio"], "", numbers, limits[2])
+
+
+def _unreliable(evidence: Evidence, smoothed: Importance, limits: tuple[float, ...]) -> Found:
+    """What a k-hat beyond its limit says: nothing where a heavy tail alone may explain it."""
+    numbers = {"khat": f"{smoothed.k:.2f}", "remedy": evidence.remedy}
+    value = float(smoothed.k) if np.isfinite(smoothed.k) else None
+    undecided = evidence.has_hidden_units
+    if not undecided and evidence.f is not None:
+        moves = function_moves(evidence, limits)
+        undecided = moves is not None and moves.status == "pass"
+    if undecided:
+        return Found("info", value, "khat_undecided", numbers, smoothed.good_k)
+    code = "khat_infinite" if value is None else "khat"
+    status: Status = "fail" if smoothed.k > PARETO_K else "warn"
+    return Found(status, value, code, numbers, smoothed.good_k)
 
 
 def _corrected(
-    evidence: Evidence, found: Importance, limits: tuple[float, ...]
+    evidence: Evidence, smoothed: Importance, limits: tuple[float, ...]
 ) -> tuple[Status, dict[str, float]]:
     """How far weighting moves distribution functions, in the median of the probes or at the worst named site, and sds.
 
     What minimises a divergence has the mean and the spread that Stein's identities ask for, and may miss the shape.
     """
     f = evidence.f
-    columns = [*(named_sites(evidence) or quantities(evidence)).values()] if f is None else [f]
-    weights = np.exp(found.log_weights).reshape(-1, 1)
-    values = np.concatenate([each.reshape(len(weights), -1) for each in columns], axis=1)
-    values = values[:, np.ptp(values, axis=0) > 0.0]
+    weights = np.exp(smoothed.log_weights).reshape(-1, 1)
+    values = _judged_columns(evidence, len(weights))
     if not values.size:
         return "pass", {"distance": 0.0, "ratio": 1.0}
     sd = values.std(axis=0)
@@ -188,9 +191,19 @@ def _corrected(
     distance, error = _distances(values, weights)
     typical = np.median if f is not None else np.max
     sure = float(typical(np.where(distance > SIGMAS[0] * error, distance, 0.0)))
-    gap = float(np.median(np.abs(gaps))) - 2.0 / np.sqrt(found.ess)
+    gap = float(np.median(np.abs(gaps))) - 2.0 / np.sqrt(smoothed.ess)
     status = worse(grade(sure, *limits[:2]), grade(gap, *-np.log(limits[2:4])))
     return status, {"distance": float(typical(distance)), "ratio": float(np.exp(-np.median(gaps)))}
+
+
+def _judged_columns(evidence: Evidence, num_draws: int) -> np.ndarray:
+    """Function values (draw, quantity), or those of a program's sites, without what is the same in all draws."""
+    if evidence.f is None:
+        columns = [*(named_sites(evidence) or quantities(evidence)).values()]
+    else:
+        columns = [evidence.f]
+    values = np.concatenate([column.reshape(num_draws, -1) for column in columns], axis=1)
+    return values[:, np.ptp(values, axis=0) > 0.0]
 
 
 def _distances(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -200,7 +213,7 @@ def _distances(values: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.
     gain = (weights[order, 0] - 1.0 / len(values)).cumsum(axis=0)
     at = np.abs(gain).argmax(axis=0)
     below = values <= values[order[at, columns], columns]
-    parts = weights * (below - (weights * below).sum(axis=0)) - (below - below.mean(axis=0)) / len(
-        values
-    )
+    weighted_part = weights * (below - (weights * below).sum(axis=0))
+    plain_part = (below - below.mean(axis=0)) / len(values)
+    parts = weighted_part - plain_part
     return np.abs(gain)[at, columns], np.sqrt((parts**2).sum(axis=0))

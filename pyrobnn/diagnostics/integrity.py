@@ -27,63 +27,58 @@ from pyrobnn.diagnostics.verdict import Found, Status, grade
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (
-    *(
-        groups.LOG_LIKELIHOOD,
-        groups.LOG_PRIOR,
-        groups.POSTERIOR_PREDICTIVE,
-        groups.PREDICTIONS,
-        groups.GRID,
-    ),
-    *(OBSERVED_DATA, HELD_OUT),
+    groups.LOG_LIKELIHOOD,
+    groups.LOG_PRIOR,
+    groups.POSTERIOR_PREDICTIVE,
+    groups.PREDICTIONS,
+    groups.GRID,
+    OBSERVED_DATA,
+    HELD_OUT,
 )
 _STATS = ("lp", "energy", "log_p", "log_q", "diverging", "tree_depth", "acceptance_rate")
 #: findings of a fit that no other check is needed for: its draws are not the posterior's
 _UNUSABLE = ("modes_unsettled",)
 _FEWEST_STEPS = 20  # steps of a search below which losses show nothing
+_MIN_NEAR = 20  # replicates near an outcome, below which its density is not estimated from them
 
 
 def hopeless(evidence: Evidence) -> Found | None:
     """A failure if there are no draws, or draws that are NaN or infinite: nothing else can then be computed."""
     if evidence.num_draws == 0:
         return Found("fail", 0.0, "no_draws")
-    # what a program computes from its draws is read by no other check, and the fit has told of it
-    bad = {
-        (group, name): count
-        for group in (POSTERIOR, FUNCTION)
-        for name, count in _not_finite(evidence, group).items()
-        if name not in evidence.computed
-        and set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
-    }
-    count = sum(bad.values())
-    return Found("fail", float(count), "draws_not_finite", {"count": count}) if bad else None
+    count = 0
+    for group in (POSTERIOR, FUNCTION):
+        for name, not_finite in _not_finite(evidence, group).items():
+            # what a program computes from its draws is read by no other check, and the fit has told of it
+            is_draw = set(SAMPLE_DIMS) <= set(evidence.tree[group][name].dims)
+            if is_draw and name not in evidence.computed:
+                count += not_finite
+    return Found("fail", float(count), "draws_not_finite", {"count": count}) if count else None
 
 
 def finite(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     """Whether all that is read is finite; an infinite variance is allowed."""
-    counts = {
-        (group, name): n for group in _READ for name, n in _not_finite(evidence, group).items()
-    }
-    bad = {
-        "/".join(key): n
-        for key, n in counts.items()
-        if key[0] != OBSERVED_DATA or n != _masked(evidence, key[1])
-    }
-    bad |= {
-        f"{SAMPLE_STATS}/{k}": n
-        for k, n in _not_finite(evidence, SAMPLE_STATS).items()
-        if k in _STATS
-    }
-    count = sum(bad.values())
-    listed = ", ".join(f"{n} of {name}" for name, n in list(bad.items())[:3])
-    return Found("warn", float(count), "", {"count": count, "listed": listed}) if bad else None
+    counts: dict[str, int] = {}
+    for group in _READ:
+        for name, count in _not_finite(evidence, group).items():
+            if group != OBSERVED_DATA or count != _masked(evidence, name):
+                counts[f"{group}/{name}"] = count
+    for name, count in _not_finite(evidence, SAMPLE_STATS).items():
+        if name in _STATS:
+            counts[f"{SAMPLE_STATS}/{name}"] = count
+    if not counts:
+        return None
+    total = sum(counts.values())
+    listed = ", ".join(f"{count} of {name}" for name, count in list(counts.items())[:3])
+    return Found("warn", float(total), "", {"count": total, "listed": listed})
 
 
 def _masked(evidence: Evidence, name: str) -> int:
     """Observed values without a term in the log likelihood, as where a program masks those that are missing."""
     terms = evidence.variable(groups.LOG_LIKELIHOOD, name)
-    return (
-        0 if terms is None else evidence.tree[OBSERVED_DATA].dataset[name].size - terms[0, 0].size
-    )
+    if terms is None:
+        return 0
+    return evidence.tree[OBSERVED_DATA].dataset[name].size - terms[0, 0].size
 
 
 def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:
@@ -109,29 +104,33 @@ def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     temperature = evidence.number("temperature", 1.0)
     if temperature != 1.0:
         return Found("warn", temperature, "tempered", limit=1.0)
-    kept = evidence.json("findings")
-    told = evidence.json("warnings")
-    notes = [str(each) for each in told] if isinstance(told, list) else []
-    if isinstance(kept, list):  # of findings those that are of the draws
-        notes = [str(each) for each in findings(kept) if each.code in DRAWS]
-        unusable = [note for note in findings(kept) if note.code in _UNUSABLE]
-        if unusable:
-            return Found(
-                "fail",
-                float(len(notes)),
-                "fit_warned",
-                {"first": str(unusable[0]).rstrip(".")},
-                0.0,
-            )
-    numbers = {"first": notes[0].rstrip(".") if notes else ""}
-    return Found("warn", float(len(notes)), "fit_warned", numbers, 0.0) if notes else None
+    return _warned(evidence)
+
+
+def _warned(evidence: Evidence) -> Found | None:
+    """What the fit found of its draws, or, in a tree without findings, warned of."""
+    stored = evidence.json("findings")
+    if not isinstance(stored, list):
+        warnings = evidence.json("warnings")
+        texts = [str(warning) for warning in warnings] if isinstance(warnings, list) else []
+        return _fit_warned("warn", texts, texts) if texts else None
+    texts = [str(finding) for finding in findings(stored) if finding.code in DRAWS]
+    unusable = [str(finding) for finding in findings(stored) if finding.code in _UNUSABLE]
+    if unusable:
+        return _fit_warned("fail", texts, unusable)
+    return _fit_warned("warn", texts, texts) if texts else None
+
+
+def _fit_warned(status: Status, texts: list[str], shown: list[str]) -> Found:
+    numbers = {"first": shown[0].rstrip(".")}
+    return Found(status, float(len(texts)), "fit_warned", numbers, 0.0)
 
 
 def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether the search ended short of its optimum, by what the fit found that more steps would gain."""
-    measured, fall, limit = (
-        evidence.number(name, np.nan) for name in ("gain_left", "fall_left", "gain_limit")
-    )
+    measured = evidence.number("gain_left", np.nan)
+    fall = evidence.number("fall_left", np.nan)
+    limit = evidence.number("gain_limit", np.nan)
     gain = measured if np.isfinite(measured) else fall
     if not (np.isfinite(gain) and np.isfinite(limit)):
         steps = evidence.number("num_steps", np.inf)
@@ -186,9 +185,8 @@ def rows(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return None
     share = sum(row in known for row in test) / len(test)
     if share <= natural + limits[0]:
-        share, natural = max(
-            (share, natural), _nearly(train, test), key=lambda pair: pair[0] - pair[1]
-        )
+        shares = [(share, natural), _nearly(train, test)]
+        share, natural = max(shares, key=lambda pair: pair[0] - pair[1])
     status: Status = "fail" if share > natural + limits[1] else "warn"
     if share <= natural + limits[0]:
         return None
@@ -209,10 +207,9 @@ def _rows(evidence: Evidence, group: str, outcome: str) -> list[bytes]:
     y = evidence.values(outcome, "y")
     if x is None or y is None or len(x) != len(y):
         return []
-    pairs = zip(x, y, strict=True)
     return [
-        np.concatenate([one.ravel(), np.ravel(of)]).astype(np.float32).tobytes()
-        for one, of in pairs
+        np.concatenate([inputs.ravel(), np.ravel(outcomes)]).astype(np.float32).tobytes()
+        for inputs, outcomes in zip(x, y, strict=True)
     ]
 
 
@@ -224,19 +221,16 @@ def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
     sd = known.std(axis=0)
     known = known[:, sd > 0.0] / sd[sd > 0.0]
     new = new[:, sd > 0.0] / sd[sd > 0.0]
-    if (
-        len(known) < 3
-        or known.shape[1] < 2
-        or not (np.isfinite(known).all() and np.isfinite(new).all())
-    ):
+    if len(known) < 3 or known.shape[1] < 2:
+        return 0.0, 0.0
+    if not (np.isfinite(known).all() and np.isfinite(new).all()):
         return 0.0, 0.0
     tree = cKDTree(known)
-    own = tree.query(known, k=2)[0][:, 1]
-    other = tree.query(new)[0]
-    near = 0.01 * np.median(
-        own
-    )  # of the usual distance between neighbours, every column in units of its sd
-    return float((other < near).mean()), float((own < near).mean())
+    among_known = tree.query(known, k=2)[0][:, 1]
+    from_new = tree.query(new)[0]
+    # of the usual distance between neighbours, every column in units of its sd
+    near = 0.01 * np.median(among_known)
+    return float((from_new < near).mean()), float((among_known < near).mean())
 
 
 # the rows of the audit
@@ -251,17 +245,21 @@ def copied_chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     moves /= np.maximum(np.linalg.norm(moves, axis=2, keepdims=True), np.finfo(float).tiny)
     alike = np.abs(np.einsum("qcs,qds->qcd", moves, moves)).min(axis=0) > limits[0]
     pairs = np.argwhere(np.triu(alike, 1))
-    named = "; ".join(f"{first}, {second}" for first, second in pairs)
+    named = "; ".join(f"{chain}, {copy}" for chain, copy in pairs)
     copies = float(len(np.unique(pairs[:, 1])))
     return Found("fail" if copies else "pass", copies, "", {"named": named}, 0.0)
 
 
 def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     """Whether a draw returns later than right after itself: a continuous posterior never gives one twice."""
-    flat = [flattened(each, 2) for each in evidence.sites.values() if each.dtype.kind == "f"]
-    if not flat or evidence.is_point:
+    columns = [
+        flattened(draws, 2).astype(np.float64)
+        for draws in evidence.sites.values()
+        if draws.dtype.kind == "f"
+    ]
+    if not columns or evidence.is_point:
         return None
-    values = np.concatenate([each.astype(np.float64) for each in flat], axis=2)
+    values = np.concatenate(columns, axis=2)
     # a draw that stays may differ in its last digits, which a transform rounds otherwise in each
     stays = np.isclose(
         values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0
@@ -282,41 +280,61 @@ def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     outcomes = replicates(evidence, whole=True)
     if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():
         return None
-    total = evidence.draws(FUNCTION, "log_likelihood")
-    if total is not None and total.shape == pointwise.shape[:2] and np.isfinite(total).all():
-        off = float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
-        if off > limits[0]:
-            return Found(grade(off, *limits), off)
+    off_total = _off_total(evidence, pointwise)
+    if off_total > limits[0]:
+        return Found(grade(off_total, *limits), off_total)
     if outcomes is None or outcomes[1].shape != (pointwise.shape[2], 1):
         return None
     rows = spread(pointwise.shape[2], 500)
-    draws, y = (each[..., rows, 0].astype(np.float64) for each in outcomes)
+    draws, y = (values[..., rows, 0].astype(np.float64) for values in outcomes)
     flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
     lppd = logsumexp(flat, axis=0) - np.log(len(flat))
-    same = (draws == y).sum(axis=0)
-    few = 20
     whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
-    if whole:
-        seen = np.log(np.maximum(same, 1) / len(draws))
-        error = float(np.median(1.0 / np.sqrt(np.maximum(same, 1))))
-        use = (same >= few) & (
-            np.maximum(np.abs(seen), np.abs(lppd)) > 0.05
-        )  # of certain labels nothing is seen
-    else:
-        near = max(few, int(2.0 * np.sqrt(len(draws))))
-        if len(draws) <= 2 * near:
-            return None
-        reach = np.maximum(
-            np.partition(np.abs(draws - y), near - 1, axis=0)[near - 1], np.finfo(float).tiny
-        )
-        seen = np.log((near - 1) / len(draws) / (2.0 * reach))
-        error = 1.0 / np.sqrt(near)
-        use = (same <= 1) & (np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)) >= near)
+    estimate = _log_mass(draws, y, lppd) if whole else _log_density(draws, y)
+    if estimate is None:
+        return None
+    log_share, error, use = estimate
     if use.sum() < 8:
         return None
     # the median size of a normal error is 0.674 of its sd, with a standard error of 0.787 / sqrt(N)
     chance = (0.674 + 3.0 * 0.787 / np.sqrt(use.sum())) * error
-    off = float(np.sqrt(max(float(np.median(np.abs(lppd - seen)[use])) ** 2 - chance**2, 0.0)))
-    ordered = not whole and float(seen[use].std()) > 3.0 * error
-    strange = ordered and stats.spearmanr(lppd[use], seen[use]).statistic < 2.0 / np.sqrt(use.sum())
-    return Found("fail" if strange else grade(off, *limits), off)
+    size = float(np.median(np.abs(lppd - log_share)[use]))
+    off = float(np.sqrt(max(size**2 - chance**2, 0.0)))
+    if not whole and float(log_share[use].std()) > 3.0 * error:
+        correlation = stats.spearmanr(lppd[use], log_share[use]).statistic
+        if correlation < 2.0 / np.sqrt(use.sum()):
+            return Found("fail", off)
+    return Found(grade(off, *limits), off)
+
+
+def _off_total(evidence: Evidence, pointwise: np.ndarray) -> float:
+    """Largest difference, in nats per datum, of the sum over data from the total stored with the function, if any."""
+    total = evidence.draws(FUNCTION, "log_likelihood")
+    if total is None or total.shape != pointwise.shape[:2] or not np.isfinite(total).all():
+        return 0.0
+    return float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
+
+
+def _log_mass(
+    draws: np.ndarray, y: np.ndarray, lppd: np.ndarray
+) -> tuple[np.ndarray, float, np.ndarray]:
+    """Log share of the replicates (draw, N) that equal the outcome, its error, and where it can be judged by."""
+    same = (draws == y).sum(axis=0)
+    log_share = np.log(np.maximum(same, 1) / len(draws))
+    error = float(np.median(1.0 / np.sqrt(np.maximum(same, 1))))
+    # of certain labels nothing is seen
+    uncertain = np.maximum(np.abs(log_share), np.abs(lppd)) > 0.05
+    return log_share, error, (same >= _MIN_NEAR) & uncertain
+
+
+def _log_density(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, float, np.ndarray] | None:
+    """Log density of the replicates (draw, N) at the outcome, by the distance of near ones, as `_log_mass`."""
+    near = max(_MIN_NEAR, int(2.0 * np.sqrt(len(draws))))
+    if len(draws) <= 2 * near:
+        return None
+    distance = np.partition(np.abs(draws - y), near - 1, axis=0)[near - 1]
+    reach = np.maximum(distance, np.finfo(float).tiny)
+    log_share = np.log((near - 1) / len(draws) / (2.0 * reach))
+    inside = np.minimum((draws < y).sum(axis=0), (draws > y).sum(axis=0)) >= near
+    repeated = (draws == y).sum(axis=0) > 1
+    return log_share, 1.0 / np.sqrt(near), ~repeated & inside

@@ -69,24 +69,30 @@ def diagnose(
     broken = hopeless(evidence)
     if broken is not None:
         return Verdict.from_checks(evidence.method, evidence.label, [_check(broken, TABLE[0])])
-    rows = [
-        row for row in TABLE if row.applies(evidence) and not (row.against and reference is None)
-    ]
     stand_in = other_target(evidence)
-    checks = []
-    for row in rows:
-        check = made(row, evidence, *([reference] if row.against and reference else []))
-        if (
-            check is not None
-            and check.status == "pass"
-            and row.code in OF_DENSITY
-            and stand_in is not None
-        ):
-            check = replace(check, status="info")
-        if check is not None:
-            checks.append(check)
+    checks = _checks(evidence, reference, stand_in)
     reasons: dict[Question, str] = {} if stand_in is None else {"draws": stand_in}
     return Verdict.from_checks(evidence.method, evidence.label, checks, reasons)
+
+
+def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None) -> list[Check]:
+    """The checks of all rows that apply; where the target is a stand-in, a pass against its density decides nothing."""
+    checks = []
+    for row in TABLE:
+        if not row.applies(evidence):
+            continue
+        if not row.against:
+            check = made(row, evidence)
+        elif reference is not None:
+            check = made(row, evidence, reference)
+        else:
+            continue
+        if check is None:
+            continue
+        if check.status == "pass" and row.code in OF_DENSITY and stand_in is not None:
+            check = replace(check, status="info")
+        checks.append(check)
+    return checks
 
 
 def other_target(evidence: Evidence) -> str | None:
@@ -116,10 +122,9 @@ def audit(tree: xr.DataTree | Evidence) -> Audit:
     """
     evidence = Evidence.of(tree)
     evidence.require_draws()
-    found = (made(row, evidence) for row in AUDIT if row.applies(evidence))
-    return Audit(
-        evidence.method, evidence.label, tuple(check for check in found if check is not None)
-    )
+    rows = [made(row, evidence) for row in AUDIT if row.applies(evidence)]
+    checks = tuple(check for check in rows if check is not None)
+    return Audit(evidence.method, evidence.label, checks)
 
 
 def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
@@ -129,27 +134,26 @@ def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
             warnings.catch_warnings(action="ignore", category=RuntimeWarning),
             np.errstate(all="ignore"),
         ):
-            found = row.statistic(evidence, row.limits, *reference)
+            result = row.statistic(evidence, row.limits, *reference)
     except Exception as error:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         numbers = {"error": said(error)}
         return Check(
             row.code, "warn", row.question, code="failed_to_run", source=row.source, numbers=numbers
         )
-    return None if found is None else _check(found, row)
+    return None if result is None else _check(result, row)
 
 
-def _check(found: Found, row: Row) -> Check:
-    limit = found.limit if found.limit is not None else row.limits[0]
+def _check(result: Found, row: Row) -> Check:
     return Check(
         row.code,
-        found.status,
+        result.status,
         row.question,
-        found.value,
-        limit,
+        result.value,
+        row.limits[0] if result.limit is None else result.limit,
         row.source,
-        found.code,
-        found.numbers,
+        result.code,
+        result.numbers,
     )
 
 
@@ -171,11 +175,11 @@ def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]
     reference = reference_label(evidence)
     judges = None if reference is None else evidence[reference]
     verdicts = {}
-    for label, each in evidence.items():
+    for label, run in evidence.items():
         try:
-            comparable = judges is not None and judges is not each and same_data([each, judges])
-            verdicts[label] = diagnose(each, reference=judges if comparable else None)
+            comparable = judges is not None and judges is not run and same_data([run, judges])
+            verdicts[label] = diagnose(run, reference=judges if comparable else None)
         except Exception as error:
             check = Check("readable", "fail", code="unreadable", numbers={"error": said(error)})
-            verdicts[label] = Verdict.from_checks(each.method, label, [check])
+            verdicts[label] = Verdict.from_checks(run.method, label, [check])
     return verdicts

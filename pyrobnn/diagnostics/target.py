@@ -39,15 +39,11 @@ def virial(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     names = np.array([*_sites(evidence), "all weights"])
     ratio = np.concatenate([values / size, values.sum(-1, keepdims=True) / size.sum()], axis=-1)
     mean, p = _tested(ratio, 1.0, positive=True)
-    found = _worst(evidence, names, mean, p, np.abs(np.log(np.maximum(mean, 1e-6))), limits)
+    worst = _worst(evidence, names, mean, p, np.abs(np.log(np.maximum(mean, 1e-6))), limits)
     # no optimum is this narrow; that of a held site is zero
-    narrow = (
-        found.status == "info"
-        and found.value is not None
-        and found.value < 1.0
-        and found.value != 0.0
-    )
-    return _accusing(replace(found, status="warn" if narrow else found.status, limit=1.0), evidence)
+    below_one = worst.value is not None and worst.value < 1.0 and worst.value != 0.0
+    status: Status = "warn" if worst.status == "info" and below_one else worst.status
+    return _accusing(replace(worst, status=status, limit=1.0), evidence)
 
 
 def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -95,7 +91,8 @@ def _worst(
     limits: Limits,
 ) -> Found:
     """What was found of the quantity (quantity,) with the largest effect that is not chance, else the largest."""
-    worst = int(np.argmax(np.where((p < RATES[0]) & (effect > limits[0]), 1e6 + effect, effect)))
+    significant = (p < RATES[0]) & (effect > limits[0])
+    worst = int(np.argmax(np.where(significant, 1e6 + effect, effect)))
     status = grade_tested(p[worst], effect[worst], RATES, limits)
     if status != "pass" and evidence.is_iid and evidence.has_hidden_units:
         # a density near the posterior of a net misses it in single weights, rightly for its functions; a variational
@@ -106,14 +103,14 @@ def _worst(
     return Found(status, float(value[worst]), "", numbers)
 
 
-def _accusing(found: Found, evidence: Evidence) -> Found:
+def _accusing(result: Found, evidence: Evidence) -> Found:
     """What was found, where a pass of an approximation of a net is information only.
 
     In single weights these identities hold at the optimum of a variational bound, whatever its family misses, and
     where they fail a Gaussian at a mode may still have the right function: they accuse, and vouch for nothing.
     """
     vouches = not (evidence.is_iid and evidence.has_hidden_units)
-    return found if vouches or found.status != "pass" else replace(found, status="info")
+    return result if vouches or result.status != "pass" else replace(result, status="info")
 
 
 def _remedy(evidence: Evidence) -> str:
@@ -138,37 +135,41 @@ def _undecided(acceptance: float, stayed: float = 1.0) -> Found:
 
 def _moved(evidence: Evidence, name: str) -> tuple[np.ndarray, np.ndarray] | Found | None:
     """Draws of a quantity (draw, …) and moved ones; what says that they decide nothing; None where there are none."""
-    pair = [evidence.draws(MOVED, f"{name}{when}") for when in ("before", "after")]
-    before, after, acceptance = *pair, evidence.values(MOVED, "acceptance")
+    before = evidence.draws(MOVED, f"{name}before")
+    after = evidence.draws(MOVED, f"{name}after")
+    acceptance = evidence.values(MOVED, "acceptance")
     if before is None or after is None or acceptance is None or before.shape != after.shape:
         return None
     if name == "" and evidence.likelihood == "categorical" and after.shape[-1] > 1:
-        before, after = (each - each.mean(axis=-1, keepdims=True) for each in (before, after))
-    before, after = (each.reshape(-1, *each.shape[2:]) for each in (before, after))
+        before = before - before.mean(axis=-1, keepdims=True)
+        after = after - after.mean(axis=-1, keepdims=True)
+    before = before.reshape(-1, *before.shape[2:])
+    after = after.reshape(-1, *after.shape[2:])
     rate = float(acceptance)
-    finite = bool(np.isfinite(before).all() and np.isfinite(after).all())
-    # a function may be held at a point, as that of a net without a bias is
-    moves = np.ptp(before, axis=0) > 0.0
-    if (
-        rate < _LEAST_ACCEPTED
-        or not finite
-        or not moves.any()
-        or not np.ptp(after, axis=0)[moves].all()
-    ):
+    if rate < _LEAST_ACCEPTED or not _vary(before, after):
         return _undecided(rate)
     return before, after
 
 
-def _decided(found: Found, evidence: Evidence, before: np.ndarray, after: np.ndarray) -> Found:
+def _vary(before: np.ndarray, after: np.ndarray) -> bool:
+    """Whether draws (draw, …) are finite and vary, and still do when moved, wherever they did."""
+    if not (np.isfinite(before).all() and np.isfinite(after).all()):
+        return False
+    # a function may be held at a point, as that of a net without a bias is
+    varies = np.ptp(before, axis=0) > 0.0
+    return bool(varies.any() and np.ptp(after, axis=0)[varies].all())
+
+
+def _decided(result: Found, evidence: Evidence, before: np.ndarray, after: np.ndarray) -> Found:
     """What was found, unless the draws have moved too little for it to be a pass."""
-    before, after = (
-        f.reshape(len(f), -1) - f.reshape(len(f), -1).mean(axis=0) for f in (before, after)
-    )
+    before, after = (f.reshape(len(f), -1) for f in (before, after))
+    before = before - before.mean(axis=0)
+    after = after - after.mean(axis=0)
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
     stayed = float(np.median((before * after).mean(axis=0) / scale))
-    if found.status == "pass" and stayed > _MOST_CORRELATED:
+    if result.status == "pass" and stayed > _MOST_CORRELATED:
         return _undecided(float(evidence.tree[MOVED]["acceptance"]), stayed)
-    return found
+    return result
 
 
 def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
@@ -180,17 +181,17 @@ def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     at = "sites" if evidence.f is None else "probes"
     if pair is None or isinstance(pair, Found):
         return pair
-    every = pair[0] if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
-    if every.shape[1:] != pair[0].shape[1:]:
+    # those that were moved may be fewer
+    f = pair[0] if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
+    if f.shape[1:] != pair[0].shape[1:]:
         return None
-    still = np.ptp(every, axis=0) == 0.0
-    shift, gap, errors = (np.where(still, np.nan, each) for each in _change(every, pair[1]))
-    far, wide = (
-        np.maximum(np.abs(each) - 2.0 * error, 0.0) for each, error in zip((shift, gap), errors)
-    )
-    status = grade_by_kind(far, np.exp(-wide), evidence, at, limits)
-    gaps = by_kind(gap, evidence, at).values()
-    ratio = float(np.exp(max((float(np.median(each)) for each in gaps), key=abs)))
+    still = np.ptp(f, axis=0) == 0.0
+    shift, gap, errors = (np.where(still, np.nan, change) for change in _change(f, pair[1]))
+    sure_shift = np.maximum(np.abs(shift) - 2.0 * errors[0], 0.0)
+    sure_gap = np.maximum(np.abs(gap) - 2.0 * errors[1], 0.0)
+    status = grade_by_kind(sure_shift, np.exp(-sure_gap), evidence, at, limits)
+    medians = [float(np.median(gaps)) for gaps in by_kind(gap, evidence, at).values()]
+    ratio = float(np.exp(max(medians, key=abs)))
     numbers = {
         "shift": float(np.nanmedian(np.abs(shift))),
         "inverse": 1.0 / ratio,
@@ -211,16 +212,15 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     shift, gap, errors = _change(*pair)
     effects = np.abs([float(shift), float(gap)])
     # in standard errors, negated as the smaller p is the surer
-    status: Status = worse(
-        *(
-            grade_tested(-effect / max(float(error), 1e-300), effect, (-SIGMAS[0], -SIGMAS[1]), of)
-            for effect, error, of in zip(effects, errors, (limits[:2], limits[2:4]), strict=True)
-        )
-    )
+    rates = -SIGMAS[0], -SIGMAS[1]
+    grades = [
+        grade_tested(-effect / max(float(error), 1e-300), effect, rates, bounds)
+        for effect, error, bounds in zip(effects, errors, (limits[:2], limits[2:4]), strict=True)
+    ]
     numbers = {"shift": effects[0], "inverse": float(np.exp(-gap)), "remedy": _remedy(evidence)}
-    return _decided(
-        Found(status, float(np.exp(gap)), "", numbers, float(np.exp(-limits[2]))), evidence, *pair
-    )
+    limit = float(np.exp(-limits[2]))
+    result = Found(worse(*grades), float(np.exp(gap)), "", numbers, limit)
+    return _decided(result, evidence, *pair)
 
 
 def _change(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

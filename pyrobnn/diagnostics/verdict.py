@@ -86,17 +86,15 @@ class Check:
     @property
     def action(self) -> str:
         """The next action in one sentence; empty where none is known to help."""
-        return (
-            plain(words.action(self.code, self.name, self.numbers))
-            if self.status in ("warn", "fail")
-            else ""
-        )
+        if self.status not in ("warn", "fail"):
+            return ""
+        return plain(words.action(self.code, self.name, self.numbers))
 
     def __str__(self) -> str:
         """One line: status, name, what was seen and, where the check did not pass, what to do."""
-        held = "" if self.value is None else f" {self.value:.4g}"
-        held += "" if self.limit is None else f" (limit {self.limit:.4g})"
-        return shown(f"{self.status:4} {self.name}{held}: {self.evidence} {self.action}".rstrip())
+        number = "" if self.value is None else f" {self.value:.4g}"
+        number += "" if self.limit is None else f" (limit {self.limit:.4g})"
+        return shown(f"{self.status:4} {self.name}{number}: {self.evidence} {self.action}".rstrip())
 
 
 @dataclass(frozen=True)
@@ -132,11 +130,12 @@ class Verdict:
         """
         checks = tuple(checks)
         decided = {check.question for check in checks if check.decides}
-        missing = [question for question in QUESTIONS if question not in decided]
         codes = dict.fromkeys(QUESTIONS, "not_checked") | dict(reasons or {})
-        unchecked = (
-            Check(f"not_checked_{each}", "warn", each, code=codes[each]) for each in missing
-        )
+        unchecked = [
+            Check(f"not_checked_{question}", "warn", question, code=codes[question])
+            for question in QUESTIONS
+            if question not in decided
+        ]
         return cls(method, label, (*checks, *unchecked))
 
     def answer(self, question: Question) -> Answer:
@@ -169,7 +168,7 @@ class Verdict:
     def checked(self, question: Question) -> bool:
         """Whether any check has decided anything about the question; what nobody looked at is never a pass."""
         return any(
-            each.decides and each.code not in _NOTHING_SEEN for each in self._about(question)
+            check.decides and check.code not in _NOTHING_SEEN for check in self._about(question)
         )
 
     @property
@@ -188,12 +187,10 @@ class Verdict:
         return self._of("pass")
 
     def _of(self, status: Status) -> tuple[Check, ...]:
-        return tuple(
-            check
-            for each in QUESTIONS
-            for check in self.checks
-            if (check.question, check.status) == (each, status)
-        )
+        checks: list[Check] = []
+        for question in QUESTIONS:
+            checks += [check for check in self._about(question) if check.status == status]
+        return tuple(checks)
 
     def worst(self, question: Question) -> Check | None:
         """The check that decided the answer to a question, where it did not pass."""
@@ -213,14 +210,13 @@ class Verdict:
     @property
     def lines(self) -> str:
         """Both answers in words: ``"draws: pass (sd within 25 %), model: not checked"``."""
-        found = []
+        answers = []
         for question in QUESTIONS:
-            said = self.shown_answer(question)
-            within = (
-                f" (sd within {TOLERANCE:.0%})" if question == "draws" and said == "pass" else ""
-            )
-            found.append(f"{question}: {said}{within}")
-        return ", ".join(found)
+            answer = self.shown_answer(question)
+            bounded = question == "draws" and answer == "pass"
+            within = f" (sd within {TOLERANCE:.0%})" if bounded else ""
+            answers.append(f"{question}: {answer}{within}")
+        return ", ".join(answers)
 
     @property
     def action(self) -> str:
@@ -230,11 +226,12 @@ class Verdict:
     @property
     def in_words(self) -> str:
         """Both answers, and what decided them, for a reader who knows none of the checks."""
-        asked = {check.question for check in self.checks}  # predictions alone have no draws
+        # predictions alone have no draws
+        questions = {check.question for check in self.checks}
         return "; ".join(
-            words.opening(each, self.shown_answer(each), self._explanation(each))
-            for each in QUESTIONS
-            if each in asked
+            words.opening(question, self.shown_answer(question), self._explanation(question))
+            for question in QUESTIONS
+            if question in questions
         )
 
     def _explanation(self, question: Question) -> str:
@@ -247,16 +244,17 @@ class Verdict:
     def summary(self) -> str:
         """One sentence: whose verdict, and :attr:`in_words`."""
         same = not self.label or self.label.lower() == self.method.lower()
-        return f"{self.method if same else f'{self.label} ({self.method})'}: {self.in_words}."
+        run = self.method if same else f"{self.label} ({self.method})"
+        return f"{run}: {self.in_words}."
 
     def __str__(self) -> str:
         """The summary, both answers, what was seen by the check that decided each, and what to do."""
-        seen = [
-            worst
-            for each in QUESTIONS
-            if self.checked(each) and (worst := self.worst(each)) is not None
+        decisive = [self.worst(question) for question in QUESTIONS if self.checked(question)]
+        evidence = [
+            f"{check.status} {check.name}: {check.evidence}"
+            for check in decisive
+            if check is not None
         ]
-        evidence = [f"{each.status} {each.name}: {each.evidence}" for each in seen]
         action = [f"next: {self.action}"] if self.action else []
         return shown("\n".join([self.summary, self.lines, *evidence, *action]))
 
@@ -264,8 +262,8 @@ class Verdict:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
         names = ("method", "label", "status", "draws", "model", "tolerance", "summary", "action")
         checks = [
-            {**asdict(each), "evidence": each.evidence, "action": each.action}
-            for each in self.checks
+            {**asdict(check), "evidence": check.evidence, "action": check.action}
+            for check in self.checks
         ]
         return {name: getattr(self, name) for name in names} | {"checks": checks}
 
@@ -280,26 +278,24 @@ class Audit(Verdict):
     @property
     def lines(self) -> str:
         """What was looked for: ``"copied_chains: pass, repeated_draws: fail"``."""
-        return (
-            ", ".join(f"{check.name}: {check.status}" for check in self.checks)
-            or "nothing could be looked for"
-        )
+        if not self.checks:
+            return "nothing could be looked for"
+        return ", ".join(f"{check.name}: {check.status}" for check in self.checks)
 
     @property
     def in_words(self) -> str:
         """What was found."""
-        found = [plain(words.fault(check.code)) for check in (*self.failed, *self.warned)]
-        return (
-            "; ".join(found)
-            or "no sign that this tree was forged or damaged, in what was looked for"
-        )
+        faults = [plain(words.fault(check.code)) for check in (*self.failed, *self.warned)]
+        if not faults:
+            return "no sign that this tree was forged or damaged, in what was looked for"
+        return "; ".join(faults)
 
 
 def _answer(checks: Iterable[Check]) -> Answer:
-    found = {check.status for check in checks}
-    return (
-        "fail" if "fail" in found else "warn" if "warn" in found or "pass" not in found else "pass"
-    )
+    statuses = {check.status for check in checks}
+    if "fail" in statuses:
+        return "fail"
+    return "warn" if "warn" in statuses or "pass" not in statuses else "pass"
 
 
 @dataclass(frozen=True)
@@ -319,7 +315,9 @@ def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Sta
         value = -value
         good = -good
         bad = -bad
-    return "pass" if value <= good else "fail" if value > bad else "warn"
+    if value <= good:
+        return "pass"
+    return "fail" if value > bad else "warn"
 
 
 def grade_tested(
@@ -329,12 +327,16 @@ def grade_tested(
     warns, fails = (
         p < rate and effect > limit for rate, limit in zip(rates, limits[:2], strict=True)
     )
-    return "fail" if fails else "warn" if warns else "pass"
+    if fails:
+        return "fail"
+    return "warn" if warns else "pass"
 
 
 def worse(*grades: Status) -> Status:
     """The worst of some grades."""
-    return "fail" if "fail" in grades else "warn" if "warn" in grades else "pass"
+    if "fail" in grades:
+        return "fail"
+    return "warn" if "warn" in grades else "pass"
 
 
 def said(error: Exception) -> str:

@@ -221,18 +221,18 @@ def fault(code: str) -> str:
 def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
     """What a check of this name saw, in one sentence; of codes that are not ours, the number ``"seen"``."""
     template = SEEN.get(code, SEEN.get(name, "{seen}"))
-    part = name.removeprefix("not_checked_")
-    return (
-        template(**numbers)
-        if callable(template)
-        else template.format(**{"seen": "", "part": part} | dict(numbers))
-    )
+    if callable(template):
+        return template(**numbers)
+    defaults = {"seen": "", "part": name.removeprefix("not_checked_")}
+    return template.format(**defaults | dict(numbers))
 
 
 def action(code: str, name: str, numbers: Mapping[str, Any]) -> str:
     """What to do next after a check of this name, in a sentence; empty where nothing is known to help."""
-    known = code if code in ACTIONS else name
-    return ACTIONS[known].format(**numbers) if known in ACTIONS else str(numbers.get("next", ""))
+    key = code if code in ACTIONS else name
+    if key not in ACTIONS:
+        return str(numbers.get("next", ""))
+    return ACTIONS[key].format(**numbers)
 
 
 _OPENINGS = {

@@ -6,10 +6,11 @@ import itertools
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrobnn.core.checks import (
     Refused,
@@ -35,6 +36,7 @@ from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
 from pyrobnn.inference.hmc.hooks import (
     MOST_DRAWS,
+    Convergence,
     Hooks,
     check_convergence,
     run_findings,
@@ -183,52 +185,39 @@ class NUTS(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
-        remedies = "lower num_draws or num_chains" + ", or use mass_matrix='diag'" * (
-            form == "dense"
-        )
-        what = (
-            f"a run of {self.num_chains} chains × {run.num_draws} draws × {density.dim} parameters"
-        )
-        require(
-            self._needed_bytes(density.dim, density.dtype, run.num_draws, form),
-            problem.device,
-            what,
-            remedies,
-        )
+        self._check_memory(problem, run.num_draws, form)
         started = time.perf_counter()
         reason = ""
         if not problem.is_bnn and isinstance(run.init, Posterior) and run.init.meta.get("float64"):
             problem = problem.in_double()
             reason = "the posterior that it starts from is one of float64"
         with full_float32(problem.device):
-            z, scale = starts(problem, run.init, run.seed, self.num_chains)
-            if self.engine == "pyro":
-                result = pyro_engine.sample(
-                    density.log_joint, z, form == "dense", self._first_warmup, self, run
-                )
-                stopped = "interrupt" if result.interrupted else "num_draws"
-            else:
-                result, stopped = self._by_machine(problem, z, scale, form, run)
-        reason = result.float64_reason or reason
+            result, stopped = self._sampled(problem, density, form, run)
+        result = result._replace(float64_reason=result.float64_reason or reason)
         seconds = time.perf_counter() - started - result.compile_seconds
-        notes: list[Finding] = []
-        if reason:
+        if result.float64_reason:
             problem = problem.in_double()
-            notes.append(Finding("float64_run", {"reason": reason}))
         draws = problem.density.constrain(result.z)
-        if result.interrupted:
-            notes.append(self._interruption(result.stats, run))
-        if self.compile and result.mode != "inductor" and self.engine == "compiled":
-            done = "compiled" if result.mode in ("graph", "eager") else result.mode
-            notes += launches(problem.device, f"the step could not be {done}")
-        meta: dict[str, Any] = {"float64": reason} if reason else {}
+        convergence = None
         if self.until is not None:
-            far = check_convergence(problem, draws, result.stats)
-            meta["convergence"] = far._asdict()
-            stopped = "converged" if far.enough and stopped == "num_draws" else stopped
-            if not far.enough:
-                reached = far._asdict() | {"stopped": stopped, "seconds": self.max_seconds}
-                notes.append(Finding("not_converged", reached))
+            convergence = check_convergence(problem, draws, result.stats)
+            if convergence.enough and stopped == "num_draws":
+                stopped = "converged"
+        meta = {
+            "num_warmup": result.num_warmup,
+            "num_gradients": result.num_gradients,
+            "stopped": stopped,
+            "mass_matrix": form,
+            "common_start": common_start(run.init),
+        }
+        if result.float64_reason:
+            meta["float64"] = result.float64_reason
+        if convergence is not None:
+            meta["convergence"] = convergence._asdict()
+        notes = self._notes(problem, run, result)
+        if convergence is not None and not convergence.enough:
+            notes.append(self._not_converged(convergence, stopped))
+        notes += with_reasons(run_findings(problem, draws, result, self), density, result)
         return make_posterior(
             problem,
             self,
@@ -237,32 +226,56 @@ class NUTS(Method):
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=named_stats(result.stats),
             history=result.history,
-            meta={
-                "num_warmup": result.num_warmup,
-                "num_gradients": result.num_gradients,
-                "stopped": stopped,
-                "mass_matrix": form,
-                "common_start": common_start(run.init),
-                **meta,
-            },
-            notes=[
-                *notes,
-                *with_reasons(run_findings(problem, draws, result, self), density, result),
-            ],
+            meta=meta,
+            notes=notes,
             interrupted=result.interrupted,
         )
+
+    def _check_memory(self, problem: Problem, num_draws: int, form: str) -> None:
+        """Refused where the run does not fit into memory."""
+        density = problem.density
+        remedies = "lower num_draws or num_chains"
+        if form == "dense":
+            remedies += ", or use mass_matrix='diag'"
+        size = f"{self.num_chains} chains × {num_draws} draws × {density.dim} parameters"
+        needed = self._needed_bytes(density.dim, density.dtype, num_draws, form)
+        require(needed, problem.device, f"a run of {size}", remedies)
+
+    def _notes(self, problem: Problem, run: FitRun, result: Draws) -> list[Finding]:
+        """How the run went otherwise than asked for: its floats, its end, its compiling."""
+        notes: list[Finding] = []
+        if result.float64_reason:
+            notes.append(Finding("float64_run", {"reason": result.float64_reason}))
+        if result.interrupted:
+            notes.append(self._interruption(result.stats, run))
+        if self.compile and result.mode != "inductor" and self.engine == "compiled":
+            failed = "compiled" if result.mode in ("graph", "eager") else result.mode
+            notes += launches(problem.device, f"the step could not be {failed}")
+        return notes
+
+    def _not_converged(self, convergence: Convergence, stopped: str) -> Finding:
+        reached = convergence._asdict()
+        return Finding(
+            "not_converged", {**reached, "stopped": stopped, "seconds": self.max_seconds}
+        )
+
+    def _sampled(
+        self, problem: Problem, density: Density, form: str, run: FitRun
+    ) -> tuple[Draws, str]:
+        """The run of either engine and why it ended."""
+        z, scale = starts(problem, run.init, run.seed, self.num_chains)
+        if self.engine == "compiled":
+            return self._by_machine(problem, z, scale, form, run)
+        dense = form == "dense"
+        result = pyro_engine.sample(density.log_joint, z, dense, self._first_warmup, self, run)
+        return result, "interrupt" if result.interrupted else "num_draws"
 
     def _by_machine(
         self, problem: Problem, z: Tensor, scale: Tensor | None, form: str, run: FitRun
     ) -> tuple[Draws, str]:
         """The run and why it ended; begun again in float64 where float32 cannot hold it."""
-        earlier = None
-        save = None
         reason = ""
-        if run.checkpoint is not None:
-            name = checkpoints.run_fingerprint(self, problem, run)
-            earlier = checkpoints.read(run.checkpoint, name)
-            save = run.checkpoint, name, self.checkpoint_every
+        earlier, save = self._checkpoint(problem, run)
         if earlier is not None and earlier["vectors"].dtype != z.dtype:
             problem = problem.in_double()
             z = z.double()
@@ -279,7 +292,7 @@ class NUTS(Method):
                     run.num_draws, look=hooks.look, enough=hooks.enough, save=save
                 )
             except PrecisionLoss as loss:
-                first = chains
+                coarse = chains
                 z = loss.z.double()
                 problem = problem.in_double()
                 reason = f"float32 was too coarse for the positions: {loss}"
@@ -290,11 +303,21 @@ class NUTS(Method):
                     run.num_draws, look=hooks.look, enough=hooks.enough, save=save
                 )
                 result = result._replace(
-                    num_gradients=result.num_gradients + first.total_steps * self.num_chains,
-                    compile_seconds=result.compile_seconds + first.compile_seconds,
+                    num_gradients=result.num_gradients + coarse.total_steps * self.num_chains,
+                    compile_seconds=result.compile_seconds + coarse.compile_seconds,
                 )
             stopped = hooks.end(result)
         return result._replace(float64_reason=reason), stopped
+
+    def _checkpoint(
+        self, problem: Problem, run: FitRun
+    ) -> tuple[dict[str, Tensor] | None, tuple[str | Path, str, float] | None]:
+        """The run to go on from, where there is one, and where, as what and how often to save this one."""
+        if run.checkpoint is None:
+            return None, None
+        fingerprint = checkpoints.run_fingerprint(self, problem, run)
+        earlier = checkpoints.read(run.checkpoint, fingerprint)
+        return earlier, (run.checkpoint, fingerprint, self.checkpoint_every)
 
     def _chains(self, problem: Problem, z: Tensor, form: str, run: FitRun) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
@@ -325,10 +348,10 @@ class NUTS(Method):
         chains, draws = stats.shape[:2]
         if draws == run.num_draws and chains < self.num_chains:
             return interruption(self, chains, self.num_chains, "chains")
-        which = (
-            "each chain" if chains == self.num_chains else f"the first of {self.num_chains} chains"
-        )
-        return interruption(self, draws, run.num_draws, f"draws of {which}", run.checkpoint)
+        owner = "each chain"
+        if chains != self.num_chains:
+            owner = f"the first of {self.num_chains} chains"
+        return interruption(self, draws, run.num_draws, f"draws of {owner}", run.checkpoint)
 
     def _num_slots(self, dim: int, num_draws: int) -> int:
         """Draws per chain that the machine holds: all of them, or those of a warm-up window."""
@@ -340,53 +363,58 @@ class NUTS(Method):
         slots = self._num_slots(dim, num_draws) + 1
         levels = 2 * (Machine.num_latest + self.max_tree_depth + 1)
         # three copies: the draws, without the whitening, and by site
-        need = self.num_chains * (
-            dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS)
-        )
-        return need + (3 * dim * dim * dtype.itemsize if form == "dense" else 0)
+        per_chain = dim * dtype.itemsize * (3 * slots + levels + 24) + slots * 8 * len(STATS)
+        metric = 3 * dim * dim * dtype.itemsize if form == "dense" else 0
+        return self.num_chains * per_chain + metric
 
 
-def starts(problem: Problem, init: Any, seed: int, num_chains: int) -> tuple[Tensor, Tensor | None]:
+def starts(
+    problem: Problem, init: Posterior | nn.Module | None, seed: int, num_chains: int
+) -> tuple[Tensor, Tensor | None]:
     """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one.
 
     Chains of one draw each are starts as they are: they say nothing of the scale.
     """
     density = problem.density
     uniform = not problem.is_bnn
+    scale = None
     with seeded(seed, problem.device):
-        scale = None
         if init is None:
             z = _drawn(density, num_chains, uniform)
         else:
             z = start_chains(problem.model, density, init, num_chains)
-        exact = (
-            isinstance(init, Posterior)
-            and init.num_draws == 1
-            and init.meta.get("kind") == "chains"
-        )
-        if isinstance(init, Posterior) and init.num_chains * init.num_draws > 1 and not exact:
-            flat = density.unconstrain(
-                {site.name: init.draws[site.name].flatten(0, 1) for site in density.sites}
-            )
-            scale = flat.std(0).clamp(min=1e-6)
-        elif (
-            init is not None and not exact
-        ):  # around one point: apart, so that R-hat has something to judge
-            z = z + 0.1 * torch.randn_like(z)
+            if not _are_starts(init):
+                scale = _spread(density, init)
+                if scale is None:
+                    # around one point: apart, so that R-hat has something to judge
+                    z = z + 0.1 * torch.randn_like(z)
         # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
         tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(100))
         z = finite_starts(problem, z, tries)
     return z.detach().contiguous(), scale
 
 
+def _are_starts(init: Posterior | nn.Module) -> bool:
+    """Whether it holds chains of one draw each."""
+    if not isinstance(init, Posterior):
+        return False
+    return init.num_draws == 1 and init.meta.get("kind") == "chains"
+
+
+def _spread(density: Density, init: Posterior | nn.Module) -> Tensor | None:
+    """The sd (dim,) of an earlier posterior's draws in unconstrained space; None where there is one point."""
+    if not isinstance(init, Posterior) or init.num_chains * init.num_draws == 1:
+        return None
+    draws = {site.name: init.draws[site.name].flatten(0, 1) for site in density.sites}
+    return density.unconstrain(draws).std(0).clamp(min=1e-6)
+
+
 def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Tensor:
     """Starts (num, dim) from the box or from the prior, by torch's present random state."""
     seed = int(torch.randint(2**31, ()))
-    return (
-        density.sample_box(num, seed, shrink * RADIUS)
-        if uniform
-        else density.sample_prior(num, seed)
-    )
+    if uniform:
+        return density.sample_box(num, seed, shrink * RADIUS)
+    return density.sample_prior(num, seed)
 
 
 @torch.no_grad()
@@ -400,7 +428,7 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
     gradients, _ = batched_gradient(problem.density.log_joint, z)
     lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
     todo = torch.arange(len(z), device=z.device)
-    found = z.clone()
+    chosen = z.clone()
     best = torch.full((len(z),), -torch.inf, dtype=torch.float64, device=z.device)
     for draws in itertools.chain([z], tries):
         gradient, value = gradients(draws[todo])
@@ -408,20 +436,16 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
         moves = finite & (value >= lowest) & (gradient != 0).any(1)
         better = moves | (finite & (value > best[todo]))
         best[todo[better]] = value[better]
-        found[todo[better]] = draws[todo[better]]
+        chosen[todo[better]] = draws[todo[better]]
         todo = todo[~moves]
         if not len(todo):
-            return found
+            return chosen
     if bool((best == -torch.inf).any()):
         worst = z[int(best.argmin())]
-        raise Refused(
-            _why_no_start(
-                problem, worst, *torch.func.grad_and_value(problem.density.log_joint)(worst)
-            )
-        )
-    return (
-        found  # a plateau everywhere has no better start, nor has a density that is low everywhere
-    )
+        gradient, value = torch.func.grad_and_value(problem.density.log_joint)(worst)
+        raise Refused(_why_no_start(problem, worst, gradient, value))
+    # a plateau everywhere has no better start, nor has a density that is low everywhere
+    return chosen
 
 
 def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
@@ -436,9 +460,9 @@ def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) 
         )
     names = [*density.observed]
     if bool(torch.isfinite(density.log_parts(z)[1])):
-        names = (
-            [density.site_of(int(bad[0]))] if len(bad) else [site.name for site in density.sites]
-        )
+        names = [site.name for site in density.sites]
+        if len(bad):
+            names = [density.site_of(int(bad[0]))]
     where = f"the site {', '.join(map(repr, names))}"
     return (
         f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "

@@ -17,7 +17,7 @@ from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
-
+    from pyrobnn.inference.nuts import NUTS
 
 _MAGIC = b"pyrobnn checkpoint 5\n"
 
@@ -26,22 +26,22 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
     """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
     digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=repr).encode())
     for name, value in sorted(tensors.items()):
-        value = (
-            value.detach().cpu().clone(memory_format=torch.contiguous_format)
-        )  # an axis of one may have any stride
-        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+        # cloned, as an axis of one may have any stride
+        array = value.detach().cpu().clone(memory_format=torch.contiguous_format)
+        digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
+        if array.numel():
+            digest.update(array.flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 
-def run_fingerprint(config: Any, problem: Problem, run: FitRun) -> str:
+def run_fingerprint(config: NUTS, problem: Problem, run: FitRun) -> str:
     """Fingerprint of what the draws depend on and every device holds alike: neither starts nor density."""
-    parts = {"x": problem.x, "y": problem.y}
+    inputs = {"x": problem.x, "y": problem.y}
     if isinstance(run.init, torch.nn.Module):
-        parts |= {f"init {name}": value for name, value in run.init.named_parameters()}
+        inputs |= {f"init {name}": value for name, value in run.init.named_parameters()}
     elif run.init is not None:
-        parts |= {f"init {name}": draws[:, [0, -1]] for name, draws in run.init.draws.items()}
-    tensors = {name: value for name, value in parts.items() if isinstance(value, Tensor)}
+        inputs |= {f"init {name}": draws[:, [0, -1]] for name, draws in run.init.draws.items()}
+    tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
     plan = {**settings(config), "num_draws": run.num_draws, "seed": run.seed, "sites": sites}
     for name in ("checkpoint_every", "until", "max_seconds"):  # no draw depends on them
@@ -55,12 +55,13 @@ def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
     body = io.BytesIO()
     torch.save({name: value.detach().cpu() for name, value in tensors.items()}, body)
     content = body.getvalue()
-    part = path.with_name(path.name + ".part")
-    with open(part, "wb") as file:
-        file.write(_MAGIC + f"{run} {hashlib.sha256(content).hexdigest()}\n".encode() + content)
+    head = f"{run} {hashlib.sha256(content).hexdigest()}\n"
+    unfinished = path.with_name(path.name + ".part")
+    with open(unfinished, "wb") as file:
+        file.write(_MAGIC + head.encode() + content)
         file.flush()
         os.fsync(file.fileno())
-    os.replace(part, path)
+    os.replace(unfinished, path)
 
 
 def read(path: str | Path, run: str) -> dict[str, Tensor] | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,7 @@ from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
+    from pyrobnn.inference.nuts import NUTS
     from pyrobnn.posterior import Posterior
 
 #: draws per chain up to which a run that waits for convergence goes on, and the effective draws that it waits for
@@ -40,6 +41,7 @@ _VALUES = 256  # of all sites together, or of the function, that are judged
 MIN_BFMI = 0.3
 #: draws of each chain, and effective draws in all, below which nothing is said of them or too few are
 MIN_DRAWS = 100
+_BLOCK = 256  # draws at which a net's function is evaluated at once
 
 
 class Convergence(NamedTuple):
@@ -60,18 +62,15 @@ class Convergence(NamedTuple):
 def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> Convergence:
     """How far the draws of at least two chains have converged; an infinite R-hat where they cannot be judged."""
     num = stats.shape[1]
-    found = {
-        name: values
-        for name, values in _judged(problem, draws, stats).items()
-        if np.ptp(values) != 0
-    }
-    for name, values in found.items():
+    quantities = _identified_quantities(problem, draws, stats)
+    moving = {name: values for name, values in quantities.items() if np.ptp(values) != 0}
+    for name, values in moving.items():
         if not np.isfinite(values).all():
             return Convergence(num, np.inf, name, 0.0, name)
-    if not found or num < chains.MIN_DRAWS:
+    if not moving or num < chains.MIN_DRAWS:
         return Convergence(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
-    names = list(found)
-    stacked = np.stack(list(found.values()))
+    names = list(moving)
+    stacked = np.stack(list(moving.values()))
     rhat = np.nan_to_num(chains.rhat(stacked), nan=np.inf, posinf=np.inf)
     ess = np.nan_to_num(np.minimum(chains.ess(stacked), chains.ess(stacked, "tail")), nan=0.0)
     worst = int(rhat.argmax())
@@ -79,41 +78,41 @@ def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tens
     return Convergence(num, float(rhat[worst]), names[worst], float(ess[slowest]), names[slowest])
 
 
-def _judged(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> dict[str, np.ndarray]:
+def _identified_quantities(
+    problem: Problem, draws: Mapping[str, Tensor], stats: Tensor
+) -> dict[str, np.ndarray]:
     """What is identified, name → (chain, draw): as the diagnosis of the finished run judges it.
 
     The log density and every site but the weights of a net; of a net the function at the probes, the log prior, the log
     likelihood and the norm of each layer.
     """
     lp = stats[..., STATS.index("lp")].cpu().double()
-    found = {"the log density": lp}
-    sites = {
-        name: value
-        for name, value in draws.items()
-        if not (problem.is_bnn and name.startswith(NET))
-    }
+    quantities = {"the log density": lp}
+    sites = dict(draws)
     if problem.is_bnn:
-        found |= _of_net(problem, draws)
-        found["the log likelihood"] = lp - found["the log prior"]
+        quantities |= _net_quantities(problem, draws)
+        quantities["the log likelihood"] = lp - quantities["the log prior"]
+        sites = {name: value for name, value in draws.items() if not name.startswith(NET)}
     for name, value in sites.items():
-        found |= _columns(name, value, max(1, _VALUES // len(sites)))
-    return {name: value.detach().cpu().double().numpy() for name, value in found.items()}
+        quantities |= _columns(name, value, max(1, _VALUES // len(sites)))
+    return {name: value.detach().cpu().double().numpy() for name, value in quantities.items()}
 
 
-def _columns(name: str, values: Tensor, most: int) -> dict[str, Tensor]:
-    """At most ``most`` elements of (chain, draw, …), evenly spread, by name."""
+def _columns(name: str, values: Tensor, max_columns: int) -> dict[str, Tensor]:
+    """At most ``max_columns`` elements of (chain, draw, …), evenly spread, by name."""
     shape = values.shape[2:]
     if not shape:
         return {name: values}
     flat = values.flatten(2)
-    picked = torch.linspace(0, flat.shape[2] - 1, min(most, flat.shape[2])).round().long().tolist()
-    return {
-        f"{name}[{', '.join(str(k) for k in np.unravel_index(i, shape))}]": flat[..., i]
-        for i in picked
-    }
+    size = flat.shape[2]
+    columns = {}
+    for index in torch.linspace(0, size - 1, min(max_columns, size)).round().long().tolist():
+        place = ", ".join(map(str, np.unravel_index(index, shape)))
+        columns[f"{name}[{place}]"] = flat[..., index]
+    return columns
 
 
-def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _net_quantities(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Function values, log prior and layer norms, each (chain, draw); of a block of draws at a time."""
     from pyrobnn.posterior.datatree import layer_norms, probes
 
@@ -121,40 +120,36 @@ def _of_net(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     x = model.unit_exposure(probes(problem.x.cpu())[0]).to(problem.device)
     shape = next(iter(draws.values())).shape[:2]
     blocks: dict[str, list[Tensor]] = {}
-    for start in range(0, shape.numel(), 256):
-        rows = {name: value.flatten(0, 1)[start : start + 256] for name, value in draws.items()}
-        f = identified(
-            model.likelihood, at_each(lambda params: model.forward(params, x), rows).unsqueeze(0)
-        )
-        one = {name: value.unsqueeze(0) for name, value in rows.items()}
-        log_prior = sum(prior.log_prob(one[name]) for name, prior in model.priors.items())
-        norms = {f"the norm of layer {layer}": norm for layer, norm in layer_norms(one).items()}
-        for name, value in (
-            _columns("f", f, _VALUES) | {"the log prior": log_prior} | norms
-        ).items():
+    for start in range(0, shape.numel(), _BLOCK):
+        rows = {name: value.flatten(0, 1)[start : start + _BLOCK] for name, value in draws.items()}
+        f = at_each(lambda params: model.forward(params, x), rows).unsqueeze(0)
+        quantities = _columns("f", identified(model.likelihood, f), _VALUES)
+        # as one chain
+        chain = {name: value.unsqueeze(0) for name, value in rows.items()}
+        log_priors = [prior.log_prob(chain[name]) for name, prior in model.priors.items()]
+        quantities["the log prior"] = sum(log_priors)
+        for layer, norm in layer_norms(chain).items():
+            quantities[f"the norm of layer {layer}"] = norm
+        for name, value in quantities.items():
             blocks.setdefault(name, []).append(value[0].double().cpu())
     return {name: torch.cat(values).reshape(shape) for name, values in blocks.items()}
 
 
 def run_findings(
-    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: Any
+    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: NUTS
 ) -> list[Finding]:
     """Everything about the run that a user has to know."""
-    found = _transitions(result.stats, config)
-    chains, num = result.stats.shape[:2]
-    if config.until is None and num >= MIN_DRAWS and chains > 1:
-        found += (
-            _log_density_gap(result.stats)
-            if problem.is_bnn
-            else _agreement(problem, draws, result.stats)
-        )
+    findings = _transition_findings(result.stats, config)
+    num_chains, num = result.stats.shape[:2]
+    if config.until is None and num >= MIN_DRAWS and num_chains > 1:
+        if problem.is_bnn:
+            findings += _log_density_gap(result.stats)
+        else:
+            findings += _agreement(problem, draws, result.stats)
     if result.unfinished:
-        found.append(
-            Finding(
-                "warmup_unfinished", {"num_warmup": result.num_warmup, "reason": result.unfinished}
-            )
-        )
-    return found
+        numbers = {"num_warmup": result.num_warmup, "reason": result.unfinished}
+        findings.append(Finding("warmup_unfinished", numbers))
+    return findings
 
 
 def with_reasons(findings: list[Finding], density: Density, result: Draws) -> list[Finding]:
@@ -170,52 +165,43 @@ def with_reasons(findings: list[Finding], density: Density, result: Draws) -> li
     return explained
 
 
-def _transitions(stats: Tensor, config: Any) -> list[Finding]:
+def _transition_findings(stats: Tensor, config: NUTS) -> list[Finding]:
     """Divergences, chains that stand still, trees at their greatest depth; of statistics (chain, draw, 7)."""
     diverging = stats[..., STATS.index("diverging")]
     count = int(diverging.sum())
     total = diverging.numel()
-    found = []
+    findings = []
     if count == total or count > divergences_by_chance(total):
-        found.append(
-            Finding(
-                "diverged", {"count": count, "total": total, "target_accept": config.target_accept}
-            )
-        )
+        numbers = {"count": count, "total": total, "target_accept": config.target_accept}
+        findings.append(Finding("diverged", numbers))
     stuck = stuck_chains(stats, torch.full((len(stats),), stats.shape[1]))
     if stuck and count < total:
-        found.append(Finding("stuck_chains", {"stuck": stuck, "num_chains": len(stats)}))
-    saturated = (
-        (stats[..., STATS.index("tree_depth")] >= config.max_tree_depth).double().mean().item()
-    )
+        findings.append(Finding("stuck_chains", {"stuck": stuck, "num_chains": len(stats)}))
+    deepest = stats[..., STATS.index("tree_depth")] >= config.max_tree_depth
+    saturated = deepest.double().mean().item()
     if config.trajectory is None and saturated > 0.1:
-        found.append(
-            Finding("tree_depth", {"share": saturated, "max_tree_depth": config.max_tree_depth})
-        )
-    return found
+        numbers = {"share": saturated, "max_tree_depth": config.max_tree_depth}
+        findings.append(Finding("tree_depth", numbers))
+    return findings
 
 
 def _agreement(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> list[Finding]:
     """Of a program, whose sites are identified; a net's function is judged by the diagnosis."""
     total = stats.shape[0] * stats.shape[1]
     far = check_convergence(problem, draws, stats)
-    found = []
+    findings = []
     if far.rhat > RHAT_NOTED:
-        found.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
+        findings.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
     elif total >= 10 * MIN_DRAWS and far.ess < MIN_DRAWS:
-        found.append(
-            Finding(
-                "few_effective_draws", {"quantity": far.slowest, "ess": far.ess, "draws": total}
-            )
-        )
+        numbers = {"quantity": far.slowest, "ess": far.ess, "draws": total}
+        findings.append(Finding("few_effective_draws", numbers))
     energy = stats[..., STATS.index("energy")].double()
     bfmi = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
     if total >= 10 * MIN_DRAWS and float(bfmi.min()) < MIN_BFMI:
         # where a scale is close to zero, as in a funnel's neck, chains that all stay outside agree
-        found.append(
-            Finding("slow_energy", {"chain": int(bfmi.argmin()), "bfmi": float(bfmi.min())})
-        )
-    return found
+        numbers = {"chain": int(bfmi.argmin()), "bfmi": float(bfmi.min())}
+        findings.append(Finding("slow_energy", numbers))
+    return findings
 
 
 def _log_density_gap(stats: Tensor) -> list[Finding]:
@@ -233,7 +219,7 @@ def _log_density_gap(stats: Tensor) -> list[Finding]:
 class Hooks:
     """What happens when the host looks at a run: progress, callbacks, and the test for convergence."""
 
-    def __init__(self, problem: Problem, run: FitRun, num_warmup: int, config: Any) -> None:
+    def __init__(self, problem: Problem, run: FitRun, num_warmup: int, config: NUTS) -> None:
         self._problem = problem
         self._run = run
         self._config = config
@@ -249,7 +235,7 @@ class Hooks:
         )
         self._reported = -1
         self._stopped = "num_draws"
-        self._found = ""
+        self._converging = ""  # how far the chains have converged, in words
         self._ends = time.monotonic() + (config.max_seconds or float("inf"))
         self._halfway = 0.0
         self.enough = None if config.until is None else self._enough
@@ -273,9 +259,8 @@ class Hooks:
             return True
         now = time.monotonic()
         judged = look.phase == "warm-up" and look.latest >= MIN_TRANSITIONS
-        self._halfway = self._halfway or 0.5 * (
-            now + self._ends
-        )  # at the first look: the step is compiled
+        if not self._halfway:  # at the first look: the step is compiled
+            self._halfway = 0.5 * (now + self._ends)
         spent = now >= (self._halfway if judged else self._ends)
         self._stopped = "max_seconds" if spent else self._stopped
         return spent
@@ -283,12 +268,13 @@ class Hooks:
     def _report(self, look: Progress) -> bool:
         """Bar and callbacks, wherever another transition is done; True if a callback asks to stop."""
         warming = look.phase == "warm-up"
-        if warming and look.wanted > self._num_warmup:
-            self._num_warmup = look.wanted
-            why = f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}"
-            self.watch.extend(self._run.num_draws + look.wanted, why)
-        done = look.draws + (0 if warming else self._num_warmup)
-        phase = f"warm-up {look.draws} of {look.wanted}" if warming else f"sampling{self._found}"
+        if warming:
+            self._extend_warmup(look)
+            done = look.draws
+            phase = f"warm-up {look.draws} of {look.wanted}"
+        else:
+            done = look.draws + self._num_warmup
+            phase = f"sampling{self._converging}"
         if self._reported < 0:
             self.watch.say(phase)
         if done <= max(self._reported, 0):
@@ -308,14 +294,22 @@ class Hooks:
             )
         return stop
 
+    def _extend_warmup(self, look: Progress) -> None:
+        """Where the warm-up goes on for longer than planned, the bar says so."""
+        if look.wanted > self._num_warmup:
+            self._num_warmup = look.wanted
+            why = f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}"
+            self.watch.extend(self._run.num_draws + look.wanted, why)
+
     def _snapshot(self, look: Progress) -> Posterior:
         draws = self._problem.density.constrain(look.positions())
         return snapshot(self._problem, self._config, draws, seed=self._run.seed)
 
     def _enough(self, result: Draws) -> bool:
-        far = check_convergence(
-            self._problem, self._problem.density.constrain(result.z), result.stats
-        )
-        self._found = f" until converged: R-hat {far.rhat:.3f} of {RHAT_LIMIT}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
-        self._stopped = "converged" if far.enough else self._stopped
+        draws = self._problem.density.constrain(result.z)
+        far = check_convergence(self._problem, draws, result.stats)
+        rhat = f"R-hat {far.rhat:.3f} of {RHAT_LIMIT}"
+        self._converging = f" until converged: {rhat}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
+        if far.enough:
+            self._stopped = "converged"
         return far.enough

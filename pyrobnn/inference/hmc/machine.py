@@ -130,12 +130,10 @@ class Machine:
 
     def records(self, num_slots: int) -> tuple[Tensor, Tensor]:
         """Room for whitened draws (chain, slot, dim) and their statistics (chain, slot, 7)."""
-        draws = torch.zeros(
-            self.num_chains, num_slots, self.dim, dtype=self.dtype, device=self.device
-        )
-        return draws, torch.zeros(
-            *draws.shape[:2], len(STATS), dtype=torch.float64, device=self.device
-        )
+        slots = self.num_chains, num_slots
+        draws = torch.zeros(*slots, self.dim, dtype=self.dtype, device=self.device)
+        stats = torch.zeros(*slots, len(STATS), dtype=torch.float64, device=self.device)
+        return draws, stats
 
     def start(
         self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor
@@ -179,16 +177,16 @@ class Machine:
             s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
         )
         fresh = ended.unsqueeze(-1)
-        both = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
-        ends = [torch.where(fresh, b, a) for a, b in zip(new[:6], both, strict=True)]
+        start = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
+        ends = [torch.where(fresh, b, a) for a, b in zip(new[:6], start, strict=True)]
         state.vectors.copy_(torch.stack([*ends, *new[6:]]))
-        state.scalars.copy_(
-            torch.stack([torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)])
-        )
+        scalars = [torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]
+        state.scalars.copy_(torch.stack(scalars))
         state.dual.copy_(dual)
         return ()
 
     def _leapfrog(self, old: Vectors, s: Scalars, scale: Tensor) -> tuple[Tensor, ...]:
+        """The next leaf: position, momentum and gradient (chain, dim), log density and energy (chain,)."""
         move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
         half = old.r + 0.5 * move * old.g
         q = materialize(old.q + move * half)
@@ -231,9 +229,8 @@ class Machine:
 
         sign = torch.where(merge, chance[2], s.sign)
         swap = (sign != s.sign).unsqueeze(-1)
-        ends = [
-            torch.where(swap, b, a) for a, b in zip(new[:6], (*new[3:6], *new[:3]), strict=True)
-        ]
+        swapped = (*new[3:6], *new[:3])
+        ends = [torch.where(swap, b, a) for a, b in zip(new[:6], swapped, strict=True)]
         tree = torch.where(col, q_sub, new.q_prop), torch.where(col, g_sub, new.g_prop)
         vectors = Vectors._make([*ends, q_sub, g_sub, *tree])
         s = s._replace(

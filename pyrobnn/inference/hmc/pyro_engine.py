@@ -16,6 +16,7 @@ from pyrobnn.inference.hmc.windows import STATS
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
+    from pyrobnn.inference.nuts import NUTS as Settings
 
 
 def sample(
@@ -23,7 +24,7 @@ def sample(
     z: Tensor,
     dense: bool,
     num_warmup: int,
-    config: Any,
+    config: Settings,
     run: FitRun,
 ) -> Draws:
     """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
@@ -50,10 +51,18 @@ def sample(
                 interrupted = True
                 break
     calls = sum(chain.calls for chain in finished)
-    kept = finished[:-1] if interrupted and len(finished) > 1 else finished
-    draws, stats = zip(*(chain.result(z.device) for chain in kept), strict=True)
-    found = torch.stack(draws).to(z.dtype), torch.stack(stats)
-    return Draws(*found, 0.0, calls, torch.ones(0), {}, interrupted, num_warmup=num_warmup)
+    complete = finished[:-1] if interrupted and len(finished) > 1 else finished
+    draws, stats = zip(*(chain.result(z.device) for chain in complete), strict=True)
+    return Draws(
+        torch.stack(draws).to(z.dtype),
+        torch.stack(stats),
+        compile_seconds=0.0,
+        num_gradients=calls,
+        scale=torch.ones(0),
+        history={},
+        interrupted=interrupted,
+        num_warmup=num_warmup,
+    )
 
 
 class _Chain:
@@ -63,7 +72,11 @@ class _Chain:
     """
 
     def __init__(
-        self, log_density: Callable[[Tensor], Tensor], dtype: torch.dtype, dense: bool, config: Any
+        self,
+        log_density: Callable[[Tensor], Tensor],
+        dtype: torch.dtype,
+        dense: bool,
+        config: Settings,
     ):
         self._fresh = True
         self._accept = 0.0
@@ -75,7 +88,7 @@ class _Chain:
             return -log_density(params["z"].to(dtype))
 
         def kinetic(r: dict) -> Tensor:
-            energy = own(r)
+            energy = kinetic_energy(r)
             if self._fresh:  # the first call of a transition is for its starting momenta
                 self._energy = float(energy) - self._lp
                 self._fresh = False
@@ -83,13 +96,14 @@ class _Chain:
 
         options: dict[str, Any] = {"full_mass": dense, "target_accept_prob": config.target_accept}
         options |= {"potential_fn": potential, "step_size": config.step_size or 1.0}
-        self.kernel: HMC = (
-            HMC(num_steps=config.trajectory, trajectory_length=None, **options)
-            if config.trajectory
-            else NUTS(max_tree_depth=config.max_tree_depth, **options)
-        )
-        own = self.kernel._kinetic_energy
-        self.kernel._kinetic_energy = kinetic  # type: ignore[method-assign]  # Pyro has no hook for energies
+        self.kernel: HMC
+        if config.trajectory:
+            self.kernel = HMC(num_steps=config.trajectory, trajectory_length=None, **options)
+        else:
+            self.kernel = NUTS(max_tree_depth=config.max_tree_depth, **options)
+        kinetic_energy = self.kernel._kinetic_energy
+        # Pyro has no hook for energies
+        self.kernel._kinetic_energy = kinetic  # type: ignore[method-assign]
         self.rows: list[tuple[Tensor, list[float]]] = []
         self.calls = self._before = 0
 
