@@ -35,7 +35,8 @@ _ENDINGS = {
     "error": "ended by an error",
 }
 
-_SMOOTHING = 0.1  # weight of the latest interval in the rate: transitions of a sampler differ tenfold in length
+#: weight of the latest interval in the rate: transitions of a sampler differ tenfold in length
+_SMOOTHING = 0.1
 
 
 def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
@@ -46,13 +47,14 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
         >>> scalars({"loss": torch.tensor(0.5), "phase": "warm-up"})
         {'loss': 0.5}
     """
-    values = {
-        k: v.item() if isinstance(v, Tensor) and v.ndim == 0 else v for k, v in metrics.items()
-    }
-    chosen = values if names is None else values.keys() & names
-    return {
-        name: float(v) for name, v in values.items() if name in chosen and type(v) in (int, float)
-    }
+    chosen = metrics.keys() if names is None else metrics.keys() & names
+    numbers = {}
+    for name, value in metrics.items():
+        if isinstance(value, Tensor) and value.ndim == 0:
+            value = value.item()
+        if name in chosen and type(value) in (int, float):
+            numbers[name] = float(value)
+    return numbers
 
 
 class ProgressBar:
@@ -153,9 +155,12 @@ class ProgressBar:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self.close(
-            "" if kind is None else "interrupt" if issubclass(kind, KeyboardInterrupt) else "error"
-        )
+        if kind is None:
+            self.close()
+        elif issubclass(kind, KeyboardInterrupt):
+            self.close("interrupt")
+        else:
+            self.close("error")
 
     def _open(self) -> None:
         self.close()

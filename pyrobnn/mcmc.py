@@ -137,17 +137,11 @@ class MCMC:
         if kernel.potential_fn is not None and initial_params is None:
             raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
         check_type("initial_params", initial_params, Mapping | None, "a dict of tensors by name")
-        given = {name: as_tensor(name, value) for name, value in (initial_params or {}).items()}
-        self.initial_params = {n: v[None] for n, v in given.items()} if num_chains == 1 else given
-        for name, value in self.initial_params.items():
-            check_finite(f"initial_params[{name!r}]", value)
-            if value.shape[:1] != (num_chains,):
-                raise ValueError(
-                    f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains"
-                )
+        self.initial_params = _by_chain(initial_params or {}, num_chains)
         self.method = _method(kernel.options, num_chains, self.warmup_steps)
 
-    def __getattr__(self, name: str) -> Any:  # what is not there, as draws before a run
+    # of what is not there, as draws before a run
+    def __getattr__(self, name: str) -> Any:
         if name in ("posterior", "_samples"):
             raise AttributeError("there are no draws yet: call run first")
         raise AttributeError(f"MCMC has no attribute {name!r}")
@@ -156,12 +150,7 @@ class MCMC:
         """Draw from the posterior of the model given ``args`` and ``kwargs``; warns of divergences and the like."""
         seed = torch.initial_seed() % 2**32
         program = self._program(args, kwargs)
-        data = {} if self.kernel.model is None else _named(self.kernel.model, args, kwargs)
-        with types_explained(
-            functools.partial(_positional, self.kernel.model, len(args), [*kwargs]), data
-        ):
-            self._density = Density(program, points="held")
-            self._density.log_joint(self._density.sample_prior(1, seed=0)[0])
+        self._density = self._checked_density(program, args, kwargs)
         # without adaptation Pyro's warm-up is draws that are thrown away
         spare = 0 if self.kernel.options["adapt_step_size"] else self.warmup_steps
         posterior = self.method.fit(
@@ -171,20 +160,32 @@ class MCMC:
             init=self._starts(program, seed),
             progress=self._progress,
         )
-        draws, stats = (
-            {k: v[:, spare:] for k, v in d.items()}
-            for d in (posterior.draws, posterior.sample_stats)
-        )
+        draws = _without_first(posterior.draws, spare)
+        stats = _without_first(posterior.sample_stats, spare)
         self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
         latent = [site.name for site in self._density.sites]
-        found = {
-            name: draws[name] for name in (latent if self.save_params is None else self.save_params)
-        }
-        self._samples = {
-            k: self.transforms[k].inv(v) if k in self.transforms else v for k, v in found.items()
-        }
+        saved = latent if self.save_params is None else self.save_params
+        self._samples = {name: self._inverse(name, draws[name]) for name in saved}
         if self.hook_fn is not None:
             self._call_hook({name: draws[name] for name in latent})
+
+    def _inverse(self, name: str, values: Tensor) -> Tensor:
+        """Draws in the space where the values live, of a kernel that has a transform of them."""
+        return self.transforms[name].inv(values) if name in self.transforms else values
+
+    def _checked_density(
+        self,
+        program: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Density:
+        """The density of the program, which runs once; data of a wrong type are explained."""
+        model = self.kernel.model
+        data = {} if model is None else _named(model, args, kwargs)
+        with types_explained(functools.partial(_positional, model, len(args), [*kwargs]), data):
+            density = Density(program, points="held")
+            density.log_joint(density.sample_prior(1, seed=0)[0])
+        return density
 
     def get_samples(
         self, num_samples: int | None = None, group_by_chain: bool = False
@@ -195,23 +196,20 @@ class MCMC:
             num_samples: so many, picked at random with replacement.
             group_by_chain: (chain, draw, …) instead.
         """
-        own = self.posterior.meta.get("program_dtypes", {})
-        samples = {
-            n: v.to(getattr(torch, own[n])) if n in own else v for n, v in self._samples.items()
-        }
+        samples = dict(self._samples)
+        for name, dtype in self.posterior.meta.get("program_dtypes", {}).items():
+            if name in samples:
+                samples[name] = samples[name].to(getattr(torch, dtype))
         return util.select_samples(samples, num_samples, group_by_chain)
 
     def diagnostics(self) -> dict[str, Any]:
         """``n_eff`` and ``r_hat`` by site, and by chain the draws that diverged and the mean acceptance rate."""
         stats = self.posterior.sample_stats
         diverged = [row.nonzero()[:, 0].tolist() for row in stats["diverging"]]
-        by_chain = {
-            "divergences": diverged,
-            "acceptance rate": stats["acceptance_rate"].mean(1).tolist(),
-        }
-        found: dict[str, Any] = util.diagnostics(self._samples)
-        return found | {
-            k: {f"chain {i}": each for i, each in enumerate(v)} for k, v in by_chain.items()
+        by_site: dict[str, Any] = util.diagnostics(self._samples)
+        return by_site | {
+            "divergences": _named_chains(diverged),
+            "acceptance rate": _named_chains(stats["acceptance_rate"].mean(1).tolist()),
         }
 
     def summary(self, prob: float = 0.9) -> None:
@@ -219,13 +217,13 @@ class MCMC:
         util.print_summary(self._samples, prob=prob)
         print(f"Number of divergences: {int(self.posterior.sample_stats['diverging'].sum())}")  # noqa: T201
 
-    def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
         if self.kernel.potential_fn is None:
             return functools.partial(_call, self.kernel.model, args, kwargs)
-        first = {name: value[0] for name, value in self.initial_params.items()}
-        return LogDensity(functools.partial(_negative, self.kernel.potential_fn), first)
+        start = {name: value[0] for name, value in self.initial_params.items()}
+        return LogDensity(functools.partial(_negative, self.kernel.potential_fn), start)
 
-    def _starts(self, program: Any, seed: int) -> Posterior | None:
+    def _starts(self, program: Callable[..., Any], seed: int) -> Posterior | None:
         """Starts of the chains, by ``initial_params`` or by Pyro's strategy; None for the sampler's own, uniform."""
         strategy = self.kernel.options["init_strategy"]
         density = Density(program, points="held")
@@ -235,20 +233,35 @@ class MCMC:
         if not self.initial_params and strategy is init_to_uniform:
             return None
         if self.initial_params:
-            if (
-                given := {name: tuple(value.shape) for name, value in self.initial_params.items()}
-            ) != shapes:
-                raise ValueError(
-                    f"'initial_params' has {given}, but the latent sites, unconstrained, are {shapes}"
-                )
-            z = torch.cat(
-                [self.initial_params[name].reshape(self.num_chains, -1) for name in shapes], 1
+            starts = self._initial_values(density, shapes)
+        else:
+            starts = self._values_by_strategy(program, density, seed)
+        return chain_starts(program, starts)
+
+    def _initial_values(
+        self, density: Density, shapes: dict[str, tuple[int, ...]]
+    ) -> list[dict[str, Tensor]]:
+        """``initial_params``, constrained, by site for each chain."""
+        initial_shapes = {name: tuple(value.shape) for name, value in self.initial_params.items()}
+        if initial_shapes != shapes:
+            raise ValueError(
+                f"'initial_params' has {initial_shapes}, but the latent sites, unconstrained, are {shapes}"
             )
-            values = density.constrain(z.to(density.dtype))
-            return chain_starts(
-                program, [{n: v[i] for n, v in values.items()} for i in range(len(z))]
-            )
-        found = []
+        z = torch.cat(
+            [self.initial_params[name].reshape(self.num_chains, -1) for name in shapes], 1
+        )
+        values = density.constrain(z.to(density.dtype))
+        starts = []
+        for chain in range(self.num_chains):
+            starts.append({name: value[chain] for name, value in values.items()})
+        return starts
+
+    def _values_by_strategy(
+        self, program: Callable[..., Any], density: Density, seed: int
+    ) -> list[dict[str, Any]]:
+        """What Pyro's strategy makes of a run of the program for each chain, by site."""
+        strategy = self.kernel.options["init_strategy"]
+        starts = []
         supply = Supply({}, density.initial_points)  # the point parameters
         with (
             seeded(seed, density.device),
@@ -260,8 +273,8 @@ class MCMC:
             for _ in range(self.num_chains):
                 with InitMessenger(strategy):
                     nodes = pyro.poutine.trace(program).get_trace().nodes
-                found.append({name: nodes[name]["value"] for name in shapes})
-        return chain_starts(program, found)
+                starts.append({site.name: nodes[site.name]["value"] for site in density.sites})
+        return starts
 
     def _call_hook(self, draws: dict[str, Tensor]) -> None:
         z = self._density.unconstrain(draws)
@@ -272,18 +285,49 @@ class MCMC:
                 self.hook_fn(self.kernel, params, stage, i)  # type: ignore[misc]
 
 
-def _call(model: Any, args: Any, kwargs: Any, x: Any = None, y: Any = None) -> Any:
+def _by_chain(initial_params: Mapping[str, Any], num_chains: int) -> dict[str, Tensor]:
+    """The initial parameters as tensors (chain, …), checked."""
+    tensors = {name: as_tensor(name, value) for name, value in initial_params.items()}
+    if num_chains == 1:
+        tensors = {name: value[None] for name, value in tensors.items()}
+    for name, value in tensors.items():
+        check_finite(f"initial_params[{name!r}]", value)
+        if value.shape[:1] != (num_chains,):
+            raise ValueError(
+                f"'initial_params' of {name!r} needs a leading axis of {num_chains} chains"
+            )
+    return tensors
+
+
+def _without_first(values: Mapping[str, Tensor], spare: int) -> dict[str, Tensor]:
+    """Values (chain, draw, …) without the first ``spare`` draws of each chain."""
+    return {name: value[:, spare:] for name, value in values.items()}
+
+
+def _named_chains(values: Sequence[Any]) -> dict[str, Any]:
+    return {f"chain {chain}": value for chain, value in enumerate(values)}
+
+
+def _call(
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    x: Any = None,
+    y: Any = None,
+) -> Any:
     return model(*args, **kwargs)
 
 
-def _named(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def _named(
+    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """The arguments of a model by the names that it gives them."""
     names = [*inspect.signature(model).parameters][: len(args)]
     names += [f"args[{index}]" for index in range(len(names), len(args))]
     return dict(zip(names, args, strict=True)) | kwargs
 
 
-def _positional(model: Any, count: int, names: list[str], *values: Any) -> Any:
+def _positional(model: Callable[..., Any], count: int, names: list[str], *values: Any) -> Any:
     """The model called with ``count`` values by position and the others by name."""
     return model(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
@@ -299,7 +343,7 @@ def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sam
     adapts = options["adapt_step_size"]
     leapfrogs = options.get("num_steps")
     sizes = options.get("min_stepsize", 1e-10), options.get("max_stepsize", 1e10)
-    for what, asked in {
+    refusals = {
         "slice sampling (use_multinomial_sampling=False)": not options.get(
             "use_multinomial_sampling", True
         ),
@@ -308,13 +352,13 @@ def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sam
             adapts != options["adapt_mass_matrix"]
         ),
         "a bound on the step size (min_stepsize, max_stepsize)": sizes != (1e-10, 1e10),
-    }.items():
-        if asked:
-            raise Refused(f"{what} is not supported: leave it out, or use pyro.infer")
+    }
+    for feature, requested in refusals.items():
+        if requested:
+            raise Refused(f"{feature} is not supported: leave it out, or use pyro.infer")
     if "num_steps" in options and (leapfrogs is None or options["trajectory_length"] is not None):
-        leapfrogs = max(
-            1, int((options["trajectory_length"] or 2 * torch.pi) / options["step_size"])
-        )
+        length = options["trajectory_length"] or 2 * torch.pi
+        leapfrogs = max(1, int(length / options["step_size"]))
     return Sampler(
         num_chains,
         num_warmup=num_warmup if adapts else 0,

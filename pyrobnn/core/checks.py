@@ -63,9 +63,8 @@ def check_number(
         f"<= {maximum:g}": maximum,
     }
     if not (math.isfinite(value) and above < value < below and minimum <= value <= maximum):
-        wanted = (
-            " and ".join(text for text, bound in bounds.items() if math.isfinite(bound)) or "finite"
-        )
+        limits = [text for text, bound in bounds.items() if math.isfinite(bound)]
+        wanted = " and ".join(limits) or "finite"
         raise ValueError(f"'{name}' must be {wanted}, got {value:g}")
     return value
 
@@ -166,18 +165,11 @@ def as_tensor(name: str, value: Any) -> Tensor:
         TypeError: not numbers: text, categories, dates, complex numbers, ragged lists; says what to do.
     """
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_complex():
-            raise TypeError(
-                f"'{name}' must be a dense real tensor, got {value.layout} of {value.dtype}"
-            )
-        return value.detach()
+        return _dense_real(name, value)
     if isinstance(value, (list, tuple)) and any(isinstance(item, Tensor) for item in value):
         return torch.stack([as_tensor(name, item) for item in value])
     try:
-        array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
-        # columns of different types: NumPy finds the one that holds them all
-        if array.dtype.kind == "O":
-            array = np.array(array.tolist())
+        array = _as_array(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"'{name}' must be a tensor or a numeric array: {error}") from error
     if array.dtype.kind not in "biuf":
@@ -190,6 +182,20 @@ def as_tensor(name: str, value: Any) -> Tensor:
         array = array.astype(np.float64)
     # torch takes neither foreign byte orders nor negative strides, and warns of arrays that cannot be written to
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
+
+
+def _dense_real(name: str, value: Tensor) -> Tensor:
+    if value.layout != torch.strided or value.is_complex():
+        raise TypeError(
+            f"'{name}' must be a dense real tensor, got {value.layout} of {value.dtype}"
+        )
+    return value.detach()
+
+
+def _as_array(value: Any) -> np.ndarray:
+    array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+    # columns of different types: NumPy finds the one that holds them all
+    return np.array(array.tolist()) if array.dtype.kind == "O" else array
 
 
 def _columns_without_numbers(value: Any) -> list[str]:

@@ -38,42 +38,48 @@ class Finding:
 
 def of_meta(meta: Mapping[str, Any]) -> list[Finding | str]:
     """What a fit has kept in its ``meta``: its findings, and the sentences that have no code."""
-    found = findings(meta["findings"])
-    known = set(map(str, found))
-    return [*found, *(text for text in meta["warnings"] if text not in known)]
+    coded = findings(meta["findings"])
+    known = set(map(str, coded))
+    return [*coded, *(text for text in meta["warnings"] if text not in known)]
 
 
-def findings(kept: Iterable[Mapping[str, Any]]) -> list[Finding]:
+def findings(records: Iterable[Mapping[str, Any]]) -> list[Finding]:
     """Findings of what ``meta["findings"]`` holds."""
-    return [Finding(each["code"], {k: v for k, v in each.items() if k != "code"}) for each in kept]
+    return [_of_record(record) for record in records]
 
 
-def warn(found: Iterable[Finding | str]) -> None:
-    """Warn of each, at the line that called this package."""
+def _of_record(record: Mapping[str, Any]) -> Finding:
+    values = {name: value for name, value in record.items() if name != "code"}
+    return Finding(record["code"], values)
+
+
+def warn(reports: Iterable[Finding | str]) -> None:
+    """Warn of each report, at the line that called this package."""
     names = [
         frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe())
     ]
     level = max(i for i, name in enumerate(names, 2) if name.startswith("pyrobnn."))
-    for each in found:
-        warnings.warn(str(each), UserWarning, stacklevel=level)
+    for report in reports:
+        warnings.warn(str(report), UserWarning, stacklevel=level)
 
 
-def as_json(found: Iterable[Finding | str]) -> list[dict[str, Any]]:
+def as_json(reports: Iterable[Finding | str]) -> list[dict[str, Any]]:
     """Findings as they stand in ``meta["findings"]``: the code beside its numbers."""
-    return [{"code": each.code, **each.values} for each in found if isinstance(each, Finding)]
+    coded = [report for report in reports if isinstance(report, Finding)]
+    return [{"code": finding.code, **finding.values} for finding in coded]
 
 
 def _search_unfinished(
     steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
 ) -> str:
-    more = "raise num_steps (or the learning rate)"
+    remedy = "raise num_steps (or the learning rate)"
     if gain is None and fall is None:
-        return f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {more}"
+        return f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {remedy}"
     if gain is None:
-        seen = f"its loss fell by {fall:.3g} nats over the last fifth"
+        evidence = f"its loss fell by {fall:.3g} nats over the last fifth"
     else:
-        seen = f"ten more steps on all data gain {gain:.3g} nats"
-    return f"the search was stopped far from its optimum: {seen} (negligible: up to {limit:.3g}); {more}"
+        evidence = f"ten more steps on all data gain {gain:.3g} nats"
+    return f"the search was stopped far from its optimum: {evidence} (negligible: up to {limit:.3g}); {remedy}"
 
 
 def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
@@ -128,26 +134,29 @@ def _modes_unsettled(
     error: float | None = None, drift: float | None = None, worth: float = 0.0, **_: float
 ) -> str:
     if drift is None:
-        seen = "were not finished"
+        outcome = "were not finished"
     else:
-        seen = (
+        outcome = (
             "did not settle the weights of these modes: the log evidence still changed by "
             f"{drift:+.2g} nats (standard error {error:.2g})"
         )
     return (
         "the particles parted into modes on their way from the prior, and exchanges between all temperatures "
-        f"{seen}; the draws are worth {worth:.0f} independent ones. Use more num_particles"
+        f"{outcome}; the draws are worth {worth:.0f} independent ones. Use more num_particles"
     )
+
+
+def _first_three(names: list[str]) -> str:
+    named = ", ".join(map(repr, names[:3]))
+    return f"{named} and {len(names) - 3} more" if len(names) > 3 else named
 
 
 def _held_points(names: list[str]) -> str:
-    named = ", ".join(map(repr, names[:3])) + (
-        f" and {len(names) - 3} more" if len(names) > 3 else ""
-    )
     return (
-        f"{named}: a sampler does not fit point parameters and holds them at their initial values, which no data have "
-        "touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), or pass fitted "
-        "ones: fit(init=MAP().fit(...)), or of a net DeepEnsemble's, whose members start the chains at different points"
+        f"{_first_three(names)}: a sampler does not fit point parameters and holds them at their initial values, "
+        "which no data have touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), "
+        "or pass fitted ones: fit(init=MAP().fit(...)), or of a net DeepEnsemble's, whose members start the chains at "
+        "different points"
     )
 
 
@@ -159,14 +168,11 @@ def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = Non
             "padding_idx are not fitted and stay at their prior; or a custom backward is wrong. Fixed weights need no "
             "prior"
         )
-    named = ", ".join(map(repr, names[:3])) + (
-        f" and {len(names) - 3} more" if len(names) > 3 else ""
-    )
     return (
-        f"the gradient for {named} is not the derivative of the log joint density: along a random direction autograd "
-        f"gives {gradient:.3g} and finite differences {slope:.3g}. Values behind torch.no_grad(), .detach(), .data, "
-        ".item(), NumPy or torch.tensor([…]) are not fitted to the data; or a custom backward is wrong. Compute with "
-        "the sampled tensors themselves (torch.stack instead of torch.tensor)"
+        f"the gradient for {_first_three(names)} is not the derivative of the log joint density: along a random "
+        f"direction autograd gives {gradient:.3g} and finite differences {slope:.3g}. Values behind torch.no_grad(), "
+        ".detach(), .data, .item(), NumPy or torch.tensor([…]) are not fitted to the data; or a custom backward is "
+        "wrong. Compute with the sampled tensors themselves (torch.stack instead of torch.tensor)"
     )
 
 
@@ -181,16 +187,17 @@ def _rows_together(change: float | None) -> str:
 
 def _constant(features: list[str]) -> str:
     named = ", ".join(map(repr, features))
-    subject, it = (
-        (f"the feature {named} is", "it")
-        if len(features) == 1
-        else (f"the features {named} are", "them")
-    )
-    return f"{subject} constant: nothing can be learned from {it}"
+    if len(features) == 1:
+        return f"the feature {named} is constant: nothing can be learned from it"
+    return f"the features {named} are constant: nothing can be learned from them"
+
+
+def _category(name: str) -> str:
+    return repr(name) if name else "a missing value"
 
 
 def _new_categories(column: str, rows: int, new: list[str]) -> str:
-    listed = ", ".join(repr(each) if each else "a missing value" for each in new)
+    listed = ", ".join(_category(name) for name in new)
     return (
         f"the column {column!r} has categories that do not occur in the training data (rows: {rows}; {listed}): "
         "they are encoded as none of the known ones"

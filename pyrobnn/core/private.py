@@ -15,7 +15,7 @@ import logging
 import os
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -48,15 +48,18 @@ def find(name: str) -> Any:
 
 
 def _required(name: str) -> Any:
-    if (found := find(name)) is None:
+    value = find(name)
+    if value is None:
         raise Gone(f"torch {torch.__version__} has no {name}")
-    return found
+    return value
 
 
 def origin(error: BaseException) -> BaseException:
     """What went wrong inside of a compiler, which wraps errors in its own."""
-    while isinstance(inner := getattr(error, "inner_exception", None), BaseException):
+    inner = getattr(error, "inner_exception", None)
+    while isinstance(inner, BaseException):
         error = inner
+        inner = getattr(error, "inner_exception", None)
     return error
 
 
@@ -93,9 +96,8 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def callable_in_a_trace() -> Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
-    untraced = find(
-        "torch.fx._symbolic_trace._is_fx_tracing_context"
-    )  # from torch 2.14 on, of a thread
+    # from torch 2.14 on, of a thread
+    untraced = find("torch.fx._symbolic_trace._is_fx_tracing_context")
     if untraced is not None:
         return untraced(False)
     tracing = find("torch.fx._symbolic_trace")
@@ -107,7 +109,12 @@ def callable_in_a_trace() -> Context:
 class Tracer:
     """The trace that is under way, beside which others can be made."""
 
-    def __init__(self, pause: Any, is_wrapped: Any, unwrapped: Any) -> None:
+    def __init__(
+        self,
+        pause: Callable[[], Context],
+        is_wrapped: Callable[[Tensor], bool],
+        unwrapped: Callable[[Tensor], Tensor],
+    ) -> None:
         self._pause = pause
         self._is_wrapped = is_wrapped
         self._unwrapped = unwrapped
@@ -121,8 +128,10 @@ class Tracer:
             "torch._C._functorch.is_functorch_wrapped_tensor",
             "torch._C._functorch.get_unwrapped",
         )
-        mode, *found = map(find, names)
-        return None if None in (mode, *found) or mode() is None else cls(*found)
+        mode, *functions = map(find, names)
+        if None in (mode, *functions) or mode() is None:
+            return None
+        return cls(*functions)
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
@@ -144,10 +153,10 @@ class Tracer:
 # -- inductor ----------------------------------------------------------------------------------------------------------
 
 
-def in_this_order(tensor: Tensor, strides: Any) -> Tensor:
+def in_this_order(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     """Inductor's operator that stores a tensor as its strides say; the tensor itself where there is none."""
-    found = find("torch._inductor.inductor_prims.force_stride_order")
-    return tensor if found is None else getattr(found, "default", found)(tensor, strides)
+    operator = find("torch._inductor.inductor_prims.force_stride_order")
+    return tensor if operator is None else getattr(operator, "default", operator)(tensor, strides)
 
 
 def lacks_compiler() -> bool:
@@ -173,45 +182,22 @@ def compile_graph(
         stack.enter_context(_old_objects_frozen())
         shapes = _required("torch.fx.experimental.symbolic_shapes.ShapeEnv")
         config = _required("torch._inductor.config")
-        if (
-            on_stack
-        ):  # before the settings, which a first registration would keep for every later compile
-            common = _required("torch._inductor.codegen.common")
-            common.init_backend_registration()
+        if on_stack:
+            # before the settings, which a first registration would keep for every later compile
+            _required("torch._inductor.codegen.common").init_backend_registration()
         stack.enter_context(_tracing(shape_env=shapes(), static_shapes=True))
-        stack.enter_context(
-            config.patch({name: settings[name] for name in settings if hasattr(config, name)})
-        )
+        known = {name: settings[name] for name in settings if hasattr(config, name)}
+        stack.enter_context(config.patch(known))
         # its warnings name operators that users have never heard of
         stack.enter_context(replaced(logging.getLogger("torch._inductor.ir"), "disabled", True))
         stack.enter_context(_few_headers_precompiled())
         stack.enter_context(_quick_lookups())
-        vectors = _required("torch._inductor.cpu_vec_isa")
-        if sets := _instruction_sets_of_the_cpu():
-            stack.enter_context(replaced(vectors, "valid_vec_isa_list", lambda: sets))
-        if (
-            scalar
-        ):  # of the code alone: the compiler is called with the same options, for the same headers
-            stack.enter_context(replaced(vectors, "pick_vec_isa", lambda: vectors.invalid_vec_isa))
+        stack.enter_context(_known_instructions(scalar))
         # patterns of attention and the like, half a second to make: no operator of the library's steps is left to them
-        stack.enter_context(
-            replaced(
-                _required("torch._inductor.fx_passes.joint_graph"), "lazy_init", lambda *_: None
-            )
-        )
+        patterns = _required("torch._inductor.fx_passes.joint_graph")
+        stack.enter_context(replaced(patterns, "lazy_init", lambda *_: None))
         if on_stack:
-            calls = _required(
-                "torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef"
-            )
-            stack.enter_context(
-                replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls)
-            )
-            for name in {"get_device_include_path_jit", "get_device_include_path"} & {
-                *vars(calls)
-            }:  # by release
-                stack.enter_context(
-                    replaced(calls, name, staticmethod(getattr(calls.__base__, name)))
-                )
+            stack.enter_context(_intermediates_on_the_stack())
         call: Callable[..., Any] = _required("torch._inductor.compile")(graph, inputs)
         call(*inputs)
     code = getattr(call, "current_callable", None)
@@ -219,12 +205,40 @@ def compile_graph(
         return call
     # nothing is returned: what torch puts around the code, for results, takes longer than a short step
     with contextlib.suppress(*MOVED):
-        if (
-            "extend" not in code.__code__.co_names
-        ):  # where constants of inductor's own join the arguments
+        # it extends the arguments where constants of inductor's own join them
+        if "extend" not in code.__code__.co_names:
             return Library(code.__closure__[0].cell_contents.__self__.__file__, graph)
-    held = _held(graph)
-    return lambda *args: code([*held, *args])
+    constants = _held(graph)
+    return lambda *args: code([*constants, *args])
+
+
+@contextlib.contextmanager
+def _known_instructions(scalar: bool) -> Iterator[None]:
+    """Inside, inductor takes the CPU's instruction sets without a trial; no vectors in ``scalar`` code."""
+    vectors = _required("torch._inductor.cpu_vec_isa")
+    sets = _instruction_sets_of_the_cpu()
+    with contextlib.ExitStack() as stack:
+        if sets:
+            stack.enter_context(replaced(vectors, "valid_vec_isa_list", lambda: sets))
+        if scalar:
+            # of the code alone: the compiler is called with the same options, for the same headers
+            stack.enter_context(replaced(vectors, "pick_vec_isa", lambda: vectors.invalid_vec_isa))
+        yield
+
+
+@contextlib.contextmanager
+def _intermediates_on_the_stack() -> Iterator[None]:
+    """Inside, inductor writes calls whose intermediate tensors lie on the stack."""
+    common = _required("torch._inductor.codegen.common")
+    calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
+        # by release
+        for name in ("get_device_include_path_jit", "get_device_include_path"):
+            if name in vars(calls):
+                method = staticmethod(getattr(calls.__base__, name))
+                stack.enter_context(replaced(calls, name, method))
+        yield
 
 
 @contextlib.contextmanager
@@ -238,10 +252,9 @@ def _old_objects_frozen() -> Iterator[None]:
 
 
 def _held(graph: GraphModule) -> list[Tensor]:
-    return [
-        value
-        for _, value in (*graph.named_parameters(), *graph.named_buffers(remove_duplicate=False))
-    ]
+    parameters = [value for _, value in graph.named_parameters()]
+    buffers = [value for _, value in graph.named_buffers(remove_duplicate=False)]
+    return parameters + buffers
 
 
 class Library:
@@ -249,9 +262,8 @@ class Library:
 
     def __init__(self, path: str, graph: GraphModule) -> None:
         data = _required("torch._C._dynamo.guards._torchinductor_pyobject_tensor_data_ptr")
-        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(
-            data
-        )  # without it no such file can be loaded
+        # without it no such file can be loaded
+        os.environ["_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR"] = str(data)
         loader = ExtensionFileLoader(f"{Path(path).stem}.inductor_entry_cpp", path)
         module = importlib.util.module_from_spec(ModuleSpec(loader.name, loader, origin=path))
         loader.exec_module(module)
@@ -272,7 +284,8 @@ def _instruction_sets_of_the_cpu() -> list[Any]:
     """
     sets = _required("torch._inductor.cpu_vec_isa")
     names = {*sets.x86_isa_checker()} - {"amx_tile"}
-    kinds = [type(each) for each in sets.supported_vec_isa_list if {*str(each).split()} <= names]
+    supported = [isa for isa in sets.supported_vec_isa_list if {*str(isa).split()} <= names]
+    kinds = [type(isa) for isa in supported]
     return [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
 
 
@@ -286,15 +299,17 @@ def _few_headers_precompiled() -> Context:
     of_kernels = cache._get_cpp_prefix_header
     folder = "torch/csrc/inductor"
 
-    def few(device: str, *args: Any, **options: Any) -> str:
-        of_stack = [
-            f"{folder}/aoti_runtime/{name}.h" for name in ("arrayref_tensor", "thread_local")
+    def headers_of_calls(device: str, *args: Any, **options: Any) -> str:
+        headers = [
+            f"{folder}/aoti_runtime/arrayref_tensor.h",
+            f"{folder}/aoti_runtime/thread_local.h",
+            f"{folder}/cpp_wrapper/{device}.h",
+            of_kernels(device),
         ]
-        headers = [*of_stack, f"{folder}/cpp_wrapper/{device}.h", of_kernels(device)]
-        included = ">\n#include <".join(each for each in headers if each)
+        included = ">\n#include <".join(header for header in headers if header)
         return f"cstdint>\n#undef TORCH_INDUCTOR_PRECOMPILE_HEADERS\n#include <{included}"
 
-    return replaced(cache, "_get_cpp_wrapper_header", few)
+    return replaced(cache, "_get_cpp_wrapper_header", headers_of_calls)
 
 
 @contextlib.contextmanager
@@ -308,8 +323,8 @@ def _quick_lookups() -> Iterator[None]:
     @functools.cache
     def stride(index: Any, variable: Any, *length: int) -> Any:
         affine = hasattr(index, "is_polynomial") and index.is_polynomial(variable)
-        found = index.diff(variable) if affine else variable
-        return of_any(index, variable, *length) if found.has(variable) else found
+        derivative = index.diff(variable) if affine else variable
+        return of_any(index, variable, *length) if derivative.has(variable) else derivative
 
     with (
         replaced(kernels, "stride_at_vec_range", stride),
@@ -363,17 +378,16 @@ def _generator_mode() -> Any:
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            given = [*args, *kwargs.values()]
-            seeded_by_user = any(isinstance(value, torch.Generator) for value in given)
+            arguments = [*args, *kwargs.values()]
+            seeded_by_user = any(isinstance(value, torch.Generator) for value in arguments)
             if torch.Tag.nondeterministic_seeded not in func.tags or seeded_by_user:
                 return func(*args, **kwargs)
-            takes_generator = any(
-                argument.name == "generator" for argument in func._schema.arguments
-            )
+            names = [argument.name for argument in func._schema.arguments]
+            takes_generator = "generator" in names
             draws = func if takes_generator else getattr(func.overloadpacket, "generator", None)
             if draws is None:
                 raise Inseparable(f"{func} takes no generator")
-            devices = [value.device for value in given if isinstance(value, Tensor)]
+            devices = [value.device for value in arguments if isinstance(value, Tensor)]
             device = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
             return draws(*args, **kwargs, generator=self.generator_on(device))
 
@@ -432,10 +446,10 @@ def values_unchecked() -> Iterator[None]:
     distributions: Any = torch.distributions.Distribution
     method = "_validate_sample"
     check = getattr(distributions, method, None)
-    here = threading.get_ident()
+    thread = threading.get_ident()
 
-    def unchecked(distribution: Any, value: Any) -> None:
-        if check is not None and threading.get_ident() != here:
+    def unchecked(distribution: torch.distributions.Distribution, value: Any) -> None:
+        if check is not None and threading.get_ident() != thread:
             check(distribution, value)
 
     if check is not None:
@@ -506,7 +520,7 @@ def depends(value: Tensor) -> bool:
     return value.requires_grad
 
 
-def factor_of(fn: Any) -> Tensor | None:
+def factor_of(fn: torch.distributions.Distribution) -> Tensor | None:
     """The Cholesky factor that a multivariate distribution computed when it was made; None where it has none."""
     names = ("_unbroadcasted_scale_tril", "_capacitance_tril")
     return next((getattr(fn, name) for name in names if hasattr(fn, name)), None)

@@ -33,9 +33,9 @@ Pair = tuple[Tensor, Tensor]
 def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
     """A point parameter of a BNN: the value it is given, else an ordinary ``pyro.param``."""
     value = given(name)
-    return (
-        pyro.param(name, init, constraint=support) if value is None else value.reshape(init.shape)
-    )
+    if value is None:
+        return pyro.param(name, init, constraint=support)
+    return value.reshape(init.shape)
 
 
 class OwnParameters:
@@ -57,16 +57,11 @@ class OwnParameters:
             ValueError: a value that is not positive, or a prior whose support is not.
         """
         site = SITE + name
-        for found, key in ((self.fixed, name), (self.points, site), (self.priors, site)):
-            found.pop(key, None)
+        self.fixed.pop(name, None)
+        self.points.pop(site, None)
+        self.priors.pop(site, None)
         if isinstance(value, torch.distributions.Distribution):
-            check_type(name, value, TorchDistributionMixin, "a distribution of pyro.distributions")
-            if not getattr(value.support, "lower_bound", -1) >= 0 or len(value.shape()) > 1:
-                raise ValueError(
-                    f"the prior of {name!r} must live on positive numbers and have shape () or (out,), got {value} of "
-                    f"shape {tuple(value.shape())}: use HalfNormal or LogNormal"
-                )
-            self.priors[site] = value.to_event(len(value.batch_shape))
+            self.priors[site] = _positive_prior(name, value)
         elif isinstance(value, torch.nn.Parameter):
             raise TypeError(f"{name!r} cannot be an nn.Parameter: use 'learned'")
         elif isinstance(value, str):
@@ -76,32 +71,43 @@ class OwnParameters:
                 )
             self.points[site] = (torch.tensor(1.0), constraints.positive)
         else:
-            if not isinstance(value, Tensor):
-                value = torch.tensor(check_number(name, value, above=0), dtype=torch.float64)
-            if value.dim() > 1 or not bool((value.isfinite() & (value > 0)).all()):
-                raise ValueError(f"{name!r} must be positive with shape () or (out,), got {value}")
-            # in float64: 0.7 must stay 0.7 for a float64 network
-            self.fixed[name] = value.detach().double().clone()
+            self.fixed[name] = _positive_number(name, value)
 
     def value(self, name: str, f: Tensor, params: Params) -> Tensor:
         """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
         site = SITE + name
-        fixed = self.fixed.get(name)
-        value = params[site] if fixed is None else fixed.to(f)
-        if site in self.priors:
-            one = not self.priors[site].event_shape
+        if name in self.fixed:
+            value = self.fixed[name].to(f)
+            shape = value.shape
+        elif site in self.priors:
+            value = params[site]
+            shape = self.priors[site].event_shape
         else:
-            one = (self.points[site][0] if fixed is None else fixed).dim() == 0
-        return (value.unsqueeze(-1) if one else value).unsqueeze(
-            -2
-        )  # (*batch, 1 or out) -> (*batch, 1, …)
+            value = params[site]
+            shape = self.points[site][0].shape
+        # one for all outputs or one per output
+        per_output = value if len(shape) else value.unsqueeze(-1)
+        # (*batch, 1 or out) -> (*batch, 1, …)
+        return per_output.unsqueeze(-2)
+
+    def check_outputs(self, out: int) -> None:
+        """ValueError where a parameter has neither one value nor one for each of ``out`` columns of y."""
+        shapes = {name: value.shape for name, value in self.fixed.items()}
+        for site, prior in self.priors.items():
+            shapes[site.removeprefix(SITE)] = prior.event_shape
+        for name, shape in shapes.items():
+            if tuple(shape) not in ((), (1,), (out,)):
+                raise ValueError(
+                    f"{name!r} has shape {tuple(shape)}: one value, or one per column of y, {out}"
+                )
 
     @property
     def kinds(self) -> dict[str, str]:
         """How each parameter comes about: ``"fixed"``, ``"learned"`` or ``"inferred"``."""
-        found = dict.fromkeys(self.fixed, "fixed") | dict.fromkeys(self.points, "learned")
-        found |= dict.fromkeys(self.priors, "inferred")
-        return {name.removeprefix(SITE): kind for name, kind in found.items()}
+        kinds = dict.fromkeys(self.fixed, "fixed")
+        kinds |= dict.fromkeys(self.points, "learned")
+        kinds |= dict.fromkeys(self.priors, "inferred")
+        return {name.removeprefix(SITE): kind for name, kind in kinds.items()}
 
     def like(self, weight: Tensor) -> OwnParameters:
         """A copy with its numbers on the device of ``weight``, those that are not fixed in its dtype too."""
@@ -117,6 +123,26 @@ class OwnParameters:
         """The Pyro statements of the parameters, by site."""
         inferred = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
         return inferred | {name: point(name, *learned) for name, learned in self.points.items()}
+
+
+def _positive_prior(name: str, prior: TorchDistributionMixin) -> TorchDistributionMixin:
+    """The prior of a positive parameter, as one event."""
+    check_type(name, prior, TorchDistributionMixin, "a distribution of pyro.distributions")
+    if not getattr(prior.support, "lower_bound", -1) >= 0 or len(prior.shape()) > 1:
+        raise ValueError(
+            f"the prior of {name!r} must live on positive numbers and have shape () or (out,), got {prior} of "
+            f"shape {tuple(prior.shape())}: use HalfNormal or LogNormal"
+        )
+    return prior.to_event(len(prior.batch_shape))
+
+
+def _positive_number(name: str, value: float | Tensor) -> Tensor:
+    """A fixed positive parameter in float64: 0.7 must stay 0.7 for a float64 network."""
+    if not isinstance(value, Tensor):
+        value = torch.tensor(check_number(name, value, above=0), dtype=torch.float64)
+    if value.dim() > 1 or not bool((value.isfinite() & (value > 0)).all()):
+        raise ValueError(f"{name!r} must be positive with shape () or (out,), got {value}")
+    return value.detach().double().clone()
 
 
 @dataclass(frozen=True)
@@ -172,11 +198,8 @@ class Targets:
             return drawn
         limit = y[:, :1].to(drawn)
         event = y[:, 1:].to(drawn.device)
-        cut = (
-            torch.minimum(drawn, limit)
-            if self.censoring == "right"
-            else torch.maximum(drawn, limit)
-        )
+        cut_off = torch.minimum if self.censoring == "right" else torch.maximum
+        cut = cut_off(drawn, limit)
         return torch.where(event == 1, drawn, cut)
 
     def units(self, mean: Tensor, scale: Tensor) -> Pair | None:
@@ -242,22 +265,14 @@ class Likelihood:
                 f"the net returns {width} values per point but {name} expects {heads * out} ({heads} for each column "
                 f"of 'y', {tuple(y.shape)}): give the net {heads * out} outputs or y {width // heads} columns"
             )
-        shapes = {own: value.shape for own, value in self.own.fixed.items()}
-        shapes |= {
-            site.removeprefix(SITE): prior.event_shape for site, prior in self.own.priors.items()
-        }
-        if misfit := [
-            own for own, shape in shapes.items() if tuple(shape) not in ((), (1,), (out,))
-        ]:
-            raise ValueError(
-                f"{misfit[0]!r} has shape {tuple(shapes[misfit[0]])}: one value, or one per column of y, {out}"
-            )
+        self.own.check_outputs(out)
         if y.dtype == torch.bool and not self.targets.classes:
             raise TypeError(f"'y' has dtype {y.dtype} but {name} expects real numbers")
         check_finite("y", y)
         support, words = self.valid
-        if len(wrong := y[~support.check(y.double())]):
-            raise ValueError(f"'y' must hold {words} for {name}, got {float(wrong[0]):g}")
+        outside = y[~support.check(y.double())]
+        if len(outside):
+            raise ValueError(f"'y' must hold {words} for {name}, got {float(outside[0]):g}")
         return y.reshape(len(y), -1).to(dtype)
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
@@ -344,7 +359,8 @@ class Likelihood:
     def __repr__(self) -> str:
         parts = [f"{kind} {name}" for name, kind in self.own.kinds.items()]
         options = vars(self) | {
-            name: getattr(self.targets, name) for name in ("exposure", "censoring")
+            "exposure": self.targets.exposure,
+            "censoring": self.targets.censoring,
         }
         parts += [f"{name}={v}" for name, v in options.items() if isinstance(v, int | float | str)]
         return f"{type(self).__name__}({', '.join(parts)})"
@@ -410,9 +426,9 @@ class HeldScale(Likelihood):
 
 def reweighted(loc: Tensor, scale: Tensor, level: Tensor) -> Tensor:
     """A location (…, N, out) with its gradient times (scale / level)², where the level (out,) is positive."""
-    held = level > 0
-    known = torch.where(held, level, torch.ones_like(level))
-    weight = torch.where(held, (scale.detach() / known).square(), torch.ones_like(level))
+    positive = level > 0
+    known = torch.where(positive, level, torch.ones_like(level))
+    weight = torch.where(positive, (scale.detach() / known).square(), torch.ones_like(level))
     value = loc.detach()
     return value + weight * (loc - value)
 
@@ -440,13 +456,19 @@ def log_predictive(
         return torch.distributions.Normal(loc.double(), total).log_prob(y.double()).sum(-1)
     if likelihood.task in ("categorical", "bernoulli"):
         var = cov.diagonal(dim1=1, dim2=2).double()
-        return likelihood.log_prob(f / (1 + math.pi / 8 * var).sqrt().to(f), y, params).double()
-    f = f.double()
-    cov = cov.double()
-    values, vectors = torch.linalg.eigh(cov)  # singular where fewer data than outputs tell
+        shrunk = f / (1 + math.pi / 8 * var).sqrt().to(f)
+        return likelihood.log_prob(shrunk, y, params).double()
+    drawn = _normal_draws(f.double(), cov.double())
+    wide = {name: value.double() for name, value in params.items()}
+    return torch.logsumexp(likelihood.log_prob(drawn, y, wide), 0) - math.log(len(drawn))
+
+
+def _normal_draws(mean: Tensor, cov: Tensor) -> Tensor:
+    """512 draws (draw, N, width), in antithetic pairs, of normals with means (N, width)."""
+    # the covariance is singular where fewer data than outputs tell
+    values, vectors = torch.linalg.eigh(cov)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    noise = torch.randn(256, 1, f.shape[1], 1, generator=generator(0), dtype=f.dtype).to(f.device)
+    noise = torch.randn(256, 1, mean.shape[1], 1, generator=generator(0), dtype=mean.dtype)
+    noise = noise.to(mean.device)
     noise = torch.cat([noise, -noise])
-    drawn = f + (root @ noise).squeeze(-1)
-    own = {name: value.double() for name, value in params.items()}
-    return torch.logsumexp(likelihood.log_prob(drawn, y, own), 0) - math.log(len(drawn))
+    return mean + (root @ noise).squeeze(-1)

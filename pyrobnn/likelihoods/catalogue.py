@@ -45,8 +45,8 @@ class _Gaussian(Likelihood):
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r"""Rows :math:`\nabla\mu/\sigma` and :math:`\sqrt2\nabla\sigma/\sigma` of any mean and scale."""
 
-        def moments(one: Tensor) -> Tensor:
-            loc, scale = self.loc_scale(one[None], params)
+        def moments(output: Tensor) -> Tensor:
+            loc, scale = self.loc_scale(output[None], params)
             return torch.cat([loc[0], scale[0]])
 
         slopes = torch.func.vmap(torch.func.jacrev(moments))(f)
@@ -315,9 +315,9 @@ class Ordinal(_Labels):
                 wanted = f"{num_classes - 1} increasing numbers for {num_classes} classes"
                 raise ValueError(f"'cutpoints' must be {wanted}, got {cutpoints}")
             self.own.fixed["cutpoints"] = cutpoints.detach().double().clone()
-        elif (
-            check_choice("cutpoints", cutpoints, ("learned", "inferred")) == "inferred" and num_gaps
-        ):
+            return
+        kind = check_choice("cutpoints", cutpoints, ("learned", "inferred"))
+        if num_gaps and kind == "inferred":
             self.own.priors = {GAPS: dist.LogNormal(0.0, 1.0).expand((num_gaps,)).to_event(1)}
         elif num_gaps:
             self.own.points = {GAPS: (torch.ones(num_gaps), constraints.positive)}
@@ -327,8 +327,8 @@ class Ordinal(_Labels):
 
     def cutpoints(self, f: Tensor, params: Params) -> Tensor:
         """The K − 1 cut-points, to be broadcast against (\\*batch, N, 1)."""
-        if (fixed := self.own.fixed.get("cutpoints")) is not None:
-            return fixed.to(f)
+        if "cutpoints" in self.own.fixed:
+            return self.own.fixed["cutpoints"].to(f)
         if self.num_classes == 2:
             return f.new_zeros(1)
         cuts = F.pad(params[GAPS], (1, 0)).cumsum(-1)
@@ -368,7 +368,8 @@ class _Counts(Likelihood):
         self.targets = Targets("count", exposure=exposure)
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
-        lower, upper = (self._below(f.double(), each, params) for each in ((y - 1).clamp_min(0), y))
+        lower = self._below(f.double(), (y - 1).clamp_min(0), params)
+        upper = self._below(f.double(), y, params)
         return torch.where(y > 0, lower, 0.0), torch.where(y >= 0, upper, 0.0)
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
@@ -456,9 +457,10 @@ class _Censored(Likelihood):
             )
         check_finite("y", y)
         event = y[:, 1]
-        if len(wrong := event[(event != 0) & (event != 1)]):
+        invalid = event[(event != 0) & (event != 1)]
+        if len(invalid):
             raise ValueError(
-                f"the second column of 'y' must be 1 (observed) or 0 (censored), got {wrong[0]:g}"
+                f"the second column of 'y' must be 1 (observed) or 0 (censored), got {invalid[0]:g}"
             )
         return torch.cat([super().target(y[:, :1], width, dtype), event[:, None].to(dtype)], 1)
 
@@ -584,9 +586,8 @@ class Weibull(_Censored):
         return shape.log() + u - y.log() - u.exp(), -u.exp()
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
-        return -torch.expm1(
-            -(self.own.value("shape", f, params) * (y.clamp_min(0).log() - f)).exp()
-        )
+        shape = self.own.value("shape", f, params)
+        return -torch.expm1(-(shape * (y.clamp_min(0).log() - f)).exp())
 
     def draw(self, f: Tensor, params: Params) -> Tensor:
         event = torch.empty_like(f).exponential_()
@@ -594,8 +595,9 @@ class Weibull(_Censored):
 
     def mean_variance(self, f: Tensor, params: Params) -> Pair:
         shape = self.own.value("shape", f, params)
-        first, second = (torch.lgamma(1 + k / shape).exp() for k in (1, 2))
-        return f.exp() * first, (2 * f).exp() * (second - first.square())
+        moment_1 = torch.lgamma(1 + 1 / shape).exp()
+        moment_2 = torch.lgamma(1 + 2 / shape).exp()
+        return f.exp() * moment_1, (2 * f).exp() * (moment_2 - moment_1.square())
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r"""Of a time that is seen, :math:`H = k^2`."""
@@ -615,11 +617,10 @@ def by_scipy(function: str, *values: Tensor) -> Tensor:
     """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
     from scipy import special  # imported late: a fit needs none of it
 
+    arrays = [value.detach().double().cpu().numpy() for value in values]
     with np.errstate(all="ignore"):
-        found = getattr(special, function)(
-            *(value.detach().double().cpu().numpy() for value in values)
-        )
-    return torch.from_numpy(np.asarray(found)).to(values[0].device)
+        result = getattr(special, function)(*arrays)
+    return torch.from_numpy(np.asarray(result)).to(values[0].device)
 
 
 def _log_normal(z: Tensor) -> Tensor:

@@ -68,27 +68,35 @@ class MixtureDensity(Likelihood):
         normal = law.component_distribution
         slope = f.double().unflatten(-1, (3, -1, self.num_components))[..., 2, :, :].sigmoid()
         nodes, weights = (torch.tensor(v).to(share) for v in np.polynomial.hermite_e.hermegauss(40))
-        y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(
-            -2
-        )  # (N, out, K·node)
+        # (N, out, K·node)
+        y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(-2)
         weight = (share.exp().unsqueeze(-1) * weights / math.sqrt(2 * math.pi)).flatten(-2)
-        share, loc, scale, slope = (
-            v.unsqueeze(-2) for v in (share, normal.loc, normal.scale, slope)
-        )
-        part = (share + dist.Normal(loc, scale).log_prob(y.unsqueeze(-1))).softmax(-1)
-        z = (y.unsqueeze(-1) - loc) / scale
-        score = torch.cat(
-            [part - share.exp(), part * z / scale, part * (z.square() - 1) * slope / scale], -1
-        )
-        values, vectors = torch.linalg.eigh(
-            torch.einsum("noq,noqa,noqb->noab", weight, score, score)
-        )
-        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)  # (N, out, 3K, 3K)
+        score = _score_of_components(share, normal, slope, y)
+        fisher = torch.einsum("noq,noqa,noqb->noab", weight, score, score)
+        values, vectors = torch.linalg.eigh(fisher)
+        # (N, out, 3K, 3K)
+        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
         num, out, width = root.shape[:3]
         whole = root.new_zeros(num, 3, out, self.num_components, out, width)
         for output in range(out):
             whole[:, :, output, :, output] = root[:, output].unflatten(1, (3, -1))
         return whole.reshape(num, out * width, out * width).to(f.dtype)
+
+
+def _score_of_components(
+    log_share: Tensor, normal: torch.distributions.Normal, slope: Tensor, y: Tensor
+) -> Tensor:
+    """Derivatives of the log density at ``y`` (N, out, q) in logits, means and ρ of the components: (N, out, q, 3K)."""
+    log_share, loc, scale, slope = (
+        v.unsqueeze(-2) for v in (log_share, normal.loc, normal.scale, slope)
+    )
+    log_joint = log_share + dist.Normal(loc, scale).log_prob(y.unsqueeze(-1))
+    responsibility = log_joint.softmax(-1)
+    z = (y.unsqueeze(-1) - loc) / scale
+    by_logit = responsibility - log_share.exp()
+    by_mean = responsibility * z / scale
+    by_rho = responsibility * (z.square() - 1) * slope / scale
+    return torch.cat([by_logit, by_mean, by_rho], -1)
 
 
 class Beta(Likelihood):
@@ -119,9 +127,10 @@ class Beta(Likelihood):
 
     def target(self, y: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         y = super().target(y, width, dtype)
-        if len(wrong := y[(y <= self.low) | (y >= self.high)]):
+        outside = y[(y <= self.low) | (y >= self.high)]
+        if len(outside):
             raise ValueError(
-                f"'y' must lie between {self.low:g} and {self.high:g} for Beta and reach neither, got {wrong[0]:g}: "
+                f"'y' must lie between {self.low:g} and {self.high:g} for Beta and reach neither, got {outside[0]:g}: "
                 "pass wider bounds, or bring (y - low) / (high - low) inside by (y (N - 1) + 1/2) / N"
             )
         return y
@@ -139,23 +148,17 @@ class Beta(Likelihood):
     def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         a, b = self._counts(f, params)
         share = self._share(y)
-        norm = (
-            torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(self.own.value("precision", f, params))
-        )
-        each = (
-            (a - 1) * share.log()
-            + (b - 1) * torch.log1p(-share)
-            - norm
-            - math.log(self.high - self.low)
-        )
-        return each.sum(-1)
+        precision = self.own.value("precision", f, params)
+        norm = torch.lgamma(a) + torch.lgamma(b) - torch.lgamma(precision)
+        log_kernel = (a - 1) * share.log() + (b - 1) * torch.log1p(-share)
+        log_density = log_kernel - norm - math.log(self.high - self.low)
+        return log_density.sum(-1)
 
     def draw(self, f: Tensor, params: Params) -> Tensor:
         """One datum for each output, in float64 until it is known to reach neither bound."""
         eps = torch.finfo(f.dtype).eps
-        share = (
-            torch.distributions.Beta(*self._counts(f.double(), params)).sample().clamp(eps, 1 - eps)
-        )
+        law = torch.distributions.Beta(*self._counts(f.double(), params))
+        share = law.sample().clamp(eps, 1 - eps)
         return (self.low + (self.high - self.low) * share).to(f.dtype)
 
     def mean_variance(self, f: Tensor, params: Params) -> Pair:
@@ -165,15 +168,14 @@ class Beta(Likelihood):
         return self.low + width * mean, width**2 * var
 
     def cdf(self, f: Tensor, y: Tensor, params: Params) -> Pair:
-        below = by_scipy(
-            "betainc", *self._counts(f.double(), params), self._share(y).clamp(0.0, 1.0)
-        )
+        a, b = self._counts(f.double(), params)
+        below = by_scipy("betainc", a, b, self._share(y).clamp(0.0, 1.0))
         return below, below
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         r""":math:`H = \phi^2 \mu^2 (1 - \mu)^2 \left(\psi'(\mu \phi) + \psi'((1 - \mu) \phi)\right)`, per output."""
-        a, b = self._counts(f.double(), params)  # ψ' of a mean near a bound is beyond float32
+        # ψ' of a mean near a bound is beyond float32
+        a, b = self._counts(f.double(), params)
         slope = a * b / (a + b)
-        return torch.diag_embed(slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()).to(
-            f.dtype
-        )
+        root = slope * (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
+        return torch.diag_embed(root).to(f.dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -18,6 +18,9 @@ from pyrobnn.model.density import Site
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
+if TYPE_CHECKING:
+    from pyrobnn.posterior.posterior import Posterior
+
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
 FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     "normal": lambda state: dist.Normal(state["loc"], state["scale"]).to_event(1),
@@ -29,7 +32,8 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
     ),
 }
 
-DRAWS_AT_ONCE = 64  # of which the log joint is taken together
+#: draws of which the log joint is taken together
+DRAWS_AT_ONCE = 64
 
 Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
@@ -78,7 +82,8 @@ class SampleStats(UserDict[str, Tensor]):
         return self._known
 
     def _compute(self) -> None:
-        if self._pending is not None:  # another thread may have been first
+        # another thread may have been first
+        if self._pending is not None:
             self._known |= self._pending()
             self._pending = None
 
@@ -110,17 +115,14 @@ class FlatApproximation:
         """log q of constrained draws (\\*batch, \\*shape); (\\*batch,)."""
         z = self.layout.unconstrain(draws)
         # low-rank and full families hold float64 factors; the Jacobian is that of the draws
-        return self.distribution.log_prob(
-            z.to(self._state["loc"].dtype)
-        ) - self.layout.log_jacobian(z)
+        log_density = self.distribution.log_prob(z.to(self._state["loc"].dtype))
+        return log_density - self.layout.log_jacobian(z)
 
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
-        z = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}).to(
-            self.layout.dtype
-        )
-        return state_sites(self.layout, z, self.layout.sites)
+        flat = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True})
+        return state_sites(self.layout, flat.to(self.layout.dtype), self.layout.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Family name and tensors, enough to rebuild it."""
@@ -132,9 +134,8 @@ def state_sites(layout: Density, z: Tensor, drawn: Sequence[Site]) -> dict[str, 
     values = layout.constrain(z)
     for site in layout.sites:
         density = -layout.log_jacobian(z, site) if site in drawn else z.new_zeros(())
-        value = values[site.name].to(
-            layout.own_dtypes[site.name]
-        )  # as the program has it, which Pyro runs
+        # as the program has it, which Pyro runs
+        value = values[site.name].to(layout.own_dtypes[site.name])
         pyro.sample(site.name, dist.Delta(value, log_density=density, event_dim=len(site.shape)))
     return values
 
@@ -152,23 +153,28 @@ def state_points(layout: Density) -> None:
     points = layout.initial_points.items()
     if layout.owner is None:
         for name, value in points:
-            own = value.to(layout.own_dtypes.get(name, value.dtype), copy=True)
-            stored = pyro.param(name, own, constraint=layout.constraints[name]).detach()
-            if stored.shape != value.shape or not torch.allclose(
-                stored, value.to(stored), rtol=1e-4, atol=1e-6
-            ):
+            initial = value.to(layout.own_dtypes.get(name, value.dtype), copy=True)
+            stored = pyro.param(name, initial, constraint=layout.constraints[name]).detach()
+            if not _same_values(stored, value):
                 raise ValueError(
                     f"Pyro's param store holds {stored} as {name!r} where this fit has {value}, and the program would "
                     "use it: call guide and program inside 'with pyro.get_param_store().scope():'"
                 )
         return
-    if layers := layout.owner.stochastic_layers():
+    layers = layout.owner.stochastic_layers()
+    if layers:
         raise Refused(
             f"the layers {', '.join(layers)} are in training mode, with batch statistics of every posterior draw: use "
             "predict, or pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them"
         )
     for name, value in points:
         pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
+
+
+def _same_values(stored: Tensor, value: Tensor) -> bool:
+    if stored.shape != value.shape:
+        return False
+    return torch.allclose(stored, value.to(stored), rtol=1e-4, atol=1e-6)
 
 
 @torch.no_grad()
@@ -180,16 +186,15 @@ def log_importance(
     In batches of draws, and where the program is a BNN's of rows too.
     """
     z = density.unconstrain(draws)
-    log_p = torch.cat(
-        [_log_joint(density, part) for part in z.reshape(-1, density.dim).split(DRAWS_AT_ONCE)]
-    )
+    batches = z.reshape(-1, density.dim).split(DRAWS_AT_ONCE)
+    log_p = torch.cat([_log_joint(density, batch) for batch in batches])
     return {"log_p": log_p.reshape(z.shape[:-1]), "log_q": approximation.log_prob(draws).double()}
 
 
 def _log_joint(density: Density, z: Tensor) -> Tensor:
     """Log joint of flat vectors (draw, dim); (draw,)."""
     if density.owner is None:
-        return torch.func.vmap(lambda one: density.log_joint(one, jacobian=False))(z)
+        return torch.func.vmap(lambda point: density.log_joint(point, jacobian=False))(z)
     x, y = density.args
     size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(density.owner, x)))
     log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
@@ -199,7 +204,10 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
 
 
 def density_of(
-    posterior: Any, program: Any, args: tuple[Any, Any], fixed: Mapping[str, Tensor]
+    posterior: Posterior,
+    program: BNN | Callable[..., Any],
+    args: tuple[Any, Any],
+    fixed: Mapping[str, Tensor],
 ) -> Density:
     """The density of a program and its data, in float64 where the draws are finer than the program's own tensors.
 
@@ -210,10 +218,8 @@ def density_of(
     if isinstance(posterior.model, BNN):
         return Density(program, args, points="held", values=fixed)
     with types_explained(program, dict(zip("xy", args, strict=True))):
-        density = Density(program, args, points="held", values=fixed, double=double).as_fine_as(
-            posterior.draws
-        )
-        density.log_joint(
-            density.unconstrain({name: value[0, 0] for name, value in posterior.draws.items()})
-        )
+        density = Density(program, args, points="held", values=fixed, double=double)
+        density = density.as_fine_as(posterior.draws)
+        draw = {name: value[0, 0] for name, value in posterior.draws.items()}
+        density.log_joint(density.unconstrain(draw))
     return density

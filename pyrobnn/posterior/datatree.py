@@ -50,19 +50,23 @@ def network_groups(
     seed: int,
 ) -> dict[str, xr.Dataset]:
     """The groups of a BNN's tree that rest on its training inputs; arguments as of ``to_datatree``."""
-    probe_x, kinds = (
-        probes(x) if probe_x is None else (torch.as_tensor(probe_x), ["user"] * len(probe_x))
-    )
+    if probe_x is None:
+        probe_x, kinds = probes(x)
+    else:
+        probe_x = torch.as_tensor(probe_x)
+        kinds = ["user"] * len(probe_x)
     probe_x = posterior.bnn.unit_exposure(probe_x)
     groups = {}
     if y is not None:
         groups = _data_groups(posterior, x, y, seed)
-        if (moved := moved_functions(posterior, x, y, probe_x)) is not None:
+        moved = moved_functions(posterior, x, y, probe_x)
+        if moved is not None:
             groups[group.MOVED] = moved
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
     if posterior.meta.get("settings", {}).get("predictive") == "linearized":
-        errors = (linearization_error(posterior, at) for at in (probe_x, probes(x)[0]))
-        groups[group.FUNCTION]["linearization_error"] = max(errors)
+        at_probes = linearization_error(posterior, probe_x)
+        near_data = linearization_error(posterior, probes(x)[0])
+        groups[group.FUNCTION]["linearization_error"] = max(at_probes, near_data)
     return groups | _grid_group(posterior, x, grid, true_function)
 
 
@@ -70,39 +74,40 @@ def whole_tree(
     posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None
 ) -> xr.DataTree:
     """The tree of a posterior's own groups and of those made of data, with its provenance."""
-    own = {group.POSTERIOR: _draws(posterior.draws, posterior.meta.get("axes", {}))}
+    of_fit = {group.POSTERIOR: _draws(posterior.draws, posterior.meta.get("axes", {}))}
     if posterior.sample_stats:
-        own[group.SAMPLE_STATS] = _draws(posterior.sample_stats, {})
+        of_fit[group.SAMPLE_STATS] = _draws(posterior.sample_stats, {})
     if posterior.history:
         steps = {name: ((f"step_{name}",), to_numpy(v)) for name, v in posterior.history.items()}
-        own[group.HISTORY] = xr.Dataset(steps)
-    tree = xr.DataTree.from_dict(own | groups)
+        of_fit[group.HISTORY] = xr.Dataset(steps)
+    tree = xr.DataTree.from_dict(of_fit | groups)
     tree.attrs.update(_attributes(posterior, label))
     return tree
 
 
 def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[str, xr.Dataset]:
-    few = _thinned(posterior, len(y))
-    log_prior, log_likelihood = log_densities(few, x, y)
-    fewest = 200 if len(x) * 200 <= MAX_PAIRS else 0  # of use only to methods of few draws
+    thinned = _thinned(posterior, len(y))
+    log_prior, log_likelihood = log_densities(thinned, x, y)
+    # of use only to methods of few draws
+    fewest = 200 if len(x) * 200 <= MAX_PAIRS else 0
+    observed = _observed(thinned.bnn, y, "obs")
+    inputs = to_numpy(x.reshape(len(x), -1))
+    replicates = _replicates(thinned, thinned.predict(x), y, "obs", fewest, seed)
     return {
         group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
-        group.OBSERVED_DATA: _observed(few.bnn, y, "obs"),
+        group.OBSERVED_DATA: observed,
         group.LOG_LIKELIHOOD: _dataset(y=(log_likelihood, "obs")),
-        group.CONSTANT_DATA: xr.Dataset(
-            {"x": (("obs", "feature"), to_numpy(x.reshape(len(x), -1)))}
-        ),
-        group.POSTERIOR_PREDICTIVE: xr.Dataset(
-            _replicates(few, few.predict(x), y, "obs", fewest, seed)
-        ),
+        group.CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), inputs)}),
+        group.POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
     }
 
 
 def _dataset(**values: tuple[Any, ...]) -> xr.Dataset:
     """Draws (chain, draw, …), each with the names of its other dimensions."""
-    return xr.Dataset(
-        {n: ((*group.SAMPLE_DIMS, *dims), to_numpy(value)) for n, (value, *dims) in values.items()}
-    )
+    variables = {}
+    for name, (value, *dims) in values.items():
+        variables[name] = ((*group.SAMPLE_DIMS, *dims), to_numpy(value))
+    return xr.Dataset(variables)
 
 
 def _thinned(posterior: Posterior, num_points: int) -> Posterior:
@@ -141,29 +146,29 @@ def _function_groups(
 ) -> dict[str, xr.Dataset]:
     norms = layer_norms(posterior.draws)
     likelihood = posterior.bnn.likelihood
-    found = _dataset(
+    dataset = _dataset(
         f=(posterior.function(probe_x), "probe", "output"),
         layer_norm=(torch.stack(list(norms.values()), -1), "layer"),
     )
-    found["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
-    found["probe_kind"] = (("probe",), np.array(kinds))
-    if (
-        group.LOG_LIKELIHOOD in known
-        and known[group.LOG_LIKELIHOOD].sizes["draw"] == posterior.num_draws
-    ):
-        found["log_likelihood"] = known[group.LOG_LIKELIHOOD]["y"].sum("obs")
-        found["log_prior"] = known[group.LOG_PRIOR]["log_prior"]
+    dataset["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
+    dataset["probe_kind"] = (("probe",), np.array(kinds))
+    log_likelihood = known.get(group.LOG_LIKELIHOOD)
+    if log_likelihood is not None and log_likelihood.sizes["draw"] == posterior.num_draws:
+        dataset["log_likelihood"] = log_likelihood["y"].sum("obs")
+        dataset["log_prior"] = known[group.LOG_PRIOR]["log_prior"]
     if likelihood.own.priors and likelihood.targets.normal:
-        found["noise"] = (
-            (*group.SAMPLE_DIMS, "output"),
-            to_numpy(posterior.predict(probe_x[:1]).scale[:, :, 0]),
-        )
-    groups = {group.FUNCTION: found.assign_coords(layer=list(norms))}
-    if num_prior:
-        prior = prior_posterior(posterior.bnn, num_prior, seed)
-        groups[group.PRIOR] = _draws(prior.draws, {})
-        groups[group.PRIOR_PREDICTIVE] = _dataset(f=(prior.function(probe_x), "probe", "output"))
-    return groups
+        noise = posterior.predict(probe_x[:1]).scale[:, :, 0]
+        dataset["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(noise))
+    groups = {group.FUNCTION: dataset.assign_coords(layer=list(norms))}
+    return groups | _prior_groups(posterior.bnn, probe_x, num_prior, seed)
+
+
+def _prior_groups(model: BNN, probe_x: Tensor, num_draws: int, seed: int) -> dict[str, xr.Dataset]:
+    if num_draws == 0:
+        return {}
+    prior = prior_posterior(model, num_draws, seed)
+    functions = _dataset(f=(prior.function(probe_x), "probe", "output"))
+    return {group.PRIOR: _draws(prior.draws, {}), group.PRIOR_PREDICTIVE: functions}
 
 
 def linearization_error(posterior: Posterior, x: Tensor) -> float:
@@ -172,10 +177,10 @@ def linearization_error(posterior: Posterior, x: Tensor) -> float:
     Root mean square over at most 100 draws, in standard deviations of the prediction, at the input and the output where
     it is largest; infinite where a prediction that does not vary is not the net's.
     """
-    few = posterior.thin(_LINEARIZED_DRAWS)
-    predicted = few.function(x).double().flatten(0, 1)
-    by_net = replace(few, network=None, moments=None).function(x).double().flatten(0, 1)
-    rounding = _ROUNDINGS * torch.finfo(few.bnn.dtype).eps * predicted.abs().amax(0)
+    thinned = posterior.thin(_LINEARIZED_DRAWS)
+    predicted = thinned.function(x).double().flatten(0, 1)
+    by_net = replace(thinned, network=None, moments=None).function(x).double().flatten(0, 1)
+    rounding = _ROUNDINGS * torch.finfo(thinned.bnn.dtype).eps * predicted.abs().amax(0)
     error = ((predicted - by_net).square().mean(0).sqrt() - rounding).clamp_min(0.0)
     ratio = error / predicted.std(0, correction=0)
     return float(torch.where(error > 0.0, ratio, 0.0).amax())
@@ -185,10 +190,12 @@ def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
     """Draws from the prior as a :class:`Posterior`, which predicts and is plotted like any other."""
     with seeded(seed, model.device):
         draws = {name: site.sample((1, num_draws)) for name, site in model.priors.items()}
-    fixed = model.initial_values() | {
-        name: init for name, (init, _) in model.likelihood.own.points.items()
-    }
-    draws |= {n: v.expand(1, num_draws, *v.shape) for n, v in fixed.items() if n not in draws}
+    fixed = dict(model.initial_values())
+    for name, (initial, _) in model.likelihood.own.points.items():
+        fixed[name] = initial
+    for name, value in fixed.items():
+        if name not in draws:
+            draws[name] = value.expand(1, num_draws, *value.shape)
     return Posterior(model, draws, meta={"method": "Prior", "iid": True})
 
 
@@ -223,22 +230,22 @@ def held_out_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[
     """The groups of held-out points: what is predicted there, and what was observed."""
     x = torch.as_tensor(x)
     y = posterior.bnn.likelihood.targets.read(y)
-    few = _thinned(posterior, len(x))
-    prediction = few.predict(x)
-    found = _dataset(f=(prediction.f, "pred_point", "output"))
-    found["log_prob"] = (("pred_point",), to_numpy(prediction.log_prob(y)))
-    found = found.assign(_replicates(few, prediction, y, "pred_point", 1000, seed))
+    thinned = _thinned(posterior, len(x))
+    prediction = thinned.predict(x)
+    dataset = _dataset(f=(prediction.f, "pred_point", "output"))
+    dataset["log_prob"] = (("pred_point",), to_numpy(prediction.log_prob(y)))
+    dataset = dataset.assign(_replicates(thinned, prediction, y, "pred_point", 1000, seed))
     if prediction.likelihood.targets.classes:
-        found["probs"] = (("pred_point", "class"), to_numpy(prediction.probs))
+        dataset["probs"] = (("pred_point", "class"), to_numpy(prediction.probs))
         for name in ("aleatoric_entropy", "epistemic_entropy"):
-            found[name] = (("pred_point",), to_numpy(getattr(prediction, name)))
+            dataset[name] = (("pred_point",), to_numpy(getattr(prediction, name)))
     else:
         for name in MOMENTS:
-            found[name] = (("pred_point", "output"), to_numpy(getattr(prediction, name)))
+            dataset[name] = (("pred_point", "output"), to_numpy(getattr(prediction, name)))
     inputs = (("pred_point", "feature"), to_numpy(x.reshape(len(x), -1)))
     return {
-        group.PREDICTIONS: found,
-        group.HELD_OUT: _observed(few.bnn, y, "pred_point").assign(x=inputs),
+        group.PREDICTIONS: dataset,
+        group.HELD_OUT: _observed(thinned.bnn, y, "pred_point").assign(x=inputs),
     }
 
 
@@ -248,31 +255,32 @@ def _replicates(
     """New outcomes as they would have been seen where ``y`` was: one of each draw, and several where draws are few."""
     total = posterior.num_chains * posterior.num_draws
     cut = prediction.likelihood.targets.as_observed
-    found = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
+    replicates = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
     if total < fewest:
         drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(fewest / total)), y)
-        found["y_sample"] = _targets(drawn.flatten(0, 1), "sample", point)
-    return found
+        replicates["y_sample"] = _targets(drawn.flatten(0, 1), "sample", point)
+    return replicates
 
 
 def _observed(model: BNN, y: Tensor, point: str) -> xr.Dataset:
     """What was observed of the columns that are predicted; numbers are floating, whatever their type was."""
     targets = model.likelihood.targets
     values = targets.values(y)
-    values = values if targets.classes or values.is_floating_point() else values.double()
-    found = xr.Dataset({"y": _targets(values, point)})
-    return (
-        found
-        if targets.censoring is None
-        else found.assign(observed=((point,), to_numpy(y[..., 1])))
-    )
+    if not targets.classes and not values.is_floating_point():
+        values = values.double()
+    dataset = xr.Dataset({"y": _targets(values, point)})
+    if targets.censoring is not None:
+        dataset["observed"] = ((point,), to_numpy(y[..., 1]))
+    return dataset
 
 
 def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
     """Targets without the output dimension where there is only one."""
     if y.dim() > len(dims) and y.shape[-1] == 1:
         y = y.squeeze(-1)
-    return (*dims, *(["output"] if y.dim() > len(dims) else [])), to_numpy(y)
+    if y.dim() > len(dims):
+        dims = (*dims, "output")
+    return dims, to_numpy(y)
 
 
 def probes(x: Tensor) -> tuple[Tensor, list[str]]:
@@ -329,7 +337,7 @@ def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | float | int]:
     meta = posterior.meta
-    found = {
+    attributes = {
         "method": meta.get("method", "unknown"),
         "label": label or str(meta.get("method", "unknown")).lower(),
         "iid": int(bool(meta.get("iid", False))),
@@ -337,14 +345,20 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
         "created_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     if posterior.log_evidence is not None:
-        found["log_evidence"] = float(posterior.log_evidence)
+        attributes["log_evidence"] = float(posterior.log_evidence)
     for name, value in meta.items():
-        if name not in found and value is not None:
-            plain = isinstance(value, (str, int, float)) and value == value
-            found[name] = (
-                json.dumps(value) if not plain else int(value) if isinstance(value, bool) else value
-            )
-    return found
+        if name not in attributes and value is not None:
+            attributes[name] = _attribute(value)
+    return attributes
+
+
+def _attribute(value: Any) -> str | float | int:
+    """A value of ``meta`` as an attribute of a netCDF file: a text or a number, JSON of anything else."""
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, (str, int, float)) and value == value:
+        return value
+    return json.dumps(value)
 
 
 def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
@@ -358,114 +372,154 @@ def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
     """
     if not isinstance(model, BNN):
         return {"program": getattr(model, "__name__", type(model).__name__)}
-    parts = [part for part in model.net.modules() if not list(part.children())]
-    linear = [part for part in parts if isinstance(part, nn.Linear)]
-    names = [
-        name for name in dict.fromkeys(type(part).__name__ for part in parts) if name != "Linear"
-    ]
-    if linear and linear == [part for part in parts if list(part.parameters(recurse=False))]:
-        widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        net = ", ".join(["-".join(map(str, widths)), *names])
-    else:
-        net = f"{type(model.net).__name__} of {', '.join(['Linear'] * bool(linear) + names)}"
-    own = [
-        f"{name.rpartition('.')[-1]} ~ {_called(d)}"
-        for name, d in model.likelihood.own.priors.items()
-    ]
-    units = (
-        ""
-        if model.standardizer is None or model.likelihood.targets.classes
-        else " (in standard units)"
-    )
+    likelihood = [repr(model.likelihood)]
+    for name, prior in model.likelihood.own.priors.items():
+        likelihood.append(f"{name.rpartition('.')[-1]} ~ {_written(prior)}")
+    numbers = not model.likelihood.targets.classes
+    units = " (in standard units)" if model.standardizer is not None and numbers else ""
     return {
-        "net": f"{net}, {model.num_weights:,} weights",
-        "prior": _called(model.prior),
-        "likelihood": "; ".join([repr(model.likelihood), *own]) + units,
+        "net": f"{_layers_in_words(model.net)}, {model.num_weights:,} weights",
+        "prior": _written(model.prior),
+        "likelihood": "; ".join(likelihood) + units,
     }
 
 
-def _called(thing: Any) -> str:
+def _layers_in_words(net: nn.Module) -> str:
+    """The widths of a net of linear layers and the names of its other modules; else its name and theirs."""
+    layers = [module for module in net.modules() if not list(module.children())]
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    with_weights = [layer for layer in layers if list(layer.parameters(recurse=False))]
+    names = [*dict.fromkeys(type(layer).__name__ for layer in layers)]
+    if "Linear" in names:
+        names.remove("Linear")
+    if linear and linear == with_weights:
+        widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
+        return ", ".join(["-".join(map(str, widths)), *names])
+    if linear:
+        names.insert(0, "Linear")
+    return f"{type(net).__name__} of {', '.join(names)}"
+
+
+def _written(prior: Any) -> str:
     """A prior or distribution as one would write it: its name and its numbers."""
-    while type(thing).__name__ in ("Independent", "ExpandedDistribution"):
-        thing = thing.base_dist
-    law = torch.distributions.Distribution
-    parts = dict(vars(thing))
+    while type(prior).__name__ in ("Independent", "ExpandedDistribution"):
+        prior = prior.base_dist
+    if isinstance(prior, torch.distributions.Distribution):
+        arguments = {name: getattr(prior, name, None) for name in prior.arg_constraints}
+    else:
+        arguments = dict(vars(prior))
     shown = {}
-    if isinstance(thing, law):
-        parts = {name: getattr(thing, name, None) for name in thing.arg_constraints}
-    for name, value in parts.items():
-        if isinstance(value, law | str):
-            shown[name.lstrip("_")] = value if isinstance(value, str) else _called(value)
-        elif isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
-            shown[name.lstrip("_")] = format(float(value), ".4g")
-    return (
-        f"{type(thing).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
-    )
+    for name, value in arguments.items():
+        words = _argument(value)
+        if words is not None:
+            shown[name.lstrip("_")] = words
+    written = ", ".join(f"{name}={words}" for name, words in shown.items())
+    return f"{type(prior).__name__}({written})"
+
+
+def _argument(value: Any) -> str | None:
+    """A text, a number or a distribution as one would write it; None of anything else."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, torch.distributions.Distribution):
+        return _written(value)
+    if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
+        return format(float(value), ".4g")
+    return None
 
 
 # -- plain programs: every observed site under its own name ----------------------------------------------------------
 
 
 def program_groups(
-    posterior: Any, x: Any, y: Any, num_prior_draws: int, seed: int
+    posterior: Posterior, x: Any, y: Any, num_prior_draws: int, seed: int
 ) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
     density = cast(Density, posterior_density(posterior, x, y))
     axes = density.derived.axes
     sizes = density.derived.replicated
-    few = _thinned(posterior, max(sum(sizes.values()), 1))
-    log_prior, terms = _log_densities_by_site(few, density)
-    before, replicated = (
-        derived.prior(density, num_prior_draws, seed) if num_prior_draws else ({}, {})
-    )
-    first, last = (
-        density.trace({n: v[at] for n, v in few.draws.items()}) for at in ((0, 0), (-1, -1))
-    )
-    pairs = {name: (first[name]["value"], last[name]["value"]) for name in sizes}
-    fixed = {
-        name: (one == other) | (one.isnan() & other.isnan()) for name, (one, other) in pairs.items()
-    }
-    # residuals that a program computes from latent values are not data; gaps that those fill may stay
-    data = {
-        name: one for name, (one, _) in pairs.items() if 2 * int(fixed[name].sum()) >= one.numel()
-    }
-    shapes = {name: first[name]["value"].shape[: value.dim() - 2] for name, value in terms.items()}
-    of_terms = {
-        n: axes[n][: len(shapes[n])]
-        for n, v in terms.items()
-        if n in axes and v.shape[2:] == shapes[n]
-    }
-    drawn = derived.replicates(density, few.draws, seed)
+    thinned = _thinned(posterior, max(sum(sizes.values()), 1))
+    log_prior, terms = _log_densities_by_site(thinned, density)
+    prior_draws: dict[str, Tensor] = {}
+    prior_data: dict[str, Tensor] = {}
+    if num_prior_draws:
+        prior_draws, prior_data = derived.prior(density, num_prior_draws, seed)
+    values = _values_at(density, thinned.draws, (0, 0))
+    values_at_last = _values_at(density, thinned.draws, (-1, -1))
+    data = {n: values[n] for n in sizes if _is_data(values[n], values_at_last[n])}
+    replicates = derived.replicates(density, thinned.draws, seed)
     groups = {
         group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
-        group.LOG_LIKELIHOOD: _draws(terms, of_terms),
+        group.LOG_LIKELIHOOD: _draws(terms, _axes_of_terms(terms, values, axes)),
         group.OBSERVED_DATA: _draws(data, axes, sample_dims=[]),
-        group.POSTERIOR_PREDICTIVE: _draws({name: drawn[name] for name in data}, axes),
-        group.PRIOR: _draws(before, axes),
-        group.PRIOR_PREDICTIVE: _draws({n: v for n, v in replicated.items() if n in data}, axes),
+        group.POSTERIOR_PREDICTIVE: _draws({name: replicates[name] for name in data}, axes),
+        group.PRIOR: _draws(prior_draws, axes),
+        group.PRIOR_PREDICTIVE: _draws(
+            {name: value for name, value in prior_data.items() if name in data}, axes
+        ),
     }
     if isinstance(x, Tensor) and x.dim():
-        rows = {
-            (axes.get(name, [None])[0], len(value)) for name, value in data.items() if value.dim()
-        }
-        row, length = next(iter(rows)) if len(rows) == 1 else (None, None)
-        dims = (row if row and length == len(x) else "obs", "feature")
-        groups[group.CONSTANT_DATA] = xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
-    if (moved := moved_functions(posterior, x, y, None)) is not None:
+        groups[group.CONSTANT_DATA] = _program_inputs(x, data, axes)
+    moved = moved_functions(posterior, x, y, None)
+    if moved is not None:
         groups[group.MOVED] = moved
-    return {name: data for name, data in groups.items() if data.data_vars}
+    return {name: dataset for name, dataset in groups.items() if dataset.data_vars}
 
 
-def _log_densities_by_site(posterior: Any, density: Density) -> tuple[Tensor, dict[str, Tensor]]:
+def _values_at(
+    density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
+) -> dict[str, Tensor]:
+    """The values of all sites in a run of the program at the draw ``index`` (chain, draw)."""
+    nodes = density.trace({name: value[index] for name, value in draws.items()})
+    return {name: node["value"] for name, node in nodes.items() if "value" in node}
+
+
+def _is_data(value: Tensor, at_last_draw: Tensor) -> bool:
+    """Whether an observed site has the same value at two draws, for half of its scalars or more.
+
+    Residuals that a program computes from latent values are not data; gaps that those fill may stay.
+    """
+    same = (value == at_last_draw) | (value.isnan() & at_last_draw.isnan())
+    return 2 * int(same.sum()) >= value.numel()
+
+
+def _axes_of_terms(terms: Mapping[str, Tensor], values: Mapping[str, Tensor], axes: Dims) -> Dims:
+    """The names of the axes of each datum's terms (chain, draw, …), where those are the first axes of its site."""
+    names = {}
+    for site, term in terms.items():
+        shape = values[site].shape[: term.dim() - 2]
+        if site in axes and term.shape[2:] == shape:
+            names[site] = axes[site][: len(shape)]
+    return names
+
+
+def _program_inputs(x: Tensor, data: Mapping[str, Tensor], axes: Dims) -> xr.Dataset:
+    """Inputs whose rows have the name of the observed sites' one first axis, if it is as long; else ``"obs"``."""
+    names = set()
+    for site, value in data.items():
+        if value.dim():
+            names.add((axes[site][0] if site in axes else None, len(value)))
+    name, length = names.pop() if len(names) == 1 else (None, None)
+    dims = (name if name and length == len(x) else "obs", "feature")
+    return xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
+
+
+def _log_densities_by_site(
+    posterior: Posterior, density: Density
+) -> tuple[Tensor, dict[str, Tensor]]:
     """Log prior (chain, draw) with the factors of no datum, and each datum's terms, site → (chain, draw, \\*axes)."""
     z = density.unconstrain(posterior.draws)
 
-    def parts(one: Tensor) -> dict[str, Tensor]:
-        return {"": density.log_base(one), **density.data_terms(one)}  # no site has this name
+    def densities(point: Tensor) -> dict[str, Tensor]:
+        # no site has the name ""
+        return {"": density.log_base(point), **density.data_terms(point)}
 
-    terms = at_each(parts, z.reshape(-1, density.dim), at_once=64)
+    terms = at_each(densities, z.reshape(-1, density.dim), at_once=64)
     base = terms.pop("").reshape(z.shape[:-1])
-    return base, {n: v.reshape(*z.shape[:-1], *(v.shape[1:] or (1,))) for n, v in terms.items()}
+    by_site = {}
+    for name, value in terms.items():
+        by_site[name] = value.reshape(*z.shape[:-1], *(value.shape[1:] or (1,)))
+    return base, by_site
 
 
 def _draws(
@@ -476,10 +530,12 @@ def _draws(
     known = {group.variable(n): [*sample_dims, *dims[n]] for n in values if n in dims}
     arrays = {group.variable(name): to_numpy(value) for name, value in values.items()}
     # an interrupted run may have more chains than draws
-    found = dict_to_dataset(arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False)
+    dataset = dict_to_dataset(
+        arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False
+    )
     for site in values:
-        found[group.variable(site)].attrs["site"] = site
-    return found
+        dataset[group.variable(site)].attrs["site"] = site
+    return dataset
 
 
 def to_numpy(value: Tensor) -> np.ndarray:

@@ -39,7 +39,7 @@ class Split:
         if not self.path:
             return x
         size = max(1, CHUNK_SCALARS // widest_layer(self.whole, x))
-        return torch.cat([self._features(part) for part in x.split(size)])
+        return torch.cat([self._features(piece) for piece in x.split(size)])
 
     def _features(self, x: Tensor) -> Tensor:
         def stop(module: nn.Module, inputs: tuple[Tensor]) -> None:
@@ -61,26 +61,24 @@ def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Ten
     parameters are moved, and then there is no trunk.
     """
     whole = Split(model, params)
-    moved = {n: v + 0.1 if n in set(names) else v for n, v in params.items()}
+    moved = dict(params)
+    for name in set(names) & params.keys():
+        moved[name] = params[name] + 0.1
+    inputs = x[:2]
+    of_net = [name.removeprefix(NET) for name in names if name.startswith(NET)]
     with torch.no_grad():
-        expected = model.forward(moved, x[:2])
-        for path in _paths(
-            model.eval_net, [name.removeprefix(NET) for name in names if name.startswith(NET)]
-        ):
-            found = replace(whole, path=path)
+        expected = model.forward(moved, inputs)
+        for path in _paths(model.eval_net, of_net):
+            candidate = replace(whole, path=path)
             try:
-                given = found.head.forward(moved, features := found.features(x[:2]))
-            except (
-                RuntimeError,
-                TypeError,
-            ):  # a module that is not reached, or takes more than features
+                features = candidate.features(inputs)
+                output = candidate.head.forward(moved, features)
+            except (RuntimeError, TypeError):
+                # a module that is not reached, or takes more than features
                 continue
-            if given.shape == expected.shape and torch.allclose(given, expected):
-                return (
-                    whole
-                    if features.shape == x[:2].shape and torch.equal(features, x[:2])
-                    else found
-                )
+            if output.shape == expected.shape and torch.allclose(output, expected):
+                unchanged = features.shape == inputs.shape and torch.equal(features, inputs)
+                return whole if unchanged else candidate
     return whole
 
 
@@ -88,15 +86,14 @@ def _paths(module: nn.Module, names: Sequence[str]) -> list[str]:
     """Where a head of the parameters ``names`` may begin, the innermost module first."""
     owners = {name.partition(".")[0] for name in names}
     children = dict(module.named_children())
-    first = next((name for name in children if name in owners), None)
-    if (
-        first is None
-        or not owners <= children.keys()
-        or (len(owners) > 1 and type(module) is not nn.Sequential)
-    ):
+    if not owners or not owners <= children.keys():
         return []
-    inside = [name.removeprefix(f"{first}.") for name in names if name.startswith(f"{first}.")]
-    return [*(f"{first}.{path}" for path in _paths(children[first], inside)), first]
+    if len(owners) > 1 and type(module) is not nn.Sequential:
+        return []
+    child = next(name for name in children if name in owners)
+    prefix = f"{child}."
+    inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    return [*(prefix + path for path in _paths(children[child], inside)), child]
 
 
 def _from(net: nn.Module, path: Sequence[str]) -> nn.Module:
@@ -110,8 +107,9 @@ def _tail(module: nn.Module, path: Sequence[str]) -> nn.Module:
     if not path:
         return module
     children = list(module.named_children())
-    (first, *rest) = path
-    start = [name for name, _ in children].index(first)
-    kept = children[start:] if type(module) is nn.Sequential else children[start : start + 1]
-    named = ((name, _tail(child, rest) if name == first else child) for name, child in kept)
-    return nn.Sequential(OrderedDict(named))
+    start = [name for name, _ in children].index(path[0])
+    name, child = children[start]
+    tail = OrderedDict({name: _tail(child, path[1:])})
+    if type(module) is nn.Sequential:
+        tail.update(children[start + 1 :])
+    return nn.Sequential(tail)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.posterior.approximation import density_of
+
+if TYPE_CHECKING:
+    from pyrobnn.posterior.posterior import Posterior
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS = 4
@@ -27,7 +30,7 @@ _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
 
 
-def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
+def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
     r"""Virial and score of at most 200 thinned draws, by site, in unconstrained space.
 
     .. math:: E[-(z - a) \cdot \nabla \log p(z)] = d, \qquad E[\nabla \log p(z)] = 0
@@ -52,36 +55,48 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
     if density is None:
         return None
     work = density.dim * max(len(y) if y is not None and y.dim() else 1, 1)
-    few = posterior.thin(max(1, int(min(200, 1e12 // work)) // posterior.num_chains))
-    if few.num_chains * few.num_draws < 40:
+    thinned = posterior.thin(max(1, int(min(200, 1e12 // work)) // posterior.num_chains))
+    if thinned.num_chains * thinned.num_draws < 40:
         return None
-    z = density.unconstrain(few.draws)
+    z = density.unconstrain(thinned.draws)
     mean = density.unconstrain(posterior.thin(1000).draws).double().mean(1, keepdim=True)
+    g = _gradients(density, z, at_once=max(1, 2**28 // work))
+    return _statistics_by_site(density, z.double(), mean, g)
+
+
+def _gradients(density: Density, z: Tensor, at_once: int) -> Tensor:
+    """Gradients of the log joint at points (chain, draw, dim), in float64 and in batches."""
     gradient, _ = batched_gradient(density.log_joint, z[0, :2])
-    flat = z.reshape(-1, density.dim)
-    parts = [gradient(part)[0] for part in flat.split(max(1, 2**28 // work))]
-    g = torch.cat(parts).detach().double().reshape(z.shape)
-    pull = -(z.double() - mean) * g
+    batches = z.reshape(-1, density.dim).split(at_once)
+    gradients = torch.cat([gradient(batch)[0] for batch in batches])
+    return gradients.detach().double().reshape(z.shape)
+
+
+def _statistics_by_site(density: Density, z: Tensor, mean: Tensor, g: Tensor) -> xr.Dataset:
+    """The dataset of :func:`stein_statistics`, of points (chain, draw, dim), their chains' means and gradients."""
+    pull = -(z - mean) * g
     signs = torch.randint(0, 2, (NUM_DIRECTIONS, density.dim), generator=generator(0)) * 2.0 - 1.0
-    directions = signs.to(g) * z.double().std((0, 1))
+    directions = signs.to(g) * z.std((0, 1))
     sites = [site for site in density.sites if site.kind == "latent"]
-    columns = [slice(site.start, site.stop) for site in sites]
-    score = [torch.cat([g[..., c] @ directions[:, c].T, _single(g[..., c])], -1) for c in columns]
+    virials = []
+    scores = []
+    for site in sites:
+        columns = slice(site.start, site.stop)
+        virials.append(pull[..., columns].sum(-1))
+        along_signs = g[..., columns] @ directions[:, columns].T
+        scores.append(torch.cat([along_signs, _single(g[..., columns])], -1))
     dims = ("chain", "draw", "site")
     return xr.Dataset(
         {
-            "virial": (
-                dims,
-                torch.stack([pull[..., c].sum(-1) for c in columns], -1).cpu().numpy(),
-            ),
-            "score": ((*dims, "direction"), torch.stack(score, 2).cpu().numpy()),
+            "virial": (dims, torch.stack(virials, -1).cpu().numpy()),
+            "score": ((*dims, "direction"), torch.stack(scores, 2).cpu().numpy()),
             "size": ("site", np.array([site.size for site in sites])),
         },
         coords={"site": [site.name for site in sites]},
     )
 
 
-def posterior_density(posterior: Any, x: Tensor | None, y: Tensor | None) -> Density | None:
+def posterior_density(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> Density | None:
     """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
     model = posterior.model
     if isinstance(model, BNN):
@@ -100,7 +115,9 @@ def _single(g: Tensor) -> Tensor:
     return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
 
 
-def moved_functions(posterior: Any, x: Any, y: Any, probe_x: Tensor | None) -> xr.Dataset | None:
+def moved_functions(
+    posterior: Posterior, x: Tensor | None, y: Tensor | None, probe_x: Tensor | None
+) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
     Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
@@ -132,25 +149,28 @@ def moved_functions(posterior: Any, x: Any, y: Any, probe_x: Tensor | None) -> x
     work = density.dim * rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
     if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
         return None
-    few = posterior.thin(max(1, (2 if work < 2e8 else 1) * NUM_DRAWS // posterior.num_chains))
-    start = density.unconstrain(few.draws).detach()
+    num_draws = 2 * NUM_DRAWS if work < 2e8 else NUM_DRAWS
+    thinned = posterior.thin(max(1, num_draws // posterior.num_chains))
+    start = density.unconstrain(thinned.draws).detach()
     flat = start.reshape(-1, density.dim)
     gradient, _ = batched_gradient(density.log_joint, flat[:2])
     end, acceptance = _moved(gradient, flat, flat.std(0))
-    moved = replace(few, draws=few.draws | density.constrain(end.reshape(start.shape)))
+    moved = replace(thinned, draws=thinned.draws | density.constrain(end.reshape(start.shape)))
     dims = ("chain", "draw", "probe", "output")
-    found = xr.Dataset({"acceptance": acceptance})
-    for when, each, z in (("before", few, flat), ("after", moved, end)):
-        sites = [
-            each.draws[s.name].reshape(*start.shape[:2], -1)
-            for s in density.sites
-            if s.kind == "latent"
-        ]
-        f = torch.cat(sites, -1)[..., None] if probe_x is None else each.function(probe_x)
-        found[when] = (dims, f.double().cpu().numpy())
-        values = gradient(z)[1].detach().double().reshape(start.shape[:2])
-        found[f"density_{when}"] = (dims[:2], values.cpu().numpy())
-    return found
+    dataset = xr.Dataset({"acceptance": acceptance})
+    for when, draws, z in (("before", thinned, flat), ("after", moved, end)):
+        f = _latent_values(density, draws) if probe_x is None else draws.function(probe_x)
+        dataset[when] = (dims, f.double().cpu().numpy())
+        log_density = gradient(z)[1].detach().double().reshape(start.shape[:2])
+        dataset[f"density_{when}"] = (dims[:2], log_density.cpu().numpy())
+    return dataset
+
+
+def _latent_values(density: Density, posterior: Posterior) -> Tensor:
+    """The scalars of all latent sites, (chain, draw, scalar, 1)."""
+    draws = [posterior.draws[site.name] for site in density.sites if site.kind == "latent"]
+    scalars = [values.reshape(*values.shape[:2], -1) for values in draws]
+    return torch.cat(scalars, -1)[..., None]
 
 
 def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:
@@ -167,7 +187,10 @@ def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]
         jitter = 0.8 + 0.4 * float(torch.rand((), generator=random))
         z, rate = _trajectory(gradient, z, scale * step * jitter, NUM_STEPS, random)
         accepted.append(rate)
-        step *= 1.0 / factor if rate < 0.6 else factor if rate > 0.95 else 1.0
+        if rate < 0.6:
+            step *= 1.0 / factor
+        elif rate > 0.95:
+            step *= factor
     return z, sum(accepted) / len(accepted)
 
 

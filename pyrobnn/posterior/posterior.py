@@ -124,14 +124,15 @@ class Posterior:
         every digit.
         """
         computed = self.meta.get("deterministic_sites", ())
-        own = self.meta.get("program_dtypes", {})
-        found = {
-            name: value.flatten(0, 1) for name, value in self.draws.items() if name not in computed
-        }
-        return {
-            name: value.to(getattr(torch, own[name])) if name in own else value
-            for name, value in found.items()
-        }
+        dtypes = self.meta.get("program_dtypes", {})
+        stacked = {}
+        for name, value in self.draws.items():
+            if name not in computed:
+                joined = value.flatten(0, 1)
+                stacked[name] = (
+                    joined.to(getattr(torch, dtypes[name])) if name in dtypes else joined
+                )
+        return stacked
 
     def thin(self, num_draws: int) -> Posterior:
         """This posterior with at most ``num_draws`` evenly spaced draws of each chain."""
@@ -157,13 +158,18 @@ class Posterior:
             TypeError: the posterior belongs to a plain Pyro program, which has no network output.
             ValueError: empty or non-finite ``x``.
         """
-        few = self if num_draws is None else self.thin(num_draws)
+        posterior = self if num_draws is None else self.thin(num_draws)
         linear = self.moments is not None and self.bnn.likelihood.targets.linear_mean
         moments = cast(Any, self.moments)(self.inputs(x)) if linear else None
         y_mean, y_scale = self.bnn.units or (0.0, 1.0)
-        f = few.standard_function(x)
-        likelihood = self.bnn.likelihood
-        return Prediction(f, likelihood, few.draws, moments=moments, y_mean=y_mean, y_scale=y_scale)
+        return Prediction(
+            posterior.standard_function(x),
+            self.bnn.likelihood,
+            posterior.draws,
+            moments=moments,
+            y_mean=y_mean,
+            y_scale=y_scale,
+        )
 
     def function(self, x: Tensor) -> Tensor:
         """Every draw's mean of y in its units at ``x`` (chain, draw, point, out), or its logits (…, class)."""
@@ -172,17 +178,7 @@ class Posterior:
     @torch.no_grad()
     def standard_function(self, x: Tensor) -> Tensor:
         """Every draw's raw network output at ``x`` (chain, draw, point, width), in the units of the program."""
-        x = self.inputs(x)
-        model = self.bnn
-        forward = self.bnn.forward if self.network is None else self.network
-        if hasattr(net := cast(Any, self.network), "head"):  # what no draw moves is computed once
-            x = net.features(x)
-            forward = net.head
-            model = net.model
-        elif self.network is None and (trunk := self._trunk(x)) is not None:
-            x = trunk.features(x)
-            model = trunk.head
-            forward = model.forward
+        model, forward, x = self._varying_network(self.inputs(x))
         params = {n: v for n, v in self.stacked().items() if n.startswith(NET)}
         # values that all draws share take no memory of their own
         size = max(1, sum(value[0].numel() for value in params.values() if value.stride(0)))
@@ -192,23 +188,38 @@ class Posterior:
         draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
 
         def outputs(piece: Tensor) -> Tensor:
-            return at_each(lambda one: forward(one, piece), params, at_once=draws_at_once)
+            return at_each(lambda draw: forward(draw, piece), params, at_once=draws_at_once)
 
         f = torch.cat([outputs(piece) for piece in x.split(points_at_once)], 1)
         return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
+
+    def _varying_network(self, x: Tensor) -> tuple[BNN, Callable[..., Tensor], Tensor]:
+        """The model as far as draws vary, its function (params, inputs) → f, and its inputs for ``x``.
+
+        What no draw moves, a trunk, is computed here, once; the inputs are then its features.
+        """
+        if self.network is None:
+            trunk = self._trunk(x)
+            if trunk is None:
+                return self.bnn, self.bnn.forward, x
+            features = trunk.features(x)
+            head = trunk.head
+            return head, head.forward, features
+        if hasattr(self.network, "head"):
+            network = cast(Any, self.network)
+            return network.model, network.head, network.features(x)
+        return self.bnn, self.network, x
 
     def _trunk(self, x: Tensor) -> Split | None:
         """Where the draws share the first parameters of the net: the split before those that they do not."""
         params = {name: value for name, value in self.draws.items() if name.startswith(NET)}
         shared = [name for name in self.meta.get("point_sites", ()) if name in params]
-        values = [params[name] for name in shared]
-        if not shared or any(
-            any(v.stride()[:2]) and not torch.equal(v, v[:1, :1].expand_as(v)) for v in values
-        ):
+        if not shared or not all(_is_shared(params[name]) for name in shared):
             return None
         moving = [name for name in params if name not in shared]
-        found = split(self.bnn, moving, {name: value[0, 0] for name, value in params.items()}, x)
-        return found if moving and found.path else None
+        draw = {name: value[0, 0] for name, value in params.items()}
+        trunk = split(self.bnn, moving, draw, x)
+        return trunk if moving and trunk.path else None
 
     def to_datatree(
         self,
@@ -262,17 +273,21 @@ class Posterior:
             )
         elif not is_bnn and has_data:
             groups = datatree.program_groups(self, x, y, num_prior_draws, seed)
-        if has_data and (found := invariance.stein_statistics(self, x, y)) is not None:
-            groups[STEIN] = found
+        stein = invariance.stein_statistics(self, x, y) if has_data else None
+        if stein is not None:
+            groups[STEIN] = stein
         if is_bnn and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
         tree = datatree.whole_tree(self, groups, label)
         if exact_loo:
             judging = importlib.import_module("pyrobnn.diagnostics.leave_one_out")
-            given = Rows.of(self.model, x, y)
-            same = not (given and self.rows) or torch.equal(given.digest, self.rows.digest)
+            same = self._has_seen(Rows.of(self.model, x, y))
             judging.add_exact(tree, exact_loo, same, partial(self._left_out, seed=seed))
         return tree
+
+    def _has_seen(self, rows: Rows | None) -> bool:
+        """Whether ``rows`` are those of the fit; also where either is not known."""
+        return not (rows and self.rows) or torch.equal(rows.digest, self.rows.digest)
 
     def diagnose(self, x: Tensor | None = None, y: Tensor | None = None, **options: Any) -> Verdict:
         """``diagnose(to_datatree(x, y, **options))``; chains and Laplace keep the data of their fit, else TypeError."""
@@ -351,19 +366,15 @@ class Posterior:
 
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
-        less = self.remove(row, seed=seed)
+        posterior = self.remove(row, seed=seed)
         volume = 0.0
         rows = cast(Rows, self.rows).at(torch.tensor([row]))
         if isinstance(self.model, BNN) and self.model.units is not None:
-            volume = float(
-                self.bnn.likelihood.targets.log_volume(rows.y.reshape(1, -1), self.model.units[1])
-            )
-        tree = less.to_datatree(rows.x, rows.y, num_prior_draws=0, seed=seed)
-        return (
-            -less.meta["log_evidence_added"] - volume,
-            less.meta["log_evidence_added_error"],
-            tree,
-        )
+            targets = self.model.likelihood.targets
+            volume = float(targets.log_volume(rows.y.reshape(1, -1), self.model.units[1]))
+        log_density = -posterior.meta["log_evidence_added"] - volume
+        tree = posterior.to_datatree(rows.x, rows.y, num_prior_draws=0, seed=seed)
+        return log_density, posterior.meta["log_evidence_added_error"], tree
 
     def save(self, path: str | Path) -> Path:
         """Write to a netCDF file (atomically; no pickle)."""
@@ -402,8 +413,14 @@ class Posterior:
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_changes": CHANGES}  # whoever reads a pickle imports what they do
+        # whoever reads a pickle imports what they do
+        return self.__dict__ | {"_changes": CHANGES}
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"
         return f"Posterior({self.meta.get('method', '?')}, {size}, {len(self.draws)} sites)"
+
+
+def _is_shared(value: Tensor) -> bool:
+    """Whether a parameter (chain, draw, …) is the same in all draws."""
+    return not any(value.stride()[:2]) or torch.equal(value, value[:1, :1].expand_as(value))

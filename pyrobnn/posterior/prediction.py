@@ -58,17 +58,15 @@ class Prediction:
         y_mean: float | Tensor = 0.0,
         y_scale: float | Tensor = 1.0,
     ):
-        own = likelihood.own.priors | likelihood.own.points
+        sites = likelihood.own.priors | likelihood.own.points
         self.standard_f = standard_f
         self.likelihood = likelihood
         self.task = likelihood.task
-        self.params = {name: value for name, value in params.items() if name in own}
+        self.params = {name: value for name, value in params.items() if name in sites}
         self._moments = moments
         # numbers of the data's own type: float32 has no room for a mean of 1e8 and a spread of 1
-        self._y_mean, self._y_scale = (
-            value.to(standard_f.device) if isinstance(value, Tensor) else float(value)
-            for value in (y_mean, y_scale)
-        )
+        self._y_mean = _unit(y_mean, standard_f.device)
+        self._y_scale = _unit(y_scale, standard_f.device)
 
     @property
     def f(self) -> Tensor:
@@ -126,10 +124,8 @@ class Prediction:
         check_count("num_draws", num_draws)
         total = self.f.shape[0] * self.f.shape[1]
         keep = torch.linspace(0, total - 1, min(num_draws, total)).round().long()
-        f, *values = (
-            each.flatten(0, 1)[keep][None] for each in (self.standard_f, *self.params.values())
-        )
-        params = dict(zip(self.params, values, strict=True))
+        f = self.standard_f.flatten(0, 1)[keep][None]
+        params = {name: value.flatten(0, 1)[keep][None] for name, value in self.params.items()}
         return Prediction(f, self.likelihood, params, y_mean=self._y_mean, y_scale=self._y_scale)
 
     def quantile(self, q: float | Tensor) -> Tensor:
@@ -150,54 +146,55 @@ class Prediction:
         levels = as_tensor("q", q).to(self.f.device, torch.float64)
         if not levels.numel() or not bool(((levels > 0) & (levels < 1)).all()):
             raise ValueError(f"'q' must lie strictly between 0 and 1, got {q}")
-        found = torch.stack([self._quantile(level) for level in levels.reshape(-1).tolist()])
-        return self._in_y(found.reshape(levels.shape + self.loc.shape[2:])).to(self.f.dtype)
+        quantiles = torch.stack([self._quantile(level) for level in levels.reshape(-1).tolist()])
+        return self._in_y(quantiles.reshape(levels.shape + self.loc.shape[2:])).to(self.f.dtype)
 
     def _quantile(self, level: float) -> Tensor:
         """One quantile of every (point, out), in the units of the program: where F is q to a billionth of its tail.
 
         Some 128 draws say where to look; a bracket around there grows until it holds the quantile.
         """
-        from scipy.optimize import elementwise  # imported late: a fit needs none of it
+        # imported late: a fit needs none of it
+        from scipy.optimize import elementwise
 
         y = _mean(self._mean_variance[0].double()).nan_to_num(0.0, 0.0, 0.0).flatten().cpu().numpy()
         num = self.standard_f[..., 0, 0].numel()
         whole = self.likelihood.targets.kind == "count"
         reach = 1.0
         rows = np.arange(len(y))
-        for every in (num // 128, 1) if num >= 256 else (1,):
+        strides = (num // 128, 1) if num >= 256 else (1,)
+        for stride in strides:
 
-            def gap(at: np.ndarray, rows: np.ndarray, every: int = every) -> np.ndarray:
-                return self._below(np.floor(at) if whole else at, rows, every) - level
+            def gap(at: np.ndarray, rows: np.ndarray, stride: int = stride) -> np.ndarray:
+                return self._below(np.floor(at) if whole else at, rows, stride) - level
 
             bracket = elementwise.bracket_root(gap, y - reach, y + reach, args=(rows,)).bracket
-            tolerance = (1e-9 if every == 1 else 1e-3) * min(level, 1 - level)
+            tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
             # steps of a count are told apart, and stepped over where F is q exactly
             within: dict[str, Any] = {"xatol": 0.1} if whole else {"fatol": tolerance}
             y = np.asarray(elementwise.find_root(gap, bracket, args=(rows,), tolerances=within).x)
             reach = 1.0 if whole else 0.1
         if whole:
             y = np.maximum(np.round(y), 0.0)
-            y = np.where(gap(y - 1, rows) >= 0, y - 1, np.where(gap(y, rows) < 0, y + 1, y))
+            not_below = np.where(gap(y, rows) < 0, y + 1, y)
+            y = np.where(gap(y - 1, rows) >= 0, y - 1, not_below)
         return torch.from_numpy(y).to(self.f.device)
 
-    def _below(self, y: np.ndarray, rows: np.ndarray, every: int) -> np.ndarray:
+    def _below(self, y: np.ndarray, rows: np.ndarray, stride: int) -> np.ndarray:
         """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
-        draws = self.standard_f.flatten(0, 1)[::every]
+        draws = self.standard_f.flatten(0, 1)[::stride]
         out = self.loc.shape[-1]
-        params = {name: value.flatten(0, 1)[::every] for name, value in self.params.items()}
+        params = {name: value.flatten(0, 1)[::stride] for name, value in self.params.items()}
+        pieces = []
         # scalars that fit in the cache of a core
-        found = []
         at_once = max(1, 2**17 // len(draws))
-        for at in range(0, len(y), at_once):
-            here, which = (
-                torch.from_numpy(v[at : at + at_once]).to(draws.device) for v in (y, rows)
-            )
-            f = draws[:, which // out]
-            here = here[:, None].expand(-1, out)
-            reached = self.likelihood.cdf(f, here, params)[1].mean(0)
-            found.append(reached.gather(1, (which % out)[:, None])[:, 0])
-        return torch.cat(found).cpu().numpy()
+        for start in range(0, len(y), at_once):
+            piece = slice(start, start + at_once)
+            y_piece = torch.from_numpy(y[piece]).to(draws.device)[:, None].expand(-1, out)
+            row = torch.from_numpy(rows[piece]).to(draws.device)
+            reached = self.likelihood.cdf(draws[:, row // out], y_piece, params)[1].mean(0)
+            pieces.append(reached.gather(1, (row % out)[:, None])[:, 0])
+        return torch.cat(pieces).cpu().numpy()
 
     @property
     def probs(self) -> Tensor:
@@ -223,8 +220,10 @@ class Prediction:
 
     def _entropy(self, probs: Tensor) -> Tensor:
         """Of labels; of truth values, of which each has its own probability, the sum over outputs."""
-        other = 0.0 if self.likelihood.targets.kind == "label" else torch.special.entr(1 - probs)
-        return (torch.special.entr(probs) + other).sum(-1)
+        terms = torch.special.entr(probs)
+        if self.likelihood.targets.kind != "label":
+            terms = terms + torch.special.entr(1 - probs)
+        return terms.sum(-1)
 
     def log_prob(self, y: Tensor) -> Tensor:
         """Log density of the *mixture* at ``y`` (point, out) or labels (point,), in nats, joint over outputs; (point,).
@@ -244,11 +243,9 @@ class Prediction:
         f, params = self._wide
         log_prob = self.likelihood.log_prob(f, self._standard(y), params)
         targets = self.likelihood.targets
-        return (
-            log_prob
-            if targets.measured is None
-            else log_prob - targets.log_volume(y, self._y_scale)
-        )
+        if targets.measured is None:
+            return log_prob
+        return log_prob - targets.log_volume(y, self._y_scale)
 
     def pit(self, y: Tensor, *, seed: int = 0) -> Tensor:
         """Probability integral transform of ``y``, (point, out): uniform where the prediction is right.
@@ -264,18 +261,17 @@ class Prediction:
         (Gelman et al., 2000); Randomized quantile residuals (Dunn & Smyth, 1996).
         """
         f, params = self._wide
-        lower, upper = (
-            _mean(p) for p in self.likelihood.cdf(f, self._standard(self._target(y)), params)
-        )
+        below, reached = self.likelihood.cdf(f, self._standard(self._target(y)), params)
+        lower = _mean(below)
+        upper = _mean(reached)
         u = torch.rand(lower.shape, generator=generator(~seed), dtype=lower.dtype).to(lower.device)
         return lower + u * (upper - lower)
 
     @property
     def _wide(self) -> tuple[Tensor, dict[str, Tensor]]:
         """The network's output and the likelihood's own parameters in float64."""
-        return self.standard_f.double(), {
-            name: value.double() for name, value in self.params.items()
-        }
+        params = {name: value.double() for name, value in self.params.items()}
+        return self.standard_f.double(), params
 
     def _target(self, y: Tensor) -> Tensor:
         y = self.likelihood.targets.read(y).to(self.standard_f.device)
@@ -314,6 +310,10 @@ class Prediction:
     def __repr__(self) -> str:
         chains, draws, points, width = self.f.shape
         return f"Prediction({self.task}, {chains} chains x {draws} draws, {points} points, {width} outputs)"
+
+
+def _unit(value: float | Tensor, device: torch.device) -> float | Tensor:
+    return value.to(device) if isinstance(value, Tensor) else float(value)
 
 
 def _mean(values: Tensor) -> Tensor:

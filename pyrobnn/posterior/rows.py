@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,15 +30,16 @@ class Rows:
     shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, model: Any, x: Any, y: Any) -> Rows | None:
+    def of(cls, model: BNN | Callable[..., Any], x: Any, y: Any) -> Rows | None:
         """Of what ``fit`` was given; None where rows cannot be told from it (a loader, a program's own data)."""
         if isinstance(x, (DataLoader, Dataset)) or y is None:
             return None
         if isinstance(model, BNN):
             x = as_tensor("x", x)
             y = model.likelihood.targets.read(y)
-        tensors = isinstance(y, Tensor) and (x is None or isinstance(x, Tensor))
-        if not tensors or not y.dim() or (x is not None and (not x.dim() or len(x) != len(y))):
+        if not isinstance(y, Tensor) or not y.dim():
+            return None
+        if x is not None and not _has_rows(x, len(y)):
             return None
         return cls(x, y, digest(x, y))
 
@@ -59,20 +60,23 @@ class Rows:
             )
         return self
 
-    def at(self, kept: Tensor) -> Rows:
-        """Those of the mask or indices ``kept``."""
-        x = None if self.x is None else self.x[kept.to(self.x.device)]
-        return Rows(x, self.y[kept.to(self.y.device)], self.digest[kept.cpu()], self.shared)
+    def at(self, index: Tensor) -> Rows:
+        """Those of a mask or of indices."""
+        x = None if self.x is None else self.x[index.to(self.x.device)]
+        return Rows(x, self.y[index.to(self.y.device)], self.digest[index.cpu()], self.shared)
 
-    def joined(self, more: Rows) -> Rows:
-        """These and ``more`` of the same shapes."""
-        y = torch.cat([self.y, more.y.to(self.y)])
-        x = None if self.x is None or more.x is None else torch.cat([self.x, more.x.to(self.x)])
+    def joined(self, new: Rows) -> Rows:
+        """These and ``new`` ones of the same shapes."""
+        y = torch.cat([self.y, new.y.to(self.y)])
+        x = None
+        if self.x is not None and new.x is not None:
+            x = torch.cat([self.x, new.x.to(self.x)])
         return Rows(x, y, digest(x, y), self.shared)
 
     def state(self) -> dict[str, Tensor]:
         """The tensors, enough to rebuild it."""
-        return {"y": self.y, "digest": self.digest} | ({} if self.x is None else {"x": self.x})
+        tensors = {"y": self.y, "digest": self.digest}
+        return tensors if self.x is None else tensors | {"x": self.x}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Tensor]) -> Rows | None:
@@ -83,17 +87,27 @@ class Rows:
         return self.__dict__ | {"shared": {}}
 
 
+def _has_rows(x: Any, num: int) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0 and len(x) == num
+
+
 def digest(x: Tensor | None, y: Tensor) -> Tensor:
     """A number for every row, (N,) int64 on the CPU, that changes with any value in it."""
     total = torch.zeros(len(y), dtype=torch.int64)
-    for part in (
-        each.detach().reshape(len(y), each[:1].numel())
-        for each in (x, y)
-        if each is not None and len(y)
-    ):
-        factors = torch.arange(1, part.shape[1] + 1, device=part.device) * _ODD | 1
-        some = part.split(max(1, 2**24 // max(part.shape[1], 1)))  # memory
-        bits = (each.double().contiguous().view(torch.int64) for each in some)
-        mixed = torch.cat([((each ^ (each >> 29)) * factors).sum(1) for each in bits])
-        total = (total ^ (total >> 31)) * _ODD + mixed.cpu()
+    if not len(y):
+        return total
+    for tensor in (x, y):
+        if tensor is not None:
+            flat = tensor.detach().reshape(len(y), tensor[:1].numel())
+            factors = torch.arange(1, flat.shape[1] + 1, device=flat.device) * _ODD | 1
+            # piece by piece, for the memory that its float64 takes
+            pieces = flat.split(max(1, 2**24 // max(flat.shape[1], 1)))
+            mixed = torch.cat([_mixed(piece, factors) for piece in pieces])
+            total = (total ^ (total >> 31)) * _ODD + mixed.cpu()
     return total
+
+
+def _mixed(values: Tensor, factors: Tensor) -> Tensor:
+    """A number for every row of values (row, column), of the bits of their float64."""
+    bits = values.double().contiguous().view(torch.int64)
+    return ((bits ^ (bits >> 29)) * factors).sum(1)

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -74,25 +74,30 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     check_writable(path.parent)
     # a bit that a disk or a transfer flips is an error at reading; HDF5 has no checksums of strings
-    checksums = {
-        node.path: {
-            str(name): {"fletcher32": True}
-            for name, data in node.variables.items()
-            if data.size and data.ndim and data.dtype.kind in "biufc"
-        }
-        for node in tree.subtree
-    }
+    checksums = {node.path: _checksums(node) for node in tree.subtree}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     # HDF5 ends the whole process where a write fails, Python raises: what fits in memory is written by it
-    held = io.BytesIO() if sum(node.to_dataset().nbytes for node in tree.subtree) < 2**30 else None
+    num_bytes = sum(node.to_dataset().nbytes for node in tree.subtree)
     try:
-        tree.to_netcdf(beside if held is None else held, engine=ENGINE, encoding=checksums)
-        if held is not None:
-            beside.write_bytes(held.getbuffer())
+        if num_bytes < 2**30:
+            buffer = io.BytesIO()
+            tree.to_netcdf(buffer, engine=ENGINE, encoding=checksums)
+            beside.write_bytes(buffer.getbuffer())
+        else:
+            tree.to_netcdf(beside, engine=ENGINE, encoding=checksums)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
     return path
+
+
+def _checksums(node: xr.DataTree) -> dict[str, dict[str, bool]]:
+    """The encoding of the numeric arrays of a group, by name."""
+    encoding = {}
+    for name, data in node.variables.items():
+        if data.size and data.ndim and data.dtype.kind in "biufc":
+            encoding[str(name)] = {"fletcher32": True}
+    return encoding
 
 
 def check_writable(folder: str | Path) -> None:
@@ -116,7 +121,7 @@ def check_writable(folder: str | Path) -> None:
         ) from error
 
 
-def load(path: str | Path, model: Any) -> Posterior:
+def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
     """Read a posterior written by :func:`save`.
 
     Args:
@@ -139,27 +144,22 @@ def load(path: str | Path, model: Any) -> Posterior:
     if tree.attrs["format_version"] > FORMAT_VERSION:
         raise ValueError(f"{name} was written by a newer pyrobnn: upgrade to read it")
     device = getattr(model, "device", torch.device("cpu"))
-    draws, stats, history = (
-        _tensors(tree, group, device) for group in (POSTERIOR, SAMPLE_STATS, HISTORY)
-    )
-    for site, prior in getattr(model, "priors", {}).items():
-        found = tuple(draws[site].shape[2:]) if site in draws else None
-        shape = tuple(prior.shape())
-        if found != shape:
-            raise ValueError(
-                f"{name} was fitted with another model: {site!r} of shape {found}, not {shape}"
-            )
-    meta, evidence, family = (
-        json.loads(tree.attrs[key]) for key in ("meta", "log_evidence", "family")
-    )
-    rows = Rows.from_state(_tensors(tree, ROWS, device))
+    draws = _tensors(tree, POSTERIOR, device)
+    _check_sites(name, draws, model)
+    meta = json.loads(tree.attrs["meta"])
+    family = json.loads(tree.attrs["family"])
     posterior = Posterior(
-        model, draws, stats, log_evidence=evidence, history=history, meta=meta, rows=rows
+        model,
+        draws,
+        _tensors(tree, SAMPLE_STATS, device),
+        log_evidence=json.loads(tree.attrs["log_evidence"]),
+        history=_tensors(tree, HISTORY, device),
+        meta=meta,
+        rows=Rows.from_state(_tensors(tree, ROWS, device)),
     )
+    # of a program log_q of the draws is there; q at other points needs its data
     if family is None or not isinstance(model, BNN):
-        return (
-            posterior  # of a program log_q of the draws is there; q at other points needs its data
-        )
+        return posterior
     if family not in FAMILIES and family not in RESTORERS:
         warnings.warn(
             f"an approximation of the family {family!r} cannot be rebuilt here: predictions put its draws through the "
@@ -175,6 +175,17 @@ def load(path: str | Path, model: Any) -> Posterior:
     if family in RESTORERS:
         return RESTORERS[family](posterior, layout, family, state)
     return replace(posterior, approximation=FlatApproximation(layout, family, state))
+
+
+def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Callable[..., Any]) -> None:
+    """ValueError where the draws of the file ``name`` do not have the sites of a BNN and their shapes."""
+    for site, prior in getattr(model, "priors", {}).items():
+        drawn = tuple(draws[site].shape[2:]) if site in draws else None
+        shape = tuple(prior.shape())
+        if drawn != shape:
+            raise ValueError(
+                f"{name} was fitted with another model: {site!r} of shape {drawn}, not {shape}"
+            )
 
 
 def read(path: str | Path) -> xr.DataTree:
@@ -198,21 +209,19 @@ def read(path: str | Path) -> xr.DataTree:
 
 def _dataset(values: Mapping[str, Tensor], *shared: str) -> xr.Dataset:
     """Arrays whose first dimensions are ``shared``."""
-    found = {}
+    variables = {}
     for site, value in values.items():
         name = variable(site)
         dims = [*shared, *(f"{name}_dim_{i}" for i in range(value.dim() - len(shared)))]
-        found[name] = dims, value.detach().cpu().numpy(), {"site": site}
-    return xr.Dataset(found)
+        variables[name] = (dims, value.detach().cpu().numpy(), {"site": site})
+    return xr.Dataset(variables)
 
 
 def _tensors(tree: xr.DataTree, group: str, device: torch.device) -> dict[str, Tensor]:
     if group not in tree.children:
         return {}
-    variables = {
-        data.attrs.get("site", str(name)): data.values
-        for name, data in tree[group].data_vars.items()
-    }
-    return {
-        site: torch.from_numpy(np.array(values)).to(device) for site, values in variables.items()
-    }
+    tensors = {}
+    for name, data in tree[group].data_vars.items():
+        site = data.attrs.get("site", str(name))
+        tensors[site] = torch.from_numpy(np.array(data.values)).to(device)
+    return tensors
