@@ -6,8 +6,7 @@ import numpy as np
 import pyrobnn as pb
 
 data = pb.data.gap(num_data=100)
-X = data.x.numpy()
-y = data.y.numpy().ravel()
+X, y = data.x.numpy(), data.y.numpy().ravel()
 model = pb.BNNRegressor(random_state=0, compile=False).fit(X, y)
 grid = np.linspace(-4, 4, 200)[:, None]
 low, high = model.predict_interval(grid).T

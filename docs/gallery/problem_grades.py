@@ -11,11 +11,7 @@ noise = torch.rand(250, 1, generator=generator).logit()
 latent = 2 * torch.tanh(x) + 0.5 * x + 0.7 * noise
 y = torch.bucketize(latent[:, 0], torch.tensor([-2.0, -0.7, 0.7, 2.0]))
 
-model = pb.BNN(
-    pb.networks.mlp(1, (10,), seed=0),
-    pb.priors.FanInNormal(2.0),
-    pb.likelihoods.Ordinal(5, "inferred"),
-)
+model = pb.BNN(pb.networks.mlp(1, (10,), seed=0), pb.priors.FanInNormal(2.0), pb.likelihoods.Ordinal(5, "inferred"))
 posterior = pb.Laplace(num_steps=1500, compile=False).fit(model, x, y, num_draws=300, seed=0)
 verdict = pb.diagnose(posterior.to_datatree(x, y))
 print(verdict)

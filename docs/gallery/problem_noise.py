@@ -10,9 +10,7 @@ model = pb.BNN(
     standardizer=pb.data.Standardizer.fit(data),
 )
 posterior = pb.Laplace(num_steps=1500, compile=False).fit(model, data.x, data.y, num_draws=500)
-tree = posterior.to_datatree(
-    data.x, data.y, true_function=data.true_function, label="Laplace, two outputs"
-)
+tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="Laplace, two outputs")
 verdict = pb.diagnose(tree)
 print(verdict)
 pb.plots.predictive_bands(tree).savefig("problem_noise.png", dpi=220)

@@ -22,9 +22,7 @@ line = torch.linspace(-4, 4, 100)[:, None]
 p = posterior.predict(line)
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.scatter(x, y, s=8, color="#a8792a", label="data")
-axes.fill_between(
-    line[:, 0], p.quantile(0.05)[:, 0], p.quantile(0.95)[:, 0], color="#1f5f8b", alpha=0.25, lw=0
-)
+axes.fill_between(line[:, 0], p.quantile(0.05)[:, 0], p.quantile(0.95)[:, 0], color="#1f5f8b", alpha=0.25, lw=0)
 axes.plot(line, p.mean, color="#1f5f8b", label="mean and 90 % interval")
 axes.set(xlabel="x", ylabel="share", ylim=(-0.02, 1.02))
 axes.legend(frameon=False)

@@ -7,11 +7,8 @@ from sklearn.datasets import make_moons
 import pyrobnn as pb
 
 points, labels = make_moons(150, noise=0.2, random_state=0)
-x = torch.as_tensor(points).float()
-y = torch.as_tensor(labels)
-model = pb.BNN(
-    pb.networks.mlp(2, (20,), 2, seed=0), pb.priors.FanInNormal(3.0), pb.likelihoods.Categorical()
-)
+x, y = torch.as_tensor(points).float(), torch.as_tensor(labels)
+model = pb.BNN(pb.networks.mlp(2, (20,), 2, seed=0), pb.priors.FanInNormal(3.0), pb.likelihoods.Categorical())
 posterior = pb.Laplace(num_steps=1500, compile=False).fit(model, x, y, num_draws=500, seed=0)
 verdict = pb.diagnose(posterior.to_datatree(x, y))
 print(verdict)

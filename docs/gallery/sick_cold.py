@@ -11,13 +11,8 @@ model = pb.BNN(
     pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0)),
     standardizer=pb.data.Standardizer.fit(data),
 )
-posterior = pb.SVI(num_steps=2000, kl_weight=0.0, compile=False).fit(
-    model, data.x, data.y, num_draws=200
-)
-tree = posterior.to_datatree(
-    data.x, data.y, true_function=data.true_function, label="SVI, KL weight 0"
-)
-verdict = pb.diagnose(tree)
-caught_by = "fit"
+posterior = pb.SVI(num_steps=2000, kl_weight=0.0, compile=False).fit(model, data.x, data.y, num_draws=200)
+tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="SVI, KL weight 0")
+verdict, caught_by = pb.diagnose(tree), "fit"
 print(verdict)
 pb.plots.predictive_bands(tree).savefig("sick_cold.png", dpi=220)

@@ -13,8 +13,7 @@ voltage = 0.2 * temperature + drift + 0.2 * torch.randn(400, 1, generator=genera
 fitted = LinearRegression().fit(temperature[::2], voltage[::2])
 error = voltage - torch.as_tensor(fitted.predict(temperature))
 predicted = torch.distributions.Normal((voltage - error)[1::2], error[::2].std())
-verdict = pb.judge(predicted, voltage[1::2], x=temperature[1::2])
-caught_by = "row_order"
+verdict, caught_by = pb.judge(predicted, voltage[1::2], x=temperature[1::2]), "row_order"
 print(verdict)
 
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")

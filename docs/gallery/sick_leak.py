@@ -9,15 +9,13 @@ import pyrobnn as pb
 table = pb.data.diabetes()
 rows = torch.cat([torch.arange(table.num_data)] * 2)  # as some recipes against unbalanced data do
 rows = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(0))]
-train = rows[:600]
-test = rows[600:]
+train, test = rows[:600], rows[600:]
 fitted = KNeighborsRegressor(5, weights="distance").fit(table.x[train], table.y[train])
 mean = torch.as_tensor(fitted.predict(table.x[test]))
 error = table.y[test] - mean
 predicted = torch.distributions.Normal(mean, error.std())
 data = {"x": table.x[test], "x_train": table.x[train], "y_train": table.y[train]}
-verdict = pb.judge(predicted, table.y[test], **data)
-caught_by = "held_out_rows"
+verdict, caught_by = pb.judge(predicted, table.y[test], **data), "held_out_rows"
 print(verdict)
 
 known = torch.isin(test, train)

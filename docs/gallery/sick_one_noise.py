@@ -10,10 +10,7 @@ model = pb.BNN(
     standardizer=pb.data.Standardizer.fit(data),
 )
 posterior = pb.Laplace(num_steps=1000, compile=False).fit(model, data.x, data.y, num_draws=1000)
-tree = posterior.to_datatree(
-    data.x, data.y, true_function=data.true_function, label="Laplace, one noise"
-)
-verdict = pb.diagnose(tree)
-caught_by = "coverage_by_region"
+tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="Laplace, one noise")
+verdict, caught_by = pb.diagnose(tree), "coverage_by_region"
 print(verdict)
 pb.plots.predictive_bands(tree).savefig("sick_one_noise.png", dpi=220)

@@ -7,8 +7,7 @@ import pyrobnn as pb
 
 data = pb.data.study("laplace")
 predicted = torch.distributions.Normal(data.true_f, 0.6 * data.true_noise)
-verdict = pb.judge(predicted, data.y, x=data.x)
-caught_by = "pit"
+verdict, caught_by = pb.judge(predicted, data.y, x=data.x), "pit"
 print(verdict)
 pit = predicted.cdf(data.y).flatten()
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")

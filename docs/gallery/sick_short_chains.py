@@ -15,11 +15,8 @@ model = pb.BNN(
 )
 nuts = pb.NUTS(num_warmup=10, max_tree_depth=3, compile=False)
 posterior = nuts.fit(model, data.x, data.y, num_draws=60, seed=0)
-tree = posterior.to_datatree(
-    data.x, data.y, true_function=data.true_function, label="NUTS, 10 + 60"
-)
-verdict = pb.diagnose(tree)
-caught_by = "rhat_function"
+tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="NUTS, 10 + 60")
+verdict, caught_by = pb.diagnose(tree), "rhat_function"
 print(verdict)
 
 traces = {

@@ -12,10 +12,7 @@ model = pb.BNN(
     standardizer=pb.data.Standardizer.fit(data),
 )
 posterior = pb.SVI(num_steps=300, compile=False).fit(model, data.x, data.y, num_draws=200)
-tree = posterior.to_datatree(
-    data.x, data.y, true_function=data.true_function, label="SVI, 300 steps"
-)
-verdict = pb.diagnose(tree)
-caught_by = "function_moves"
+tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function, label="SVI, 300 steps")
+verdict, caught_by = pb.diagnose(tree), "function_moves"
 print(verdict)
 pb.plots.predictive_bands(tree).savefig("sick_stopped_early.png", dpi=220)

@@ -11,13 +11,11 @@ fitted = LinearRegression().fit(data.x[:150], data.y[:150])
 line = torch.as_tensor(fitted.predict(data.x))
 scale = (data.y - line)[:150].std()
 predicted = torch.distributions.Normal(line[150:], scale)
-verdict = pb.judge(predicted, data.y[150:], x=data.x[150:])
-caught_by = "pattern"
+verdict, caught_by = pb.judge(predicted, data.y[150:], x=data.x[150:]), "pattern"
 print(verdict)
 
 order = data.x[:, 0].argsort()
-x = data.x[order, 0]
-mean = line[order, 0]
+x, mean = data.x[order, 0], line[order, 0]
 figure, axes = plt.subplots(figsize=(5, 3), layout="constrained")
 axes.fill_between(x, mean - 1.64 * scale, mean + 1.64 * scale, color="#1f5f8b", alpha=0.25, lw=0)
 axes.plot(x, mean, color="#1f5f8b", label="line and 90 % interval")

@@ -65,7 +65,7 @@ def network_groups(
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
     if posterior.meta.get("settings", {}).get("predictive") == "linearized":
         at_probes = linearization_error(posterior, probe_x)
-        near_data = linearization_error(posterior, probes(x)[0])
+        near_data = linearization_error(posterior, posterior.bnn.unit_exposure(probes(x)[0]))
         groups[group.FUNCTION]["linearization_error"] = max(at_probes, near_data)
     return groups | _grid_group(posterior, x, grid, true_function)
 
