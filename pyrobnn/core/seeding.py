@@ -49,7 +49,10 @@ def drawn(draw: Callable[[], Result], seed: int, device: torch.device) -> Result
 
     def generator_on(place: torch.device) -> torch.Generator:
         if place not in generators:
-            generators[place] = generator(seed, place)
+            try:
+                generators[place] = generator(seed, place)
+            except RuntimeError as error:
+                raise Inseparable(f"{place} has no generators beside its own") from error
         return generators[place]
 
     separate = drawing_from(generator_on)

@@ -429,7 +429,7 @@ class _Trial(NamedTuple):
         return float(self.log_densities.mean())
 
 
-@dataclass
+@dataclass(eq=False)
 class _Trials:
     """Short fits of rules to ``training`` rows, which predict held-out rows, ``targets`` in standard units."""
 

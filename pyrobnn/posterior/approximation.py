@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import pyro
 import pyro.distributions as dist
@@ -17,9 +17,6 @@ from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Site
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
-
-if TYPE_CHECKING:
-    from pyrobnn.posterior.posterior import Posterior
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
 FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
@@ -204,7 +201,7 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
 
 
 def density_of(
-    posterior: Posterior,
+    posterior: Any,
     program: BNN | Callable[..., Any],
     args: tuple[Any, Any],
     fixed: Mapping[str, Tensor],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,6 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.posterior.approximation import density_of
-
-if TYPE_CHECKING:
-    from pyrobnn.posterior.posterior import Posterior
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS = 4
@@ -30,7 +27,7 @@ _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
 
 
-def stein_statistics(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
+def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
     r"""Virial and score of at most 200 thinned draws, by site, in unconstrained space.
 
     .. math:: E[-(z - a) \cdot \nabla \log p(z)] = d, \qquad E[\nabla \log p(z)] = 0
@@ -96,7 +93,7 @@ def _statistics_by_site(density: Density, z: Tensor, mean: Tensor, g: Tensor) ->
     )
 
 
-def posterior_density(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> Density | None:
+def posterior_density(posterior: Any, x: Tensor | None, y: Tensor | None) -> Density | None:
     """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
     model = posterior.model
     if isinstance(model, BNN):
@@ -116,7 +113,7 @@ def _single(g: Tensor) -> Tensor:
 
 
 def moved_functions(
-    posterior: Posterior, x: Tensor | None, y: Tensor | None, probe_x: Tensor | None
+    posterior: Any, x: Tensor | None, y: Tensor | None, probe_x: Tensor | None
 ) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
@@ -166,7 +163,7 @@ def moved_functions(
     return dataset
 
 
-def _latent_values(density: Density, posterior: Posterior) -> Tensor:
+def _latent_values(density: Density, posterior: Any) -> Tensor:
     """The scalars of all latent sites, (chain, draw, scalar, 1)."""
     draws = [posterior.draws[site.name] for site in density.sites if site.kind == "latent"]
     scalars = [values.reshape(*values.shape[:2], -1) for values in draws]

@@ -289,7 +289,7 @@ def test_settings_are_checked(settings, message):
 def test_friction_and_sub_sampling_are_checked():
     with pytest.raises(ValueError, match="'friction' must be"):
         SGHMC(friction=1.5)
-    with pytest.raises(ValueError, match="leave out 'batch_size'"):
+    with pytest.raises(ValueError, match="leave 'batch_size' out"):
         SGLD(batch_size=3).fit(gaussian)
 
 

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyro
 import torch
@@ -26,9 +26,6 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import hooked
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.laplace import Laplace
 
 #: L-BFGS steps from the given start to the mode of the unconstrained density
 POLISH_STEPS = 200
@@ -111,7 +108,7 @@ def _last_layer(problem: Problem) -> str:
     return NET + called[-1] if called else NET.rstrip(".")
 
 
-def check_memory(method: Laplace, problem: Problem, names: Sequence[str]) -> None:
+def check_memory(method: Any, problem: Problem, names: Sequence[str]) -> None:
     """Refuse a full precision that does not fit, before any compute.
 
     Raises:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -31,9 +31,6 @@ from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods import SCALE, Likelihood
 from pyrobnn.model import BNN, NET, Density
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.laplace import Laplace
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +58,7 @@ def hessian_precision(centre: Centre, structure: str, remarks: list[Finding | st
 
 
 def ggn_precision(
-    method: Laplace,
+    method: Any,
     search: MAP,
     centre: Centre,
     centre_given: bool,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -25,9 +25,6 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.likelihoods.base import log_predictive
 from pyrobnn.model.density import Site
 from pyrobnn.model.nodes import elementwise
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.laplace import Laplace
 
 #: bound of log τ
 _BOUND = 18.0
@@ -221,7 +218,7 @@ def maximize_evidence(
     return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), float(log_c.exp()), at_bound)
 
 
-def hold_out(method: Laplace, search: MAP, centre: Centre, centre_given: bool, seed: int) -> Tuned:
+def hold_out(method: Any, search: MAP, centre: Centre, centre_given: bool, seed: int) -> Tuned:
     """Search for a mode on four fifths of the data, and judge widths around it by the fifth that it has not seen.
 
     One fifth after another, until 500 rows have been judged, which tell a width to 3 %: of a few residuals that happen
@@ -278,7 +275,7 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
     return Tuned(grid[chosen : chosen + 1], at_bound=chosen in (0, 24), held_out=held_out)
 
 
-def _score(method: Laplace, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
     """(τ, x, y) → log predictive density (N,) of points, linearised, with the curvature at the centre."""
     problem = centre.problem
     jacobian = centre.jacobian()

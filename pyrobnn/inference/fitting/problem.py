@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from importlib.metadata import Distribution
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from pyro.nn import PyroModule
@@ -37,9 +37,6 @@ from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.method import Method
 
 Callback = Callable[[int, Mapping[str, Any]], bool | None]
 
@@ -235,7 +232,7 @@ def _read_data(x: Any, y: Any, stream: bool) -> tuple[Any, Any, batches.Epoch | 
 
 def make_posterior(
     problem: Problem,
-    method: Method,
+    method: Any,
     draws: Mapping[str, Tensor],
     *,
     seed: int,
@@ -328,7 +325,7 @@ def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[s
 
 
 def _provenance(
-    problem: Problem, method: Method, seed: int, timings: Mapping[str, float]
+    problem: Problem, method: Any, seed: int, timings: Mapping[str, float]
 ) -> dict[str, Any]:
     """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
     return {
@@ -360,7 +357,7 @@ def version_of(package: str) -> str:
     return "unknown" if distribution is None else distribution.version
 
 
-def require_net(method: Method, model: Any) -> BNN:
+def require_net(method: Any, model: Any) -> BNN:
     """The model of a method that trains a network: Refused of a plain program, TypeError of anything else."""
     if isinstance(model, BNN):
         return model
@@ -370,9 +367,7 @@ def require_net(method: Method, model: Any) -> BNN:
     )
 
 
-def interruption(
-    method: Method, done: int, total: int, unit: str, checkpoint: Any = None
-) -> Finding:
+def interruption(method: Any, done: int, total: int, unit: str, checkpoint: Any = None) -> Finding:
     """A fit that Ctrl-C ended after ``done`` of ``total`` steps or draws (``unit``); where it can go on from."""
     values = {"method": type(method).__name__, "done": done, "total": total, "unit": unit}
     if checkpoint is not None:
@@ -473,7 +468,7 @@ def _checked(
 
 
 def snapshot(
-    problem: Problem, method: Method, draws: Mapping[str, Tensor], *, seed: int, **options: Any
+    problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **options: Any
 ) -> Posterior:
     """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):

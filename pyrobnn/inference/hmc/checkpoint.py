@@ -17,7 +17,6 @@ from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
-    from pyrobnn.inference.nuts import NUTS
 
 _MAGIC = b"pyrobnn checkpoint 5\n"
 
@@ -34,7 +33,7 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
     return digest.hexdigest()
 
 
-def run_fingerprint(config: NUTS, problem: Problem, run: FitRun) -> str:
+def run_fingerprint(config: Any, problem: Problem, run: FitRun) -> str:
     """Fingerprint of what the draws depend on and every device holds alike: neither starts nor density."""
     inputs = {"x": problem.x, "y": problem.y}
     if isinstance(run.init, torch.nn.Module):

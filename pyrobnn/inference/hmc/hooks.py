@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,7 +30,6 @@ from pyrobnn.model.gradient import at_each
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
-    from pyrobnn.inference.nuts import NUTS
     from pyrobnn.posterior import Posterior
 
 #: draws per chain up to which a run that waits for convergence goes on, and the effective draws that it waits for
@@ -136,7 +135,7 @@ def _net_quantities(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, 
 
 
 def run_findings(
-    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: NUTS
+    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: Any
 ) -> list[Finding]:
     """Everything about the run that a user has to know."""
     findings = _transition_findings(result.stats, config)
@@ -165,7 +164,7 @@ def with_reasons(findings: list[Finding], density: Density, result: Draws) -> li
     return explained
 
 
-def _transition_findings(stats: Tensor, config: NUTS) -> list[Finding]:
+def _transition_findings(stats: Tensor, config: Any) -> list[Finding]:
     """Divergences, chains that stand still, trees at their greatest depth; of statistics (chain, draw, 7)."""
     diverging = stats[..., STATS.index("diverging")]
     count = int(diverging.sum())
@@ -219,7 +218,7 @@ def _log_density_gap(stats: Tensor) -> list[Finding]:
 class Hooks:
     """What happens when the host looks at a run: progress, callbacks, and the test for convergence."""
 
-    def __init__(self, problem: Problem, run: FitRun, num_warmup: int, config: NUTS) -> None:
+    def __init__(self, problem: Problem, run: FitRun, num_warmup: int, config: Any) -> None:
         self._problem = problem
         self._run = run
         self._config = config

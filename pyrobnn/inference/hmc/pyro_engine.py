@@ -16,7 +16,6 @@ from pyrobnn.inference.hmc.windows import STATS
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
-    from pyrobnn.inference.nuts import NUTS as Settings
 
 
 def sample(
@@ -24,7 +23,7 @@ def sample(
     z: Tensor,
     dense: bool,
     num_warmup: int,
-    config: Settings,
+    config: Any,
     run: FitRun,
 ) -> Draws:
     """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
@@ -76,7 +75,7 @@ class _Chain:
         log_density: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
         dense: bool,
-        config: Settings,
+        config: Any,
     ):
         self._fresh = True
         self._accept = 0.0

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,9 +25,6 @@ from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
 from pyrobnn.model.compile import Compiled, compiled
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.method import Method
 
 Objective = Callable[..., Any]
 #: (theta, \*batch) → gradient (…, P), rows of the record (1 + tracked, …), norm of the gradient (…)
@@ -65,13 +62,13 @@ class Result:
         """Whether Ctrl-C ended it."""
         return self.stopped == "interrupt"
 
-    def notes(self, method: Method) -> list[Finding]:
+    def notes(self, method: Any) -> list[Finding]:
         """What the user of ``method`` has to know of how it ended."""
         if not self.interrupted:
             return []
         return [interruption(method, self.num_steps, self.asked, "steps")]
 
-    def account(self, method: Method, num_rows: int, num_params: int) -> dict[str, Any]:
+    def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
         meta = {"num_steps": self.num_steps, "stopped": self.stopped, **self.path}
         return {
