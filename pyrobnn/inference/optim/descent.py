@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.findings import Finding
 from pyrobnn.model.compile import compiled
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.optim.minimize import Result
 
 #: of :func:`descend_each`: evaluations between two looks, nats that a look must have gained, and nats behind the best
 #: that are given up
@@ -189,7 +186,7 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
 
 
 def unfinished_by_losses(
-    result: Result, losses: Tensor, scale: float, num_params: int
+    result: Any, losses: Tensor, scale: float, num_params: int
 ) -> dict[str, float]:
     """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
     fall = still_falling(result, losses, scale)
@@ -198,7 +195,7 @@ def unfinished_by_losses(
     return unfinished(fall, num_params, "fall_left")
 
 
-def still_falling(result: Result, losses: Tensor, scale: float) -> float | None:
+def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
     r"""The fall of a loss over the last fifth of a run, in nats; of several members the largest.
 
     The run is measured by the sum of its learning-rate factors, so that a rate that goes to zero does not look like an
