@@ -56,6 +56,8 @@ _HEAT = 1.6
 _WORTH = 0.5
 _RISE = 4.0
 _FAMILIES = 2.5
+#: particles of which fewer show nothing by these signs
+_FEWEST = 64
 #: nats of error, and effective draws, that runs of the ladders end at
 _ERROR = 0.1
 _DRAWS = 400
@@ -236,10 +238,15 @@ class _Course:
         self._begin()
         self._climb()
         self.signs = self._signs()
-        if self.signs.parted:
+        if self._modes_parted:
             self._weigh()
         else:
             self._sample()
+
+    @property
+    def _modes_parted(self) -> bool:
+        """Whether enough particles show that modes parted on the way."""
+        return self.signs.parted and self._config.num_particles >= _FEWEST
 
     def _begin(self) -> None:
         """Particles from the prior."""
@@ -449,7 +456,7 @@ class _Course:
     def _findings_of_climb(self, error: float | None) -> list[Finding]:
         """What the user has to know of particles that no ladders weigh."""
         findings = []
-        if self.signs.parted:
+        if self._modes_parted:
             worth = self.signs.worth * self._config.num_particles
             numbers = {"error": error, "drift": None, "worth": worth}
             findings.append(Finding("modes_unsettled", numbers))
