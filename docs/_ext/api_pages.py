@@ -13,7 +13,7 @@ from typing import Any
 import pyrobnn as pb
 
 #: modules without a name that a user would import
-PRIVATE = {"__main__", "lazy", "cli"}
+PRIVATE = {"__main__", "bridges", "cli"}
 #: modules deeper down whose names a method of one's own needs, or that a docstring points to
 EXTENDING = (
     "pyrobnn.inference.method",

@@ -10,7 +10,6 @@ import torch
 import xarray as xr
 from scipy import stats
 
-from pyrobnn import metrics
 from pyrobnn.core.groups import (
     CONSTANT_DATA,
     GRID,
@@ -20,6 +19,7 @@ from pyrobnn.core.groups import (
     PREDICTIONS,
     SAMPLE_DIMS,
 )
+from pyrobnn.diagnostics import prediction_metrics as metrics
 from pyrobnn.diagnostics.evidence import Evidence, labels, statistic
 
 FEWEST_DRAWS = 25
@@ -118,7 +118,7 @@ def _draws_first(values: xr.DataArray) -> np.ndarray:
 
 
 def pit_of(draws: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`pyrobnn.metrics.pit` of arrays."""
+    """`pyrobnn.diagnostics.prediction_metrics.pit` of arrays."""
     return metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
 
 
@@ -163,7 +163,7 @@ class Points:
 
     @property
     def pit(self) -> np.ndarray | None:
-        """`pyrobnn.metrics.pit` of the outcomes, shape (point,); None without draws."""
+        """`pyrobnn.diagnostics.prediction_metrics.pit` of the outcomes, shape (point,); None without draws."""
         return None if self.sample is None else pit_of(self.sample, self.y)
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from pyrobnn import metrics
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.diagnostics import prediction_metrics as metrics
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.points import of_each_class, pit_of, predictive_draws
 

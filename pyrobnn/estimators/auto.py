@@ -15,8 +15,8 @@ from pyrobnn.inference.nuts import NUTS
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
-from pyrobnn.likelihoods import HeteroskedasticGaussian
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian
 from pyrobnn.model.nodes import elementwise
 from pyrobnn.posterior import Posterior
 

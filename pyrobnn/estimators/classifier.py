@@ -14,7 +14,8 @@ from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.estimator import Estimator
-from pyrobnn.likelihoods import Categorical, Likelihood
+from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.model.likelihoods.catalogue import Categorical
 
 
 class BNNClassifier(ClassifierMixin, Estimator):

@@ -27,8 +27,9 @@ from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Method
-from pyrobnn.likelihoods import SCALE, HomoskedasticGaussian, Likelihood, StudentT
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.likelihoods.base import SCALE, Likelihood
+from pyrobnn.model.likelihoods.catalogue import HomoskedasticGaussian, StudentT
 from pyrobnn.posterior import Posterior
 
 #: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes

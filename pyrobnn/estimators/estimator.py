@@ -22,7 +22,6 @@ from sklearn.utils.validation import (
 )
 from torch import Tensor, nn
 
-from pyrobnn import networks, priors
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.seeding import seeded
@@ -38,8 +37,10 @@ from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, qu
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method, check_method
-from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
+from pyrobnn.model import architectures as networks
+from pyrobnn.model import weight_priors as priors
+from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.posterior.prediction import Prediction
 
 

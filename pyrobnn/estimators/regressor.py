@@ -14,7 +14,8 @@ from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
 from pyrobnn.estimators.estimator import Estimator
-from pyrobnn.likelihoods import SCALE, HeteroskedasticGaussian, HomoskedasticGaussian, Likelihood
+from pyrobnn.model.likelihoods.base import SCALE, Likelihood
+from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian, HomoskedasticGaussian
 
 
 class BNNRegressor(RegressorMixin, Estimator):

@@ -22,7 +22,6 @@ from sklearn.model_selection import KFold, cross_val_predict
 from torch import Tensor, nn
 
 from pyrobnn import likelihoods as lk
-from pyrobnn import networks, priors
 from pyrobnn.core.seeding import seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
@@ -34,6 +33,8 @@ from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.model import BNN
+from pyrobnn.model import architectures as networks
+from pyrobnn.model import weight_priors as priors
 from pyrobnn.posterior import Posterior
 
 Data = tuple[Tensor, Tensor]

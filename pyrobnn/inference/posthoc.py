@@ -20,12 +20,13 @@ from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.point_methods import MLE
-from pyrobnn.likelihoods import Bernoulli, Categorical, HomoskedasticGaussian, Likelihood
 from pyrobnn.model import BNN, Density, check_data, output_width
-from pyrobnn.networks import Temperature
+from pyrobnn.model.architectures import Temperature
+from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.model.likelihoods.catalogue import Bernoulli, Categorical, HomoskedasticGaussian
+from pyrobnn.model.weight_priors import IIDPrior
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
-from pyrobnn.priors import IIDPrior
 
 #: log of how much likelier than under the simpler candidate targets must be, for one row alone to refute it
 _REFUTED = math.log(20.0)

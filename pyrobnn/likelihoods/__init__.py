@@ -7,8 +7,8 @@ draw inside a Pyro program and a batch of posterior draws, and the noise is alwa
 A new response is a subclass of :class:`Likelihood` and a line in the contract test.
 """
 
-from pyrobnn.likelihoods.base import DATA, SCALE, Likelihood, Targets
-from pyrobnn.likelihoods.catalogue import (
+from pyrobnn.model.likelihoods.base import DATA, SCALE, Likelihood, Targets
+from pyrobnn.model.likelihoods.catalogue import (
     Bernoulli,
     Categorical,
     CensoredNormal,
@@ -20,7 +20,7 @@ from pyrobnn.likelihoods.catalogue import (
     StudentT,
     Weibull,
 )
-from pyrobnn.likelihoods.modes_and_bounds import Beta, MixtureDensity
+from pyrobnn.model.likelihoods.modes_and_bounds import Beta, MixtureDensity
 
 __all__ = ["DATA", "SCALE", "Likelihood", "Targets", "Bernoulli", "Categorical", "Ordinal"]
 __all__ += [

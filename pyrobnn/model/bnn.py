@@ -16,11 +16,10 @@ from pyrobnn.core.checks import as_tensor, check_cast, check_finite
 from pyrobnn.core.private import given
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
-from pyrobnn.likelihoods import Likelihood
-from pyrobnn.likelihoods.base import point
+from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.fused import WrittenOut
-from pyrobnn.networks import Exposed
-from pyrobnn.priors import Prior, SitePriors, move, site_priors
+from pyrobnn.model.likelihoods.base import Likelihood, point
+from pyrobnn.model.weight_priors import Prior, SitePriors, move, site_priors
 
 NET = "net."
 

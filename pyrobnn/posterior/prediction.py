@@ -14,8 +14,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count
 from pyrobnn.core.seeding import drawn, generator
-from pyrobnn.likelihoods import Likelihood
 from pyrobnn.model import BNN
+from pyrobnn.model.likelihoods.base import Likelihood
 
 #: scalars of the largest intermediate that prediction keeps at once, about 64 MiB of float32
 CHUNK_SCALARS = 2**24

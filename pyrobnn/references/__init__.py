@@ -4,6 +4,6 @@
 function at probes, and its log evidence with the error; ``pb.diagnostics.fidelity`` compares.
 """
 
-from pyrobnn.references.reference import Reference, load, names
+from pyrobnn.studies.reference import Reference, load, names
 
 __all__ = ["Reference", "load", "names"]

@@ -75,7 +75,7 @@ class Rule(NamedTuple):
 
         import pyrobnn as pb
         from pyrobnn.estimators.wide import Heads, Layer
-        from pyrobnn.networks import ACTIVATIONS
+        from pyrobnn.model.architectures import ACTIVATIONS
 
         class Chains(pb.SGHMC):
             share = self.share

@@ -17,7 +17,7 @@ from pyrobnn.inference.optim import paths
 from pyrobnn.inference.optim.descent import descend_each
 from pyrobnn.inference.optim.occam import log_evidences
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
-from pyrobnn.likelihoods.base import HeldScale
+from pyrobnn.model.likelihoods.base import HeldScale
 
 SEARCH = pb.MAP(num_steps=400, lr=0.03, compile=False)
 

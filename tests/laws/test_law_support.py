@@ -19,11 +19,11 @@ from torch.distributions import constraints
 
 import pyrobnn as pb
 from pyrobnn.inference.log_density import LogDensity
-from pyrobnn.likelihoods.base import Likelihood, Targets
 from pyrobnn.model import Density, guards
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import batched_gradient
 from pyrobnn.model.handlers import at_many_points
+from pyrobnn.model.likelihoods.base import Likelihood, Targets
 from pyrobnn.model.nodes import without_validation
 
 

@@ -14,7 +14,7 @@ import pyrobnn as pb
 from pyrobnn.core.chains import ess
 from pyrobnn.model import Density, check_data
 from pyrobnn.posterior.datatree import log_densities, probes
-from pyrobnn.references.reference import problems
+from pyrobnn.studies.reference import problems
 
 NAMES = pb.references.names()
 SMALLEST = "gap_1"
@@ -65,7 +65,7 @@ def smallest():
 
 def test_the_stored_files_are_those_of_the_problems_and_small():
     assert SMALLEST in NAMES and set(NAMES) == set(problems())  # three were defined and had no file
-    stored = list(files("pyrobnn.references").joinpath("stored").iterdir())
+    stored = list(files("pyrobnn.studies").joinpath("stored").iterdir())
     assert {entry.name for entry in stored} == {f"{name}.npz" for name in NAMES}
     assert sum(len(entry.read_bytes()) for entry in stored) < 1e6
 

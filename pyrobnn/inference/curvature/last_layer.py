@@ -16,12 +16,13 @@ from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import SubsetNetwork
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.laplace import Laplace
-from pyrobnn.likelihoods import Categorical, Likelihood
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.model.likelihoods.catalogue import Categorical
+from pyrobnn.model.weight_priors import SitePriors
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.head import split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS
-from pyrobnn.priors import SitePriors
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,8 +29,8 @@ from pyrobnn.inference.curvature.prior import (
 )
 from pyrobnn.inference.fitting.batches import forward_in_parts
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.likelihoods import SCALE, Likelihood
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.likelihoods.base import SCALE, Likelihood
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,8 +22,8 @@ from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, find_centre, 
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.likelihoods.base import log_predictive
 from pyrobnn.model.density import Site
+from pyrobnn.model.likelihoods.base import log_predictive
 from pyrobnn.model.nodes import elementwise
 
 #: bound of log τ

@@ -24,9 +24,9 @@ from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.hmc.retrace import impossible_ends
 from pyrobnn.inference.hmc.run import Draws, Progress
 from pyrobnn.inference.hmc.windows import MIN_TRANSITIONS, STATS, stuck_chains
-from pyrobnn.likelihoods.base import identified
 from pyrobnn.model import NET, Density
 from pyrobnn.model.gradient import at_each
+from pyrobnn.model.likelihoods.base import identified
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun

@@ -27,9 +27,9 @@ from pyrobnn.inference.optim.descent import descend, descend_each
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import log_evidences, log_joints
 from pyrobnn.inference.optim.training import Training
-from pyrobnn.likelihoods.base import SCALE, HeldScale
 from pyrobnn.model import Density
 from pyrobnn.model.compile import compiled
+from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 
 #: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
 LEVELS = (0.1, 0.05, 0.2)
@@ -55,8 +55,8 @@ TOLERATED_GAP = 10.0
 class FreeNoise:
     """The density of a problem whose noise is free, with a scale at which it can be held.
 
-    Attributes: ``density``, of the problem, under :class:`pyrobnn.likelihoods.base.HeldScale`; ``spread`` (out,), the
-        standard deviation of the targets.
+    Attributes: ``density``, of the problem, under
+        :class:`pyrobnn.model.likelihoods.base.HeldScale`; ``spread`` (out,), the standard deviation of the targets.
     """
 
     def __init__(self, density: Density, likelihood: HeldScale, spread: Tensor):

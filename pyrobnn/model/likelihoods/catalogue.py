@@ -14,7 +14,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number, check_type
-from pyrobnn.likelihoods.base import (
+from pyrobnn.model.likelihoods.base import (
     SITE,
     Likelihood,
     Pair,

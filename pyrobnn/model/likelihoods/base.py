@@ -18,7 +18,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number, check_type
 from pyrobnn.core.private import given
 from pyrobnn.core.seeding import generator
-from pyrobnn.priors import move
+from pyrobnn.model.weight_priors import move
 
 SITE = "likelihood."
 SCALE = f"{SITE}scale"

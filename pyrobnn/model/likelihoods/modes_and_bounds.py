@@ -12,8 +12,8 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number
-from pyrobnn.likelihoods.base import Likelihood, Pair, Parameter, Params, Sampled, Targets
-from pyrobnn.likelihoods.catalogue import by_scipy
+from pyrobnn.model.likelihoods.base import Likelihood, Pair, Parameter, Params, Sampled, Targets
+from pyrobnn.model.likelihoods.catalogue import by_scipy
 
 
 class MixtureDensity(Likelihood):

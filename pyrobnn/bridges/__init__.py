@@ -1,0 +1,1 @@
+"""Other libraries' interfaces to what this one does: Pyro's MCMC, BoTorch's models."""

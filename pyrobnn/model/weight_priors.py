@@ -1,0 +1,338 @@
+"""Priors on the weights: those of TyXe (:mod:`tyxe.priors`), and a few more.
+
+A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network which distribution it has, and through
+``hide``/``expose`` which parameters are Bayesian at all. The hidden ones stay point parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyro.distributions as dist
+import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from tyxe import priors as tyxe_priors
+from tyxe.priors import Prior
+
+from pyrobnn.core.checks import check_number, check_type
+from pyrobnn.core.seeding import seeded
+
+__all__ = [
+    "DictPrior",
+    "FanInNormal",
+    "IIDPrior",
+    "LambdaPrior",
+    "LayerwiseNormalPrior",
+    "Prior",
+    "ScaleMixture",
+]
+__all__ += ["SitePriors", "move", "site_priors"]
+
+#: what "hide" and "expose" may be followed by
+_KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
+#: kinds that say it of all parameters
+_WHOLE = ("_fn", "_all")
+
+
+class Selective(Prior):
+    """A prior whose hide/expose take effect: TyXe's own do nothing unless ``expose_all=False`` is passed beside them.
+
+    Args:
+        hide, expose: names (``"0.weight"``) that are not, or alone are, Bayesian; one, or a list.
+        hide_parameters, expose_parameters: the same by the last part of the name (``"bias"``).
+        hide_module_types, expose_module_types, hide_modules, expose_modules: by type of module, and by module.
+        hide_fn, expose_fn: functions of (module, name) that say so.
+        hide_all, expose_all: no parameter is Bayesian; all are. ``expose_all=False``: the other options hold (TyXe).
+
+    Raises:
+        TypeError: another option.
+        ValueError: hide and expose together; when a model is built, an entry that names no parameter.
+    """
+
+    def __init__(self, **selection: Any):
+        options = {
+            name: value
+            for name, value in selection.items()
+            if value is not None and value is not False
+        }
+        unknown = [name for name in selection if _kind(name) not in _KINDS]
+        if unknown:
+            raise TypeError(
+                f"{unknown[0]!r} is not an option of a prior: hide or expose, with {[*_KINDS]}"
+            )
+        _refuse_contradiction(list(options))
+        #: option → its entries
+        self.entries = {name: _as_entries(value) for name, value in options.items()}
+        whole = [name for name in options if _kind(name) in _WHOLE]
+        settings: dict[str, Any] = {name: tuple(self.entries[name]) for name in options}
+        settings |= {name: options[name] for name in whole}
+        super().__init__(**{"expose_all": not settings, **settings})
+
+    def check_effect(self, net: nn.Module) -> None:
+        """Raise ValueError where an entry names no parameter of ``net``."""
+        for option, entries in self.entries.items():
+            for entry in entries:
+                self._check_entry(option, entry, net)
+
+    @staticmethod
+    def _check_entry(option: str, entry: Any, net: nn.Module) -> None:
+        kind = _kind(option)
+        exposed = {f"expose{kind}": entry if kind in _WHOLE else (entry,)}
+        alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
+        if any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
+            return
+        fallback = type(entry).__name__ if callable(entry) else repr(entry)
+        label = getattr(entry, "__name__", fallback)
+        names = ", ".join(name for name, _, _ in _parameters(net))
+        raise ValueError(
+            f"{option!r} has no effect by {label}: it names no parameter of its own (a container of layers has "
+            f"none); the net has: {names}"
+        )
+
+
+def _kind(option: str) -> str:
+    """What stands behind "hide" or "expose"."""
+    return option.removeprefix("hide").removeprefix("expose")
+
+
+def _as_entries(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, (list, tuple, set)) else [value]
+
+
+def _refuse_contradiction(options: Sequence[str]) -> None:
+    """Refuse hide and expose together, and any option beside one that says it of all parameters."""
+    hides = [name for name in options if name.startswith("hide")]
+    whole = [name for name in options if _kind(name) in _WHOLE]
+    mixed = 0 < len(hides) < len(options)
+    if len(options) > 1 and (whole or mixed):
+        winner = (whole or hides)[0]
+        loser = next(name for name in options if name != winner and (whole or name not in hides))
+        raise ValueError(
+            f"{winner!r} together with {loser!r} has no effect: say what to hide, or what to expose"
+        )
+
+
+def _parameters(net: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:
+    """Every parameter once, by its first name, as torch does: one that is tied has other names too."""
+    modules = dict(net.named_modules())
+    for name, param in net.named_parameters():
+        yield name, modules[name.rpartition(".")[0]], param
+
+
+class IIDPrior(tyxe_priors.IIDPrior, Selective):
+    """One distribution for every parameter: ``IIDPrior(dist.Normal(0.0, 1.0), hide=["2.bias"])``.
+
+    hide/expose take names (``"0.weight"``), hide_modules/expose_modules modules: what is hidden, or is not among the
+    exposed, stays a point parameter.
+    """
+
+
+class LayerwiseNormalPrior(tyxe_priors.LayerwiseNormalPrior, Selective):
+    """Normal priors that keep the variance of a layer's input: ``LayerwiseNormalPrior("radford")``."""
+
+
+class DictPrior(tyxe_priors.DictPrior, Selective):
+    """A distribution for every parameter by name: ``DictPrior({"0.weight": dist.Normal(0.0, 1.0), …})``."""
+
+
+class LambdaPrior(tyxe_priors.LambdaPrior, Selective):
+    """A function of (name, module, parameter) that returns the distribution."""
+
+
+class ScaleMixture(Selective):
+    r"""Spike and slab of two normals on every weight.
+
+    .. math:: p(w) = \pi N(w; 0, \sigma_1^2) + (1 - \pi) N(w; 0, \sigma_2^2)
+
+    Args:
+        pi: weight of the first component, in (0, 1).
+        scale1, scale2: standard deviations of the wide and the narrow component.
+        **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
+
+    Raises:
+        ValueError: ``pi`` outside (0, 1) or a scale that is not positive.
+
+    Caveat: it has no closed-form KL against a normal; SVI uses Monte Carlo for it.
+
+    Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_.
+
+    Example:
+        >>> prior = ScaleMixture(pi=0.5, scale1=1.0, scale2=0.1)
+        >>> prior.prior_dist("0.weight", None, None).log_prob(torch.tensor(0.0)).exp().item()  # doctest: +ELLIPSIS
+        2.19...
+    """
+
+    def __init__(
+        self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6), **selection: Any
+    ):
+        super().__init__(**selection)
+        share = check_number("pi", pi, above=0, below=1)
+        scales = [check_number(n, v, above=0) for n, v in (("scale1", scale1), ("scale2", scale2))]
+        normals = dist.Normal(torch.zeros(2), torch.tensor(scales))
+        self.distribution = dist.MixtureSameFamily(
+            dist.Categorical(torch.tensor([share, 1 - share])), normals
+        )
+
+    def prior_dist(
+        self, name: str, module: nn.Module | None, param: Tensor | None
+    ) -> TorchDistributionMixin:
+        """The prior of one parameter, to be expanded to its shape."""
+        return self.distribution
+
+
+class FanInNormal(Selective):
+    r"""Normal weights whose scale keeps the variance of a layer's output: :math:`w \sim N(0, s^2 / n_{in})`.
+
+    Args:
+        scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
+        bias_scale: standard deviation of biases and other one-dimensional parameters.
+        **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
+
+    Raises:
+        ValueError: a scale that is not positive.
+
+    Reference: Bayesian Learning for Neural Networks (Neal, 1996), chapter 2.
+
+    Example:
+        >>> FanInNormal().prior_dist("0.weight", None, torch.zeros(50, 4)).scale.item()
+        0.5
+    """
+
+    def __init__(self, scale: float = 1.0, bias_scale: float = 1.0, **selection: Any):
+        super().__init__(**selection)
+        self.scale = check_number("scale", scale, above=0)
+        self.bias_scale = check_number("bias_scale", bias_scale, above=0)
+
+    def prior_dist(
+        self, name: str, module: nn.Module | None, param: Tensor
+    ) -> TorchDistributionMixin:
+        """The prior of one parameter, to be expanded to its shape."""
+        if param.dim() < 2:
+            return dist.Normal(0.0, self.bias_scale)
+        return dist.Normal(0.0, self.scale / math.sqrt(param[0].numel()))
+
+
+class SitePriors(Prior):
+    """What a prior came to for one net: a distribution for every Bayesian parameter, by name.
+
+    It stands for the prior of a model that was pickled or deep-copied: TyXe's own hold functions that cannot be.
+
+    Args:
+        sites: parameter name (``"0.weight"``) → prior, of the parameter's shape.
+    """
+
+    def __init__(self, sites: Mapping[str, TorchDistributionMixin]):
+        # TyXe's own constructor makes a lambda of the choice
+        self.sites = dict(sites)
+
+    def expose_fn(self, module: nn.Module, name: str) -> bool:
+        """Whether the parameter is Bayesian."""
+        return name in self.sites
+
+    def prior_dist(
+        self, name: str, module: nn.Module | None, param: Tensor
+    ) -> TorchDistributionMixin:
+        """The prior of one parameter."""
+        return self.sites[name]
+
+
+def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixin]:
+    """The prior of every Bayesian parameter of ``net``, by parameter name, expanded to its shape.
+
+    Raises:
+        ValueError: ``hide``/``expose`` names something the net does not have, or nothing at all is Bayesian.
+    """
+    if isinstance(prior, Selective):
+        prior.check_effect(net)
+    sites = {}
+    for name, module, param in _parameters(net):
+        if not prior.expose_fn(module, name):
+            continue
+        try:
+            base = prior.prior_dist(name, module, param)
+        except KeyError as error:
+            raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
+        expected = "a distribution of pyro.distributions"
+        check_type(f"prior of {name}", base, TorchDistributionMixin, expected)
+        sites[name] = _expand(name, base, param)
+    if not sites:
+        names = ", ".join(name for name, _ in net.named_parameters())
+        raise ValueError(f"the prior leaves no Bayesian parameter; the net has: {names or 'none'}")
+    return sites
+
+
+def _expand(name: str, base: TorchDistributionMixin, param: Tensor) -> TorchDistributionMixin:
+    base = move(name, base, param)
+    shape = param.shape[: param.dim() - len(base.event_shape)]
+    if shape + base.event_shape != param.shape:
+        raise ValueError(
+            f"the prior of {name!r} is a {type(base).__name__} of vectors of shape {tuple(base.event_shape)}, which do "
+            f"not make up {tuple(param.shape)}: give each parameter vectors of its own width (LambdaPrior, DictPrior)"
+        )
+    try:
+        return base.expand(shape).to_event(len(shape))
+    except NotImplementedError as error:
+        raise ValueError(
+            f"the prior of {name!r}, a {type(base).__name__}, cannot be repeated over {tuple(shape)}: give it that "
+            "batch shape, or use another family (MixtureSameFamily)"
+        ) from error
+
+
+def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> TorchDistributionMixin:
+    """The same distribution with all its numbers in the dtype and on the device of ``like``, whatever its family.
+
+    Args:
+        name: of its site, for the error.
+        distribution: itself if its numbers are there already.
+
+    Raises:
+        ValueError: it still draws elsewhere, for it keeps numbers where a copy does not find them; or it has no draws.
+    """
+    like = like.detach()
+    with _Copies(like) as copies:
+        copied = copy.deepcopy(distribution)
+    moved = copied if copies.changed else distribution
+    try:
+        with seeded(0, like.device), torch.no_grad():
+            value = moved.sample()
+            kinds = {_kind_of(value, like), _kind_of(moved.log_prob(value), like)}
+        why = "" if kinds == {(like.dtype, like.device)} else f"draws or densities are {kinds}"
+    except (NotImplementedError, RuntimeError, AssertionError) as error:
+        why = str(error).partition("\n")[0] or "it has no draws or no density"
+    if why:
+        raise ValueError(
+            f"the prior of {name!r}, a {type(moved).__name__}, cannot follow the net to {like.dtype} on {like.device} "
+            f"({why}): use a proper one that keeps its numbers in tensors that are its attributes"
+        )
+    return moved
+
+
+def _kind_of(value: Tensor, like: Tensor) -> tuple[torch.dtype, torch.device]:
+    """Dtype and device; of whole numbers the dtype of ``like``, which they do not have to follow."""
+    return (value.dtype if value.is_floating_point() else like.dtype), value.device
+
+
+class _Copies(TorchFunctionMode):
+    """Tensors that ``copy.deepcopy`` meets inside the block come out in the dtype and on the device of ``like``."""
+
+    def __init__(self, like: Tensor):
+        super().__init__()
+        self.like = like
+        self.changed = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        value = args[0]
+        moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
+        # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
+        graph = value.requires_grad and not isinstance(value, nn.Parameter)
+        self.changed |= moved is not value or graph
+        if isinstance(value, nn.Parameter):
+            return nn.Parameter(moved.detach(), value.requires_grad)
+        return moved.detach() if graph else moved
