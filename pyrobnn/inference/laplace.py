@@ -57,6 +57,9 @@ class Laplace(Method):
     .. math:: q(z) = N(z^*, \Lambda^{-1}), \qquad
         \log Z \approx \log p(y, z^*) + \tfrac{D}{2} \log 2\pi - \tfrac12 \log\det\Lambda
 
+    Where the scale of the noise is free, the search for the mode follows several paths, as :class:`pyrobnn.MAP` does
+    (Seitzer et al., 2022), and the mode of the best evidence is the centre.
+
     Args:
         curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
             Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
@@ -97,7 +100,8 @@ class Laplace(Method):
     model, which takes one gradient (Antorán et al., 2022).
 
     Reference: Laplace Redux (Daxberger et al., 2021); A Practical Bayesian Framework for Backpropagation Networks
-    (MacKay, 1992).
+    (MacKay, 1992); `On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et al., 2022)
+    <https://arxiv.org/abs/2203.09168>`_, of the paths.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb, torch

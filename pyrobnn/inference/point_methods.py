@@ -26,6 +26,7 @@ from pyrobnn.inference.optim.paths import (
     Refinement,
     Search,
     num_together,
+    search_each,
     worths_of,
 )
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
@@ -72,17 +73,25 @@ class Trained(Method):
         return self._posterior(problem, result.params, run.seed, result)
 
     def fit_each(self, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
-        """Points given each of several targets (set, N, …) in the place of the problem's, all found in one search."""
+        """Points given each of several targets (set, N, …) in the place of the problem's, all found in one search.
+
+        Where the noise is free every set follows several paths, as :meth:`fit` does, from its one start.
+        """
         with seeded(run.seed, problem.device):
             start = self._start(problem, run)
             start = start.reshape(-1, problem.density.dim)
-            result = self._search(
-                problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0)
-            )
-        return [
-            self._posterior(problem, theta, run.seed)
-            for theta in result.params.unflatten(0, (len(ys), -1))
-        ]
+            points = None
+            if self._is_bounded(problem):
+                training = Training.of(self, "cosine")
+                points = search_each(
+                    problem, start, ys, self._target, self._worths, training, self._title
+                )
+            if points is None:
+                result = self._search(
+                    problem, start.repeat(len(ys), 1), run, ys.repeat_interleave(len(start), 0)
+                )
+                points = result.params.unflatten(0, (len(ys), -1))
+        return [self._posterior(problem, theta, run.seed) for theta in points]
 
     def _search(
         self,
@@ -219,6 +228,9 @@ class MLE(Trained):
 
     Returns, by ``fit``: a posterior of one draw, (1, 1, …), whose callbacks receive the loss.
 
+    Reference: `On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et al., 2022)
+    <https://arxiv.org/abs/2203.09168>`_, of the paths.
+
     Caveat: nothing holds it back: with many weights it fits the noise, and with learned noise the density can grow
     without bound. It is the baseline, not a posterior.
 
@@ -252,6 +264,12 @@ class MAP(Trained):
 
     .. math:: \hat\theta = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
 
+    Where the scale of the noise is free, a search may take the function for noise (Seitzer et al., 2022). It then
+    follows several paths: the plain one, and others that hold the noise small for the first half of their steps. The
+    end of the highest log joint, in unconstrained coordinates, is kept. ``meta["noise_held"]`` is the scale at which it
+    was held first on the path that is kept, as a share of the targets' standard deviation (0: the plain path), and
+    ``meta["path_gain"]`` the nats that this path gains over the plain one.
+
     Args:
         num_steps: updates of the optimiser.
         lr: its peak learning rate.
@@ -266,6 +284,9 @@ class MAP(Trained):
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: a posterior of one draw, (1, 1, …); ``meta["gradient_norm"]`` says how far from the mode it is.
+
+    Reference: `On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et al., 2022)
+    <https://arxiv.org/abs/2203.09168>`_, of the paths.
 
     Caveat: a point has no epistemic uncertainty. The mode depends on the parameterisation, and in many dimensions it
     is far from where the posterior mass lies.
@@ -328,6 +349,12 @@ class DeepEnsemble(Trained):
 
     .. math:: \hat\theta_m = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
 
+    Where the scale of the noise is free, a search may take the function for noise (Seitzer et al., 2022). It then
+    follows several paths: the plain one, and others that hold the noise small for the first half of their steps, and
+    every member keeps the end of the best evidence; one that ends ten nats below the best of all takes the best end
+    that no other has. ``meta["noise_held"]`` and ``meta["path_gain"]``, one entry a member, are those of
+    :class:`pyrobnn.MAP`, in nats of evidence.
+
     Args:
         num_members: number of nets M.
 
@@ -343,7 +370,8 @@ class DeepEnsemble(Trained):
     epistemic variance itself is noisy.
 
     Reference: `Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles (Lakshminarayanan et al.,
-    2017) <https://arxiv.org/abs/1612.01474>`_.
+    2017) <https://arxiv.org/abs/1612.01474>`_; `On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et
+    al., 2022) <https://arxiv.org/abs/2203.09168>`_, of the paths.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb, torch

@@ -64,6 +64,11 @@ class SVI(Method):
     The whole update (draw, ELBO, gradient, Adam) is one compiled graph. Point parameters (hidden weights, learned
     noise) are optimised alongside. Mini-batches are scaled to the whole data set.
 
+    Where the scale of the noise is free, a guide may take the function for noise (Seitzer et al., 2022). A second and
+    shorter course then holds the noise small for the first half of its steps, and the course of the higher ELBO is
+    kept. ``meta["noise_held"]`` is the scale at which its noise was held, as a share of the targets' standard deviation
+    (0: the plain course), and ``meta["path_gain"]`` the nats of ELBO that it gains over the plain one.
+
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
             couplings), any Pyro AutoGuide class or function of the program that returns one, or a
@@ -102,7 +107,9 @@ class SVI(Method):
     A richer guide has more to learn: where it ends below the mean-field fit at which it began, that is returned.
 
     Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_;
-    `Automatic Differentiation Variational Inference (Kucukelbir et al., 2017) <https://arxiv.org/abs/1603.00788>`_.
+    `Automatic Differentiation Variational Inference (Kucukelbir et al., 2017) <https://arxiv.org/abs/1603.00788>`_;
+    `On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et al., 2022)
+    <https://arxiv.org/abs/2203.09168>`_, of the paths.
 
     Example:
         >>> import pyro.distributions as dist, pyrobnn as pb, torch
@@ -169,7 +176,10 @@ class SVI(Method):
         return replace(training, optimizer=replace(training.optimizer, average=average))
 
     def fit_each(self, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
-        """Posteriors given each of several targets (set, N, …) in the place of the problem's, fitted together."""
+        """Posteriors given each of several targets (set, N, …) in the place of the problem's, fitted together.
+
+        Along the plain course alone: a second one would have to be compared by an ELBO of every set.
+        """
         with seeded(run.seed, problem.device):
             return fit_guides(self, problem, ys, run)
 

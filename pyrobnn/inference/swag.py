@@ -138,6 +138,11 @@ class SWAG(_Averaged):
     and held at the mean of its iterates. Batch-norm layers in training mode use the statistics of the batch while
     training, and every draw gets its own, from one pass through the data.
 
+    Where the scale of the noise is free, the search for the mode follows several paths, as that of
+    :class:`pyrobnn.MAP` does, and SGD starts at the end of the best evidence (on a stream, and of batch-norm layers in
+    training mode, of the highest log joint that the batches or rows show). ``meta["noise_held"]`` and
+    ``meta["path_gain"]`` say which path that was and what it gains over the plain one, in nats.
+
     Args:
         rank: K, the number of last deviations kept; 0 for :math:`s^2 \Sigma_{diag}` alone.
         scale: s, multiplies the standard deviations of the draws.
@@ -160,7 +165,9 @@ class SWAG(_Averaged):
     densities for a few values of ``lr`` or ``scale``.
 
     Reference: `A Simple Baseline for Bayesian Uncertainty in Deep Learning (Maddox et al., 2019)
-    <https://arxiv.org/abs/1902.02476>`_.
+    <https://arxiv.org/abs/1902.02476>`_;
+    `On the Pitfalls of Heteroscedastic Uncertainty Estimation (Seitzer et al., 2022)
+    <https://arxiv.org/abs/2203.09168>`_, of the paths.
 
     Example:
         >>> SWAG(rank=10, lr=0.05).rank

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +23,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.problem import Callback, Problem
-from pyrobnn.inference.fitting.program import check_batched
+from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.descent import descend, descend_each
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import log_evidences, log_joints
@@ -219,7 +220,8 @@ class Search:
         endless batches of the data; ``num_paths`` of each member that are followed together, or one: then a
         continuation follows the plain path; ``refinement``, that brings ends to where they can be
         compared, None where they are; ``other_starts``, as of :func:`planned`; ``callbacks``, ``snapshot``,
-        ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`.
+        ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`. Where a loss is not finite
+        the error names the parameter that is impossible and its site.
     """
 
     problem: Problem
@@ -268,11 +270,7 @@ class Search:
 
     def _worths_of(self, ends: Sequence[Result], shares: Tensor) -> Tensor:
         """The worths (member, path) of the ends; none of a continuation whose noise is on its way to zero."""
-        worths = self.worths(ends).cpu().reshape(shares.shape)
-        points = torch.stack([end.params for end in ends])
-        collapsed = self.noise.collapsed(points).cpu().reshape(shares.shape)
-        worths[collapsed & (shares > 0)] = -math.inf
-        return worths
+        return _without_collapsed(self.worths(ends), ends, shares, self.noise)
 
     def _ends(self, start: Tensor) -> tuple[list[Result], Tensor]:
         """The runs of all paths, row by row, and their shares (member, path)."""
@@ -359,8 +357,89 @@ class Search:
             snapshot=snapshot,
             progress=self.progress,
             name=self.name,
+            explain=self._why_impossible,
             num_paths=num_paths,
         )
+
+    def _why_impossible(self, thetas: Tensor) -> str:
+        """Which parameter is impossible at one of ``thetas``, (dim,) or (end, dim), and what to do."""
+        density = self.problem.density
+        return why_impossible(density, thetas.reshape(-1, density.dim))
+
+
+def search_each(
+    problem: Problem,
+    start: Tensor,
+    ys: Tensor,
+    target: Callable[..., Tensor],
+    worths: Callable[[Problem, Sequence[Result]], Tensor],
+    training: Training,
+    name: str,
+) -> Tensor | None:
+    """The best ends (set, member, dim) given each of several targets, of all paths of all sets in one run.
+
+    Every set is compared by its targets alone, at the ends of the run.
+
+    Args:
+        problem: whose targets are replaced.
+        start: where the members of every set start, (member, dim).
+        ys: targets (set, N, …).
+        target: as of :class:`Search`.
+        worths: of the ends of a problem, (end,) in nats.
+        training: of the run.
+        name: of the search, for messages.
+
+    Returns:
+        None where the noise of a set is not free.
+    """
+    problems = [_given(problem, y) for y in ys]
+    noises = [noise for noise in map(FreeNoise.of, problems) if noise is not None]
+    if len(noises) < len(problems):
+        return None
+    num_points = len(ys) * len(start)
+    num_paths = max(2, num_together(problem, None, num_points, 1 + len(LEVELS)))
+    paths = planned(start, num_paths, None)
+    shares = paths.shares.flatten().to(start)
+    levels = torch.cat([torch.outer(shares, noise.spread) for noise in noises])
+    shared = noises[0]
+
+    def loss(theta: Tensor, level: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        with shared.at(level) as density:
+            return -target(density, theta, x, y) / problem.num_rows
+
+    batch = (problem.x, ys.repeat_interleave(len(shares), 0))
+    result = minimize(
+        torch.func.vmap(loss, in_dims=(0, 0, None, 0), randomness="different"),
+        paths.starts.flatten(0, 1).repeat(len(ys), 1),
+        _with_level(itertools.repeat(batch), levels, round(HELD_SHARE * training.num_steps)),
+        training,
+        name=name,
+        explain=lambda thetas: why_impossible(problem.density, thetas),
+    )
+    ends = members_of(result)
+    best = []
+    for number, (of_set, noise) in enumerate(zip(problems, noises, strict=True)):
+        set_ends = ends[number * len(shares) : (number + 1) * len(shares)]
+        values = _without_collapsed(worths(of_set, set_ends), set_ends, paths.shares, noise)
+        best.append(torch.stack([set_ends[end].params for end in best_ends(values)]))
+    return torch.stack(best)
+
+
+def _given(problem: Problem, y: Tensor) -> Problem:
+    """The problem with other targets."""
+    density = copy.copy(problem.density)
+    density.args = (problem.x, y)
+    return replace(problem, y=y, density=density)
+
+
+def _without_collapsed(
+    worths: Tensor, ends: Sequence[Result], shares: Tensor, noise: FreeNoise
+) -> Tensor:
+    """Worths (end,) as (member, path); none of a continuation whose noise is on its way to zero."""
+    rows = worths.cpu().reshape(shares.shape)
+    points = torch.stack([end.params for end in ends])
+    collapsed = noise.collapsed(points).cpu().reshape(shares.shape)
+    return rows.masked_fill(collapsed & (shares > 0), -math.inf)
 
 
 def worths_of(problem: Problem, ends: Sequence[Result], *, evidence: bool) -> Tensor:
