@@ -13,6 +13,10 @@ from pyrobnn.model.weight_priors import (
     Prior,
     ScaleMixture,
 )
+from pyrobnn.model.weight_priors import Selective as Selective
+from pyrobnn.model.weight_priors import SitePriors as SitePriors
+from pyrobnn.model.weight_priors import move as move
+from pyrobnn.model.weight_priors import site_priors as site_priors
 
 __all__ = [
     "DictPrior",

@@ -34,6 +34,8 @@ from pyrobnn.posterior import Posterior
 
 #: rows that widths and noise are found of, evenly spaced: several fits of so many take minutes
 MAX_TRIED_ROWS = 20_000
+#: the most by which an update of a climb changes the variance of the noise, or the precision of the prior
+MAX_UPDATE = 1.7
 
 
 class Climb(NamedTuple):
@@ -227,10 +229,18 @@ def _climb(
         if not evidence > before + 0.1:  # nats
             return best
         theta = mode.theta
-        used = mode.white.leverages().reshape(len(y), -1).sum(0)
-        ratio = _squared_ratio(jacobian.model.likelihood, y, mode.f, {}, used)
-        scale = torch.maximum(scale * ratio.clamp(1 / 1.7, 1.7).sqrt().to(scale), least)
-        factor *= min(max(float(used.sum() / (theta.square() * mode.prec).sum()), 1 / 1.7), 1.7)
+        ratio, precision_ratio = _evidence_update(mode, jacobian.model.likelihood, y)
+        scale = torch.maximum(scale * ratio.to(scale), least)
+        factor *= precision_ratio
+
+
+def _evidence_update(mode: _Expansion, likelihood: Likelihood, y: Tensor) -> tuple[Tensor, float]:
+    """MacKay's factors at a mode: on the noise (out,), and on the prior's precision."""
+    used = mode.white.leverages().reshape(len(y), -1).sum(0)
+    squared = _squared_ratio(likelihood, y, mode.f, {}, used)
+    noise_ratio = squared.clamp(1 / MAX_UPDATE, MAX_UPDATE).sqrt()
+    precision_ratio = float(used.sum() / (mode.theta.square() * mode.prec).sum())
+    return noise_ratio, min(max(precision_ratio, 1 / MAX_UPDATE), MAX_UPDATE)
 
 
 def _mode(
@@ -453,12 +463,15 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
     without_row = targets - (targets - f) / unexplained.sqrt()
     ours = likelihood.log_prob(without_row, targets, params) + unexplained.log().sum(-1) / 2
     inputs = _standard(posterior.bnn, x, y)[0].cpu().numpy()
-    outputs = targets[:, 0].cpu().numpy()
+    return ours.cpu().numpy(), _left_out_of_line(inputs, targets[:, 0].cpu().numpy())
+
+
+def _left_out_of_line(inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+    """Log density (N,) of each of the outputs (N,) left out of a Bayesian linear regression on inputs (N, feature)."""
     line = BayesianRidge().fit(inputs, outputs)
     mean, scale = line.predict(inputs, return_std=True)
-    slack = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(y), 0.99)
-    linear = log_density((outputs - mean) / slack, 1 / (slack * line.alpha_))
-    return ours.cpu().numpy(), linear
+    slack = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(outputs), 0.99)
+    return log_density((outputs - mean) / slack, 1 / (slack * line.alpha_))
 
 
 def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
@@ -469,20 +482,27 @@ def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
     with covariance V and, of the likelihood, curvature :math:`\Lambda`, both at f; of a variational fit in the mean.
     """
     size = max(1, 2**16 // (1 + int(y.max())))
+    variational = posterior.meta["settings"]["curvature"] == "variational"
     densities = []
     for inputs, targets in zip(x.split(size), y.split(size)):
-        likelihood, labels, f, cov, _, params = _at_rows(posterior, inputs, targets)
-        f = f.double()
-        cov = cov.double()
-        spread = cov * (posterior.meta["settings"]["curvature"] == "variational")
-        slope, curvature = expected_derivatives(likelihood, f, spread, labels, params)
-        cov = torch.linalg.solve(torch.eye(f.shape[1]).to(f) - curvature @ cov, cov, left=False)
-        noise = torch.randn(256, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
-        deviation = symmetric_root((cov + cov.mT) / 2) @ noise - cov @ slope.unsqueeze(-1)
-        draws = f + deviation.squeeze(-1)
-        mean_likelihood = likelihood.log_prob(draws, labels, params).logsumexp(0)
-        densities.append(mean_likelihood - math.log(len(draws)))
+        densities.append(_label_densities(_at_rows(posterior, inputs, targets), variational))
     return torch.cat(densities).cpu().numpy()
+
+
+def _label_densities(fit: _RowsFit, variational: bool) -> Tensor:
+    """Log density (N,) of each label of a fit at rows without its row."""
+    f = fit.f.double()
+    cov = fit.cov.double()
+    slope, curvature = expected_derivatives(
+        fit.likelihood, f, cov * variational, fit.targets, fit.params
+    )
+    identity = torch.eye(f.shape[1]).to(f)
+    cov = torch.linalg.solve(identity - curvature @ cov, cov, left=False)
+    noise = torch.randn(256, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
+    deviation = symmetric_root((cov + cov.mT) / 2) @ noise - cov @ slope.unsqueeze(-1)
+    draws = f + deviation.squeeze(-1)
+    mean_likelihood = fit.likelihood.log_prob(draws, fit.targets, fit.params).logsumexp(0)
+    return mean_likelihood - math.log(len(draws))
 
 
 def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -544,14 +564,18 @@ def select_prior_width(
         of = f", of {len(rows[0]):,} of {len(x):,} rows"
     posterior = still.fit(final, x, y, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
-    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in best.factors.items())
-    num = len(search.tries)
+    return replace(posterior, meta=meta), _words_of_widths(best.factors, len(search.tries), of)
+
+
+def _words_of_widths(factors: Mapping[str, float], num: int, of: str) -> str:
+    """The factors on each layer's prior, the best of ``num``; and what very narrow priors say of the inputs."""
+    widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
     words = f"its prior's scales times {widths}, the best of {num} for the evidence and left-out rows{of}"
-    if min(best.factors.values()) >= 81:
+    if min(factors.values()) >= 81:
         words += (
             ": the inputs say so little about the target that its prediction is nearly constant"
         )
-    return replace(posterior, meta=meta), words
+    return words
 
 
 class _WidthSearch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
 from typing import Any, cast
@@ -41,7 +41,43 @@ from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """The checked rows of a fit, in one order whatever the order of the user's.
+
+    Attributes: ``x`` (N, feature) and ``y`` (N, output) or labels (N,); ``weighted``, whether rows count more than
+        once; ``width`` of the likelihood, the number of outputs of the net; ``held_out``, the positions of rows that
+        the posterior has not seen.
+    """
+
+    x: Tensor
+    y: Tensor
+    weighted: bool
+    width: int = 0
+    held_out: Tensor | tuple[()] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """What a search ends with: a posterior, the method it is of, why that one, and the rows it has not seen."""
+
+    posterior: Posterior
+    method: Method
+    reason: str
+    held_out: Tensor | tuple[()] = ()
+
+    def because(self, words: str) -> Fit:
+        """The same fit with one more reason."""
+        return replace(self, reason=f"{self.reason}; {words}")
+
+    def instead_of_a_net(self, words: str = "") -> Fit:
+        """The fit of a linear model, whose reason says that no net gains on it."""
+        start = f"a linear model predicts these rows as well: {words}"
+        return replace(self, reason=start + self.reason)
 
 
 class Estimator(BaseEstimator):
@@ -93,40 +129,41 @@ class Estimator(BaseEstimator):
     def _fit(self, x: np.ndarray, y: np.ndarray, copies: np.ndarray | None, width: int) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
-        self._weighted = copies is not None
-        self._held = cast(Any, ())
         warn(constant_features(x, self._names(x)))
-        if copies is not None:
-            x = np.repeat(x, copies, 0)
-            y = np.repeat(y, copies, 0)
-        order = np.lexsort(np.column_stack([x, y]).T)  # data in another order give the same numbers
-        self._x = torch.from_numpy(np.ascontiguousarray(x[order]))
-        self._y = torch.from_numpy(np.ascontiguousarray(y[order]))
+        rows = _in_order(x, y, copies)
         seed = self._seed()
-        model = self._model(width, seed)
+        model = self._model(rows, width, seed)
+        rows = replace(rows, width=model.likelihood.width(width))
+        fit = self._chosen_fit(model, rows, seed)
+        self._rows = replace(rows, held_out=fit.held_out)
+        self.posterior_ = fit.posterior
+        self.method_ = fit.method
+        self.method_reason_ = fit.reason
+        if self.verbose:
+            print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
+
+    def _chosen_fit(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
+        """The fit of a model, or of what is found in its place where all is left open."""
         if self.max_seconds is not None:
             check_number("max_seconds", self.max_seconds, above=0)
         labels = self.task == "classification"
-        is_open = self._is_open(model)
+        is_open = self._is_open(model, rows)
         if is_open and labels and not self.max_seconds:
-            self._fit_labels(model, seed)
-        elif is_open and not labels:
-            self._fit_open(model, seed)
-        elif self.max_seconds is not None:
+            return self._fit_labels(model, rows, seed)
+        if is_open and not labels:
+            return self._fit_open(model, rows, seed)
+        if self.max_seconds is not None:
             raise ValueError(
                 "'max_seconds' is spent by method='auto' of one target where net, hidden, prior, likelihood and noise "
                 "are left open: leave it out"
             )
-        else:
-            self._infer(model, seed)
-        if self.verbose:
-            print(f"{type(self).__name__}: {self.method_reason_}", flush=True)  # noqa: T201 (what verbose is for)
+        return self._infer(model, rows, seed)
 
-    def _model(self, width: int, seed: int) -> BNN:
-        """The model of the training data, for ``width`` outputs."""
+    def _model(self, rows: TrainingRows, width: int, seed: int) -> BNN:
+        """The model of the training rows, for ``width`` outputs."""
         units = None
         if self.standardize:
-            units = Standardizer.fit(Dataset(self._x, self._y, "train", self.task))
+            units = Standardizer.fit(Dataset(rows.x, rows.y, "train", self.task))
         likelihood: Likelihood = self.likelihood
         if likelihood is None:
             likelihood = self._default_likelihood(units, width)
@@ -135,133 +172,124 @@ class Estimator(BaseEstimator):
             raise ValueError(
                 "'exposure' names a column of numbers, but 'X' is a table whose columns are encoded: encode it first"
             )
-        self._width = likelihood.width(width)
-        net = self._net(self._x.shape[1] - exposure, self._width, seed)
+        net = self._net(rows.x.shape[1] - exposure, likelihood.width(width), seed)
         prior = priors.FanInNormal() if self.prior is None else self.prior
         return BNN(net, prior, likelihood, standardizer=units)
 
-    def _is_open(self, model: BNN) -> bool:
+    def _is_open(self, model: BNN, rows: TrainingRows) -> bool:
         """Whether what is fitted is left to ``method="auto"``."""
         choices = (self.hidden, self.net, self.prior, self.likelihood)
-        auto = isinstance(self.method, str) and self.method == "auto" and not self._weighted
-        known = self.task == "classification" or (self._width == 1 and self.noise == "inferred")
+        auto = isinstance(self.method, str) and self.method == "auto" and not rows.weighted
+        known = self.task == "classification" or (rows.width == 1 and self.noise == "inferred")
         return auto and known and model.standardizer is not None and choices == (None,) * 4
 
     @one_thread()
-    def _fit_open(self, model: BNN, seed: int) -> None:
+    def _fit_open(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The fit where nothing but the data is given: a linear model, unless a net gains on it."""
-        num = len(self._x)
+        num = len(rows.x)
         why = ""
         if num > (FEW_ROWS if self.max_seconds is not None else MAX_EVIDENCE_ROWS):
-            fitted, why = self._fit_ensemble(model, seed)
-            if fitted:
-                return
-        line = networks.mlp(self._x.shape[1], (), 1, seed=seed).double()
-        if self._fit_counts(model, line if why else model.net, seed):
-            return
+            ensemble, why = self._fit_ensemble(model, rows, seed)
+            if ensemble is not None:
+                return ensemble
+        line = networks.mlp(rows.x.shape[1], (), 1, seed=seed).double()
+        of_counts = self._fit_counts(model, line if why else model.net, rows, seed)
+        if of_counts is not None:
+            return of_counts
         if num <= FEW_ROWS:
-            return self._infer(model, seed)
+            return self._infer(model, rows, seed)
         if num <= MAX_WHOLE_ROWS:
-            gained, why = self._fit_nets(model, seed)
+            net, gained, why = self._fit_nets(model, rows, seed)
             if gained:
-                warn(self.posterior_.meta["warnings"])
-                self.method_reason_ += f"; {why}"
-                return
-        self._infer(BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), seed)
-        self.method_reason_ = (
-            f"a linear model predicts these rows as well: {why}; {self.method_reason_}"
-        )
+                warn(net.posterior.meta["warnings"])
+                return net.because(why)
+        linear = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer)
+        return self._infer(linear, rows, seed).instead_of_a_net(f"{why}; ")
 
-    def _fit_ensemble(self, model: BNN, seed: int) -> tuple[bool, str]:
-        """Whether an ensemble gains on a linear model, by how much in words, and if so its fit."""
-        data = (self._x, self._y)
+    def _fit_ensemble(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit | None, str]:
+        """The fit of an ensemble, None where it gains nothing on a linear model; and by how much in words."""
+        data = (rows.x, rows.y)
         units = cast(Standardizer, model.standardizer)
         seconds = self.max_seconds
         begun = time.perf_counter()
         rule, why = search(data, units, seconds, seed, self.device)
         if rule is None:
-            return False, why
+            return None, why
         if seconds is not None:
             seconds -= time.perf_counter() - begun
         run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
-        fit = rule.fit(data, units, seconds, self.num_draws, self.compile, **run)
-        self.posterior_, self.method_, words, self._held = fit
-        self.method_reason_ = f"{len(self._x):,} rows: {words}; {why}"
-        return True, why
+        posterior, method, words, held_out = rule.fit(
+            data, units, seconds, self.num_draws, self.compile, **run
+        )
+        reason = f"{len(rows.x):,} rows: {words}; {why}"
+        return Fit(posterior, method, reason, held_out), why
 
-    def _fit_nets(self, model: BNN, seed: int) -> tuple[bool, str]:
-        """Whether the better of a net and a net of more features gains on a linear model, and by how much in words."""
-        data = (self._x, self._y)
-        fits = [self._tried(model, seed), self._tried(lifted(model, *data, seed), seed)]
-        scores = [left_out(fit["posterior_"], *data) for fit in fits]
+    def _fit_nets(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit, bool, str]:
+        """The better of a net and a net of more features, whether it gains on a linear model, and by how much."""
+        data = (rows.x, rows.y)
+        models = [model, lifted(model, *data, seed)]
+        fits = [self._quiet_fit(candidate, rows, seed) for candidate in models]
+        scores = [left_out(fit.posterior, *data) for fit in fits]
         best = gain(scores[1][0], scores[0][0])[0]  # without a gain the plainer net
-        self.__dict__.update(fits[best])
-        return gain(*scores[best])
+        return fits[best], *gain(*scores[best])
 
     @one_thread()
-    def _fit_labels(self, model: BNN, seed: int) -> None:
+    def _fit_labels(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The fit of classes where nothing but the data is given: a linear model, unless a net gains on it."""
-        if len(self._x) <= FEW_ROWS:
-            return self._infer(model, seed)
-        line = networks.mlp(self._x.shape[1], (), self._width, seed=seed).double()
+        if len(rows.x) <= FEW_ROWS:
+            return self._infer(model, rows, seed)
+        line = networks.mlp(rows.x.shape[1], (), rows.width, seed=seed).double()
         models = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), model
-        fits = [self._tried(candidate, seed) for candidate in models]
-        rows = subset(self._x, self._y)
-        scores = [left_out_labels(fit["posterior_"], *rows) for fit in fits]
+        fits = [self._quiet_fit(candidate, rows, seed) for candidate in models]
+        tried = subset(rows.x, rows.y)
+        scores = [left_out_labels(fit.posterior, *tried) for fit in fits]
         gained, why = gain(scores[1], scores[0])
-        self.__dict__.update(fits[gained])
-        self.method_reason_ += f"; {why}"
-        if not gained:
-            self.method_reason_ = (
-                f"a linear model predicts these rows as well: {self.method_reason_}"
-            )
-        warn(self.posterior_.meta["warnings"])
+        fit = fits[gained].because(why)
+        warn(fit.posterior.meta["warnings"])
+        return fit if gained else fit.instead_of_a_net()
 
-    def _fit_counts(self, model: BNN, net: nn.Module, seed: int) -> bool:
-        """Whether the targets are counts rather than normal, and a fit under their likelihood ends at a mode."""
-        x = cast(Standardizer, model.standardizer).transform_x(self._x).numpy()
-        likelihood, words = counts(x, self._y.numpy())
+    def _fit_counts(self, model: BNN, net: nn.Module, rows: TrainingRows, seed: int) -> Fit | None:
+        """The fit of counts, None where the targets are rather normal or the search ends at no mode."""
+        x = cast(Standardizer, model.standardizer).transform_x(rows.x).numpy()
+        likelihood, words = counts(x, rows.y.numpy())
         if likelihood is None:
-            return False
-        net = nn.Sequential(*cast(nn.Sequential, net), Offset(self._y))
-        with quiet():
-            self._infer(BNN(net, model.prior, likelihood, standardizer=model.standardizer), seed)
-        meta = self.posterior_.meta
-        self.method_reason_ += f"; {words}"
+            return None
+        net = nn.Sequential(*cast(nn.Sequential, net), Offset(rows.y))
+        of_counts = BNN(net, model.prior, likelihood, standardizer=model.standardizer)
+        fit = self._quiet_fit(of_counts, rows, seed)
+        meta = fit.posterior.meta
         # within a posterior sd of each weight
-        at_mode = bool(meta.get("newton_distance", 0.0) ** 2 < model.num_weights)
-        if at_mode:
-            warn(meta["warnings"])
-        return at_mode
+        if not meta.get("newton_distance", 0.0) ** 2 < model.num_weights:
+            return None
+        warn(meta["warnings"])
+        return fit.because(words)
 
-    def _tried(self, model: BNN, seed: int) -> dict[str, Any]:
-        """What a fit leaves on this estimator; its warnings follow where it is kept."""
+    def _quiet_fit(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
+        """A fit that is tried: its warnings follow where it is taken."""
         with quiet():
-            self._infer(model, seed)
-        return dict(vars(self))
+            return self._infer(model, rows, seed)
 
-    def _infer(self, model: BNN, seed: int) -> None:
+    def _infer(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The posterior of a model by the method that is given or chosen."""
-        self.method_, self.method_reason_, options = self._method(model, model.likelihood.width(1))
+        method, reason, options = self._method(model, len(rows.x))
         options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
         auto = isinstance(self.method, str) and self.method == "auto"
-        fit = empirical_bayes(self.method_, model, self._x, self._y) if auto else None
-        if fit is None:
-            self.posterior_ = self.method_.fit(model, self._x, self._y, **options)
-        else:
-            self.posterior_, chosen = fit(self.method_, model, self._x, self._y, options)
-            self.method_reason_ += f"; {chosen}"
+        by_evidence = empirical_bayes(method, model, rows.x, rows.y) if auto else None
+        if by_evidence is None:
+            return Fit(method.fit(model, rows.x, rows.y, **options), method, reason)
+        posterior, words = by_evidence(method, model, rows.x, rows.y, options)
+        return Fit(posterior, method, reason).because(words)
 
     def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, feature), float64, and targets, by ``validate_data``'s options; other columns are encoded."""
         check_choice("missing", self.missing, ("refuse", "impute"))
         self.columns_: Columns | None = None
-        self._is_table = isinstance(X, pd.DataFrame) and (
+        is_table = isinstance(X, pd.DataFrame) and (
             self.missing == "impute"
             or X.select_dtypes(["number", "bool"], "timedelta").shape[1] < X.shape[1]
         )
         options |= {"dtype": np.float64, "ensure_min_samples": 2}
-        if not self._is_table:
+        if not is_table:
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **options))
         check_names("X", list(X.columns.map(str)))
         columns = Columns.fit(X, self.missing, "X")
@@ -327,15 +355,15 @@ class Estimator(BaseEstimator):
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
-    def _method(self, model: BNN, width: int) -> tuple[Method, str, dict[str, Any]]:
-        """The method, why it, and the options of its ``fit``."""
+    def _method(self, model: BNN, num: int) -> tuple[Method, str, dict[str, Any]]:
+        """The method for so many rows, why it, and the options of its ``fit``."""
         options = {} if self.num_draws is None else {"num_draws": self.num_draws}
         if not isinstance(self.method, str):
             check_method(self.method, instead="'auto', the name of a method or ")
             return self.method, f"{type(self.method).__name__}, as it was given", options
         check_choice("method", self.method, tuple(METHODS))
         facts = families(model)
-        num = len(self._x)
+        width = model.likelihood.width(1)
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
@@ -349,19 +377,19 @@ class Estimator(BaseEstimator):
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
-        if not self._is_table:
+        if self.columns_ is None:
             return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
         check_type("X", X, pd.DataFrame, "a DataFrame as it was in the fit")
         _check_feature_names(self, X, reset=False)
-        return torch.tensor(cast(Columns, self.columns_).transform(X, "X")[0])
+        return torch.tensor(self.columns_.transform(X, "X")[0])
 
     def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x = self._inputs(X)
         posterior = self.posterior_
-        warn(far_rows(self._x.numpy(), x.numpy(), self._names(x)))
+        warn(far_rows(self._rows.x.numpy(), x.numpy(), self._names(x)))
         # scalars that a prediction holds at once: 128 MiB of float64
-        size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._width))
+        size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._rows.width))
         blocks: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):
             prediction = posterior.predict(rows)
@@ -397,14 +425,15 @@ class Estimator(BaseEstimator):
         from pyrobnn.diagnostics import diagnose
 
         check_is_fitted(self)
-        is_test = np.isin(np.arange(len(self._x)), self._held)
-        x = self._x[~is_test]
+        rows = self._rows
+        is_test = np.isin(np.arange(len(rows.x)), rows.held_out)
+        x = rows.x[~is_test]
         # of rows that are counted more than once none can be left out
-        y = None if self._weighted else self._y[~is_test]
-        test = (self._x[is_test], self._y[is_test]) if is_test.any() else None
+        y = None if rows.weighted else rows.y[~is_test]
+        test = (rows.x[is_test], rows.y[is_test]) if is_test.any() else None
         tree = self.posterior_.to_datatree(x, y, test=test)
         names = {
-            "feature": self._names(self._x),
+            "feature": self._names(rows.x),
             "class": [str(label) for label in getattr(self, "classes_", ())],
         }
         for node in tree.subtree:  # so that columns and classes are called by their names
@@ -422,6 +451,29 @@ class Estimator(BaseEstimator):
             # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
             state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
         return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The state of a pickle; earlier versions had the training rows in five attributes."""
+        state = dict(state)
+        if "_x" in state:
+            width = state.pop("_width")
+            x = state.pop("_x")
+            y = state.pop("_y")
+            weighted = state.pop("_weighted")
+            held_out = state.pop("_held", ())
+            state["_rows"] = TrainingRows(x, y, weighted, width, held_out)
+        super().__setstate__(state)
+
+
+def _in_order(x: np.ndarray, y: np.ndarray, copies: np.ndarray | None) -> TrainingRows:
+    """Rows in an order of their own, so that data in another order give the same numbers."""
+    if copies is not None:
+        x = np.repeat(x, copies, 0)
+        y = np.repeat(y, copies, 0)
+    order = np.lexsort(np.column_stack([x, y]).T)
+    inputs = torch.from_numpy(np.ascontiguousarray(x[order]))
+    targets = torch.from_numpy(np.ascontiguousarray(y[order]))
+    return TrainingRows(inputs, targets, copies is not None)
 
 
 def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Finding]:

@@ -32,7 +32,7 @@ from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.inference.point_methods import DeepEnsemble
 from pyrobnn.inference.sgmcmc import SGHMC
-from pyrobnn.model import BNN
+from pyrobnn.model import BNN, Density
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 from pyrobnn.posterior import Posterior
@@ -60,39 +60,11 @@ class TabularEnsemble(DeepEnsemble):
         if type(noise) not in (lk.HomoskedasticGaussian, lk.HeteroskedasticGaussian):
             return super()._search(problem, start, run)
         shrink = 1 / (self.prior_sd**2 * problem.num_rows)
-        known = isinstance(noise, lk.HomoskedasticGaussian)
-
-        def slopes(thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-            # of each layer weight and bias
-            values = [value for _, value in problem.density.parts(thetas)]
-            weights = values[::2]
-            inputs = [x.expand(len(thetas), *x.shape)]
-            sums = []
-            for weight, bias in zip(weights, values[1::2]):
-                sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight.mT))
-                inputs.append(nn.functional.silu(sums[-1]))
-            mean, scale = noise.loc_scale(head(sums[-1]), {})
-            error = (y - mean) / scale
-            square = error.square()
-            loss = thetas.square().sum(1) * (shrink / 2)
-            if known:
-                raw = torch.zeros_like(mean)
-            else:
-                raw = (1 - square) * torch.expm1(noise.min_scale - scale)
-            slope = torch.cat([error, raw], -1) / (scale * -len(y))
-            gradients = list[Tensor]()
-            for index in reversed(range(len(weights))):
-                gradients[:0] = [torch.bmm(slope.mT, inputs[index]).flatten(1), slope.sum(1)]
-                if index:
-                    pulled = slope @ weights[index]
-                    slope = torch.ops.aten.silu_backward(pulled, sums[index - 1])
-            loss += (square / 2 + scale.log()).mean((1, 2))
-            return torch.cat(gradients, 1).add_(thetas, alpha=shrink), loss[None].double()
-
+        gradient = _MemberGradient(problem.density, noise, head, shrink)
         batches = problem.batches(self.batch_size)
         training = Training.of(replace(self, compile=False), "cosine")
         return minimize(
-            slopes,
+            gradient,
             start,
             batches,
             training,
@@ -100,6 +72,67 @@ class TabularEnsemble(DeepEnsemble):
             progress=run.progress,
             name="the ensemble",
         )
+
+
+class _MemberGradient:
+    """Minus the log joint of each member, per row, and its gradient by the chain rule written out.
+
+    A fit takes a half to a third of the CPU seconds that it takes by automatic differentiation, at the same numbers.
+    ``head`` makes location and scale of the last layer's outputs; ``shrink`` is the prior's precision, per row.
+    """
+
+    def __init__(self, density: Density, noise: Any, head: nn.Module, shrink: float):
+        self.density = density
+        self.noise = noise
+        self.head = head
+        self.shrink = shrink
+
+    def __call__(self, thetas: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients (member, P) at weights (member, P), and losses (1, member)."""
+        # of each layer weight and bias
+        values = [value for _, value in self.density.parts(thetas)]
+        weights = values[::2]
+        inputs, sums = self._forward(weights, values[1::2], x)
+        mean, scale = self.noise.loc_scale(self.head(sums[-1]), {})
+        error = (y - mean) / scale
+        square = error.square()
+        loss = thetas.square().sum(1) * (self.shrink / 2)
+        loss += (square / 2 + scale.log()).mean((1, 2))
+        slope = self._slope(error, scale)
+        gradients = self._backward(slope, weights, inputs, sums)
+        return gradients.add_(thetas, alpha=self.shrink), loss[None].double()
+
+    def _forward(
+        self, weights: list[Tensor], biases: list[Tensor], x: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The inputs of each layer and its sums before the activation, (member, row, unit)."""
+        inputs = [x.expand(len(weights[0]), *x.shape)]
+        sums = []
+        for weight, bias in zip(weights, biases):
+            sums.append(torch.baddbmm(bias[:, None], inputs[-1], weight.mT))
+            inputs.append(nn.functional.silu(sums[-1]))
+        return inputs, sums
+
+    def _slope(self, error: Tensor, scale: Tensor) -> Tensor:
+        """The gradient at the last layer's two outputs, (member, row, 2); known noise has none of its own."""
+        if isinstance(self.noise, lk.HomoskedasticGaussian):
+            raw = torch.zeros_like(error)
+        else:
+            # the derivative of a softplus, by its value
+            raw = (1 - error.square()) * torch.expm1(self.noise.min_scale - scale)
+        return torch.cat([error, raw], -1) / (scale * -error.shape[-2])
+
+    def _backward(
+        self, slope: Tensor, weights: list[Tensor], inputs: list[Tensor], sums: list[Tensor]
+    ) -> Tensor:
+        """Gradients (member, P) of all weights and biases, from the last layer to the first."""
+        gradients = list[Tensor]()
+        for layer in reversed(range(len(weights))):
+            gradients[:0] = [torch.bmm(slope.mT, inputs[layer]).flatten(1), slope.sum(1)]
+            if layer:
+                pulled = slope @ weights[layer]
+                slope = torch.ops.aten.silu_backward(pulled, sums[layer - 1])
+        return torch.cat(gradients, 1)
 
 
 class Lift(nn.Module):
@@ -274,37 +307,30 @@ class Rule(NamedTuple):
         learns late. Of many rows they then learn the noise too, and some are held out (the last result) to scale it.
         """
         begun = time.perf_counter()
-        num = len(data[0])
-        whole = num <= MAX_WHOLE_ROWS
-        mean_model = self.model(*data, units, True)
+        whole = len(data[0]) <= MAX_WHOLE_ROWS
         model = self.model(*data, units, False)
-        ensemble = self._ensemble(num, seconds, compile)
-        order = torch.from_numpy(np.random.default_rng(run["seed"]).permutation(num))
-        num_held_out = 0 if whole else min(num // 10, 500)
-        held_out = order[:num_held_out]
-        training = order[num_held_out:]
-        rows = (data[0][training], data[1][training])
+        ensemble = self._ensemble(len(data[0]), seconds, compile)
+        held_out, rows = _without_held_out(data, run["seed"])
         with quiet():
-            start = ensemble.fit(mean_model, *rows, **run)
+            start = ensemble.fit(self.model(*data, units, True), *rows, **run)
         words = f"an ensemble of {ensemble.num_members}"
         method: Method
         if whole:
             num_draws = num_draws or 100
-            options: dict[str, Any] = {
-                "num_chains": ensemble.num_members,
-                "preconditioner": "rmsprop",
-                "compile": compile,
-            }
-            effort = 1.0
-            if seconds is not None:
-                cost = _cost(options, int(5 * seconds), model, rows, {"init": start, **run})
-                remaining = 0.8 * (seconds - (time.perf_counter() - begun))
-                effort = float(np.clip(remaining * seconds / (600 * cost), 0.05, 50))
-            method = _chains(effort, options)
+            chains = _timed_chains(
+                ensemble.num_members,
+                compile,
+                seconds,
+                begun,
+                model,
+                rows,
+                {"init": start, **run},
+            )
             words = (
-                f"{ensemble.num_members} chains of {num_draws} draws, {method.thinning} steps apart, "
+                f"{chains.num_chains} chains of {num_draws} draws, {chains.thinning} steps apart, "
                 f"from {words}"
             )
+            method = chains
         else:
             num_draws = None
             steps = max(1, ensemble.num_steps // 3)
@@ -340,6 +366,38 @@ class Rule(NamedTuple):
             batch_size=min(num, 128 if whole else 256),
             compile=cast(Any, "trace" if compile else False),
         )
+
+
+def _without_held_out(data: Data, seed: int) -> tuple[Tensor, Data]:
+    """Positions of rows that scale the noise of an ensemble, none where chains learn it; and the rows of the fit."""
+    num = len(data[0])
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(num))
+    num_held_out = 0 if num <= MAX_WHOLE_ROWS else min(num // 10, 500)
+    held_out, training = order.tensor_split([num_held_out])
+    return held_out, (data[0][training], data[1][training])
+
+
+def _timed_chains(
+    num_chains: int,
+    compile: bool,
+    seconds: float | None,
+    begun: float,
+    model: BNN,
+    rows: Data,
+    fit_options: dict[str, Any],
+) -> SGHMC:
+    """Chains of as many steps as fit into what is left of the seconds since ``begun``."""
+    options: dict[str, Any] = {
+        "num_chains": num_chains,
+        "preconditioner": "rmsprop",
+        "compile": compile,
+    }
+    effort = 1.0
+    if seconds is not None:
+        cost = _cost(options, int(5 * seconds), model, rows, fit_options)
+        remaining = 0.8 * (seconds - (time.perf_counter() - begun))
+        effort = float(np.clip(remaining * seconds / (600 * cost), 0.05, 50))
+    return _chains(effort, options)
 
 
 def _cost(
@@ -489,33 +547,50 @@ def search(
     """
     order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))[:25_000]
     held_out, training = order.tensor_split([min(len(order) // 5, 2000)])
-    x = units.transform_x(data[0]).numpy()
-    y = units.transform_y(data[1])[:, 0].numpy()
-    error = y[held_out] - BayesianRidge().fit(x[training], y[training]).predict(x[held_out])
-    line = float(np.std(error))
-    linear = log_density(error, np.mean(error**2))
-    whole = len(x) <= MAX_WHOLE_ROWS
-    # fewer steps favour fast learners
-    effort = 1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)
-    method = TabularEnsemble(
-        num_members=2,
-        num_steps=int(1200 * effort),
-        batch_size=min(128 if whole else 256, len(training)),
-        compile=cast(Any, "trace"),
-    )
-    trials = _Trials(method, data, units, held_out, training, y[held_out], seconds, seed, device)
-    for share in (0.1, 0.3, 1.0) if whole else (1.0,):
-        trials.attempt(Rule(max(1, min(8, 256 // x.shape[1])), share * line, line))
-    for change in ({"fastest": 16.0}, {"waves": 0}):
-        trials.attempt(trials.best().rule._replace(**change))
-    best = trials.best().rule
+    targets = units.transform_y(data[1])[:, 0].numpy()[held_out]
+    error = targets - _linear_prediction(data, units, training, held_out)
+    method = _short_training(len(training), len(data[0]) <= MAX_WHOLE_ROWS, seconds)
+    trials = _Trials(method, data, units, held_out, training, targets, seconds, seed, device)
+    best = _best_normal(trials, float(np.std(error)))
     for likelihood in responses(data[1].numpy()):
         trials.attempt(best._replace(likelihood=likelihood))
     top = trials.best()
-    gained, words = gain(top.log_densities, linear)
+    gained, words = gain(top.log_densities, log_density(error, np.mean(error**2)))
     if not gained:
         return None, words
+    # normal noise that varies is what the ensemble learns anyway, after the mean
     return best if isinstance(top.rule.likelihood, lk.HeteroskedasticGaussian) else top.rule, words
+
+
+def _linear_prediction(
+    data: Data, units: Standardizer, training: Tensor, held_out: Tensor
+) -> np.ndarray:
+    """Of held-out rows by a Bayesian linear regression of the training rows, in standard units."""
+    x = units.transform_x(data[0]).numpy()
+    y = units.transform_y(data[1])[:, 0].numpy()
+    return cast(np.ndarray, BayesianRidge().fit(x[training], y[training]).predict(x[held_out]))
+
+
+def _short_training(num: int, whole: bool, seconds: float | None) -> TabularEnsemble:
+    """Two members for the trials of so many rows, for longer where there is time: fewer steps favour fast learners."""
+    effort = 1 if seconds is None else np.clip(seconds / 60, 0.125, 4 / 3)
+    return TabularEnsemble(
+        num_members=2,
+        num_steps=int(1200 * effort),
+        batch_size=min(128 if whole else 256, num),
+        compile=cast(Any, "trace"),
+    )
+
+
+def _best_normal(trials: _Trials, line: float) -> Rule:
+    """The best rule of normal noise: shares of the linear model's noise ``line``, then fast waves, then none."""
+    num_rows, num_features = trials.data[0].shape
+    waves = max(1, min(8, 256 // num_features))
+    for share in (0.1, 0.3, 1.0) if num_rows <= MAX_WHOLE_ROWS else (1.0,):
+        trials.attempt(Rule(waves, share * line, line))
+    for change in ({"fastest": 16.0}, {"waves": 0}):
+        trials.attempt(trials.best().rule._replace(**change))
+    return trials.best().rule
 
 
 def responses(y: np.ndarray) -> list[lk.Likelihood]:

@@ -16,10 +16,11 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from pyrobnn import likelihoods
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS
 from pyrobnn.data import Dataset, Standardizer, breast_cancer, diabetes, digits, gap, polynomial
 from pyrobnn.data.bundled import bundled
-from pyrobnn.model import BNN, likelihoods
+from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 

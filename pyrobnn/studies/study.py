@@ -14,10 +14,11 @@ import pyro.distributions as dist
 import torch
 from torch import Tensor
 
+from pyrobnn import likelihoods
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
 from pyrobnn.inference import Posterior
-from pyrobnn.model import BNN, likelihoods
+from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 from pyrobnn.model.likelihoods.base import Likelihood

@@ -227,6 +227,27 @@ def test_pickle_joblib_and_clone(table, fitted, tmp_path):
         clone(fitted).predict(x)
 
 
+def test_a_pickle_that_has_the_training_rows_in_attributes_of_their_own_loads(table, fitted):
+    x = table[0]
+    state = fitted.__getstate__()
+    rows = state.pop("_rows")
+    state |= {"_x": rows.x, "_y": rows.y, "_weighted": False, "_width": 1, "_held": ()}
+    model = pb.BNNRegressor.__new__(pb.BNNRegressor)
+    model.__setstate__(state)
+    np.testing.assert_array_equal(model.predict_interval(x), fitted.predict_interval(x))
+    assert model._rows.width == 1 and torch.equal(model._rows.y, rows.y)
+
+
+def test_a_fit_that_is_refused_leaves_the_fit_before_it(table):
+    x, y = table
+    model = regressor(SHORT).fit(x, y)
+    before = model.predict(x)
+    model.set_params(max_seconds=5.0)
+    with pytest.raises(ValueError, match="'max_seconds' is spent by"):
+        model.fit(x[:30], y[:30])
+    np.testing.assert_array_equal(model.predict(x), before)
+
+
 def test_pipeline_search_and_cross_validation(table):
     x, y = table
     model = regressor(SHORT)
