@@ -106,14 +106,19 @@ def sine(seed: int) -> tuple[pb.BNN, torch.Tensor, torch.Tensor]:
 
 @pytest.mark.slow
 def test_a_mode_that_is_found_late_is_weighed_or_the_verdict_fails():
-    """Ladders of 1,024 steps gave -47.2 with a drift of +.6 left; the climb alone gives -53 with an error of .1."""
+    """The reference is one long run of parallel tempering: 28 ladders of 18 temperatures, 15,000 steps.
+
+    Its last 12,000 steps give -46.41 with a standard error of .10; their halves differ by .22, with an error of .17.
+    The first 1,000 give -47.5. The climb alone gives -52.8.
+    """
     model, x, y = sine(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posterior = pb.SMC(num_particles=1000).fit(model, x, y)
         verdict = pb.diagnose(posterior.to_datatree(x, y))
     error = posterior.meta["log_evidence_error"]
-    right = abs(posterior.log_evidence + 46.9) <= 3.0 * error + 0.5 and error <= MOST
+    joint_error = math.hypot(error, 0.10)
+    right = abs(posterior.log_evidence + 46.41) <= 3.0 * joint_error and error <= MOST
     assert right or verdict.draws == "fail"
 
 
