@@ -20,7 +20,8 @@ ARRAYS = re.compile(r"\b(Tensor|ndarray|DataArray|xr\.Dataset|Dataset|Standardiz
 def dataclasses_of_the_package():
     for info in pkgutil.walk_packages(pb.__path__, "pyrobnn."):
         without_extra = (
-            info.name == "pyrobnn.botorch" and importlib.util.find_spec("botorch") is None
+            info.name in ("pyrobnn.botorch", "pyrobnn.bridges.botorch_model")
+            and importlib.util.find_spec("botorch") is None
         )
         if info.name.endswith("__main__") or without_extra:
             continue
