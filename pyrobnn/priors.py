@@ -4,19 +4,20 @@ A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network 
 ``hide``/``expose`` which parameters are Bayesian at all. The hidden ones stay point parameters.
 """
 
+from tyxe.priors import Prior
+
 from pyrobnn.model.weight_priors import (
     DictPrior,
     FanInNormal,
     IIDPrior,
     LambdaPrior,
     LayerwiseNormalPrior,
-    Prior,
     ScaleMixture,
+    SitePriors,
+    move,
+    site_priors,
 )
 from pyrobnn.model.weight_priors import Selective as Selective
-from pyrobnn.model.weight_priors import SitePriors as SitePriors
-from pyrobnn.model.weight_priors import move as move
-from pyrobnn.model.weight_priors import site_priors as site_priors
 
 __all__ = [
     "DictPrior",
@@ -26,4 +27,7 @@ __all__ = [
     "LayerwiseNormalPrior",
     "Prior",
     "ScaleMixture",
+    "SitePriors",
+    "move",
+    "site_priors",
 ]

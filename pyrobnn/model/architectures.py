@@ -11,8 +11,6 @@ from torch import Tensor, nn
 from pyrobnn.core.checks import check_choice, check_count
 from pyrobnn.core.seeding import seeded
 
-__all__ = ["Exposed", "mlp", "small_cnn"]
-
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     each.__name__.lower(): each
     for each in (nn.Tanh, nn.ReLU, nn.GELU, nn.SiLU, nn.ELU, nn.Softplus, nn.Sigmoid)

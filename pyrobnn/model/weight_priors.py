@@ -1,8 +1,4 @@
-"""Priors on the weights: those of TyXe (:mod:`tyxe.priors`), and a few more.
-
-A prior is any ``tyxe.priors.Prior``: it says for each parameter of the network which distribution it has, and through
-``hide``/``expose`` which parameters are Bayesian at all. The hidden ones stay point parameters.
-"""
+"""Priors on the weights: those of TyXe (:mod:`tyxe.priors`), and a few more; imported as ``pyrobnn.priors``."""
 
 from __future__ import annotations
 
@@ -21,17 +17,6 @@ from tyxe.priors import Prior
 
 from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
-
-__all__ = [
-    "DictPrior",
-    "FanInNormal",
-    "IIDPrior",
-    "LambdaPrior",
-    "LayerwiseNormalPrior",
-    "Prior",
-    "ScaleMixture",
-]
-__all__ += ["SitePriors", "move", "site_priors"]
 
 #: what "hide" and "expose" may be followed by
 _KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")

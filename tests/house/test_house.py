@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -30,3 +32,24 @@ def measured() -> dict[str, int]:
 @pytest.mark.parametrize("name", CAPS)
 def test_the_house_holds_its_caps(name):
     assert measured()[name] <= CAPS[name]
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("pyrobnn.likelihoods.catalogue", "HomoskedasticGaussian"),
+        ("pyrobnn.likelihoods.modes_and_bounds", "Beta"),
+        ("pyrobnn.networks", "Exposed"),
+        ("pyrobnn.networks", "Temperature"),
+        ("pyrobnn.priors", "FanInNormal"),
+        ("pyrobnn.priors", "SitePriors"),
+    ],
+)
+def test_pickles_of_0_3_0_find_their_classes(module, name):
+    """A pickle names a class by the module in which it stood when it was written; in a new process."""
+    by_name = f"c{module}\n{name}\n.".encode()
+    code = f"import pickle; print(pickle.loads({by_name!r}).__name__)"
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert output.stdout.strip() == name
