@@ -14,6 +14,17 @@ import pyrobnn as pb
 
 #: modules without a name that a user would import
 PRIVATE = {"__main__", "bridges", "cli"}
+#: modules at the top that name for users what stands in a room
+RE_EXPORTING = (
+    "acquire",
+    "likelihoods",
+    "mcmc",
+    "metrics",
+    "networks",
+    "priors",
+    "references",
+    "testing",
+)
 #: modules deeper down whose names a method of one's own needs, or that a docstring points to
 EXTENDING = (
     "pyrobnn.inference.method",
@@ -40,10 +51,23 @@ def public_modules(package: ModuleType = pb) -> list[ModuleType]:
         elif info.ispkg:
             found += public_modules(module)
     if package is pb:
+        found = [module for module in found if module.__name__ not in _behind_public_names()]
         named = (getattr(pb, name) for name in pb.__all__)
         others = map(import_module, EXTENDING)
         found += [each for each in (*named, *others) if inspect.ismodule(each)]
     return list(dict.fromkeys(found))
+
+
+def _behind_public_names() -> set[str]:
+    """Modules that hold what a module at the top re-exports: the names have their page there."""
+    behind: set[str] = set()
+    for info in pkgutil.iter_modules(pb.__path__):
+        if info.name not in RE_EXPORTING:
+            continue
+        module = import_module(f"{pb.__name__}.{info.name}")
+        values = [getattr(module, name) for name in public_names(module)]
+        behind |= {getattr(value, "__module__", "") for value in values}
+    return behind - {module.__name__ for module in map(import_module, EXTENDING)}
 
 
 def public_names(module: ModuleType) -> list[str]:
