@@ -206,7 +206,12 @@ class EarlyStopping:
     """
 
     def __init__(
-        self, patience: int = 200, min_delta: float = 0.0, metric: str = "loss", *, window: int = 20
+        self,
+        patience: int = 200,
+        min_delta: float = 0.0,
+        metric: str = "loss",
+        *,
+        window: int = 20,
     ) -> None:
         self.patience = check_count("patience", patience)
         self.window = check_count("window", window)

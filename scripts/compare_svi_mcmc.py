@@ -87,17 +87,38 @@ def main(argv: Sequence[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--data", nargs="+", help="sets of data")
-    parser.add_argument("--noise", nargs="+", help="models of the noise")
     parser.add_argument(
-        "--seeds", nargs="+", type=int, help="of data that are drawn afresh, and of the fits"
+        "--data",
+        nargs="+",
+        help="sets of data",
     )
     parser.add_argument(
-        "--config", type=Path, metavar="FILE.yaml", help="a study [the one in this script]"
+        "--noise",
+        nargs="+",
+        help="models of the noise",
     )
-    parser.add_argument("--out", type=Path, default=Path("results/svi-mcmc"), metavar="DIR")
     parser.add_argument(
-        "--quick", action="store_true", help="one set of data, three methods, two minutes"
+        "--seeds",
+        nargs="+",
+        type=int,
+        help="of data that are drawn afresh, and of the fits",
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE.yaml",
+        help="a study [the one in this script]",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("results/svi-mcmc"),
+        metavar="DIR",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one set of data, three methods, two minutes",
     )
     options, words = parser.parse_known_args(argv)
     if options.config:
@@ -117,7 +138,12 @@ def main(argv: Sequence[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "study.yaml"
         file.write_text(
-            yaml.safe_dump(study | cell, sort_keys=False, allow_unicode=True), encoding="utf-8"
+            yaml.safe_dump(
+                study | cell,
+                sort_keys=False,
+                allow_unicode=True,
+            ),
+            encoding="utf-8",
         )
         print(f"\n== {data}, {noise} noise, seed {seed}: {folder}", flush=True)
         code = cli.main(
@@ -143,7 +169,11 @@ def _rows(cell: Mapping[str, str | int], folder: Path) -> list[dict[str, Any]]:
         plots.predictive_bands(trees).savefig(folder / "bands.png", dpi=200)
     rows = []
     for label, method in methods.items():
-        row = {**cell, "method": label, "verdict": method["status"]}
+        row = {
+            **cell,
+            "method": label,
+            "verdict": method["status"],
+        }
         row |= {title: method["scores"].get(key) for key, title in COLUMNS.items()}
         row["converged"] = _converged(method["verdict"]["checks"])
         rows.append(row)
@@ -192,16 +222,32 @@ def gaps(table: pd.DataFrame) -> Figure:
     num_methods = max(rows["method"].nunique() for _, rows in cells)
     with style():
         size = (3.6, 1.0 + 0.18 * num_methods)
-        figure, axes = panels(len(cells), max_columns=2, size=size, sharex=True)
+        figure, axes = panels(
+            len(cells),
+            max_columns=2,
+            size=size,
+            sharex=True,
+        )
         for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
             for method, runs in rows.groupby("method", sort=False):
                 face = "white" if (runs["converged"] == False).any() else EPISTEMIC  # noqa: E712
                 ratios = runs["in gap"]
                 error = ratios.sem() if len(runs) > 1 else 0.0
                 ax.errorbar(
-                    ratios.mean(), method, xerr=error, fmt="o", ms=5, color=EPISTEMIC, mfc=face
+                    ratios.mean(),
+                    method,
+                    xerr=error,
+                    fmt="o",
+                    ms=5,
+                    color=EPISTEMIC,
+                    mfc=face,
                 )
-            ax.axvline(1.0, color=MUTED, lw=0.8, ls=(0, (4, 2)))
+            ax.axvline(
+                1.0,
+                color=MUTED,
+                lw=0.8,
+                ls=(0, (4, 2)),
+            )
             ax.set(
                 xscale="log",
                 title=f"{data.replace('_', ' ')}, {noise} noise",

@@ -81,7 +81,11 @@ def posteriordb() -> str:
     """A row per reference posterior; sbibm's tasks by method; targets of inference-gym."""
     run = script("posteriordb")
     names = ("records.jsonl", "sbibm.jsonl", "gym.jsonl")
-    tables = zip((run.table, run.sbibm_table, run.gym_table), names, strict=True)
+    tables = zip(
+        (run.table, run.sbibm_table, run.gym_table),
+        names,
+        strict=True,
+    )
     return "\n\n".join(table(records_of("posteriordb", name)) for table, name in tables)
 
 
@@ -101,7 +105,11 @@ def tables() -> str:
     """Two tables beside bde's published numbers; the regressor's default beside CatBoost, and on small tables."""
     run = script("tables")
     names = ("records.jsonl", "boosting.jsonl", "small.jsonl")
-    tables = zip((run.table, run.beside_boosting, run.small_table), names, strict=True)
+    tables = zip(
+        (run.table, run.beside_boosting, run.small_table),
+        names,
+        strict=True,
+    )
     return "\n\n".join(table(records_of("tables", name)) for table, name in tables)
 
 
@@ -211,7 +219,14 @@ def verdicts() -> dict[str, Records]:
         "right draws": [row for row in rows if row["healthy"]],
         "planted faults": sick,
         "planted faults, with `pb.audit`": [
-            row | {"status": max(row["status"], row["audit"], key=worse.__getitem__)}
+            row
+            | {
+                "status": max(
+                    row["status"],
+                    row["audit"],
+                    key=worse.__getitem__,
+                )
+            }
             for row in sick
         ],
     }
@@ -396,7 +411,12 @@ def gaps() -> str:
     return script("svi_against_mcmc").gap_table(list(records_of("svi_against_mcmc")))
 
 
-PAPER = {"nuts": readme, "posteriordb": right_of_all, "verdict": verdict, "gaps": gaps}
+PAPER = {
+    "nuts": readme,
+    "posteriordb": right_of_all,
+    "verdict": verdict,
+    "gaps": gaps,
+}
 
 
 def written(path: Path, table: str, start: str = START) -> None:

@@ -32,7 +32,14 @@ def append_record(path: str | Path, record: Record) -> None:
 
     A line torn by an earlier crash is closed first, so that it spoils no other; one torn by a full disk is taken back.
     """
-    line = (json.dumps(record, allow_nan=False, sort_keys=True) + "\n").encode()
+    line = (
+        json.dumps(
+            record,
+            allow_nan=False,
+            sort_keys=True,
+        )
+        + "\n"
+    ).encode()
     with open(path, "ab+", buffering=0) as file:
         size = file.seek(0, os.SEEK_END)
         if size:
@@ -135,7 +142,12 @@ def commit() -> str | None:
     """The commit of this checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
+        answer = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return answer.stdout.strip() or None
@@ -170,7 +182,11 @@ class Sweep:
         """
         Path(self.path).parent.mkdir(parents=True, exist_ok=True)
         # the lock is gone with the process
-        with FileLock(f"{self.path}.lock", timeout=0, thread_local=False):
+        with FileLock(
+            f"{self.path}.lock",
+            timeout=0,
+            thread_local=False,
+        ):
             pending = self.pending(tasks)
             if self.jobs == 1:
                 outcomes = (_attempt(function, task) for task in pending)
@@ -185,9 +201,15 @@ class Sweep:
         self, function: Callable[[Record], Record], tasks: Sequence[Record]
     ) -> Iterator[tuple[Record, Record | Exception]]:
         calls = (joblib.delayed(_attempt)(function, task) for task in tasks)
-        with joblib.parallel_config(backend="loky", n_jobs=self.jobs, inner_max_num_threads=1):
+        with joblib.parallel_config(
+            backend="loky",
+            n_jobs=self.jobs,
+            inner_max_num_threads=1,
+        ):
             parallel = joblib.Parallel(
-                return_as="generator_unordered", batch_size=1, pre_dispatch="all"
+                return_as="generator_unordered",
+                batch_size=1,
+                pre_dispatch="all",
             )
             yield from parallel(calls)
 

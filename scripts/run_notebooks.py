@@ -50,7 +50,11 @@ class ThisPython(AsyncKernelManager):
             "--log-level=40",
             "--InlineBackend.figure_format=retina",
         ]
-        return KernelSpec(argv=argv, display_name="Python 3", language="python")
+        return KernelSpec(
+            argv=argv,
+            display_name="Python 3",
+            language="python",
+        )
 
 
 def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Path]:
@@ -93,7 +97,11 @@ def execute(path: Path, *, smoke: bool = False, timeout: int = 600) -> NotebookN
         png = in_palette(base64.b64decode(picture["image/png"]))
         picture["image/png"] = base64.b64encode(png).decode()
     notebook.metadata = {
-        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "kernelspec": {
+            "display_name": "Python 3",
+            "language": "python",
+            "name": "python3",
+        },
         "language_info": {"name": "python"},
     }
     return notebook
@@ -122,12 +130,21 @@ def main(argv: Sequence[str]) -> int:
     """Execute, print the time of each, write unless it is a smoke run; 1 if one failed."""
     parser = argparse.ArgumentParser(description="execute the notebooks")
     parser.add_argument(
-        "names", nargs="*", help="beginnings of file names, 01 for instance; default: all"
+        "names",
+        nargs="*",
+        help="beginnings of file names, 01 for instance; default: all",
     )
     parser.add_argument(
-        "--smoke", action="store_true", help="short runs of copies; nothing is written"
+        "--smoke",
+        action="store_true",
+        help="short runs of copies; nothing is written",
     )
-    parser.add_argument("--timeout", type=int, default=600, help="seconds a single cell may take")
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=600,
+        help="seconds a single cell may take",
+    )
     options = parser.parse_args(argv)
     try:
         paths = chosen(options.names)
@@ -137,10 +154,18 @@ def main(argv: Sequence[str]) -> int:
     for path in paths:
         started = time.perf_counter()
         try:
-            notebook = execute(path, smoke=options.smoke, timeout=options.timeout)
+            notebook = execute(
+                path,
+                smoke=options.smoke,
+                timeout=options.timeout,
+            )
         except RuntimeError as error:
             failed.append(path.name)
-            print(f"FAILED {error}", file=sys.stderr, flush=True)
+            print(
+                f"FAILED {error}",
+                file=sys.stderr,
+                flush=True,
+            )
             continue
         if not options.smoke:
             nbformat.write(notebook, path)

@@ -167,7 +167,11 @@ class MCMC:
         )
         draws = _without_first(posterior.draws, spare)
         stats = _without_first(posterior.sample_stats, spare)
-        self.posterior = dataclasses.replace(posterior, draws=draws, sample_stats=stats)
+        self.posterior = dataclasses.replace(
+            posterior,
+            draws=draws,
+            sample_stats=stats,
+        )
         latent = [site.name for site in self._density.sites]
         saved = latent if self.save_params is None else self.save_params
         self._samples = {name: self._inverse(name, draws[name]) for name in saved}
@@ -262,7 +266,10 @@ class MCMC:
         return starts
 
     def _values_by_strategy(
-        self, program: Callable[..., Any], density: Density, seed: int
+        self,
+        program: Callable[..., Any],
+        density: Density,
+        seed: int,
     ) -> list[dict[str, Any]]:
         """What Pyro's strategy makes of a run of the program for each chain, by site."""
         strategy = self.kernel.options["init_strategy"]
@@ -332,7 +339,12 @@ def _named(
     return dict(zip(names, args, strict=True)) | kwargs
 
 
-def _positional(model: Callable[..., Any], count: int, names: list[str], *values: Any) -> Any:
+def _positional(
+    model: Callable[..., Any],
+    count: int,
+    names: list[str],
+    *values: Any,
+) -> Any:
     """The model called with ``count`` values by position and the others by name."""
     return model(*values[:count], **dict(zip(names, values[count:], strict=True)))
 

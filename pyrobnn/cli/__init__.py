@@ -42,10 +42,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Bayesian neural networks, compared and judged.",
         epilog=f"Options of a command: pyrobnn COMMAND --help. {EXIT_STATUS}",
     )
-    parser.add_argument("--version", action="version", version=f"pyrobnn {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"pyrobnn {__version__}",
+    )
+    commands = parser.add_subparsers(
+        required=True,
+        metavar="COMMAND",
+        dest="command",
+    )
     for name, (_, does) in COMMANDS.items():
-        commands.add_parser(name, help=does, add_help=False)
+        commands.add_parser(
+            name,
+            help=does,
+            add_help=False,
+        )
     with printable():
         try:
             command = parser.parse_args(words[:1]).command

@@ -109,7 +109,11 @@ class Config:
 
     def __str__(self) -> str:
         """The text of a file that asks for this run."""
-        return yaml.safe_dump(self.plain, sort_keys=False, allow_unicode=True).rstrip("\n")
+        return yaml.safe_dump(
+            self.plain,
+            sort_keys=False,
+            allow_unicode=True,
+        ).rstrip("\n")
 
 
 def read(argv: Sequence[str], command: str) -> Config:
@@ -146,7 +150,13 @@ def read(argv: Sequence[str], command: str) -> Config:
     if line.quick and not written.get("quick"):
         methods = _without_quick_options(methods)
     configured, plain_methods = _configurations(methods, method_words, study)
-    values = json.loads(parser.dump(study, format="json", skip_unset=False))
+    values = json.loads(
+        parser.dump(
+            study,
+            format="json",
+            skip_unset=False,
+        )
+    )
     plain = {name: value for name, value in values.items() if name not in _OF_ONE_CALL}
     return Config(study, configured, plain | {"methods": plain_methods})
 
@@ -270,7 +280,13 @@ def _study_parser(command: str) -> ArgumentParser:
             elif get_origin(kind) is list:
                 counted = {"nargs": "+"}
                 kind = get_args(kind)[0]
-            group.add_argument(f"--{name}", type=kind, default=default, help=words, **counted)
+            group.add_argument(
+                f"--{name}",
+                type=kind,
+                default=default,
+                help=words,
+                **counted,
+            )
     if command == "compare":
         parser.set_defaults({"data": "gap"})
     return parser
@@ -291,12 +307,27 @@ def _command_parser(command: str, positional: str, does: str) -> ArgumentParser:
 
 
 def _add_common(
-    parser: ArgumentParser, flag: str, count: str | int, example: str, out: str
+    parser: ArgumentParser,
+    flag: str,
+    count: str | int,
+    example: str,
+    out: str,
 ) -> None:
     """The methods to run and where the results go."""
     known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
-    parser.add_argument(flag, dest="methods", nargs=count, type=str, help=known)
-    parser.add_argument("--out", type=str, default=out, help="output file or folder")
+    parser.add_argument(
+        flag,
+        dest="methods",
+        nargs=count,
+        type=str,
+        help=known,
+    )
+    parser.add_argument(
+        "--out",
+        type=str,
+        default=out,
+        help="output file or folder",
+    )
 
 
 def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
@@ -310,9 +341,19 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    parser.add_class_arguments(method.cls, label, instantiate=False)
+    parser.add_class_arguments(
+        method.cls,
+        label,
+        instantiate=False,
+    )
     unused = set(OPTIONAL) - set(method.cls.uses)
-    parser.add_method_arguments(method.cls, "fit", label, as_group=False, skip=_SHARED | unused)
+    parser.add_method_arguments(
+        method.cls,
+        "fit",
+        label,
+        as_group=False,
+        skip=_SHARED | unused,
+    )
     defaults = {**method.full, **(method.quick if quick else {})}
     key = label.replace("-", "_")  # where jsonargparse keeps the values
     parser.set_defaults({f"{key}.{option}": value for option, value in defaults.items()})
@@ -328,7 +369,11 @@ def _parsed(parser: ArgumentParser, written: Mapping[str, Any], words: Sequence[
 
 
 def _configured(
-    label: str, name: str, options: Mapping[str, Any], words: Sequence[str], study: Namespace
+    label: str,
+    name: str,
+    options: Mapping[str, Any],
+    words: Sequence[str],
+    study: Namespace,
 ) -> tuple[Method, dict[str, Any], dict[str, Any]]:
     """A method, whose own checks run now, the arguments of its ``fit``, and all of it in plain values."""
     parser = _method_parser(label, name, study.quick)
@@ -336,7 +381,13 @@ def _configured(
     parsed = _parsed(parser, {key: dict(options)}, words)
     if study.no_compile and "compile" in parsed[key]:
         parsed[key].compile = False
-    plain = json.loads(parser.dump(parsed, format="json", skip_unset=False))[key]
+    plain = json.loads(
+        parser.dump(
+            parsed,
+            format="json",
+            skip_unset=False,
+        )
+    )[key]
     values = vars(parser.instantiate(parsed)[key])
     cls = METHODS[name].cls
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]

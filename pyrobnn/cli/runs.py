@@ -95,7 +95,10 @@ def fit(argv: Sequence[str], command: str) -> int:
 
 
 def _run(
-    config: Config, labels: Mapping[str, str], out: Path, command: str
+    config: Config,
+    labels: Mapping[str, str],
+    out: Path,
+    command: str,
 ) -> tuple[dict[str, DataTree], dict[str, str], bool]:
     """The trees by the names of their files, why others are left out, and whether Ctrl-C stopped it."""
     from xarray import DataTree
@@ -145,14 +148,24 @@ def _study_of(options: Namespace) -> Study:
         task = "classification" if options.response == "ordinal" else "regression"
     reading = {name: options[name] for name in ("features", "drop", "missing", "seed")}
     with warnings_said():
-        dataset = data.load(options.data, options.target, task=task, **reading)
+        dataset = data.load(
+            options.data,
+            options.target,
+            task=task,
+            **reading,
+        )
     if dataset.columns is not None and task is None:
         say(f"{dataset.task} of {dataset.target_name!r} by its values (--task says otherwise)")
     if options.quick:
         dataset = some_rows(dataset, QUICK_ROWS, options.seed)
     modelling = {name: options[name] for name in OPTIONS["the model"]}
     fraction = options.test_fraction
-    study = make_study(dataset, test_fraction=fraction, seed=options.seed, **modelling)
+    study = make_study(
+        dataset,
+        test_fraction=fraction,
+        seed=options.seed,
+        **modelling,
+    )
     say(describe(study))
     return study
 
@@ -185,8 +198,17 @@ def doctor(argv: Sequence[str], command: str) -> int:
     )
     began = time.perf_counter()
     try:
-        with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
-            fitted = MAP(num_steps=500).fit(model, points.x, points.y, seed=0)
+        with warnings.catch_warnings(
+            record=True,
+            action="always",
+            category=UserWarning,
+        ) as caught:
+            fitted = MAP(num_steps=500).fit(
+                model,
+                points.x,
+                points.y,
+                seed=0,
+            )
             error = (fitted.predict(points.x).mean - points.y).square().mean().sqrt()
     except Exception as failure:  # whatever is broken here is what is asked for
         say(f"fit       failed: {type(failure).__name__}: {one_line(failure)}")

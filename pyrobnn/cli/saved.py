@@ -30,15 +30,27 @@ def report(argv: Sequence[str], command: str) -> int:
         description="Judge saved DataTrees, also of NumPyro or PyMC, and write a report.",
         epilog=EXIT_STATUS,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE.nc")
     parser.add_argument(
-        "--out", type=Path, default=Path("report.html"), help="where to write [report.html]"
+        "files",
+        nargs="+",
+        type=Path,
+        metavar="FILE.nc",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("report.html"),
+        help="where to write [report.html]",
     )
     words = (
         "exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]"
     )
     parser.add_argument(
-        "--strict", nargs="?", const="all", choices=("draws", "model", "all"), help=words
+        "--strict",
+        nargs="?",
+        const="all",
+        choices=("draws", "model", "all"),
+        help=words,
     )
     options = parser.parse_args(argv)
 
@@ -61,7 +73,10 @@ def report(argv: Sequence[str], command: str) -> int:
 
 
 def judge_saved(
-    trees: Mapping[str, DataTree], page: Path, summary: Path, left_out: Mapping[str, str]
+    trees: Mapping[str, DataTree],
+    page: Path,
+    summary: Path,
+    left_out: Mapping[str, str],
 ) -> dict[str, Verdict]:
     """Judge, write the report and the summary, and only then print."""
     import pandas as pd
@@ -97,12 +112,22 @@ def predict(argv: Sequence[str], command: str) -> int:
         "data.",
         epilog=EXIT_STATUS,
     )
-    parser.add_argument("model", type=Path, metavar="MODEL.nc")
     parser.add_argument(
-        "new", type=Path, metavar="NEW", help="CSV, TSV, Parquet or Excel: columns by name"
+        "model",
+        type=Path,
+        metavar="MODEL.nc",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.csv", help="where to write [standard output]"
+        "new",
+        type=Path,
+        metavar="NEW",
+        help="CSV, TSV, Parquet or Excel: columns by name",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE.csv",
+        help="where to write [standard output]",
     )
     options = parser.parse_args(argv)
 
@@ -157,14 +182,24 @@ def judge(argv: Sequence[str], command: str) -> int:
 
     label = Path(options.file).stem
     predictions, rows = _judged_rows(options)
-    verdict, evidence = judged(predictions, rows.pop("y"), label=label, **rows)
+    verdict, evidence = judged(
+        predictions,
+        rows.pop("y"),
+        label=label,
+        **rows,
+    )
     say("\n".join([verdict.summary, verdict.lines, *map(str, verdict.checks)]))
     if options.out is not None:
         from pyrobnn.report import write_report
 
         page = Path(options.out, "report.html")
         title = "Do these predictions fit the outcomes?"
-        write_report({label: evidence}, page, title=title, verdicts={label: verdict})
+        write_report(
+            {label: evidence},
+            page,
+            title=title,
+            verdicts={label: verdict},
+        )
         page.with_name("verdict.json").write_text(verdict.to_json() + "\n", encoding="utf-8")
         say(f"report: {page}")
     return int(verdict.model == "fail" or not verdict.checked("model"))
@@ -178,22 +213,66 @@ def _judge_parser() -> OneLineParser:
         epilog=EXIT_STATUS,
     )
     table = "CSV, TSV, Parquet or Excel: outcomes and predictions"
-    parser.add_argument("file", metavar="FILE", help=table)
-    parser.add_argument("--target", required=True, metavar="COLUMN", help="the outcome")
-    parser.add_argument("--mean", metavar="COLUMN", help="mean of a normal")
+    parser.add_argument(
+        "file",
+        metavar="FILE",
+        help=table,
+    )
+    parser.add_argument(
+        "--target",
+        required=True,
+        metavar="COLUMN",
+        help="the outcome",
+    )
+    parser.add_argument(
+        "--mean",
+        metavar="COLUMN",
+        help="mean of a normal",
+    )
     sd = "standard deviation of a normal, noise included"
-    parser.add_argument("--sd", metavar="COLUMN", help=sd)
+    parser.add_argument(
+        "--sd",
+        metavar="COLUMN",
+        help=sd,
+    )
     prefix = "how the names of the columns of draws begin"
-    parser.add_argument("--draws", metavar="PREFIX", help=prefix)
+    parser.add_argument(
+        "--draws",
+        metavar="PREFIX",
+        help=prefix,
+    )
     training = "training rows: the target and the features"
-    parser.add_argument("--train", metavar="FILE", help=training)
-    parser.add_argument("--out", metavar="DIR", help="where to write report.html and verdict.json")
+    parser.add_argument(
+        "--train",
+        metavar="FILE",
+        help=training,
+    )
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        help="where to write report.html and verdict.json",
+    )
     levels = "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"
-    parser.add_argument("--quantiles", nargs="+", metavar="COLUMN", help=levels)
+    parser.add_argument(
+        "--quantiles",
+        nargs="+",
+        metavar="COLUMN",
+        help=levels,
+    )
     classes = "of the classes, in their sorted order or named by them (p_cat p_dog)"
-    parser.add_argument("--probabilities", nargs="+", metavar="COLUMN", help=classes)
+    parser.add_argument(
+        "--probabilities",
+        nargs="+",
+        metavar="COLUMN",
+        help=classes,
+    )
     features = "inputs, along which errors are looked at"
-    parser.add_argument("--features", nargs="+", metavar="COLUMN", help=features)
+    parser.add_argument(
+        "--features",
+        nargs="+",
+        metavar="COLUMN",
+        help=features,
+    )
     return parser
 
 
@@ -211,10 +290,20 @@ def _judged_rows(options: Namespace) -> tuple[Any, dict[str, Any]]:
     inputs: dict[str, pd.DataFrame] = {}
     for suffix, table in tables.items():
         file = paths[suffix].name
-        outcomes = _columns(file, table, [options.target], words=True)
+        outcomes = _columns(
+            file,
+            table,
+            [options.target],
+            words=True,
+        )
         rows[f"y{suffix}"] = outcomes[options.target]
         if options.features:
-            inputs[f"x{suffix}"] = _columns(file, table, options.features, words=True)
+            inputs[f"x{suffix}"] = _columns(
+                file,
+                table,
+                options.features,
+                words=True,
+            )
     return predictions, rows | _numbers(inputs, options.target)
 
 
@@ -242,7 +331,12 @@ def _quantiles(where: str, frame: pd.DataFrame, texts: Sequence[str]) -> dict[fl
     return {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
 
 
-def _normals(where: str, frame: pd.DataFrame, mean_name: str, sd_name: str) -> Any:
+def _normals(
+    where: str,
+    frame: pd.DataFrame,
+    mean_name: str,
+    sd_name: str,
+) -> Any:
     from scipy.stats import norm
 
     mean, sd = _columns(where, frame, [mean_name, sd_name]).to_numpy(dtype=float).T
@@ -263,7 +357,10 @@ def _level(text: str) -> tuple[float, str]:
 
 
 def _columns(
-    where: str, frame: pd.DataFrame, names: Sequence[str], words: bool = False
+    where: str,
+    frame: pd.DataFrame,
+    names: Sequence[str],
+    words: bool = False,
 ) -> pd.DataFrame:
     """Columns without gaps, as numbers; with ``words`` a column of text stays as it is."""
     from pyrobnn.data.columns import check_columns, numbers, only_numbers, refuse_gaps

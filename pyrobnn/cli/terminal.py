@@ -70,7 +70,11 @@ def one_line(error: Exception) -> str:
 @contextlib.contextmanager
 def warnings_said() -> Iterator[None]:
     """Warnings of what is done inside as lines of their own, on the standard error."""
-    with warnings.catch_warnings(record=True, action="always", category=UserWarning) as caught:
+    with warnings.catch_warnings(
+        record=True,
+        action="always",
+        category=UserWarning,
+    ) as caught:
         yield
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         say(text, sys.stderr)

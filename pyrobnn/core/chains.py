@@ -66,7 +66,11 @@ def _ess_tail(values: np.ndarray) -> float:
     return min(_geyer(_halves(values <= low)), _geyer(_halves(values <= high)))
 
 
-_ESS = {"mean": _ess_mean, "bulk": _ess_bulk, "tail": _ess_tail}
+_ESS = {
+    "mean": _ess_mean,
+    "bulk": _ess_bulk,
+    "tail": _ess_tail,
+}
 
 
 def _rank_normalised_split_rhat(draws: np.ndarray) -> float:
@@ -94,7 +98,11 @@ def _halves(draws: np.ndarray) -> np.ndarray:
 
 
 def _normal_scores(values: np.ndarray) -> np.ndarray:
-    _, where, counts = np.unique(values, return_inverse=True, return_counts=True)
+    _, where, counts = np.unique(
+        values,
+        return_inverse=True,
+        return_counts=True,
+    )
     ranks = (counts.cumsum() - (counts - 1) / 2)[where].reshape(values.shape)
     return torch.special.ndtri(torch.from_numpy((ranks - 0.375) / (ranks.size + 0.25))).numpy()
 

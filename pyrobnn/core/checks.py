@@ -77,7 +77,11 @@ def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
 
 
 def check_optional(
-    check: Callable[..., Any], name: str, value: Any, *wanted: Any, **bounds: Any
+    check: Callable[..., Any],
+    name: str,
+    value: Any,
+    *wanted: Any,
+    **bounds: Any,
 ) -> None:
     """``check(name, value, …)`` of an option that may be None."""
     if value is not None:
@@ -236,7 +240,12 @@ class NotEnoughMemory(Refused, MemoryError):
     """More memory than the device has free; the message has the bytes and what to change."""
 
 
-def require(needed: int, device: torch.device, subject: str, remedies: str) -> None:
+def require(
+    needed: int,
+    device: torch.device,
+    subject: str,
+    remedies: str,
+) -> None:
     """NotEnoughMemory where ``subject`` needs more bytes than are free; ``remedies`` says what to do instead."""
     free = free_bytes(device)
     if needed > free:

@@ -60,7 +60,11 @@ def warn(reports: Iterable[Finding | str]) -> None:
     ]
     level = max(i for i, name in enumerate(names, 2) if name.startswith("pyrobnn."))
     for report in reports:
-        warnings.warn(str(report), UserWarning, stacklevel=level)
+        warnings.warn(
+            str(report),
+            UserWarning,
+            stacklevel=level,
+        )
 
 
 def as_json(reports: Iterable[Finding | str]) -> list[dict[str, Any]]:
@@ -70,7 +74,10 @@ def as_json(reports: Iterable[Finding | str]) -> list[dict[str, Any]]:
 
 
 def _search_unfinished(
-    steps: int = 0, gain: float | None = None, fall: float | None = None, limit: float = 0.0
+    steps: int = 0,
+    gain: float | None = None,
+    fall: float | None = None,
+    limit: float = 0.0,
 ) -> str:
     remedy = "raise num_steps (or the learning rate)"
     if gain is None and fall is None:
@@ -92,7 +99,13 @@ def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
     )
 
 
-def _interrupted(method: str, done: int, total: int, unit: str, checkpoint: str = "") -> str:
+def _interrupted(
+    method: str,
+    done: int,
+    total: int,
+    unit: str,
+    checkpoint: str = "",
+) -> str:
     goes_on = f" (the same fit with checkpoint={checkpoint!r} goes on)" if checkpoint else ""
     return f"{method} was interrupted by Ctrl-C after {done} of {total} {unit}: this is not a finished fit{goes_on}"
 
@@ -131,7 +144,10 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
 
 
 def _modes_unsettled(
-    error: float | None = None, drift: float | None = None, worth: float = 0.0, **_: float
+    error: float | None = None,
+    drift: float | None = None,
+    worth: float = 0.0,
+    **_: float,
 ) -> str:
     if drift is None:
         outcome = "were not finished"
@@ -346,5 +362,10 @@ TABLES: Sentences = {
     "unnamed_columns": "{count} of {total} columns have no name and are dropped: name those to be used",
 }
 
-FINDINGS = {"draws": DRAWS, "model": MODEL, "run": RUN, "evidence": EVIDENCE}
+FINDINGS = {
+    "draws": DRAWS,
+    "model": MODEL,
+    "run": RUN,
+    "evidence": EVIDENCE,
+}
 SENTENCES = DRAWS | MODEL | RUN | EVIDENCE

@@ -5,8 +5,24 @@ from __future__ import annotations
 import codecs
 import sys
 
-PLAIN = {"≥": ">=", "≤": "<=", "≈": "=", "±": "+/-", "×": "x", "·": "*", "√": "sqrt ", "∞": "inf"}
-PLAIN |= {"−": "-", "–": "-", "—": "-", "→": "->", "…": "...", "\N{FRACTION SLASH}": "/"}
+PLAIN = {
+    "≥": ">=",
+    "≤": "<=",
+    "≈": "=",
+    "±": "+/-",
+    "×": "x",
+    "·": "*",
+    "√": "sqrt ",
+    "∞": "inf",
+}
+PLAIN |= {
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "→": "->",
+    "…": "...",
+    "\N{FRACTION SLASH}": "/",
+}
 ERRORS = "pyrobnn.plain"
 
 

@@ -169,7 +169,11 @@ def lacks_compiler() -> bool:
 
 
 def compile_graph(
-    graph: GraphModule, inputs: list[Tensor], settings: dict[str, Any], on_stack: bool, scalar: bool
+    graph: GraphModule,
+    inputs: list[Tensor],
+    settings: dict[str, Any],
+    on_stack: bool,
+    scalar: bool,
 ) -> Callable[..., Any]:
     """Inductor's machine code of a graph, without Dynamo; kept on disk.
 
@@ -375,7 +379,11 @@ def _generator_mode() -> Any:
             self.generator_on = generator_on
 
         def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            self,
+            func: Any,
+            types: Any,
+            args: Any = (),
+            kwargs: Any = None,
         ) -> Any:
             kwargs = kwargs or {}
             arguments = [*args, *kwargs.values()]
@@ -389,7 +397,11 @@ def _generator_mode() -> Any:
                 raise Inseparable(f"{func} takes no generator")
             devices = [value.device for value in arguments if isinstance(value, Tensor)]
             device = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
-            return draws(*args, **kwargs, generator=self.generator_on(device))
+            return draws(
+                *args,
+                **kwargs,
+                generator=self.generator_on(device),
+            )
 
     return GeneratorMode
 

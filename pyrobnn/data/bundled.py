@@ -75,7 +75,11 @@ def bundled(name: str, target: str, **options: Any) -> Dataset:
     )
 
 
-REAL = {"diabetes": diabetes, "digits": digits, "breast_cancer": breast_cancer}
+REAL = {
+    "diabetes": diabetes,
+    "digits": digits,
+    "breast_cancer": breast_cancer,
+}
 
 
 def names() -> tuple[str, ...]:
@@ -123,7 +127,14 @@ def load(
             )
         from pyrobnn.data.table import from_csv
 
-        return from_csv(key, target, task=task, features=features, drop=drop, missing=missing)
+        return from_csv(
+            key,
+            target,
+            task=task,
+            features=features,
+            drop=drop,
+            missing=missing,
+        )
     options = [option for option in (target, task, features, drop or None) if option is not None]
     if options:
         raise ValueError(

@@ -83,7 +83,12 @@ class Column:
         if cells.isna().all():
             return pd.Series(np.nan, index=cells.index)
         if self.kind in ("date", "time"):
-            return _days(where, cells, self.day_first, time=self.kind == "time")
+            return _days(
+                where,
+                cells,
+                self.day_first,
+                time=self.kind == "time",
+            )
         return pd.Series(only_numbers(where, cells), index=cells.index)
 
     def report_new(self, where: str, values: pd.Series) -> None:
@@ -93,12 +98,20 @@ class Column:
             # of more categories than have an input each, the others were seen
             if unseen and len(self.categories) < MAX_CATEGORIES:
                 rows = int(values.fillna("").isin(unseen).sum())
-                evidence = {"column": self.name, "rows": rows, "new": unseen[:8]}
+                evidence = {
+                    "column": self.name,
+                    "rows": rows,
+                    "new": unseen[:8],
+                }
                 report(where, Finding("new_categories", evidence))
             return
         gaps = int(values.isna().sum())
         if gaps and not self.indicator:
-            evidence = {"column": self.name, "rows": gaps, "fill": self.fill}
+            evidence = {
+                "column": self.name,
+                "rows": gaps,
+                "fill": self.fill,
+            }
             report(where, Finding("new_gaps", evidence))
 
 
@@ -119,7 +132,12 @@ class Columns:
     missing: Missing = "refuse"
 
     @classmethod
-    def fit(cls, frame: pd.DataFrame, missing: Missing, where: str) -> Columns:
+    def fit(
+        cls,
+        frame: pd.DataFrame,
+        missing: Missing,
+        where: str,
+    ) -> Columns:
         """What the columns of ``frame``, the training table without its target, are; ``where`` is its name.
 
         Raises:
@@ -216,7 +234,10 @@ def check_names(where: str, names: Sequence[str]) -> None:
 
 
 def check_columns(
-    where: str, columns: Sequence[str], names: Sequence[Hashable], option: str = ""
+    where: str,
+    columns: Sequence[str],
+    names: Sequence[Hashable],
+    option: str = "",
 ) -> None:
     """Refuse columns that are not among ``names``; the nearest name to the first is suggested."""
     absent = [name for name in columns if name not in names]
@@ -267,7 +288,11 @@ def _without_units(text: pd.Series) -> pd.Series:
     """Without a sign of currency or percent, where all cells have the same one."""
     units = text.str.extract("((?:^|^-)[$€£¥]|[%$€£¥]$)")[0].str.lstrip("-")
     if len(units) and units.nunique(dropna=False) == 1:
-        return text.str.replace(r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$", r"\1", regex=True)
+        return text.str.replace(
+            r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$",
+            r"\1",
+            regex=True,
+        )
     return text
 
 
@@ -327,16 +352,32 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
         kind: Kind = "boolean" if is_boolean(column) else "number"
         fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
         indicator = impute and bool(np.isnan(values).any())
-        return Column(name, kind, fill=fill, indicator=indicator)
+        return Column(
+            name,
+            kind,
+            fill=fill,
+            indicator=indicator,
+        )
     text = as_text(column).dropna()
     if text.str.fullmatch(_TIME).all():
         fill = float(_days(where, column, None, time=True).median())
-        return Column(name, "time", fill=fill, indicator=indicator, cycles=("day",))
+        return Column(
+            name,
+            "time",
+            fill=fill,
+            indicator=indicator,
+            cycles=("day",),
+        )
     if text.str.fullmatch(DATE).all():
         return _dates(where, column, _day_first(where, text), indicator)
     distinct = text.nunique()
     if not are_labels and len(text) >= 10 and 2 * distinct > len(text):
-        evidence = {"column": name, "values": distinct, "rows": len(text), "first": text.iloc[0]}
+        evidence = {
+            "column": name,
+            "values": distinct,
+            "rows": len(text),
+            "first": text.iloc[0],
+        }
         report(where, Finding("column_of_labels", evidence))
         return None
     return _categories(where, column, indicator)
@@ -348,14 +389,28 @@ def _categories(where: str, column: pd.Series, indicator: bool) -> Column:
     text = one_spelling(as_text(column))
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()
     if len(counts) > MAX_CATEGORIES:
-        evidence = {"column": name, "categories": len(counts), "kept": MAX_CATEGORIES}
+        evidence = {
+            "column": name,
+            "categories": len(counts),
+            "kept": MAX_CATEGORIES,
+        }
         evidence["rest"] = int(counts.iloc[MAX_CATEGORIES:].sum())
         report(where, Finding("rare_categories", evidence))
     categories = tuple(sorted(counts.index[:MAX_CATEGORIES]))
-    return Column(name, "category", categories, indicator=indicator and "" not in categories)
+    return Column(
+        name,
+        "category",
+        categories,
+        indicator=indicator and "" not in categories,
+    )
 
 
-def _dates(where: str, column: pd.Series, day_first: bool | None, indicator: bool) -> Column:
+def _dates(
+    where: str,
+    column: pd.Series,
+    day_first: bool | None,
+    indicator: bool,
+) -> Column:
     """With the cycles that the dates span twice and resolve."""
     known = _days(where, column, day_first).dropna()
     steps = np.diff(np.unique(known))
@@ -388,7 +443,12 @@ def _day_first(where: str, text: pd.Series) -> bool | None:
     )
 
 
-def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = False) -> pd.Series:
+def _days(
+    where: str,
+    column: pd.Series,
+    day_first: bool | None,
+    time: bool = False,
+) -> pd.Series:
     """Days since 1970, or of times of day the share of the day, float64, NaN for gaps."""
     if not pd.api.types.is_datetime64_any_dtype(column):
         cells = as_text(column)
@@ -396,15 +456,26 @@ def _days(where: str, column: pd.Series, day_first: bool | None, time: bool = Fa
         if day_first is None and not time:
             day_first = _day_first(where, cells.dropna())
         if day_first:
-            text = text.str.replace(r"^(\d{1,2})[-/. ](\d{1,2})[-/. ]", r"\2/\1/", regex=True)
+            text = text.str.replace(
+                r"^(\d{1,2})[-/. ](\d{1,2})[-/. ]",
+                r"\2/\1/",
+                regex=True,
+            )
         # of 28-01-2024 pandas makes one of January, also where the month is to come first
         month = text.str.extract(r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0].astype(float)
-        column = pd.to_datetime(text.mask(month > 12), errors="coerce", format="mixed", utc=True)
+        column = pd.to_datetime(
+            text.mask(month > 12),
+            errors="coerce",
+            format="mixed",
+            utc=True,
+        )
         stray = (column.isna() & cells.notna()).to_numpy()
         if stray.any():
-            order = {None: "", True: " with the day first", False: " with the month first"}[
-                day_first
-            ]
+            order = {
+                None: "",
+                True: " with the day first",
+                False: " with the month first",
+            }[day_first]
             row = int(stray.argmax())
             kind = "times of day" if time else f"dates{order}"
             cell = f"{cells.iloc[row]!r} in row {row + 1}"

@@ -78,7 +78,12 @@ class Dataset:
             self._check_labels()
 
     def _check_target(
-        self, dtype_fits: bool, cast: str, num_axes: int, shape: str, cure: str
+        self,
+        dtype_fits: bool,
+        cast: str,
+        num_axes: int,
+        shape: str,
+        cure: str,
     ) -> None:
         y = self.y
         if not dtype_fits:
@@ -110,7 +115,13 @@ class Dataset:
         rows = torch.as_tensor(index, dtype=torch.int64)
         f = None if self.true_f is None else self.true_f[rows]
         noise = None if self.true_noise is None else self.true_noise[rows]
-        return dataclasses.replace(self, x=self.x[rows], y=self.y[rows], true_f=f, true_noise=noise)
+        return dataclasses.replace(
+            self,
+            x=self.x[rows],
+            y=self.y[rows],
+            true_f=f,
+            true_noise=noise,
+        )
 
     def widest_gap(self) -> tuple[float, float]:
         """The two neighbouring inputs of a 1-D data set with the widest gap between them.
@@ -162,7 +173,10 @@ def train_test_split(
     from sklearn import model_selection
 
     train, test = model_selection.train_test_split(
-        np.arange(dataset.num_data), test_size=num_test, random_state=seed, stratify=stratify
+        np.arange(dataset.num_data),
+        test_size=num_test,
+        random_state=seed,
+        stratify=stratify,
     )
     return dataset.subset(train), dataset.subset(test)
 
@@ -242,7 +256,12 @@ class Standardizer:
         x = self.transform_x(dataset.x)
         y = self.transform_y(dataset.y)
         return dataclasses.replace(
-            dataset, x=x, y=y, true_f=None, true_noise=None, true_function=None
+            dataset,
+            x=x,
+            y=y,
+            true_f=None,
+            true_noise=None,
+            true_function=None,
         )
 
     def inverse_mean(self, y: Tensor) -> Tensor:

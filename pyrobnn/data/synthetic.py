@@ -81,7 +81,16 @@ def gap(num_data: int = 240, *, seed: int = 0) -> Dataset:
     """
     check_count("num_data", num_data)
     generator = torch.Generator().manual_seed(seed)
-    x = 4.0 * torch.rand(num_data, 1, generator=generator, dtype=torch.float64) - 3.0
+    x = (
+        4.0
+        * torch.rand(
+            num_data,
+            1,
+            generator=generator,
+            dtype=torch.float64,
+        )
+        - 3.0
+    )
     x = torch.where(x > -1.0, x + 2.0, x)
     return _observed("gap", lambda x: torch.sin(1.2 * x), x, torch.full_like(x, 0.4), generator)
 
@@ -149,7 +158,11 @@ def studies() -> dict[str, Callable[[str], Dataset]]:
     four, two = _shapes()
 
     def even(
-        seed: int, ends: float, num_data: int, f: Function, factor: Function
+        seed: int,
+        ends: float,
+        num_data: int,
+        f: Function,
+        factor: Function,
     ) -> Callable[[str], Dataset]:
         x = torch.linspace(-ends, ends, num_data)[:, None]
         return lambda name: _observed(name, f, x, factor(x), torch.Generator().manual_seed(seed))
@@ -210,11 +223,22 @@ def _growing(x: Tensor) -> Tensor:
 
 
 def _uniform(
-    name: str, f: Function, noise: Function, low: float, high: float, num_data: int, seed: int
+    name: str,
+    f: Function,
+    noise: Function,
+    low: float,
+    high: float,
+    num_data: int,
+    seed: int,
 ) -> Dataset:
     check_count("num_data", num_data)
     generator = torch.Generator().manual_seed(seed)
-    x = low + (high - low) * torch.rand(num_data, 1, generator=generator, dtype=torch.float64)
+    x = low + (high - low) * torch.rand(
+        num_data,
+        1,
+        generator=generator,
+        dtype=torch.float64,
+    )
     return _observed(name, f, x, noise(x), generator)
 
 
@@ -225,18 +249,41 @@ def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
         torch.tensor(values, dtype=torch.float64)[cluster, None] for values in shape
     )
     generator = torch.Generator().manual_seed(seed)
-    x = lefts + widths * torch.rand(num_data, dtype=torch.float64, generator=generator)[:, None]
+    x = (
+        lefts
+        + widths
+        * torch.rand(
+            num_data,
+            dtype=torch.float64,
+            generator=generator,
+        )[:, None]
+    )
     return _observed(name, f, x, noise, generator)
 
 
 def _observed(
-    name: str, f: Function, x: Tensor, factor: Tensor, generator: torch.Generator
+    name: str,
+    f: Function,
+    x: Tensor,
+    factor: Tensor,
+    generator: torch.Generator,
 ) -> Dataset:
     true = f(x)
-    y = true + factor * torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    y = true + factor * torch.randn(
+        x.shape,
+        generator=generator,
+        dtype=x.dtype,
+    )
     options: dict[str, Any] = {
         "true_f": true.float(),
         "true_noise": factor.abs().float(),
         "true_function": f,
     }
-    return Dataset(x.float(), y.float(), name, "regression", ("x",), **options)
+    return Dataset(
+        x.float(),
+        y.float(),
+        name,
+        "regression",
+        ("x",),
+        **options,
+    )

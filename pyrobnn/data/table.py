@@ -81,9 +81,20 @@ def from_csv(
         UserWarning: of what is left out, of decimal commas, and as :func:`from_frame`.
     """
     path = Path(path)
-    options: dict[str, Any] = {"task": task, "features": features, "drop": drop, "missing": missing}
+    options: dict[str, Any] = {
+        "task": task,
+        "features": features,
+        "drop": drop,
+        "missing": missing,
+    }
     return dataclasses.replace(
-        from_frame(read_frame(path), target, **options, name=path.name), name=path.stem
+        from_frame(
+            read_frame(path),
+            target,
+            **options,
+            name=path.name,
+        ),
+        name=path.stem,
     )
 
 
@@ -270,7 +281,12 @@ def _check_classes(where: str, name: str, text: pd.Series) -> None:
         )
 
 
-def _check_numbers(where: str, name: str, values: np.ndarray, task: Task | None) -> None:
+def _check_numbers(
+    where: str,
+    name: str,
+    values: np.ndarray,
+    task: Task | None,
+) -> None:
     """Refuse a target (N,) of one value, or, of no ``task``, of numbers that may be meant as classes."""
     distinct = np.unique(values)
     if len(distinct) == 1:
@@ -349,20 +365,41 @@ def _text(path: Path) -> tuple[pd.DataFrame, str]:
 
 
 def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
-    plain: dict[str, Any] = {"header": None, "nrows": 1, "dtype": str, "keep_default_na": False}
+    plain: dict[str, Any] = {
+        "header": None,
+        "nrows": 1,
+        "dtype": str,
+        "keep_default_na": False,
+    }
     # a separator that no text has: the line of names is one cell
     header = str(
-        pd.read_csv(path, sep="\x1f", quoting=csv.QUOTE_NONE, **plain, **options).iloc[0, 0]
+        pd.read_csv(
+            path,
+            sep="\x1f",
+            quoting=csv.QUOTE_NONE,
+            **plain,
+            **options,
+        ).iloc[0, 0]
     )
     if "\0" in header:
         raise UnicodeError("null characters")
     separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
-    line = pd.read_csv(path, sep=separator, **plain, **options).iloc[0]
+    line = pd.read_csv(
+        path,
+        sep=separator,
+        **plain,
+        **options,
+    ).iloc[0]
     # cells beyond the header are cut off
     with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
         # without index_col such cells would shift all names by one
         frame = pd.read_csv(
-            path, sep=separator, index_col=False, low_memory=False, na_values=GAPS, **options
+            path,
+            sep=separator,
+            index_col=False,
+            low_memory=False,
+            na_values=GAPS,
+            **options,
         )
     frame.columns = pd.Index(line.str.strip())
     return frame, separator

@@ -36,7 +36,13 @@ def assert_calibrated(
         >>> assert_calibrated(torch.distributions.Normal(torch.zeros(200), 1.0), y).model
         'pass'
     """
-    verdict = judge(predictions, y, x=x, x_train=x_train, y_train=y_train)
+    verdict = judge(
+        predictions,
+        y,
+        x=x,
+        x_train=x_train,
+        y_train=y_train,
+    )
     if (
         verdict.model == "fail"
         or not verdict.checked("model")

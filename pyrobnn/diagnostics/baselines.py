@@ -83,7 +83,10 @@ def _width(evidence: Evidence) -> int:
 
 
 def _of_regression(
-    y: np.ndarray, y_new: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, counts: bool
+    y: np.ndarray,
+    y_new: np.ndarray,
+    pair: tuple[np.ndarray, np.ndarray] | None,
+    counts: bool,
 ) -> dict[str, Arrays]:
     ones = np.ones((len(y), 1))
     ones_new = np.ones((len(y_new), 1))
@@ -118,7 +121,10 @@ def _of_regression(
 
 
 def _of_classes(
-    labels: np.ndarray, num_new: int, width: int, pair: tuple[np.ndarray, np.ndarray] | None
+    labels: np.ndarray,
+    num_new: int,
+    width: int,
+    pair: tuple[np.ndarray, np.ndarray] | None,
 ) -> dict[str, Arrays]:
     # Laplace's rule: a class without data is not impossible
     counts = np.bincount(labels, minlength=width) + 1.0

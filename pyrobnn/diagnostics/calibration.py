@@ -85,7 +85,12 @@ def held_out(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     covered = float((np.abs(u - 0.5) <= 0.5 * LEVEL).mean())
     count = max(1, round(len(u) / dependence.coverage**2))
     p = float(stats.binom.cdf(round(covered * count), count, LEVEL))
-    numbers = {"count": u.size, "which": "held-out", "outer": 1.0 - covered, "p": p}
+    numbers = {
+        "count": u.size,
+        "which": "held-out",
+        "outer": 1.0 - covered,
+        "p": p,
+    }
     if p >= evidence.rates[0]:
         return Found("info", covered, "calibrated", numbers, LEVEL)
     status: Status = "fail" if p < evidence.rates[1] else "warn"
@@ -243,7 +248,11 @@ def p_binned(u: np.ndarray, levels: tuple[float, ...]) -> float:
     z = np.clip(ndtri(edges), -40.0, 40.0)
     density = stats.norm.pdf(z)
     integrals = -density, -z * density, edges * (((5.0 * edges - 10.0) * edges + 6.0) * edges - 1.0)
-    counts = own_stream().multinomial(u.size, share, size=20_000)
+    counts = own_stream().multinomial(
+        u.size,
+        share,
+        size=20_000,
+    )
     sums = np.vstack([np.histogram(u, edges)[0], counts]) @ (np.diff(integrals) / share).T
     largest = np.abs(sums / sums.std(axis=0)).max(axis=1)
     return float((largest >= largest[0] - 1e-9).mean())

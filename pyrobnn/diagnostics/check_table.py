@@ -115,7 +115,15 @@ TABLE = (
     Row("virial", "draws", virial, (0.15, 0.4), STEIN, of_draws),  # log ratio of variances
     Row("score", "draws", score, (0.3, 0.6), STEIN, of_draws),  # sd of the gradient
     # reference sds, ratios of sds
-    Row("reference", "draws", against, (0.25, 1.0, 0.8, 0.5), CLAIM, of_draws, against=True),
+    Row(
+        "reference",
+        "draws",
+        against,
+        (0.25, 1.0, 0.8, 0.5),
+        CLAIM,
+        of_draws,
+        against=True,
+    ),
     Row("held_out_rows", "model", rows, (0.02, 0.5, 0.2), OWN),  # shares of the rows
     # where and how errors differ says more than that they differ: those come first
     Row("pattern", "model", pattern, (0.15, 0.35), PIT),  # span of the mean PIT, correlation

@@ -122,12 +122,21 @@ def named_sites(evidence: Evidence) -> dict[str, np.ndarray]:
     return columns
 
 
-def _place(evidence: Evidence, name: str, index: int, shape: tuple[int, ...]) -> str:
+def _place(
+    evidence: Evidence,
+    name: str,
+    index: int,
+    shape: tuple[int, ...],
+) -> str:
     """Where an element of a site stands, by the labels of its axes, else by their numbers."""
     variable = evidence.variable(POSTERIOR, name)
     dims = [] if variable is None else [dim for dim in variable.dims if dim not in SAMPLE_DIMS]
     words = []
-    for position, dim in zip(np.unravel_index(index, shape), dims, strict=True):
+    for position, dim in zip(
+        np.unravel_index(index, shape),
+        dims,
+        strict=True,
+    ):
         axis_labels = labels(variable, str(dim))
         words.append(str(position if axis_labels is None else axis_labels[position]))
     return ", ".join(words)
@@ -169,7 +178,13 @@ def convergence(evidence: Evidence) -> Convergence | None:
     return Convergence(table)
 
 
-def rhat_limit(num_chains: int, num_draws: int, time: float, count: int, level: float) -> float:
+def rhat_limit(
+    num_chains: int,
+    num_draws: int,
+    time: float,
+    count: int,
+    level: float,
+) -> float:
     r"""The R-hat that the largest of `count` exceeds at the rate `level` although the chains have converged.
 
     .. math:: \hat R^2 = 1 + \frac{\tau F - 1}{n / 2}, \qquad F \sim F_{2m - 1,\ 2m (n / 2 \tau - 1)}
@@ -222,13 +237,25 @@ def chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     }
     draws = float(evidence.draws_per_chain)
     if evidence.draws_per_chain < MIN_DRAWS:
-        return Found("fail", draws, "chains_short", shape, limit=MIN_DRAWS)
+        return Found(
+            "fail",
+            draws,
+            "chains_short",
+            shape,
+            limit=MIN_DRAWS,
+        )
     if evidence.num_chains > evidence.draws_per_chain < limits[0]:
         return Found("fail", draws, "chains_exchanged", shape)
     if convergence(evidence) is None:
         return Found("warn", draws, "nothing_identified", shape)
     if evidence.num_chains == 1:
-        return Found("warn", 1.0, "one_chain", shape, limit=limits[1])
+        return Found(
+            "warn",
+            1.0,
+            "one_chain",
+            shape,
+            limit=limits[1],
+        )
     return Found("warn", draws, "common_start", shape) if evidence.common_start else None
 
 
@@ -237,12 +264,23 @@ def largest_rhat(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
     estimates = convergence(evidence)
     if estimates is None or not np.isfinite(estimates.table["rhat"]).any():
         return None
-    ratio = np.nan_to_num(estimates.table["rhat"].values, nan=1.0, posinf=1e6)
+    ratio = np.nan_to_num(
+        estimates.table["rhat"].values,
+        nan=1.0,
+        posinf=1e6,
+    )
     passing, failing = rhat_limits(evidence)
     if evidence.num_chains > evidence.draws_per_chain:
         # the draws of stationary chains are as much alike by their place in the chain as by the chain
         turned = np.stack(list(quantities(evidence).values())).swapaxes(1, 2)
-        ratio = np.maximum(ratio, np.nan_to_num(rhat(turned), nan=1.0, posinf=1e6))
+        ratio = np.maximum(
+            ratio,
+            np.nan_to_num(
+                rhat(turned),
+                nan=1.0,
+                posinf=1e6,
+            ),
+        )
     excess = (ratio - 1.0) / (passing - 1.0)
     worst = int(np.argmax(np.where(ratio > failing, 1e9, 1.0) * excess))
     value = float(ratio[worst])
@@ -323,7 +361,11 @@ def divergences(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     status: Status = "pass"
     if count > chance:
         status = "fail" if share >= limits[1] else "warn"
-    numbers = {"count": count, "total": diverging.size, "chance": chance}
+    numbers = {
+        "count": count,
+        "total": diverging.size,
+        "chance": chance,
+    }
     return Found(status, share, "", numbers, chance / diverging.size)
 
 

@@ -56,7 +56,11 @@ def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) ->
 def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:
     """The values (point, output) of each kind of probe, named by where it lies; all as one elsewhere. Without NaN."""
     kinds = evidence.probe_kinds(len(values)) if at == "probes" else np.full(len(values), "train")
-    words = {"train": "at the data", "between": "between the data", "outside": "outside the data"}
+    words = {
+        "train": "at the data",
+        "between": "between the data",
+        "outside": "outside the data",
+    }
     by_place = {}
     for kind in np.unique(kinds):
         at_kind = values[kinds == kind].ravel()
@@ -67,7 +71,11 @@ def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.nda
 
 
 def grade_by_kind(
-    shift: np.ndarray, ratio: np.ndarray, evidence: Evidence, at: str, limits: tuple[float, ...]
+    shift: np.ndarray,
+    ratio: np.ndarray,
+    evidence: Evidence,
+    at: str,
+    limits: tuple[float, ...],
 ) -> Status:
     """The grade of sizes of shifts (sd) and of ratios of sds, at most 1, (point, output) at each kind of point.
 
@@ -79,7 +87,14 @@ def grade_by_kind(
         grades.append(grade(float(np.median(shifts)), near, far))
         grades.append(grade(float(np.quantile(shifts, MOST)), 2.0 * near, 2.0 * far))
     for ratios in by_kind(ratio, evidence, at).values():
-        grades.append(grade(float(np.median(ratios)), alike, unlike, higher=True))
+        grades.append(
+            grade(
+                float(np.median(ratios)),
+                alike,
+                unlike,
+                higher=True,
+            )
+        )
         low = float(np.quantile(ratios, 1.0 - MOST))
         grades.append(grade(low, unlike, unlike / 2, higher=True))
     return worse(*grades)
@@ -103,12 +118,21 @@ def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) 
     distances = by_kind(distance, evidence, at).values()
     median = max(float(np.median(values)) for values in distances)
     gaps = [float(np.median(values)) for values in by_kind(gap, evidence, at).values()]
-    numbers = {"at": at, "distance": median, "ratio": float(np.exp(max(gaps, key=abs)))}
+    numbers = {
+        "at": at,
+        "distance": median,
+        "ratio": float(np.exp(max(gaps, key=abs))),
+    }
     return Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
 
 
 def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
-    return ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+    return ours.shape == theirs.shape and np.allclose(
+        ours,
+        theirs,
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 @statistic

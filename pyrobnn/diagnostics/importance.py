@@ -87,7 +87,11 @@ def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray
         log_weights, k = _psislw(log_ratio, r_eff)
     # where the tail underflows, psislw answers NaN weights with a small k-hat, the opposite of the truth
     degenerate = ~(np.isfinite(k) & np.isfinite(log_weights).all(axis=(-2, -1)))
-    raw = log_ratio - logsumexp(log_ratio, axis=(-2, -1), keepdims=True)
+    raw = log_ratio - logsumexp(
+        log_ratio,
+        axis=(-2, -1),
+        keepdims=True,
+    )
     log_weights = np.where(degenerate[..., None, None], raw, log_weights)
     return log_weights, np.where(flat, 0.0, np.where(degenerate, np.inf, k))
 
@@ -95,7 +99,11 @@ def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray
 def _psislw(log_ratio: np.ndarray, r_eff: float) -> tuple[np.ndarray, np.ndarray]:
     """ArviZ's smoothing, with NaN for the rows whose largest ratios are all the same: it refuses them all for one."""
     try:
-        return array_stats.psislw(-log_ratio, r_eff=r_eff, axis=(-2, -1))
+        return array_stats.psislw(
+            -log_ratio,
+            r_eff=r_eff,
+            axis=(-2, -1),
+        )
     except ValueError:
         if log_ratio.ndim == 2:
             return np.full(log_ratio.shape, np.nan), np.array(np.nan)
@@ -148,7 +156,12 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     by_count = grade(count, ENOUGH_DRAWS, 100.0, higher=True)
     smoothed = importance(evidence)
     if smoothed is None:
-        return Found(by_count, count, "few_draws", limit=ENOUGH_DRAWS)
+        return Found(
+            by_count,
+            count,
+            "few_draws",
+            limit=ENOUGH_DRAWS,
+        )
     if smoothed.k > smoothed.good_k:
         return _unreliable(evidence, smoothed, limits)
     status, effects = _corrected(evidence, smoothed, limits)

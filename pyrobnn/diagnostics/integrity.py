@@ -135,7 +135,16 @@ def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if not (np.isfinite(gain) and np.isfinite(limit)):
         steps = evidence.number("num_steps", np.inf)
         short = steps < _FEWEST_STEPS and evidence.text("stopped") == "num_steps"
-        return Found("warn", steps, "few_steps", limit=_FEWEST_STEPS) if short else None
+        return (
+            Found(
+                "warn",
+                steps,
+                "few_steps",
+                limit=_FEWEST_STEPS,
+            )
+            if short
+            else None
+        )
     # what the losses of a run let expect is rougher than what further steps have gained
     status: Status = "fail" if measured > limits[0] * limit else "warn"
     return None if gain <= limit else Found(status, gain, "unfinished", limit=limit)
@@ -262,12 +271,19 @@ def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     values = np.concatenate(columns, axis=2)
     # a draw that stays may differ in its last digits, which a transform rounds otherwise in each
     stays = np.isclose(
-        values[:, 1:], values[:, :-1], rtol=4.0 * np.finfo(np.float32).eps, atol=0.0
+        values[:, 1:],
+        values[:, :-1],
+        rtol=4.0 * np.finfo(np.float32).eps,
+        atol=0.0,
     ).all(axis=2)
     places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
     share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
     limit = limits[evidence.is_iid]
-    return Found("fail" if share > limit else "pass", share, limit=limit)
+    return Found(
+        "fail" if share > limit else "pass",
+        share,
+        limit=limit,
+    )
 
 
 def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:

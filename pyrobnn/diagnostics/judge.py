@@ -139,7 +139,12 @@ def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
         # whatever a foreign tree holds, the other checks and trees are still worth having
         numbers = {"error": said(error)}
         return Check(
-            row.code, "warn", row.question, code="failed_to_run", source=row.source, numbers=numbers
+            row.code,
+            "warn",
+            row.question,
+            code="failed_to_run",
+            source=row.source,
+            numbers=numbers,
         )
     return None if result is None else _check(result, row)
 
@@ -180,6 +185,11 @@ def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]
             comparable = judges is not None and judges is not run and same_data([run, judges])
             verdicts[label] = diagnose(run, reference=judges if comparable else None)
         except Exception as error:
-            check = Check("readable", "fail", code="unreadable", numbers={"error": said(error)})
+            check = Check(
+                "readable",
+                "fail",
+                code="unreadable",
+                numbers={"error": said(error)},
+            )
             verdicts[label] = Verdict.from_checks(run.method, label, [check])
     return verdicts

@@ -96,7 +96,10 @@ def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
 
 
 def _weighted_pit(
-    weights: np.ndarray, points: np.ndarray, draws: np.ndarray, y: np.ndarray
+    weights: np.ndarray,
+    points: np.ndarray,
+    draws: np.ndarray,
+    y: np.ndarray,
 ) -> np.ndarray:
     """Weighted share of the draws (draw, obs, output) below y (obs, output) at the points, and part of the ties."""
     draws = draws[:, points]
@@ -304,6 +307,11 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         status = "warn"
     finite = k[np.isfinite(k)]
     removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
-    numbers = {"count": len(points), "total": k.size, "rows": points[:8], "removed": removed}
+    numbers = {
+        "count": len(points),
+        "total": k.size,
+        "rows": points[:8],
+        "removed": removed,
+    }
     code = "loo_exact" if removed and not points else ""
     return Found(status, float(finite.max()), code, numbers, elpd.good_k)

@@ -92,7 +92,10 @@ def _combined_p(patterns: Sequence[Pattern]) -> float:
 
 
 def _graded(
-    worst: Pattern, p: float, rates: tuple[float, float], limits: tuple[float, ...]
+    worst: Pattern,
+    p: float,
+    rates: tuple[float, float],
+    limits: tuple[float, ...],
 ) -> Found:
     status = grade_tested(p, worst.effect, rates, limits)
     return Found(status, worst.effect, "", {"where": worst.name, "p": p}, limits[0])
@@ -220,7 +223,13 @@ def _errors(
     if x is not None:
         flat = np.asarray(x, dtype=np.float64).reshape(len(x), -1)
         if flat.shape[1] <= _MAX_FEATURES:
-            covariates |= dict(zip(feature_names(evidence, flat.shape[1]), flat.T, strict=True))
+            covariates |= dict(
+                zip(
+                    feature_names(evidence, flat.shape[1]),
+                    flat.T,
+                    strict=True,
+                )
+            )
     for name, values in moments.items():
         covariates[name] = merged(np.asarray(values, dtype=np.float64))
     covariates = {name: values for name, values in covariates.items() if np.isfinite(values).all()}

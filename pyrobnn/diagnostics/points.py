@@ -157,7 +157,10 @@ class Points:
             half = self.total_sd * stats.norm.ppf(tails[1])
             return self.mean - half, self.mean + half
         low, high = np.quantile(
-            self.draws, tails, axis=0, method="inverted_cdf" if whole else "linear"
+            self.draws,
+            tails,
+            axis=0,
+            method="inverted_cdf" if whole else "linear",
         )
         return low, high
 
@@ -190,11 +193,22 @@ def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
         return None
     if outcomes.ndim != 1 or outcomes.dtype.kind not in "fiu":
         return None
-    return Points(outcomes, draws.mean(0), None, None, draws.std(0), draws, held_out=False)
+    return Points(
+        outcomes,
+        draws.mean(0),
+        None,
+        None,
+        draws.std(0),
+        draws,
+        held_out=False,
+    )
 
 
 def _held_out_points(
-    evidence: Evidence, y: xr.DataArray, mean: xr.DataArray, output: int
+    evidence: Evidence,
+    y: xr.DataArray,
+    mean: xr.DataArray,
+    output: int,
 ) -> Points | None:
     """Held-out predictions with outcomes; None where the tree holds neither draws nor both variances."""
     stored = evidence.variable(PREDICTIONS, "y_sample")
@@ -215,7 +229,15 @@ def _held_out_points(
         return None
     outcomes = one_output(y, output).values
     expected = one_output(mean, output).values
-    return Points(outcomes, expected, aleatoric, epistemic, total, draws, held_out=True)
+    return Points(
+        outcomes,
+        expected,
+        aleatoric,
+        epistemic,
+        total,
+        draws,
+        held_out=True,
+    )
 
 
 def _stored_sd(evidence: Evidence, kind: str, output: int) -> np.ndarray | None:
@@ -369,7 +391,11 @@ def unit(evidence: Evidence) -> str:
 
 
 def _labels(
-    evidence: Evidence, groups: tuple[str, ...], variable: str, dim: str, count: int
+    evidence: Evidence,
+    groups: tuple[str, ...],
+    variable: str,
+    dim: str,
+    count: int,
 ) -> list[str] | None:
     """The names along a dimension of the first group that has as many."""
     by_group = (labels(evidence.variable(group, variable), dim) for group in groups)

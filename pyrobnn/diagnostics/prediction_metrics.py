@@ -81,8 +81,17 @@ def crps(draws: Tensor, y: Tensor) -> Tensor:
     # the shift by y leaves the score and keeps the digits of draws far from zero
     z = (draws.double() - y.double()).sort(dim=0).values
     num_draws = len(z)
-    rank = torch.arange(1, num_draws + 1, dtype=z.dtype, device=z.device)
-    return z.abs().mean(0) - torch.tensordot((2 * rank - num_draws - 1) / num_draws**2, z, dims=1)
+    rank = torch.arange(
+        1,
+        num_draws + 1,
+        dtype=z.dtype,
+        device=z.device,
+    )
+    return z.abs().mean(0) - torch.tensordot(
+        (2 * rank - num_draws - 1) / num_draws**2,
+        z,
+        dims=1,
+    )
 
 
 def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
@@ -102,7 +111,11 @@ def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     """
     _check_draws(draws, y)
     generator = torch.Generator().manual_seed(~seed)  # a user's data are often of the same seed
-    v = torch.rand(y.shape, generator=generator, dtype=torch.float64).to(y.device)
+    v = torch.rand(
+        y.shape,
+        generator=generator,
+        dtype=torch.float64,
+    ).to(y.device)
     below = (draws < y).sum(0)
     ties = (draws == y).sum(0)
     return (below + v * (ties + 1)) / (len(draws) + 1)
@@ -150,7 +163,11 @@ def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
     confidence, predicted = probs.double().max(-1)
     # right-closed bins: a confidence of exactly 1 belongs to the last
     index = (confidence * num_bins).ceil().long().clamp(1, num_bins) - 1
-    gaps = torch.bincount(index, weights=(predicted == y).double() - confidence, minlength=num_bins)
+    gaps = torch.bincount(
+        index,
+        weights=(predicted == y).double() - confidence,
+        minlength=num_bins,
+    )
     return float(gaps.abs().sum() / len(y))
 
 
@@ -182,7 +199,11 @@ def _check_probs(probs: Tensor, y: Tensor) -> None:
         raise ValueError(
             f"class labels must lie in 0 … {probs.shape[1] - 1}, got {int(y.min())} … {int(y.max())}"
         )
-    if not torch.allclose(probs.sum(-1), torch.ones_like(probs[:, 0]), atol=1e-3):
+    if not torch.allclose(
+        probs.sum(-1),
+        torch.ones_like(probs[:, 0]),
+        atol=1e-3,
+    ):
         raise ValueError(
             "the rows of 'probs' must sum to 1: pass probabilities (softmax), not logits"
         )

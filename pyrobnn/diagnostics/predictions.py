@@ -36,7 +36,12 @@ _ROWS = ("pred_point", "output")
 
 
 def judge(
-    predictions: Any, y: Any, *, x: Any = None, x_train: Any = None, y_train: Any = None
+    predictions: Any,
+    y: Any,
+    *,
+    x: Any = None,
+    x_train: Any = None,
+    y_train: Any = None,
 ) -> Verdict:
     r"""Say whether predictions fit outcomes that they were not trained on, whoever made them.
 
@@ -80,7 +85,13 @@ def judge(
         >>> judge({0.05: np.full(500, -1.0), 0.5: np.zeros(500), 0.95: np.ones(500)}, y).status
         'fail'
     """
-    return judged(predictions, y, x=x, x_train=x_train, y_train=y_train)[0]
+    return judged(
+        predictions,
+        y,
+        x=x,
+        x_train=x_train,
+        y_train=y_train,
+    )[0]
 
 
 def judged(
@@ -126,12 +137,21 @@ def _model_checks(evidence: Evidence) -> tuple[Check, ...]:
     if any(check.decides for check in checks):
         return checks
     numbers = {"next": f"Judge {MIN_DATA} rows or more"}
-    unchecked = Check("not_checked_model", "warn", "model", code="not_checked", numbers=numbers)
+    unchecked = Check(
+        "not_checked_model",
+        "warn",
+        "model",
+        code="not_checked",
+        numbers=numbers,
+    )
     return (*checks, unchecked)
 
 
 def _check_rows(
-    name: str, inputs: np.ndarray | None, outcome_name: str, outcomes: np.ndarray | None
+    name: str,
+    inputs: np.ndarray | None,
+    outcome_name: str,
+    outcomes: np.ndarray | None,
 ) -> None:
     """ValueError where inputs are given without as many outcomes."""
     if inputs is None:
@@ -301,7 +321,11 @@ def _without_chains(values: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _of_draws(
-    draws: np.ndarray, u: np.ndarray, *, joint: bool = False, levels: Sequence[float] = ()
+    draws: np.ndarray,
+    u: np.ndarray,
+    *,
+    joint: bool = False,
+    levels: Sequence[float] = (),
 ) -> xr.Dataset:
     """Of draws (draw, point, output) and PIT values (point, output): whether draws are of all points together, and the
     levels of the quantiles that they were made of."""
@@ -335,7 +359,11 @@ def _of_quantiles(quantiles: Mapping[Any, Any], y: np.ndarray) -> xr.Dataset:
             f"{q[at, row]:.6g} of {levels[at]} ({len(np.unique(crossed[:, 1]))} rows): sort them"
         )
     u = _pit_between(q, p, y[:, 0])
-    return _of_draws(_draws_between(q, p)[..., None], u[:, None], levels=tuple(p))
+    return _of_draws(
+        _draws_between(q, p)[..., None],
+        u[:, None],
+        levels=tuple(p),
+    )
 
 
 def _pit_between(q: np.ndarray, p: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -553,7 +581,10 @@ def _baseline_scores(
 
 
 def _splits(
-    y: np.ndarray, x: np.ndarray | None, x_train: np.ndarray | None, y_train: np.ndarray | None
+    y: np.ndarray,
+    x: np.ndarray | None,
+    x_train: np.ndarray | None,
+    y_train: np.ndarray | None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None, np.ndarray]]:
     """Rows to predict, and inputs and outcomes to learn from: of training, or of the other four fifths."""
     if y_train is not None:

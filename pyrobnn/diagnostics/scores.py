@@ -154,7 +154,10 @@ def units(evidence: Evidence) -> np.ndarray | None:
 
 
 def _scores_of(
-    y: np.ndarray, mean: np.ndarray | None, draws: np.ndarray | None, suffix: str = ""
+    y: np.ndarray,
+    mean: np.ndarray | None,
+    draws: np.ndarray | None,
+    suffix: str = "",
 ) -> list[Score]:
     """Scores of (point, output) in one unit, each the mean of its values for the outputs."""
     scores: list[Score] = []

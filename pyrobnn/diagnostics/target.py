@@ -58,12 +58,19 @@ def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     if not moves.any():
         return None
     names = np.repeat(_sites(evidence), values.shape[3])[moves]
-    mean, p = _tested(columns[:, :, moves] / scale[moves], 0.0, chosen_of=int(size.sum()))
+    mean, p = _tested(
+        columns[:, :, moves] / scale[moves],
+        0.0,
+        chosen_of=int(size.sum()),
+    )
     return _accusing(_worst(evidence, names, np.abs(mean), p, np.abs(mean), limits), evidence)
 
 
 def _tested(
-    values: np.ndarray, expected: float, chosen_of: int = 0, positive: bool = False
+    values: np.ndarray,
+    expected: float,
+    chosen_of: int = 0,
+    positive: bool = False,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean (quantity,) of values (chain, draw, quantity), and the p-value of its being `expected`, by Student's t.
 
@@ -99,7 +106,11 @@ def _worst(
         # one fulfils the identities at its optimum, and one that claims nothing is told all the same
         fulfils = evidence.text("log_evidence_kind") == "elbo" or evidence.claim == "none"
         status = "warn" if fulfils else "info"
-    numbers = {"where": str(names[worst]), "p": float(p[worst]), "remedy": _remedy(evidence)}
+    numbers = {
+        "where": str(names[worst]),
+        "p": float(p[worst]),
+        "remedy": _remedy(evidence),
+    }
     return Found(status, float(value[worst]), "", numbers)
 
 
@@ -160,7 +171,12 @@ def _vary(before: np.ndarray, after: np.ndarray) -> bool:
     return bool(varies.any() and np.ptp(after, axis=0)[varies].all())
 
 
-def _decided(result: Found, evidence: Evidence, before: np.ndarray, after: np.ndarray) -> Found:
+def _decided(
+    result: Found,
+    evidence: Evidence,
+    before: np.ndarray,
+    after: np.ndarray,
+) -> Found:
     """What was found, unless the draws have moved too little for it to be a pass."""
     before, after = (f.reshape(len(f), -1) for f in (before, after))
     before = before - before.mean(axis=0)
@@ -215,9 +231,18 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     rates = -SIGMAS[0], -SIGMAS[1]
     grades = [
         grade_tested(-effect / max(float(error), 1e-300), effect, rates, bounds)
-        for effect, error, bounds in zip(effects, errors, (limits[:2], limits[2:4]), strict=True)
+        for effect, error, bounds in zip(
+            effects,
+            errors,
+            (limits[:2], limits[2:4]),
+            strict=True,
+        )
     ]
-    numbers = {"shift": effects[0], "inverse": float(np.exp(-gap)), "remedy": _remedy(evidence)}
+    numbers = {
+        "shift": effects[0],
+        "inverse": float(np.exp(-gap)),
+        "remedy": _remedy(evidence),
+    }
     limit = float(np.exp(-limits[2]))
     result = Found(worse(*grades), float(np.exp(gap)), "", numbers, limit)
     return _decided(result, evidence, *pair)

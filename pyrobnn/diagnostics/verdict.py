@@ -80,7 +80,11 @@ class Check:
     @property
     def evidence(self) -> str:
         """One sentence saying what was seen."""
-        shown_numbers = {"value": self.value, "limit": self.limit, **self.numbers}
+        shown_numbers = {
+            "value": self.value,
+            "limit": self.limit,
+            **self.numbers,
+        }
         return plain(words.evidence(self.code, self.name, shown_numbers))
 
     @property
@@ -132,7 +136,12 @@ class Verdict:
         decided = {check.question for check in checks if check.decides}
         codes = dict.fromkeys(QUESTIONS, "not_checked") | dict(reasons or {})
         unchecked = [
-            Check(f"not_checked_{question}", "warn", question, code=codes[question])
+            Check(
+                f"not_checked_{question}",
+                "warn",
+                question,
+                code=codes[question],
+            )
             for question in QUESTIONS
             if question not in decided
         ]
@@ -262,14 +271,23 @@ class Verdict:
         """Plain dicts, lists, strings and numbers, ready for JSON."""
         names = ("method", "label", "status", "draws", "model", "tolerance", "summary", "action")
         checks = [
-            {**asdict(check), "evidence": check.evidence, "action": check.action}
+            {
+                **asdict(check),
+                "evidence": check.evidence,
+                "action": check.action,
+            }
             for check in self.checks
         ]
         return {name: getattr(self, name) for name in names} | {"checks": checks}
 
     def to_json(self) -> str:
         """`to_dict` as strict JSON (no NaN, no infinity)."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+        return json.dumps(
+            self.to_dict(),
+            ensure_ascii=False,
+            allow_nan=False,
+            indent=2,
+        )
 
 
 class Audit(Verdict):
@@ -309,7 +327,13 @@ class Found:
     limit: float | None = None  # where it depends on the run; else that of the row
 
 
-def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Status:
+def grade(
+    value: float,
+    good: float,
+    bad: float,
+    *,
+    higher: bool = False,
+) -> Status:
     """The status of a distance with its two limits; of a similarity where `higher` is better."""
     if higher:
         value = -value
@@ -321,7 +345,10 @@ def grade(value: float, good: float, bad: float, *, higher: bool = False) -> Sta
 
 
 def grade_tested(
-    p: float, effect: float, rates: tuple[float, float], limits: tuple[float, ...]
+    p: float,
+    effect: float,
+    rates: tuple[float, float],
+    limits: tuple[float, ...],
 ) -> Status:
     """The status of an effect that counts where it is not chance: below a rate and above a limit, to warn, to fail."""
     warns, fails = (

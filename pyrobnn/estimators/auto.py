@@ -77,11 +77,20 @@ def choose(
     return method, f"{size}: {why}"
 
 
-def _laplace(full: bool, normal: bool, batch_size: int | None, compile: Any) -> Laplace:
+def _laplace(
+    full: bool,
+    normal: bool,
+    batch_size: int | None,
+    compile: Any,
+) -> Laplace:
     if batch_size is None:
         search = MAP(compile=compile)
     else:
-        search = MAP(num_steps=3000, batch_size=batch_size, compile=compile)
+        search = MAP(
+            num_steps=3000,
+            batch_size=batch_size,
+            compile=compile,
+        )
     return Laplace(
         structure="full" if full else "kron",
         tune="marginal_likelihood" if normal else None,
@@ -131,7 +140,11 @@ class Auto(Method):
         model, x, y = run.given
         width = model.forward(model.initial_values(), problem.x[:2]).shape[-1]
         method, why = choose(
-            problem.num_rows, model.num_weights, width, **families(model), compile=self.compile
+            problem.num_rows,
+            model.num_weights,
+            width,
+            **families(model),
+            compile=self.compile,
         )
         if self.quick:
             method = _quick(method)
@@ -143,7 +156,13 @@ class Auto(Method):
         }
         fit = empirical_bayes(method, model, x, y)
         if fit is None:
-            posterior = method.fit(model, x, y, callbacks=run.callbacks, **options)
+            posterior = method.fit(
+                model,
+                x,
+                y,
+                callbacks=run.callbacks,
+                **options,
+            )
         else:
             posterior, chosen = fit(method, model, x, y, options)
             why += f"; {chosen}"

@@ -82,12 +82,25 @@ def empirical_bayes(
 def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """At most MAX_TRIED_ROWS of them, evenly spaced."""
     count = min(len(x), MAX_TRIED_ROWS)
-    keep = torch.linspace(0, len(x) - 1, count, dtype=torch.float64).round().long()
+    keep = (
+        torch.linspace(
+            0,
+            len(x) - 1,
+            count,
+            dtype=torch.float64,
+        )
+        .round()
+        .long()
+    )
     return x[keep], y[keep]
 
 
 def fit_by_evidence(
-    method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
+    method: Laplace,
+    model: BNN,
+    x: Tensor,
+    y: Tensor,
+    options: dict[str, Any],
 ) -> tuple[Posterior, str]:
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
@@ -112,7 +125,12 @@ def fit_by_evidence(
     of = ""
     if len(rows[0]) < len(x):
         of = f", of {len(rows[0]):,} of {len(x):,} rows"
-        posterior = replace(method, tune=None).fit(posterior.bnn, x, y, **options)
+        posterior = replace(method, tune=None).fit(
+            posterior.bnn,
+            x,
+            y,
+            **options,
+        )
     else:
         warn(posterior.meta["warnings"])
     ratios = ", ".join(f"{ratio:.2g}" for ratio in best.scale / linear)
@@ -159,11 +177,21 @@ class _NoiseSearch:
         tune = bool(self.method.tune)
         return _climb(net, *self.rows, share * self.linear, self.least, share**4, tune)
 
-    def attempt(self, scale: Tensor, factor: float, init: nn.Module | None = None) -> Attempt:
+    def attempt(
+        self,
+        scale: Tensor,
+        factor: float,
+        init: nn.Module | None = None,
+    ) -> Attempt:
         """The fit with that noise, and with that factor on the precision of the declared prior."""
         scale = torch.maximum(scale, self.least)
         known = _declared(self.model, scale, factor if self.method.tune else None)
-        posterior = self.method.fit(known, *self.rows, **self.options, init=init)
+        posterior = self.method.fit(
+            known,
+            *self.rows,
+            **self.options,
+            init=init,
+        )
         if self.method.tune:
             # of the declared prior's
             posterior.meta["tuned"]["prior_precision_factor"]["all"] *= factor
@@ -200,14 +228,25 @@ def _log_prior(model: BNN, scale: Tensor) -> float:
 
 @pyro.validation_enabled(False)
 def _climb(
-    model: BNN, x: Tensor, y: Tensor, scale: Tensor, least: Tensor, factor: float, tune: bool
+    model: BNN,
+    x: Tensor,
+    y: Tensor,
+    scale: Tensor,
+    least: Tensor,
+    factor: float,
+    tune: bool,
 ) -> Climb:
     r"""Log evidence, noise (out,), factor on the prior's precision and weights: the best of a climb from there.
 
     At each mode follow MacKay's updates, by at most 1.7: of the noise by :func:`_squared_ratio`, of the prior's
     precision by γ / |θ|², θ in units of the prior. One that gains nothing ends it: more lead to sharper, worse modes.
     """
-    problem = prepare(_declared(model, scale, None), x, y, points="free")
+    problem = prepare(
+        _declared(model, scale, None),
+        x,
+        y,
+        points="free",
+    )
     trunk = problem.held_trunk("free")
     if trunk is not None:
         problem = problem.at_head(trunk)
@@ -225,7 +264,11 @@ def _climb(
             return best
         evidence = mode.log_evidence() + _log_prior(model, scale)
         before = best.evidence
-        best = max(best, Climb(evidence, scale, factor, mode.params), key=_evidence)
+        best = max(
+            best,
+            Climb(evidence, scale, factor, mode.params),
+            key=_evidence,
+        )
         if not evidence > before + 0.1:  # nats
             return best
         theta = mode.theta
@@ -244,7 +287,11 @@ def _evidence_update(mode: _Expansion, likelihood: Likelihood, y: Tensor) -> tup
 
 
 def _mode(
-    jacobian: NetworkJacobian, theta: Tensor, x: Tensor, y: Tensor, damping: float
+    jacobian: NetworkJacobian,
+    theta: Tensor,
+    x: Tensor,
+    y: Tensor,
+    damping: float,
 ) -> tuple[_Expansion | None, float]:
     """Where Gauss-Newton steps, damped by Nielsen's rule, gain little, None if they go on; and the last damping."""
     expansion = _Expansion(jacobian, theta, x, y)
@@ -270,7 +317,13 @@ def _mode(
 class _Expansion:
     """Minus the log joint, ``energy``, around θ: ``slope`` (p,) and ``white``, its Jacobian, in units of the prior."""
 
-    def __init__(self, jacobian: NetworkJacobian, theta: Tensor, x: Tensor, y: Tensor):
+    def __init__(
+        self,
+        jacobian: NetworkJacobian,
+        theta: Tensor,
+        x: Tensor,
+        y: Tensor,
+    ):
         density = jacobian.density
         likelihood = jacobian.model.likelihood
         priors = jacobian.model.priors
@@ -349,12 +402,23 @@ class _Whitened:
         factor = self.cholesky(1.0)
         if self.tall:
             jacobian = self.parts[0][1]
-            return torch.linalg.solve_triangular(factor, jacobian.T, upper=False).square().sum(0)
+            return (
+                torch.linalg.solve_triangular(
+                    factor,
+                    jacobian.T,
+                    upper=False,
+                )
+                .square()
+                .sum(0)
+            )
         return 1 - torch.cholesky_inverse(factor).diagonal()
 
 
 def _whitened(
-    jacobian: NetworkJacobian, x: Tensor, root: Root, prec: Tensor
+    jacobian: NetworkJacobian,
+    x: Tensor,
+    root: Root,
+    prec: Tensor,
 ) -> tuple[Tensor, _Whitened]:
     """Outputs (N, width), and the Jacobian's product with ``root``: as rows where no layer's factors serve."""
     scale = prec.rsqrt().double()
@@ -402,7 +466,11 @@ def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
 
 
 def _squared_ratio(
-    likelihood: Likelihood, y: Tensor, f: Tensor, params: Mapping[str, Tensor], used: Tensor
+    likelihood: Likelihood,
+    y: Tensor,
+    f: Tensor,
+    params: Mapping[str, Tensor],
+    used: Tensor,
 ) -> Tensor:
     r"""The square of the factor on the noise (out,) that residuals at f (N, out) ask for.
 
@@ -497,8 +565,18 @@ def _label_densities(fit: _RowsFit, variational: bool) -> Tensor:
         fit.likelihood, f, cov * variational, fit.targets, fit.params
     )
     identity = torch.eye(f.shape[1]).to(f)
-    cov = torch.linalg.solve(identity - curvature @ cov, cov, left=False)
-    noise = torch.randn(256, 1, f.shape[1], 1, generator=torch.Generator().manual_seed(0)).to(f)
+    cov = torch.linalg.solve(
+        identity - curvature @ cov,
+        cov,
+        left=False,
+    )
+    noise = torch.randn(
+        256,
+        1,
+        f.shape[1],
+        1,
+        generator=torch.Generator().manual_seed(0),
+    ).to(f)
     deviation = symmetric_root((cov + cov.mT) / 2) @ noise - cov @ slope.unsqueeze(-1)
     draws = f + deviation.squeeze(-1)
     mean_likelihood = fit.likelihood.log_prob(draws, fit.targets, fit.params).logsumexp(0)
@@ -532,7 +610,11 @@ class Width(NamedTuple):
 
 
 def select_prior_width(
-    method: Laplace, model: BNN, x: Tensor, y: Tensor, options: dict[str, Any]
+    method: Laplace,
+    model: BNN,
+    x: Tensor,
+    y: Tensor,
+    options: dict[str, Any],
 ) -> tuple[Posterior, str]:
     """The fit with the prior widths, one per layer, that evidence and left-out labels prefer; and these in words.
 
@@ -550,7 +632,11 @@ def select_prior_width(
     )
     nearest = method.structure == "full" and len(layers) == 1 and not model.likelihood.own.kinds
     nearest &= model.num_weights <= 1000  # beyond, it takes minutes
-    still = replace(method, tune=None, curvature="variational" if nearest else "ggn")
+    still = replace(
+        method,
+        tune=None,
+        curvature="variational" if nearest else "ggn",
+    )
     rows = subset(x, y)
     search = _WidthSearch(model, rows, options, layers, still)
     with quiet():
@@ -613,7 +699,12 @@ class _WidthSearch:
             method = self.warm
             around = _at_mode(self.model, start.posterior)
         model = tuned_model(around, self.model.priors, factors)
-        posterior = method.fit(model, *self.rows, num_draws=1, **self.common)
+        posterior = method.fit(
+            model,
+            *self.rows,
+            num_draws=1,
+            **self.common,
+        )
         evidence = cast(float, posterior.log_evidence)
         width = Width(evidence, left_out_labels(posterior, *self.rows), factors, posterior)
         self.tries.append(width)
@@ -623,7 +714,11 @@ class _WidthSearch:
         """Of the fits that evidence and left-out labels prefer the one of the narrower prior."""
         by_evidence = max(self.tries, key=_evidence)
         by_labels = max(self.tries, key=lambda width: width.left_out.mean())
-        return max(by_evidence, by_labels, key=lambda width: width.factors[self.layers[0]])
+        return max(
+            by_evidence,
+            by_labels,
+            key=lambda width: width.factors[self.layers[0]],
+        )
 
     def try_common_factors(self) -> None:
         """Factors that all layers share: from one on wider priors, then narrower ones."""
@@ -640,10 +735,20 @@ class _WidthSearch:
 
     def tune_layers(self, best: Width) -> Width:
         """The last of at most six updates of each layer's factor that improve both criteria."""
-        tuning = replace(self.still, curvature="ggn", tune="per_layer")
+        tuning = replace(
+            self.still,
+            curvature="ggn",
+            tune="per_layer",
+        )
         for _ in range(6):
             model = self.at_mode_of(best)
-            fit = tuning.fit(model, *self.rows, init=model.net, num_draws=1, **self.common)
+            fit = tuning.fit(
+                model,
+                *self.rows,
+                init=model.net,
+                num_draws=1,
+                **self.common,
+            )
             suited = fit.meta["tuned"]["prior_precision_factor"]
             factors = {
                 name: best.factors[name] * suited.get(name, suited.get("all"))

@@ -126,7 +126,13 @@ class Estimator(BaseEstimator):
     # -- fit --------------------------------------------------------------------------------------------------------
 
     @process_state()
-    def _fit(self, x: np.ndarray, y: np.ndarray, copies: np.ndarray | None, width: int) -> None:
+    def _fit(
+        self,
+        x: np.ndarray,
+        y: np.ndarray,
+        copies: np.ndarray | None,
+        width: int,
+    ) -> None:
         """Fit checked rows: x (N, feature), y (N, out) or labels (N,), for ``width`` outputs."""
         self.__dict__.pop("verdict_", None)
         warn(constant_features(x, self._names(x)))
@@ -145,7 +151,11 @@ class Estimator(BaseEstimator):
     def _chosen_fit(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The fit of a model, or of what is found in its place where all is left open."""
         if self.max_seconds is not None:
-            check_number("max_seconds", self.max_seconds, above=0)
+            check_number(
+                "max_seconds",
+                self.max_seconds,
+                above=0,
+            )
         labels = self.task == "classification"
         is_open = self._is_open(model, rows)
         if is_open and labels and not self.max_seconds:
@@ -203,7 +213,12 @@ class Estimator(BaseEstimator):
             if gained:
                 warn(net.posterior.meta["warnings"])
                 return net.because(why)
-        linear = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer)
+        linear = BNN(
+            line,
+            model.prior,
+            model.likelihood,
+            standardizer=model.standardizer,
+        )
         return self._infer(linear, rows, seed).instead_of_a_net(f"{why}; ")
 
     def _fit_ensemble(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit | None, str]:
@@ -217,9 +232,18 @@ class Estimator(BaseEstimator):
             return None, why
         if seconds is not None:
             seconds -= time.perf_counter() - begun
-        run = {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
+        run = {
+            "seed": seed,
+            "device": self.device,
+            "progress": bool(self.verbose),
+        }
         posterior, method, words, held_out = rule.fit(
-            data, units, seconds, self.num_draws, self.compile, **run
+            data,
+            units,
+            seconds,
+            self.num_draws,
+            self.compile,
+            **run,
         )
         reason = f"{len(rows.x):,} rows: {words}; {why}"
         return Fit(posterior, method, reason, held_out), why
@@ -238,8 +262,21 @@ class Estimator(BaseEstimator):
         """The fit of classes where nothing but the data is given: a linear model, unless a net gains on it."""
         if len(rows.x) <= FEW_ROWS:
             return self._infer(model, rows, seed)
-        line = networks.mlp(rows.x.shape[1], (), rows.width, seed=seed).double()
-        models = BNN(line, model.prior, model.likelihood, standardizer=model.standardizer), model
+        line = networks.mlp(
+            rows.x.shape[1],
+            (),
+            rows.width,
+            seed=seed,
+        ).double()
+        models = (
+            BNN(
+                line,
+                model.prior,
+                model.likelihood,
+                standardizer=model.standardizer,
+            ),
+            model,
+        )
         fits = [self._quiet_fit(candidate, rows, seed) for candidate in models]
         tried = subset(rows.x, rows.y)
         scores = [left_out_labels(fit.posterior, *tried) for fit in fits]
@@ -248,14 +285,25 @@ class Estimator(BaseEstimator):
         warn(fit.posterior.meta["warnings"])
         return fit if gained else fit.instead_of_a_net()
 
-    def _fit_counts(self, model: BNN, net: nn.Module, rows: TrainingRows, seed: int) -> Fit | None:
+    def _fit_counts(
+        self,
+        model: BNN,
+        net: nn.Module,
+        rows: TrainingRows,
+        seed: int,
+    ) -> Fit | None:
         """The fit of counts, None where the targets are rather normal or the search ends at no mode."""
         x = cast(Standardizer, model.standardizer).transform_x(rows.x).numpy()
         likelihood, words = counts(x, rows.y.numpy())
         if likelihood is None:
             return None
         net = nn.Sequential(*cast(nn.Sequential, net), Offset(rows.y))
-        of_counts = BNN(net, model.prior, likelihood, standardizer=model.standardizer)
+        of_counts = BNN(
+            net,
+            model.prior,
+            likelihood,
+            standardizer=model.standardizer,
+        )
         fit = self._quiet_fit(of_counts, rows, seed)
         meta = fit.posterior.meta
         # within a posterior sd of each weight
@@ -272,7 +320,11 @@ class Estimator(BaseEstimator):
     def _infer(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The posterior of a model by the method that is given or chosen."""
         method, reason, options = self._method(model, len(rows.x))
-        options |= {"seed": seed, "device": self.device, "progress": bool(self.verbose)}
+        options |= {
+            "seed": seed,
+            "device": self.device,
+            "progress": bool(self.verbose),
+        }
         auto = isinstance(self.method, str) and self.method == "auto"
         by_evidence = empirical_bayes(method, model, rows.x, rows.y) if auto else None
         if by_evidence is None:
@@ -293,7 +345,12 @@ class Estimator(BaseEstimator):
             return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **options))
         check_names("X", list(X.columns.map(str)))
         columns = Columns.fit(X, self.missing, "X")
-        x, y = validate_data(self, columns.transform(X, "X")[0], y, **options)
+        x, y = validate_data(
+            self,
+            columns.transform(X, "X")[0],
+            y,
+            **options,
+        )
         _check_feature_names(self, X, reset=True)
         self.n_features_in_ = X.shape[1]
         self.columns_ = columns
@@ -309,14 +366,23 @@ class Estimator(BaseEstimator):
     def _seed(self) -> int:
         """A whole number is the seed itself; a generator, or NumPy's global one for None, draws it."""
         if isinstance(self.random_state, Integral):
-            return check_count("random_state", self.random_state, minimum=0)
+            return check_count(
+                "random_state",
+                self.random_state,
+                minimum=0,
+            )
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
     def _copies(self, x: np.ndarray, sample_weight: Any) -> np.ndarray | None:
         """How often each row counts (n,)."""
         if sample_weight is None:
             return None
-        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
+        weights = _check_sample_weight(
+            sample_weight,
+            x,
+            dtype=np.float64,
+            ensure_non_negative=True,
+        )
         if (weights != np.round(weights)).any():
             raise Refused("'sample_weight' must be whole numbers: each row counts that many times")
         return cast(np.ndarray, weights.astype(np.int64))
@@ -324,7 +390,13 @@ class Estimator(BaseEstimator):
     def _net(self, num_inputs: int, width: int, seed: int) -> nn.Module:
         if self.net is None:
             hidden = (50,) if self.hidden is None else self.hidden
-            net = networks.mlp(num_inputs, hidden, width, activation=self.activation, seed=seed)
+            net = networks.mlp(
+                num_inputs,
+                hidden,
+                width,
+                activation=self.activation,
+                seed=seed,
+            )
             return net.double()  # in what scikit-learn computes in
         if isinstance(self.net, nn.Module):
             return self.net
@@ -368,17 +440,34 @@ class Estimator(BaseEstimator):
             # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
             compile = not line and (self.compile or "trace")
-            chosen, why = choose(num, model.num_weights, width, **facts, compile=compile)
+            chosen, why = choose(
+                num,
+                model.num_weights,
+                width,
+                **facts,
+                compile=compile,
+            )
             if line and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
             return chosen, why, options
-        method, why, settings = named(self.method, normal=facts["normal"], compile=self.compile)
+        method, why, settings = named(
+            self.method,
+            normal=facts["normal"],
+            compile=self.compile,
+        )
         return method, why, settings | options
 
     def _inputs(self, X: Any) -> Tensor:
         check_is_fitted(self)
         if self.columns_ is None:
-            return torch.tensor(validate_data(self, X, reset=False, dtype=np.float64))
+            return torch.tensor(
+                validate_data(
+                    self,
+                    X,
+                    reset=False,
+                    dtype=np.float64,
+                )
+            )
         check_type("X", X, pd.DataFrame, "a DataFrame as it was in the fit")
         _check_feature_names(self, X, reset=False)
         return torch.tensor(self.columns_.transform(X, "X")[0])
@@ -410,7 +499,16 @@ class Estimator(BaseEstimator):
         check_is_fitted(self)
         total = self.posterior_.num_chains * self.posterior_.num_draws
         count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
-        keep = torch.linspace(0, total - 1, count, dtype=torch.float64).round().long()
+        keep = (
+            torch.linspace(
+                0,
+                total - 1,
+                count,
+                dtype=torch.float64,
+            )
+            .round()
+            .long()
+        )
 
         def functions(p: Prediction) -> Tensor:
             f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f
@@ -484,5 +582,18 @@ def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Fin
     if not beyond.any():
         return []
     worst = int(beyond.sum(0).argmax())
-    ends = {"feature": str(names[worst]), "low": float(low[worst]), "high": float(high[worst])}
-    return [Finding("far_rows", {"rows": int(beyond.any(1).sum()), "total": len(x), **ends})]
+    ends = {
+        "feature": str(names[worst]),
+        "low": float(low[worst]),
+        "high": float(high[worst]),
+    }
+    return [
+        Finding(
+            "far_rows",
+            {
+                "rows": int(beyond.any(1).sum()),
+                "total": len(x),
+                **ends,
+            },
+        )
+    ]

@@ -71,7 +71,11 @@ class _ProgramEstimator(BaseEstimator):
                 f"'site' must name what to predict, one of the observed sites {data}: got {self.site!r}"
             )
         self.posterior_ = self.method_.fit(
-            self.program, self._x, self._y, num_draws=self.num_draws, seed=int(seed)
+            self.program,
+            self._x,
+            self._y,
+            num_draws=self.num_draws,
+            seed=int(seed),
         )
 
     @staticmethod
@@ -85,13 +89,25 @@ class _ProgramEstimator(BaseEstimator):
         return diagnose(self.posterior_.to_datatree(self._x, self._y))
 
     @torch.no_grad()
-    def _predicted(self, X: ArrayLike, statistic: Statistic, least: int = 1) -> np.ndarray:
+    def _predicted(
+        self,
+        X: ArrayLike,
+        statistic: Statistic,
+        least: int = 1,
+    ) -> np.ndarray:
         """``statistic`` of the predicted site's distribution and of uniform noise (n,), at every draw: (draw, n, …).
 
         At ``least`` so many: draws of the posterior are taken more than once, if need be.
         """
         check_is_fitted(self)
-        x = self._tensor(validate_data(self, X, reset=False, dtype=np.float64))
+        x = self._tensor(
+            validate_data(
+                self,
+                X,
+                reset=False,
+                dtype=np.float64,
+            )
+        )
 
         def statistic_at(values: dict[str, Tensor], noise: Tensor) -> Tensor:
             results: list[Tensor] = []
@@ -161,7 +177,13 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
 
     def fit(self, X: Any, y: Any) -> PyroRegressor:
         """Infer the posterior from X (n, feature) and y (n,); returns itself."""
-        x, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        x, y = validate_data(
+            self,
+            X,
+            y,
+            dtype=np.float64,
+            y_numeric=True,
+        )
         self._fit(x, y)
         return self
 
@@ -177,7 +199,11 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
     def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
         """The central interval (n, 2) that holds a new observation with probability ``level``, by simulation."""
         tail = (1 - check_number("level", level, above=0, below=1)) / 2
-        return np.quantile(self._predicted(X, _draw, 4000), (tail, 1 - tail), axis=0).T
+        return np.quantile(
+            self._predicted(X, _draw, 4000),
+            (tail, 1 - tail),
+            axis=0,
+        ).T
 
 
 class PyroClassifier(ClassifierMixin, _ProgramEstimator):

@@ -103,7 +103,12 @@ class BNNRegressor(RegressorMixin, Estimator):
             UserWarning: what is to be known of the fit; also in ``posterior_.meta["warnings"]``.
         """
         self._check_likelihood()
-        x, y = self._validated(X, self._read(y), multi_output=True, y_numeric=True)
+        x, y = self._validated(
+            X,
+            self._read(y),
+            multi_output=True,
+            y_numeric=True,
+        )
         y = np.asarray(y, dtype=np.float64)
         flat = y.ndim == 1
         y = y.reshape(len(y), -1)
@@ -149,7 +154,13 @@ class BNNRegressor(RegressorMixin, Estimator):
             ValueError: a level outside (0, 1).
         """
         levels = [
-            check_number("quantiles", level, above=0, below=1) for level in np.atleast_1d(quantiles)
+            check_number(
+                "quantiles",
+                level,
+                above=0,
+                below=1,
+            )
+            for level in np.atleast_1d(quantiles)
         ]
         q = torch.tensor(levels, dtype=torch.float64)
         return self._shaped(self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0])

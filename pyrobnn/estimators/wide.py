@@ -53,7 +53,14 @@ class TabularEnsemble(DeepEnsemble):
         with seeded(run.seed, problem.device):
             return start_chains(problem.model, problem.density, run.init, self.num_members)
 
-    def _search(self, problem: Problem, start: Tensor, run: FitRun, *_: Any, **__: Any) -> Result:
+    def _search(
+        self,
+        problem: Problem,
+        start: Tensor,
+        run: FitRun,
+        *_: Any,
+        **__: Any,
+    ) -> Result:
         """Of a normal the same log joint, but for a constant, and its gradient in half of autograd's operations."""
         noise = cast(Any, problem.bnn.likelihood)
         head = cast(Any, problem.bnn.net)[-1]
@@ -81,7 +88,13 @@ class _MemberGradient:
     ``head`` makes location and scale of the last layer's outputs; ``shrink`` is the prior's precision, per row.
     """
 
-    def __init__(self, density: Density, noise: Any, head: nn.Module, shrink: float):
+    def __init__(
+        self,
+        density: Density,
+        noise: Any,
+        head: nn.Module,
+        shrink: float,
+    ):
         self.density = density
         self.noise = noise
         self.head = head
@@ -103,7 +116,10 @@ class _MemberGradient:
         return gradients.add_(thetas, alpha=self.shrink), loss[None].double()
 
     def _forward(
-        self, weights: list[Tensor], biases: list[Tensor], x: Tensor
+        self,
+        weights: list[Tensor],
+        biases: list[Tensor],
+        x: Tensor,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The inputs of each layer and its sums before the activation, (member, row, unit)."""
         inputs = [x.expand(len(weights[0]), *x.shape)]
@@ -123,7 +139,11 @@ class _MemberGradient:
         return torch.cat([error, raw], -1) / (scale * -error.shape[-2])
 
     def _backward(
-        self, slope: Tensor, weights: list[Tensor], inputs: list[Tensor], sums: list[Tensor]
+        self,
+        slope: Tensor,
+        weights: list[Tensor],
+        inputs: list[Tensor],
+        sums: list[Tensor],
     ) -> Tensor:
         """Gradients (member, P) of all weights and biases, from the last layer to the first."""
         gradients = list[Tensor]()
@@ -155,7 +175,13 @@ class Lift(nn.Module):
     def __getattr__(self, name: str) -> Any:  # its buffers
         return super().__getattr__(name)
 
-    def __init__(self, x: np.ndarray, origin: np.ndarray, waves: int, fastest: float = 1.0):
+    def __init__(
+        self,
+        x: np.ndarray,
+        origin: np.ndarray,
+        waves: int,
+        fastest: float = 1.0,
+    ):
         super().__init__()
         least = x.min(0)
         continuous = np.flatnonzero([len(np.unique(column)) > 2 for column in x.T])
@@ -221,7 +247,12 @@ class Layer(nn.Linear):
 class Heads(nn.Module):
     """Of two outputs the mean alone, or mean and scale, ``factor`` times ``noise`` where the second output is zero."""
 
-    def __init__(self, noise: float, mean_only: bool, factor: float = 1.0):
+    def __init__(
+        self,
+        noise: float,
+        mean_only: bool,
+        factor: float = 1.0,
+    ):
         super().__init__()
         self.raw = math.log(math.expm1(noise))
         self.mean_only = mean_only
@@ -265,7 +296,13 @@ class Rule(NamedTuple):
     fastest: float = 1.0
     factor: float = 1.0
 
-    def model(self, x: Tensor, y: Tensor, units: Standardizer, mean_only: bool) -> BNN:
+    def model(
+        self,
+        x: Tensor,
+        y: Tensor,
+        units: Standardizer,
+        mean_only: bool,
+    ) -> BNN:
         """The model of data x (N, feature), y (N, 1); of a normal with known noise where it is of the ``mean_only``."""
         origin = (-units.x_mean / units.x_scale).numpy()
         lift = Lift(units.transform_x(x).numpy(), origin, self.waves, self.fastest).float()
@@ -312,7 +349,11 @@ class Rule(NamedTuple):
         ensemble = self._ensemble(len(data[0]), seconds, compile)
         held_out, rows = _without_held_out(data, run["seed"])
         with quiet():
-            start = ensemble.fit(self.model(*data, units, True), *rows, **run)
+            start = ensemble.fit(
+                self.model(*data, units, True),
+                *rows,
+                **run,
+            )
         words = f"an ensemble of {ensemble.num_members}"
         method: Method
         if whole:
@@ -334,8 +375,18 @@ class Rule(NamedTuple):
         else:
             num_draws = None
             steps = max(1, ensemble.num_steps // 3)
-            method = replace(ensemble, num_steps=steps, optimizer=Optimizer(clip_norm=1.0))
-        posterior = method.fit(model, *rows, init=start, num_draws=num_draws, **run)
+            method = replace(
+                ensemble,
+                num_steps=steps,
+                optimizer=Optimizer(clip_norm=1.0),
+            )
+        posterior = method.fit(
+            model,
+            *rows,
+            init=start,
+            num_draws=num_draws,
+            **run,
+        )
         if not whole and self.likelihood is None:
             factor = _noise_factor(posterior, data[0][held_out], data[1][held_out])
             scaled = self._replace(factor=factor).model(*data, units, False)
@@ -344,7 +395,12 @@ class Rule(NamedTuple):
         words += f" features and {self.waves} sine waves of each"
         return posterior, method, words, held_out
 
-    def _ensemble(self, num: int, seconds: float | None, compile: bool) -> TabularEnsemble:
+    def _ensemble(
+        self,
+        num: int,
+        seconds: float | None,
+        compile: bool,
+    ) -> TabularEnsemble:
         """The ensemble that learns the mean of so many rows, in its share of the seconds."""
         whole = num <= MAX_WHOLE_ROWS
         # many members predict better than few that are trained for long, whose noise becomes too small
@@ -401,14 +457,27 @@ def _timed_chains(
 
 
 def _cost(
-    options: dict[str, Any], steps: int, model: BNN, rows: Data, fit_options: dict[str, Any]
+    options: dict[str, Any],
+    steps: int,
+    model: BNN,
+    rows: Data,
+    fit_options: dict[str, Any],
 ) -> float:
     """Seconds that so many steps of the chains take, by two fits: both prepare, and load can hide the steps."""
     seconds = []
     with quiet():
         for num_warmup in (60, 60 + steps):
-            chains = SGHMC(num_warmup=num_warmup, thinning=1, **options)
-            posterior = chains.fit(model, *rows, num_draws=1, **fit_options)
+            chains = SGHMC(
+                num_warmup=num_warmup,
+                thinning=1,
+                **options,
+            )
+            posterior = chains.fit(
+                model,
+                *rows,
+                num_draws=1,
+                **fit_options,
+            )
             seconds.append(posterior.meta["timings"]["fit"])
     short, long = seconds
     return max(long - short, long / 2)
@@ -443,8 +512,19 @@ def lifted(model: BNN, x: Tensor, y: Tensor, seed: int) -> BNN:
     lift = Lift(
         units.transform_x(x).numpy(), (-units.x_mean / units.x_scale).numpy(), waves
     ).double()
-    net = networks.mlp(lift.width, (50,), 1, activation="silu", seed=seed).double()
-    return BNN(nn.Sequential(lift, *net), model.prior, model.likelihood, standardizer=units)
+    net = networks.mlp(
+        lift.width,
+        (50,),
+        1,
+        activation="silu",
+        seed=seed,
+    ).double()
+    return BNN(
+        nn.Sequential(lift, *net),
+        model.prior,
+        model.likelihood,
+        standardizer=units,
+    )
 
 
 def log_density(error: np.ndarray, var: np.ndarray | np.floating | float) -> np.ndarray:
@@ -520,7 +600,13 @@ class _Trials:
         method = self.method
         if not normal:
             method = replace(method, num_steps=min(method.num_steps, 400))
-        posterior = method.fit(model, x, y, seed=self.seed, device=self.device)
+        posterior = method.fit(
+            model,
+            x,
+            y,
+            seed=self.seed,
+            device=self.device,
+        )
         prediction = posterior.predict(self.data[0][self.held_out])
         mean = self.units.transform_y(prediction.mean)[:, 0].double().cpu().numpy()
         error = self.targets - mean
@@ -563,7 +649,10 @@ def search(
 
 
 def _linear_prediction(
-    data: Data, units: Standardizer, training: Tensor, held_out: Tensor
+    data: Data,
+    units: Standardizer,
+    training: Tensor,
+    held_out: Tensor,
 ) -> np.ndarray:
     """Of held-out rows by a Bayesian linear regression of the training rows, in standard units."""
     x = units.transform_x(data[0]).numpy()
@@ -611,7 +700,11 @@ def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
     likelihood = next(iter(responses(y)), None)
     if not isinstance(likelihood, lk.NegativeBinomial):
         return None, ""
-    folds = KFold(min(10, len(y)), shuffle=True, random_state=0)
+    folds = KFold(
+        min(10, len(y)),
+        shuffle=True,
+        random_state=0,
+    )
     y = y[:, 0]
     models = BayesianRidge(), PoissonRegressor(alpha=1 / len(y))
     with quiet():

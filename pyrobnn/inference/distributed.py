@@ -211,7 +211,12 @@ def _fit_rank(
 ) -> Posterior:
     if checkpoint is not None:
         options = options | {"checkpoint": f"{checkpoint}.{rank}"}
-    return method.fit(*arguments, seed=seed * ranks + rank, device=device, **options)
+    return method.fit(
+        *arguments,
+        seed=seed * ranks + rank,
+        device=device,
+        **options,
+    )
 
 
 def _along(method: Method) -> int:
@@ -232,7 +237,12 @@ def _shown(posterior: Posterior) -> _Shown:
     return draws, stats, posterior.meta
 
 
-def _joined(method: Method, posterior: Posterior, fits: Sequence[_Shown], seed: int) -> Posterior:
+def _joined(
+    method: Method,
+    posterior: Posterior,
+    fits: Sequence[_Shown],
+    seed: int,
+) -> Posterior:
     """The chains or members of all fits in one posterior, in the order of their ranks."""
     draws, stats, metas = zip(*fits, strict=True)
     dim = _along(method)
@@ -240,7 +250,11 @@ def _joined(method: Method, posterior: Posterior, fits: Sequence[_Shown], seed: 
         posterior,
         draws=_concatenated(posterior.draws, draws, dim),
         sample_stats=_concatenated(posterior.sample_stats, stats, dim),
-        meta={**posterior.meta, "seed": seed, **_joined_meta(metas)},
+        meta={
+            **posterior.meta,
+            "seed": seed,
+            **_joined_meta(metas),
+        },
     )
 
 

@@ -153,7 +153,11 @@ class StepSize:
 
             return torch.func.grad(slope)(z)
 
-        batched = torch.func.vmap(product, in_dims=(0, 0, dim), randomness="different")
+        batched = torch.func.vmap(
+            product,
+            in_dims=(0, 0, dim),
+            randomness="different",
+        )
         if self.vector is None:
             num_steps = 20
             vector = torch.randn_like(z)
@@ -167,13 +171,23 @@ class StepSize:
         self.vector = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
         return float(size.max())
 
-    def _noise(self, z: Tensor, root: Tensor, log_joints: Iterator[_LogJoint], late: bool) -> float:
+    def _noise(
+        self,
+        z: Tensor,
+        root: Tensor,
+        log_joints: Iterator[_LogJoint],
+        late: bool,
+    ) -> float:
         """The largest mean variance of the gradient over any site; early on beyond the squared mean, the drift."""
         whitened = []
         values = []
         for log_joint, rows, dim in itertools.islice(log_joints, 8):
             slope = torch.func.grad_and_value(log_joint)
-            of_chains = torch.func.vmap(slope, in_dims=(0, dim), randomness="different")
+            of_chains = torch.func.vmap(
+                slope,
+                in_dims=(0, dim),
+                randomness="different",
+            )
             gradient, value = of_chains(z, rows)
             whitened.append(root * gradient)
             values.append(value)
@@ -194,7 +208,12 @@ CHECK_EVERY = 50
 class ChainStep:
     """The compiled transition, anew for every batch shape (a loader's last batch is smaller)."""
 
-    def __init__(self, config: _StochasticGradientMCMC, problem: Problem, control: Tensor):
+    def __init__(
+        self,
+        config: _StochasticGradientMCMC,
+        problem: Problem,
+        control: Tensor,
+    ):
         self.config = config
         self.problem = problem
         self.control = control
@@ -207,7 +226,12 @@ class ChainStep:
         key = tuple(value.shape for value in batch.tensors)
         if key not in self.kernels:
             name = f"the {type(self.config).__name__} step"
-            self.kernels[key] = compiled(step, *args, enabled=self.config.compile, name=name)
+            self.kernels[key] = compiled(
+                step,
+                *args,
+                enabled=self.config.compile,
+                name=name,
+            )
             self.seconds += self.kernels[key].seconds
         return self.kernels[key](*args)
 
@@ -232,7 +256,12 @@ class Run:
         self.kept: list[tuple[Tensor, Tensor]] = []
         self.kinetic = torch.zeros_like(z)
 
-    def keep(self, state: State, lp: Tensor, temperature: float) -> None:
+    def keep(
+        self,
+        state: State,
+        lp: Tensor,
+        temperature: float,
+    ) -> None:
         """Take the chains' present positions as draws."""
         self.kept.append((state.z, lp))
         self.kinetic += state.v.square() / temperature
@@ -283,7 +312,11 @@ class Batch(NamedTuple):
 
 def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[Batch]:
     """Endless mini-batches; each chain walks through permutations of its own."""
-    none = torch.zeros(0, dtype=torch.int64, device=problem.device)
+    none = torch.zeros(
+        0,
+        dtype=torch.int64,
+        device=problem.device,
+    )
     if not problem.is_bnn:
         data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
         if len(data) < 2:
@@ -293,8 +326,17 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
     if problem.loader is not None or batch_size is None or batch_size >= num_data:
         yield from (Batch(none, pair, per_chain=False) for pair in problem.batches())
         return
-    rows = torch.empty(num_chains, batch_size, dtype=torch.int64, device=problem.device)
-    batch = Batch(rows, (problem.x, problem.y), per_chain=True)
+    rows = torch.empty(
+        num_chains,
+        batch_size,
+        dtype=torch.int64,
+        device=problem.device,
+    )
+    batch = Batch(
+        rows,
+        (problem.x, problem.y),
+        per_chain=True,
+    )
     for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
         rows.copy_(drawn)
         yield batch
@@ -330,7 +372,11 @@ def transition(
         metric = metric_of(mean_square) if precondition else torch.ones_like(mean_square)
         slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
         rows_dim = 0 if per_chain else None
-        of_chains = torch.func.vmap(slope, in_dims=(0, rows_dim), randomness=randomness)
+        of_chains = torch.func.vmap(
+            slope,
+            in_dims=(0, rows_dim),
+            randomness=randomness,
+        )
         z, v, grad, lp, energy, added = config.move(
             z, v, lambda point: of_chains(point, rows), epsilon, temperature, metric
         )
@@ -349,7 +395,12 @@ def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
     return torch.cat(values).reshape(z.shape[:2])
 
 
-def run_chains(config: _StochasticGradientMCMC, problem: Problem, z: Tensor, asked: FitRun) -> Run:
+def run_chains(
+    config: _StochasticGradientMCMC,
+    problem: Problem,
+    z: Tensor,
+    asked: FitRun,
+) -> Run:
     """Run the chains of ``config`` from ``z`` (chain, dim): warm-up, then a draw every ``thinning`` steps."""
     num_steps = config.num_warmup + config.thinning * asked.num_draws
     # at rest in their places, with momenta of the right temperature
@@ -381,7 +432,12 @@ class _Plan(NamedTuple):
     reports: set[int]
 
     @classmethod
-    def of(cls, config: _StochasticGradientMCMC, num_steps: int, looks: set[int]) -> _Plan:
+    def of(
+        cls,
+        config: _StochasticGradientMCMC,
+        num_steps: int,
+        looks: set[int],
+    ) -> _Plan:
         """The plan of a run; a state that a look keeps has been checked."""
         report_every = max(1, num_steps // 100)
         return cls(
@@ -459,12 +515,22 @@ def _forgetting(config: _StochasticGradientMCMC, step: int) -> float:
 
 
 def _snapshot(
-    config: _StochasticGradientMCMC, problem: Problem, run: Run, z: Tensor, seed: int
+    config: _StochasticGradientMCMC,
+    problem: Problem,
+    run: Run,
+    z: Tensor,
+    seed: int,
 ) -> Posterior:
     """The draws that were kept; before the first, where the chains are, z (chain, dim)."""
     positions = [position for position, _ in run.kept] or [z]
     draws = problem.density.constrain(torch.stack(positions, 1))
-    return snapshot(problem, config, draws, seed=seed, meta={"temperature": config.temperature})
+    return snapshot(
+        problem,
+        config,
+        draws,
+        seed=seed,
+        meta={"temperature": config.temperature},
+    )
 
 
 def _checked(

@@ -49,7 +49,11 @@ from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split
 
 
-@register("laplace", full={"tune": "marginal_likelihood"}, quick={"num_draws": 500})
+@register(
+    "laplace",
+    full={"tune": "marginal_likelihood"},
+    quick={"num_draws": 500},
+)
 @dataclass(frozen=True)
 class Laplace(Method):
     r"""Laplace's approximation of the posterior: a Gaussian at the mode in unconstrained space.
@@ -238,7 +242,11 @@ class Laplace(Method):
         return (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
 
     def _precision(
-        self, search: MAP, centre: Centre, run: FitRun, remarks: list[Finding | str]
+        self,
+        search: MAP,
+        centre: Centre,
+        run: FitRun,
+        remarks: list[Finding | str],
     ) -> Precision:
         """The precision at the centre; adds to the remarks."""
         if self.curvature == "hessian":
@@ -246,7 +254,10 @@ class Laplace(Method):
         return ggn_precision(self, search, centre, run.init is not None, run.seed, remarks)
 
     def _predictor(
-        self, centre: Centre, precision: Precision, loc: Tensor
+        self,
+        centre: Centre,
+        precision: Precision,
+        loc: Tensor,
     ) -> Linearized | SubsetNetwork | None:
         """What predictions are made by; None: the net itself, or a program."""
         if precision.jacobian is None:
@@ -281,7 +292,11 @@ class Laplace(Method):
         return names
 
     def _search(
-        self, problem: Problem, model: Any, x: Any, y: Any
+        self,
+        problem: Problem,
+        model: Any,
+        x: Any,
+        y: Any,
     ) -> tuple[MAP, tuple[Any, Any, Any]]:
         """The search for the mode, and the model and data that it is made of."""
         if not isinstance(x, DataLoader):
@@ -297,18 +312,29 @@ class Laplace(Method):
 
 
 def _approximation(
-    problem: Problem, centre: Centre, blocks: Sequence[Block], loc: Tensor
+    problem: Problem,
+    centre: Centre,
+    blocks: Sequence[Block],
+    loc: Tensor,
 ) -> BlockGaussian:
     """The Gaussian around ``loc`` (dim,), whose curvature was taken at the centre."""
     layout = centre.density
     if problem.is_bnn:
         # the sites without data: what the approximation needs to know of the model
-        layout = Density(problem.bnn.sample_parameters, (), points="held", values=centre.points)
+        layout = Density(
+            problem.bnn.sample_parameters,
+            (),
+            points="held",
+            values=centre.points,
+        )
     return BlockGaussian(layout, loc, blocks, None if loc is centre.mode else centre.mode)
 
 
 def _restored(
-    posterior: Posterior, layout: Density, family: str, state: Mapping[str, Tensor]
+    posterior: Posterior,
+    layout: Density,
+    family: str,
+    state: Mapping[str, Tensor],
 ) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
     points = layout.initial_points

@@ -154,7 +154,11 @@ def chain_starts(program: Callable[..., Any], values: list[dict[str, Tensor]]) -
     for name in values[0]:
         draws[name] = torch.stack([start[name] for start in values])[:, None]
     same = all(bool((value == value[:1]).all()) for value in draws.values())
-    return Posterior(program, draws, meta={"kind": "chains", "common_start": same})
+    return Posterior(
+        program,
+        draws,
+        meta={"kind": "chains", "common_start": same},
+    )
 
 
 def sample(
@@ -205,5 +209,8 @@ def sample(
     chains = method.num_chains if isinstance(method, NUTS) else 0
     start = program.starts(chains, seed) if chains else chain_starts(program, [program.init])
     return method.fit(
-        program, num_draws=num_draws, seed=seed, init=start if "init" in method.uses else None
+        program,
+        num_draws=num_draws,
+        seed=seed,
+        init=start if "init" in method.uses else None,
     )

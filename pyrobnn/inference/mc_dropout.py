@@ -38,7 +38,11 @@ CAVEAT = (
 )
 
 
-@register("dropout", full={"p": 0.05, "num_draws": 1000}, quick={"num_draws": 500})
+@register(
+    "dropout",
+    full={"p": 0.05, "num_draws": 1000},
+    quick={"num_draws": 500},
+)
 @dataclass(frozen=True)
 class MCDropout(Trained):
     r"""Monte Carlo dropout: train with dropout, then draw masks.
@@ -83,8 +87,18 @@ class MCDropout(Trained):
     default_draws: ClassVar[int] = 100
 
     def __post_init__(self) -> None:
-        check_optional(check_number, "p", self.p, above=0, below=1)
-        check_count("num_steps", self.num_steps, minimum=0)
+        check_optional(
+            check_number,
+            "p",
+            self.p,
+            above=0,
+            below=1,
+        )
+        check_count(
+            "num_steps",
+            self.num_steps,
+            minimum=0,
+        )
         if self.num_steps:
             super().__post_init__()
 
@@ -135,13 +149,22 @@ class MCDropout(Trained):
             theta = density.initial(start_values(problem.model, run.init), run.seed)
             if self.num_steps:
                 result = self._search(
-                    replace(problem, density=density), theta, run, snapshot=present
+                    replace(problem, density=density),
+                    theta,
+                    run,
+                    snapshot=present,
                 )
                 theta = result.params
                 account = result.account(self, problem.num_rows, density.dim)
             draws = drawn(density.constrain(theta), run.num_draws)
         account["meta"] |= {"dropout_p": _dropout_rates(masks), "warnings": [CAVEAT]}
-        return make_posterior(problem, self, draws, seed=run.seed, **account)
+        return make_posterior(
+            problem,
+            self,
+            draws,
+            seed=run.seed,
+            **account,
+        )
 
 
 def _dropout_rates(masks: Sequence[Mask]) -> dict[str, float]:
@@ -160,7 +183,15 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> De
 
         def drop(module: nn.Module, args: tuple[Tensor, ...], mask: Mask = mask) -> tuple[Tensor]:
             x = args[0]
-            survivors = torch.rand(len(x), mask.units, dtype=model.dtype, device=x.device) >= mask.p
+            survivors = (
+                torch.rand(
+                    len(x),
+                    mask.units,
+                    dtype=model.dtype,
+                    device=x.device,
+                )
+                >= mask.p
+            )
             scaled = (survivors.to(model.dtype) / (1.0 - mask.p)).repeat_interleave(mask.repeats, 1)
             inner = (1,) * (x.dim() - 2)
             # the features of a linear layer come last, channels second
@@ -172,7 +203,10 @@ def _training_density(model: BNN, masks: Sequence[Mask], problem: Problem) -> De
         trainer.net.get_submodule(mask.layer).register_forward_pre_hook(drop)
     program = scaled_program(trainer, problem.num_rows, problem.epoch)
     return Density(
-        program, (problem.x, problem.y), points="free", values=problem.density.initial_points
+        program,
+        (problem.x, problem.y),
+        points="free",
+        values=problem.density.initial_points,
     )
 
 
@@ -257,7 +291,13 @@ def masked_weights(
     for mask in masks:
         weight = drawn.get(mask.site, values[mask.site].expand(num_draws, *values[mask.site].shape))
         survivors = (
-            torch.rand(num_draws, mask.units, dtype=weight.dtype, device=weight.device) >= mask.p
+            torch.rand(
+                num_draws,
+                mask.units,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+            >= mask.p
         )
         drawn[mask.site] = weight * _as_columns(survivors / (1.0 - mask.p), mask, weight[0])
     return drawn
@@ -327,7 +367,10 @@ def _verify(net: nn.Module, mask: Mask, x: Tensor) -> None:
         expected = net(x)
     masked = {mask.weight: weight * _as_columns(scaled[None], mask, weight)[0]}
     if not torch.allclose(
-        torch.func.functional_call(net, masked, (x,)), expected, rtol=1e-3, atol=1e-5
+        torch.func.functional_call(net, masked, (x,)),
+        expected,
+        rtol=1e-3,
+        atol=1e-5,
     ):
         raise Refused(
             f"the dropout layer {mask.source!r} is not a mask on the inputs of the next weight layer {mask.layer!r} "

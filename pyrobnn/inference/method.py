@@ -129,7 +129,13 @@ class Method(abc.ABC):
             raise TypeError(
                 "fit was called on the class: make a method of it first, as in pb.MAP().fit(model, x, y)"
             )
-        count = check_call(self, num_draws, seed, init=init, checkpoint=checkpoint)
+        count = check_call(
+            self,
+            num_draws,
+            seed,
+            init=init,
+            checkpoint=checkpoint,
+        )
         for callback in check_type(
             "callbacks", callbacks, Sequence, "a list of functions (step, metrics)"
         ):
@@ -151,7 +157,11 @@ class Method(abc.ABC):
         head_meta = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
 
         def whole(posterior: Posterior) -> Posterior:
-            return replace(posterior, model=problem.model, meta=posterior.meta | head_meta)
+            return replace(
+                posterior,
+                model=problem.model,
+                meta=posterior.meta | head_meta,
+            )
 
         def mapped(metrics: Mapping[str, Any]) -> dict[str, Any]:
             return {**metrics, "snapshot": lambda: whole(metrics["snapshot"]())}
@@ -172,7 +182,13 @@ class Method(abc.ABC):
         values = start_values(run.given[0], run.init) if holds_points else None
         options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
         options["num_draws"] = run.num_draws * self._num_parallel
-        return prepare(*run.given, points=self.points, device=device, values=values, **options), run
+        return prepare(
+            *run.given,
+            points=self.points,
+            device=device,
+            values=values,
+            **options,
+        ), run
 
     @property
     def _num_parallel(self) -> int:
@@ -243,7 +259,12 @@ def check_method(method: Any, *, instead: str = "") -> Method:
     )
 
 
-def check_call(method: Method, num_draws: int | None, seed: int, **optional: Any) -> int:
+def check_call(
+    method: Method,
+    num_draws: int | None,
+    seed: int,
+    **optional: Any,
+) -> int:
     """The number of draws, and the other arguments that every ``fit`` shares checked; ``optional``: None if not given.
 
     Raises:

@@ -57,7 +57,15 @@ DEFAULT_WARMUP = 200
 MOST_WARMUP = 1000
 
 
-@register("nuts", standard=True, quick={"num_warmup": 150, "num_draws": 150, "max_tree_depth": 6})
+@register(
+    "nuts",
+    standard=True,
+    quick={
+        "num_warmup": 150,
+        "num_draws": 150,
+        "max_tree_depth": 6,
+    },
+)
 @dataclass(frozen=True)
 class NUTS(Method):
     r"""The No-U-Turn Sampler: draws from the exact posterior, every chain in one compiled step.
@@ -141,15 +149,39 @@ class NUTS(Method):
 
     def __post_init__(self) -> None:
         check_count("num_chains", self.num_chains)
-        check_optional(check_count, "num_warmup", self.num_warmup, minimum=0)
-        check_optional(check_number, "step_size", self.step_size, above=0.0)
-        check_number("target_accept", self.target_accept, above=0.0, below=1.0)
+        check_optional(
+            check_count,
+            "num_warmup",
+            self.num_warmup,
+            minimum=0,
+        )
+        check_optional(
+            check_number,
+            "step_size",
+            self.step_size,
+            above=0.0,
+        )
+        check_number(
+            "target_accept",
+            self.target_accept,
+            above=0.0,
+            below=1.0,
+        )
         check_count("max_tree_depth", self.max_tree_depth)
         check_choice("mass_matrix", self.mass_matrix, ("auto", "diag", "dense"))
         check_optional(check_count, "trajectory", self.trajectory)
         check_choice("engine", self.engine, ("compiled", "pyro"))
-        check_number("checkpoint_every", self.checkpoint_every, minimum=0.0)
-        check_optional(check_number, "max_seconds", self.max_seconds, above=0.0)
+        check_number(
+            "checkpoint_every",
+            self.checkpoint_every,
+            minimum=0.0,
+        )
+        check_optional(
+            check_number,
+            "max_seconds",
+            self.max_seconds,
+            above=0.0,
+        )
         check_optional(check_choice, "until", self.until, ("converged",))
         if self.max_seconds is not None and self.until is None:
             raise ValueError(
@@ -176,7 +208,12 @@ class NUTS(Method):
         model, x, y = run.given
         if not isinstance(model, BNN):
             density = prepare(
-                model, x, y, points="free", device=device, check_derivative=False
+                model,
+                x,
+                y,
+                points="free",
+                device=device,
+                check_derivative=False,
             ).density
             refuse_subsampling(density, "NUTS")
             check_proper(density)
@@ -241,7 +278,12 @@ class NUTS(Method):
         needed = self._needed_bytes(density.dim, density.dtype, num_draws, form)
         require(needed, problem.device, f"a run of {size}", remedies)
 
-    def _notes(self, problem: Problem, run: FitRun, result: Draws) -> list[Finding]:
+    def _notes(
+        self,
+        problem: Problem,
+        run: FitRun,
+        result: Draws,
+    ) -> list[Finding]:
         """How the run went otherwise than asked for: its floats, its end, its compiling."""
         notes: list[Finding] = []
         if result.float64_reason:
@@ -256,11 +298,20 @@ class NUTS(Method):
     def _not_converged(self, convergence: Convergence, stopped: str) -> Finding:
         reached = convergence._asdict()
         return Finding(
-            "not_converged", {**reached, "stopped": stopped, "seconds": self.max_seconds}
+            "not_converged",
+            {
+                **reached,
+                "stopped": stopped,
+                "seconds": self.max_seconds,
+            },
         )
 
     def _sampled(
-        self, problem: Problem, density: Density, form: str, run: FitRun
+        self,
+        problem: Problem,
+        density: Density,
+        form: str,
+        run: FitRun,
     ) -> tuple[Draws, str]:
         """The run of either engine and why it ended."""
         z, scale = starts(problem, run.init, run.seed, self.num_chains)
@@ -271,7 +322,12 @@ class NUTS(Method):
         return result, "interrupt" if result.interrupted else "num_draws"
 
     def _by_machine(
-        self, problem: Problem, z: Tensor, scale: Tensor | None, form: str, run: FitRun
+        self,
+        problem: Problem,
+        z: Tensor,
+        scale: Tensor | None,
+        form: str,
+        run: FitRun,
     ) -> tuple[Draws, str]:
         """The run and why it ended; begun again in float64 where float32 cannot hold it."""
         reason = ""
@@ -289,7 +345,10 @@ class NUTS(Method):
                 chains.restore(earlier)
             try:
                 result = chains.sample(
-                    run.num_draws, look=hooks.look, enough=hooks.enough, save=save
+                    run.num_draws,
+                    look=hooks.look,
+                    enough=hooks.enough,
+                    save=save,
                 )
             except PrecisionLoss as loss:
                 coarse = chains
@@ -300,7 +359,10 @@ class NUTS(Method):
                 chains = self._chains(problem, z, form, run)
                 chains.begin(z)
                 result = chains.sample(
-                    run.num_draws, look=hooks.look, enough=hooks.enough, save=save
+                    run.num_draws,
+                    look=hooks.look,
+                    enough=hooks.enough,
+                    save=save,
                 )
                 result = result._replace(
                     num_gradients=result.num_gradients + coarse.total_steps * self.num_chains,
@@ -319,7 +381,13 @@ class NUTS(Method):
         earlier = checkpoints.read(run.checkpoint, fingerprint)
         return earlier, (run.checkpoint, fingerprint, self.checkpoint_every)
 
-    def _chains(self, problem: Problem, z: Tensor, form: str, run: FitRun) -> Run:
+    def _chains(
+        self,
+        problem: Problem,
+        z: Tensor,
+        form: str,
+        run: FitRun,
+    ) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
         density = problem.density
         gradient, why = batched_gradient(density.log_joint, z)
@@ -338,7 +406,12 @@ class NUTS(Method):
             compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
 
-    def machine(self, gradient: Gradient, z: Tensor, num_slots: int) -> Machine:
+    def machine(
+        self,
+        gradient: Gradient,
+        z: Tensor,
+        num_slots: int,
+    ) -> Machine:
         """The transition of chains that begin at ``z`` (chain, dim) and keep ``num_slots`` draws each."""
         limits = self.max_tree_depth, self.trajectory, self.target_accept
         return Machine(gradient, len(z), z.shape[1], num_slots, z.dtype, z.device, *limits)
@@ -358,7 +431,13 @@ class NUTS(Method):
         longest = MOST_WARMUP if self.num_warmup is None else self.num_warmup
         return max(num_draws, kept_in_warmup(longest, self.num_chains, dim))
 
-    def _needed_bytes(self, dim: int, dtype: torch.dtype, num_draws: int, form: str) -> int:
+    def _needed_bytes(
+        self,
+        dim: int,
+        dtype: torch.dtype,
+        num_draws: int,
+        form: str,
+    ) -> int:
         """Bytes of a run's static buffers and of the copies on the way to the posterior."""
         slots = self._num_slots(dim, num_draws) + 1
         levels = 2 * (Machine.num_latest + self.max_tree_depth + 1)
@@ -369,7 +448,10 @@ class NUTS(Method):
 
 
 def starts(
-    problem: Problem, init: Posterior | nn.Module | None, seed: int, num_chains: int
+    problem: Problem,
+    init: Posterior | nn.Module | None,
+    seed: int,
+    num_chains: int,
 ) -> tuple[Tensor, Tensor | None]:
     """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one.
 
@@ -409,7 +491,12 @@ def _spread(density: Density, init: Posterior | nn.Module) -> Tensor | None:
     return density.unconstrain(draws).std(0).clamp(min=1e-6)
 
 
-def _drawn(density: Density, num: int, uniform: bool, shrink: float = 1.0) -> Tensor:
+def _drawn(
+    density: Density,
+    num: int,
+    uniform: bool,
+    shrink: float = 1.0,
+) -> Tensor:
     """Starts (num, dim) from the box or from the prior, by torch's present random state."""
     seed = int(torch.randint(2**31, ()))
     if uniform:
@@ -429,7 +516,12 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
     lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
     todo = torch.arange(len(z), device=z.device)
     chosen = z.clone()
-    best = torch.full((len(z),), -torch.inf, dtype=torch.float64, device=z.device)
+    best = torch.full(
+        (len(z),),
+        -torch.inf,
+        dtype=torch.float64,
+        device=z.device,
+    )
     for draws in itertools.chain([z], tries):
         gradient, value = gradients(draws[todo])
         finite = value.isfinite() & gradient.isfinite().all(1)
@@ -448,7 +540,12 @@ def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tenso
     return chosen
 
 
-def _why_no_start(problem: Problem, z: Tensor, gradient: Tensor, value: Tensor) -> str:
+def _why_no_start(
+    problem: Problem,
+    z: Tensor,
+    gradient: Tensor,
+    value: Tensor,
+) -> str:
     """Which site is to blame that no start has a finite density."""
     density = problem.density
     bad = (~torch.isfinite(gradient)).nonzero()

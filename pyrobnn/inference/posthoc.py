@@ -107,7 +107,12 @@ class _Posthoc:
     """The net, its data, and the candidates."""
 
     def __init__(
-        self, net: nn.Module, data: Any, likelihood: Likelihood | None, held_out: Any, seed: int
+        self,
+        net: nn.Module,
+        data: Any,
+        likelihood: Likelihood | None,
+        held_out: Any,
+        seed: int,
     ):
         self.net = copy.deepcopy(net).eval()
         self.seed = seed
@@ -204,7 +209,12 @@ class _Posthoc:
         """The last layer at every prior precision of its grid whose log densities are finite."""
         rows = self.judges
         half = max(16, min(256, CHUNK_SCALARS // 4 // rows.f.numel())) // 2
-        noise = torch.randn(half, 1, rows.f.shape[1], generator=generator(self.seed)).to(rows.f)
+        noise = torch.randn(
+            half,
+            1,
+            rows.f.shape[1],
+            generator=generator(self.seed),
+        ).to(rows.f)
         noise = torch.cat([noise, -noise])
 
         def judged(tau: float) -> tuple[Tensor, Any]:
@@ -234,7 +244,13 @@ class _Posthoc:
         # the largest makes all classes alike
         largest = max(4.0, math.log(max(float(self.judges.f.double().abs().max()), 1.0)) + 2.0)
         smallest = 0.0 if self.judges.seen else -2.0
-        return math.exp(minimize_scalar(loss, bounds=(smallest, largest), method="bounded").x)
+        return math.exp(
+            minimize_scalar(
+                loss,
+                bounds=(smallest, largest),
+                method="bounded",
+            ).x
+        )
 
     def posterior(self) -> Posterior:
         """Of the candidate that is chosen."""
@@ -271,7 +287,10 @@ class _Posthoc:
         return replace(result, meta=result.meta | judgement)
 
     def _posterior_of_last_layer(
-        self, last_layer: LastLayer, tau: float, scale: Tensor | None
+        self,
+        last_layer: LastLayer,
+        tau: float,
+        scale: Tensor | None,
     ) -> Posterior:
         """Draws of the last layer at prior precision ``tau``, under another noise where ``scale`` gives one."""
         likelihood = self.likelihood
@@ -284,10 +303,20 @@ class _Posthoc:
 
     def _posterior_of_net(self, model: BNN) -> Posterior:
         """The one draw that the net of ``model`` is."""
-        density = Density(model.sample_parameters, (), points="held")
+        density = Density(
+            model.sample_parameters,
+            (),
+            points="held",
+        )
         problem = Problem(model, density, self.x, self.train.y, len(self.x), model.device)
         draws = {name: value[None, None] for name, value in model.initial_values().items()}
-        return make_posterior(problem, MLE(), draws, seed=self.seed, timings={})
+        return make_posterior(
+            problem,
+            MLE(),
+            draws,
+            seed=self.seed,
+            timings={},
+        )
 
     @property
     def _judged_by(self) -> str:

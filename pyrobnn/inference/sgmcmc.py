@@ -54,11 +54,28 @@ class _StochasticGradientMCMC(Method):
     def __post_init__(self) -> None:
         check_count("num_chains", self.num_chains)
         check_count("thinning", self.thinning)
-        check_count("num_warmup", self.num_warmup, minimum=0)
+        check_count(
+            "num_warmup",
+            self.num_warmup,
+            minimum=0,
+        )
         check_optional(check_count, "batch_size", self.batch_size)
-        check_count("init_steps", self.init_steps, minimum=0)
-        check_optional(check_number, "step_size", self.step_size, above=0)
-        check_number("temperature", self.temperature, above=0)
+        check_count(
+            "init_steps",
+            self.init_steps,
+            minimum=0,
+        )
+        check_optional(
+            check_number,
+            "step_size",
+            self.step_size,
+            above=0,
+        )
+        check_number(
+            "temperature",
+            self.temperature,
+            above=0,
+        )
         check_optional(check_choice, "preconditioner", self.preconditioner, ("rmsprop",))
         if self.preconditioner is not None and self.num_warmup == 0:
             raise ValueError(
@@ -116,7 +133,11 @@ class _StochasticGradientMCMC(Method):
             self,
             problem.density.constrain(chains.z),
             seed=run.seed,
-            timings={"compile": chains.compile_seconds, "fit": chains.seconds, "start": searching},
+            timings={
+                "compile": chains.compile_seconds,
+                "fit": chains.seconds,
+                "start": searching,
+            },
             sample_stats={"lp": lp, "step_size": torch.full_like(lp, chains.step_size)},
             history={"loss": chains.loss},
             meta=meta,
@@ -247,7 +268,12 @@ class SGHMC(_StochasticGradientMCMC):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_number("friction", self.friction, above=0, maximum=1)
+        check_number(
+            "friction",
+            self.friction,
+            above=0,
+            maximum=1,
+        )
 
     def move(
         self,
@@ -291,11 +317,20 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
     start = torch.stack(
         [density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds]
     )
-    weights = torch.zeros(density.dim, dtype=torch.bool, device=start.device)
+    weights = torch.zeros(
+        density.dim,
+        dtype=torch.bool,
+        device=start.device,
+    )
     for site in density.sites:
         weights[site.start : site.stop] = site.name.startswith(NET)
 
-    def loss(theta: Tensor, still: Tensor, free: Tensor, *batch: Tensor) -> Tensor:
+    def loss(
+        theta: Tensor,
+        still: Tensor,
+        free: Tensor,
+        *batch: Tensor,
+    ) -> Tensor:
         point = torch.where(weights | free, theta, still)
         return -density.log_joint(point, *batch) / problem.num_rows
 

@@ -47,14 +47,23 @@ class Guide:
             check_choice("guide", self.family, GUIDES)
         check_count("rank", self.rank)
         check_choice("init_loc", self.init_loc, ("net", "prior"))
-        check_number("mean_field_start", self.mean_field_start, minimum=0, maximum=1)
+        check_number(
+            "mean_field_start",
+            self.mean_field_start,
+            minimum=0,
+            maximum=1,
+        )
         if self.max_scale is not None and self.family != "mean_field":
             raise ValueError(
                 f"'max_scale' needs independent normal weights: use 'mean_field', got {self.family!r}"
             )
 
 
-@register("svi", standard=True, quick={"num_steps": 2000, "num_draws": 500})
+@register(
+    "svi",
+    standard=True,
+    quick={"num_steps": 2000, "num_draws": 500},
+)
 @dataclass(frozen=True)
 class SVI(Method):
     r"""Variational inference: the member q of a guide family that maximises the ELBO.
@@ -151,10 +160,23 @@ class SVI(Method):
         check_count("num_particles", self.num_particles)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
         check_choice("estimator", self.estimator, ESTIMATORS)
-        check_number("init_scale", self.init_scale, above=0)
+        check_number(
+            "init_scale",
+            self.init_scale,
+            above=0,
+        )
         if not isinstance(self.kl_weight, KLSchedule):
-            check_number("kl_weight", self.kl_weight, minimum=0)
-        check_optional(check_number, "max_scale", max_scale, above=self.init_scale)
+            check_number(
+                "kl_weight",
+                self.kl_weight,
+                minimum=0,
+            )
+        check_optional(
+            check_number,
+            "max_scale",
+            max_scale,
+            above=self.init_scale,
+        )
         if self.estimator in ESTIMATORS[2:] and family != "mean_field":
             raise ValueError(
                 f"{self.estimator!r} needs independent normals: use guide='mean_field', got {family!r}"

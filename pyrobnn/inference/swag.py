@@ -59,7 +59,12 @@ class _Averaged(Method):
 
     def __post_init__(self) -> None:
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
-        check_number("burn_in", self.burn_in, minimum=0, below=1)
+        check_number(
+            "burn_in",
+            self.burn_in,
+            minimum=0,
+            below=1,
+        )
         for option in ("batch_size", "collect_every"):
             check_optional(check_count, option, getattr(self, option))
         SWAGMoments(1, *self._rank_and_scale)  # its checks
@@ -126,7 +131,11 @@ class SWA(_Averaged):
     default_draws: ClassVar[int] = 1
 
 
-@register("swag", full={"num_draws": 1000}, quick={"num_draws": 500})
+@register(
+    "swag",
+    full={"num_draws": 1000},
+    quick={"num_draws": 500},
+)
 @dataclass(frozen=True)
 class SWAG(_Averaged):
     r"""Stochastic weight averaging, Gaussian: a low-rank plus diagonal normal through the iterates of SGD.
@@ -222,7 +231,11 @@ class SWAGMoments:
         self.scale = scale
         self.latent = dim if latent is None else latent
         self.count = 0
-        self.mean = torch.zeros(dim, dtype=torch.float64, device=device)
+        self.mean = torch.zeros(
+            dim,
+            dtype=torch.float64,
+            device=device,
+        )
         self._squares = torch.zeros_like(self.mean[: self.latent])
         self._columns: list[Tensor] = []
 
@@ -276,7 +289,11 @@ class SWAGMoments:
         if not self.rank:
             return "normal", {"loc": loc, "scale": variance.sqrt()}
         factor = self.deviations * (self.scale / (2.0 * (len(self._columns) - 1)) ** 0.5)
-        return "low_rank", {"loc": loc, "cov_factor": factor, "cov_diag": variance / 2}
+        return "low_rank", {
+            "loc": loc,
+            "cov_factor": factor,
+            "cov_diag": variance / 2,
+        }
 
     def _floor(self) -> Tensor:
         moving = self.variance[self.variance > 0]
@@ -286,7 +303,12 @@ class SWAGMoments:
 class _SGD:
     """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG."""
 
-    def __init__(self, method: _Averaged, problem: Problem, run: FitRun):
+    def __init__(
+        self,
+        method: _Averaged,
+        problem: Problem,
+        run: FitRun,
+    ):
         self.method = method
         self.problem = problem
         self.run = run
@@ -305,7 +327,10 @@ class _SGD:
         density = problem.density
         latent = sum(site.size for site in density.sites if site.kind == "latent")
         self.moments = SWAGMoments(
-            density.dim, *method._rank_and_scale, latent=latent, device=problem.device
+            density.dim,
+            *method._rank_and_scale,
+            latent=latent,
+            device=problem.device,
         )
 
     def train(self) -> Result:
@@ -326,12 +351,27 @@ class _SGD:
 
         def with_posterior(metrics: Mapping[str, Any]) -> dict[str, Any]:
             iterate = metrics["snapshot"]
-            return {**metrics, "iterate": iterate, "snapshot": partial(self._snapshot, iterate)}
+            return {
+                **metrics,
+                "iterate": iterate,
+                "snapshot": partial(self._snapshot, iterate),
+            }
 
         self.lr = method.lr or constant_rate(
-            loss, theta, batches, num_data=problem.num_rows, momentum=MOMENTUM
+            loss,
+            theta,
+            batches,
+            num_data=problem.num_rows,
+            momentum=MOMENTUM,
         )
-        optimizer = Optimizer(partial(torch.optim.SGD, lr=self.lr, momentum=MOMENTUM), None)
+        optimizer = Optimizer(
+            partial(
+                torch.optim.SGD,
+                lr=self.lr,
+                momentum=MOMENTUM,
+            ),
+            None,
+        )
         mapped = [MappedCallback(callback, with_posterior) for callback in self.run.callbacks]
         result = minimize(
             loss,
@@ -389,12 +429,21 @@ class _SGD:
         if run.init is not None:
             return theta, 0.0, {}
         training = Training(
-            method.num_steps, optimizer=Optimizer(schedule="cosine"), compile=method.compile
+            method.num_steps,
+            optimizer=Optimizer(schedule="cosine"),
+            compile=method.compile,
         )
         name = f"the start of {type(method).__name__}"
         noise = FreeNoise.of(problem)
         if noise is None:
-            result = minimize(loss, theta, batches, training, progress=run.progress, name=name)
+            result = minimize(
+                loss,
+                theta,
+                batches,
+                training,
+                progress=run.progress,
+                name=name,
+            )
         else:
             result = self._search(noise, batches, training, theta, name).best(theta)
         if result.interrupted:
@@ -455,7 +504,11 @@ class _SGD:
         moments = self.moments
         draws, facts = self._fitted(moments.mean.to(self.problem.density.dtype), self.run.num_draws)
         facts |= result.account(self.method, self.problem.num_rows, moments.latent)
-        facts["meta"] |= {"num_collected": moments.count, "lr": self.lr, **self.path}
+        facts["meta"] |= {
+            "num_collected": moments.count,
+            "lr": self.lr,
+            **self.path,
+        }
         if self.method.kind == "independent":
             facts["meta"]["num_floored"] = moments.num_floored()
             if moments.rank:
@@ -463,7 +516,13 @@ class _SGD:
         # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
         importance = self.problem.loader is None
         return self._with_statistics(
-            make_posterior(self.problem, self.method, draws, importance=importance, **facts)
+            make_posterior(
+                self.problem,
+                self.method,
+                draws,
+                importance=importance,
+                **facts,
+            )
         )
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
@@ -471,7 +530,14 @@ class _SGD:
         flat = self.moments.mean.to(self.problem.density.dtype) if self.moments.count else iterate()
         with seeded(self.run.seed, self.problem.device):
             draws, facts = self._fitted(flat, 50)
-        return self._with_statistics(snapshot(self.problem, self.method, draws, **facts))
+        return self._with_statistics(
+            snapshot(
+                self.problem,
+                self.method,
+                draws,
+                **facts,
+            )
+        )
 
     def _with_statistics(self, posterior: Posterior) -> Posterior:
         statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))

@@ -94,7 +94,13 @@ class BNN:
         if isinstance(self.net, Exposed):
             priors = {f"net.{name}": site for name, site in priors.items()}
         self.prior = prior
-        self.likelihood = likelihood.like(torch.zeros((), dtype=self.dtype, device=self.device))
+        self.likelihood = likelihood.like(
+            torch.zeros(
+                (),
+                dtype=self.dtype,
+                device=self.device,
+            )
+        )
         self.standardizer = standardizer
         self.priors = {NET + name: site for name, site in priors.items()}
         self.priors |= self.likelihood.own.priors
@@ -158,7 +164,10 @@ class BNN:
         return changed
 
     def pyro_model(
-        self, x: Tensor, y: Tensor | None = None, num_data: float | None = None
+        self,
+        x: Tensor,
+        y: Tensor | None = None,
+        num_data: float | None = None,
     ) -> Tensor:
         """The generative program: weights, then the network, then the data.
 
@@ -190,7 +199,12 @@ class BNN:
 
     __call__ = pyro_model
 
-    def batch_model(self, factor: float, x: Tensor, y: Tensor | None = None) -> Tensor:
+    def batch_model(
+        self,
+        factor: float,
+        x: Tensor,
+        y: Tensor | None = None,
+    ) -> Tensor:
         """:meth:`pyro_model` with the likelihood of the batch (x, y) times ``factor``."""
         # the likelihood's plate divides its size by the points it is given
         return self.pyro_model(x, y, num_data=factor * len(x))
@@ -435,4 +449,8 @@ def _are_probabilities(f: Tensor) -> bool:
     """Whether every row (outputs,) of several is positive with sum one."""
     if f.shape[1] < 2 or not bool((f >= 0).all()):
         return False
-    return torch.allclose(f.sum(1), torch.ones_like(f[:, 0]), atol=1e-4)
+    return torch.allclose(
+        f.sum(1),
+        torch.ones_like(f[:, 0]),
+        atol=1e-4,
+    )

@@ -213,7 +213,11 @@ class Density:
         if self.in_double:
             return self
         density = Density(
-            self.program, self.args, points=self.points, values=self._held, double=True
+            self.program,
+            self.args,
+            points=self.points,
+            values=self._held,
+            double=True,
         )
         density.own_dtypes = self.own_dtypes
         density._all_rows = self._all_rows
@@ -222,7 +226,11 @@ class Density:
     def holding(self, values: Mapping[str, Tensor]) -> Density:
         """This density with its point parameters held at ``values``."""
         density = Density(
-            self.program, self.args, points="held", values=values, double=self.in_double
+            self.program,
+            self.args,
+            points="held",
+            values=values,
+            double=self.in_double,
         )
         density.own_dtypes = self.own_dtypes
         return density
@@ -267,7 +275,11 @@ class Density:
     def constrain(self, z: Tensor) -> dict[str, Tensor]:
         """Site values (\\*batch, \\*shape) of flat vectors (\\*batch, dim)."""
         if self.dependent:
-            return at_each(lambda point: self._at(point)[0], z, batch=z.shape[:-1])
+            return at_each(
+                lambda point: self._at(point)[0],
+                z,
+                batch=z.shape[:-1],
+            )
         return {site.name: site.transform(u) for site, u in self.parts(z)}
 
     @_in_its_floats
@@ -287,7 +299,11 @@ class Density:
             tensors[site.name] = value
         inverse: dict[str, Tensor] = {}
         if self.dependent:
-            inverse |= at_each(self._inverse_of_dependent, tensors, batch=batch)
+            inverse |= at_each(
+                self._inverse_of_dependent,
+                tensors,
+                batch=batch,
+            )
         for site in self.sites:
             if site.name not in inverse:
                 inverse[site.name] = site.transform.inv(tensors[site.name])
@@ -297,7 +313,11 @@ class Density:
     def log_jacobian(self, z: Tensor, only: Site | None = None) -> Tensor:
         """log ``|det dT/dz|`` of the latent sites (point parameters have none), or of one; shape (\\*batch,)."""
         if self.dependent and z.dim() > 1:
-            return at_each(lambda point: self.log_jacobian(point, only), z, batch=z.shape[:-1])
+            return at_each(
+                lambda point: self.log_jacobian(point, only),
+                z,
+                batch=z.shape[:-1],
+            )
         transforms = self._at(z)[1] if self.dependent else {}
         total = z.new_zeros(z.shape[:-1])
         for site, u in self.parts(z):
@@ -441,7 +461,12 @@ class Density:
     def sample_box(self, num: int, seed: int, radius: float = RADIUS) -> Tensor:
         """Flat vectors (num, dim) uniform on (-radius, radius): starts where draws from a vague prior are far off."""
         with seeded(seed, self.device):
-            z = torch.rand(num, self.dim, dtype=self.dtype, device=self.device)
+            z = torch.rand(
+                num,
+                self.dim,
+                dtype=self.dtype,
+                device=self.device,
+            )
         return (2.0 * z - 1.0) * radius
 
     @_in_its_floats
@@ -494,7 +519,12 @@ class Density:
         # a BNN states all of its point parameters and needs no store
         store = own_store() if self.owner is None else none
         with store as stored:
-            supply = Supply(values, self._held, stored=stored, like=next(floating, None))
+            supply = Supply(
+                values,
+                self._held,
+                stored=stored,
+                like=next(floating, None),
+            )
             with without_validation(), pyro.poutine.block(), supply, rows, device, at_many_points():
                 nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
         self._check_latent_sites(nodes)
@@ -673,7 +703,14 @@ def _check_observed(node: Node) -> None:
 
 def _total(z: Tensor, nodes: Sequence[Node]) -> Tensor:
     """The log probability of some sites, a float64 scalar."""
-    return sum(map(log_prob_sum, nodes), torch.zeros((), dtype=torch.float64, device=z.device))
+    return sum(
+        map(log_prob_sum, nodes),
+        torch.zeros(
+            (),
+            dtype=torch.float64,
+            device=z.device,
+        ),
+    )
 
 
 def is_identity(transform: Transform) -> bool:

@@ -53,7 +53,12 @@ def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
     return values, data
 
 
-def prior_runs(density: Density, num: int, seed: int, names: Sequence[str]) -> Values:
+def prior_runs(
+    density: Density,
+    num: int,
+    seed: int,
+    names: Sequence[str],
+) -> Values:
     """The values (num, …) of the sites ``names`` in runs of the program at draws from its prior, made in batches."""
 
     def run(_: Tensor) -> Values:

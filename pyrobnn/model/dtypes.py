@@ -12,7 +12,11 @@ from torch import Tensor
 from pyrobnn.model.compile.trees import leaves_of, mapped
 from pyrobnn.model.density import Density, Program
 
-_CASTS = {torch.float32: "float()", torch.float64: "double()", torch.int64: "long()"}
+_CASTS = {
+    torch.float32: "float()",
+    torch.float64: "double()",
+    torch.int64: "long()",
+}
 #: in what torch says of an operation between types
 _WORDS = ("dtype", "scalar type", "output type", "bool tensor", "not implemented for", "bias type")
 

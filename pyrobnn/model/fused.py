@@ -28,7 +28,13 @@ class WrittenOut(TorchFunctionMode):
     predictions and Hessians need. A packed sequence is left to torch.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func in _ATTENTION:
             with _PLAIN_ATTENTION:
@@ -86,7 +92,14 @@ _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_att
 def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
     """``weight_norm``: every slice along ``dim`` of its own length, or all of it where ``dim`` is -1."""
     axes = [axis for axis in range(direction.dim()) if axis != dim]
-    return direction * (length / torch.linalg.vector_norm(direction, dim=axes, keepdim=dim >= 0))
+    return direction * (
+        length
+        / torch.linalg.vector_norm(
+            direction,
+            dim=axes,
+            keepdim=dim >= 0,
+        )
+    )
 
 
 def _sequence(

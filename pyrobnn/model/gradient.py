@@ -111,7 +111,13 @@ class _BatchedEmpty(TorchFunctionMode):
         super().__init__()
         self.point = point
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func not in _EMPTY:
             return out

@@ -272,7 +272,11 @@ def _of_batch(mask: Tensor, batch_shape: torch.Size) -> Tensor:
     extra = mask.dim() - len(batch_shape)
     if extra > 0:
         mask = mask.flatten(-extra).all(-1)
-    sizes = zip(reversed(mask.shape), reversed(batch_shape), strict=False)
+    sizes = zip(
+        reversed(mask.shape),
+        reversed(batch_shape),
+        strict=False,
+    )
     fits = all(size in (1, batch_size) for size, batch_size in sizes)
     return mask if fits else mask.all()
 
@@ -440,7 +444,10 @@ def _shielded(fn: Distribution, inside: Tensor) -> Any:
 
 
 def _shielded_member(
-    member: Any, inside: Tensor, batch_shape: torch.Size, transforms: dict[int, Transform]
+    member: Any,
+    inside: Tensor,
+    batch_shape: torch.Size,
+    transforms: dict[int, Transform],
 ) -> Any:
     """A tensor, distribution or transform that a distribution holds, or a list of them.
 

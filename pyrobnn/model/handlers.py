@@ -142,7 +142,15 @@ def all_rows(sizes: dict[str, int]) -> Iterator[None]:
         if subsample is None and subsample_size is not None and subsample_size < size:
             sizes[name] = int(size)
             subsample_size = None
-        plate(self, name, size, subsample_size, subsample, *arguments, **options)
+        plate(
+            self,
+            name,
+            size,
+            subsample_size,
+            subsample,
+            *arguments,
+            **options,
+        )
 
     with process_state(), replaced(kind, "__init__", whole):
         yield
@@ -162,7 +170,13 @@ class _Factors(TorchFunctionMode):
     the many that are evaluated together: a sampler has to see that the density of this one is not finite.
     """
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         kwargs = kwargs or {}
         if func not in _CHOLESKY or "out" in kwargs:
             return func(*args, **kwargs)

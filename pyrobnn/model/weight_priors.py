@@ -153,7 +153,11 @@ class ScaleMixture(Selective):
     """
 
     def __init__(
-        self, pi: float = 0.5, scale1: float = 1.0, scale2: float = math.exp(-6), **selection: Any
+        self,
+        pi: float = 0.5,
+        scale1: float = 1.0,
+        scale2: float = math.exp(-6),
+        **selection: Any,
     ):
         super().__init__(**selection)
         share = check_number("pi", pi, above=0, below=1)
@@ -164,7 +168,10 @@ class ScaleMixture(Selective):
         )
 
     def prior_dist(
-        self, name: str, module: nn.Module | None, param: Tensor | None
+        self,
+        name: str,
+        module: nn.Module | None,
+        param: Tensor | None,
     ) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
         return self.distribution
@@ -188,13 +195,21 @@ class FanInNormal(Selective):
         0.5
     """
 
-    def __init__(self, scale: float = 1.0, bias_scale: float = 1.0, **selection: Any):
+    def __init__(
+        self,
+        scale: float = 1.0,
+        bias_scale: float = 1.0,
+        **selection: Any,
+    ):
         super().__init__(**selection)
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
 
     def prior_dist(
-        self, name: str, module: nn.Module | None, param: Tensor
+        self,
+        name: str,
+        module: nn.Module | None,
+        param: Tensor,
     ) -> TorchDistributionMixin:
         """The prior of one parameter, to be expanded to its shape."""
         if param.dim() < 2:
@@ -220,7 +235,10 @@ class SitePriors(Prior):
         return name in self.sites
 
     def prior_dist(
-        self, name: str, module: nn.Module | None, param: Tensor
+        self,
+        name: str,
+        module: nn.Module | None,
+        param: Tensor,
     ) -> TorchDistributionMixin:
         """The prior of one parameter."""
         return self.sites[name]
@@ -310,7 +328,13 @@ class _Copies(TorchFunctionMode):
         self.like = like
         self.changed = False
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is not Tensor.__deepcopy__:
             return func(*args, **(kwargs or {}))
         value = args[0]

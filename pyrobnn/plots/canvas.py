@@ -61,7 +61,12 @@ def style(kind: str | None = None) -> Iterator[None]:
         True
     """
     chosen = {} if kind is None else KINDS[check_choice("kind", kind, tuple(KINDS))]
-    ticks = {"color": MUTED, "labelcolor": INK, "labelsize": 8.0, "major.width": 0.7}
+    ticks = {
+        "color": MUTED,
+        "labelcolor": INK,
+        "labelsize": 8.0,
+        "major.width": 0.7,
+    }
     settings: dict[str, Any] = {
         "figure.dpi": 110,
         "font.size": 9.0,
@@ -119,7 +124,11 @@ def panels(
     figure = Figure(figsize=(min(size[0] * columns, PAGE), size[1] * rows), layout="constrained")
     stack = len(rows_per_panel)
     axes = np.empty((num_panels, stack), dtype=object)
-    spec = figure.add_gridspec(rows * stack, columns, height_ratios=list(rows_per_panel) * rows)
+    spec = figure.add_gridspec(
+        rows * stack,
+        columns,
+        height_ratios=list(rows_per_panel) * rows,
+    )
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
         for level in range(stack):
@@ -135,7 +144,13 @@ def panels(
     return figure, axes
 
 
-def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total: ArrayLike) -> None:
+def bands(
+    axes: Axes,
+    x: ArrayLike,
+    mean: ArrayLike,
+    function: ArrayLike,
+    total: ArrayLike,
+) -> None:
     """Mean ± 1.96 sd of the function in blue and, outside of it alone, ± 1.96 sd with noise in sand.
 
     No colour lies over another, so that what one sees is what the legend shows; a function that is certain has no
@@ -150,10 +165,24 @@ def bands(axes: Axes, x: ArrayLike, mean: ArrayLike, function: ArrayLike, total:
     outer = NORMAL_95 * np.asarray(total)
     for sign, name in ((1.0, "95 % with noise"), (-1.0, None)):
         ends = mean + sign * inner, mean + sign * outer
-        axes.fill_between(x, *ends, color=ALEATORIC, alpha=0.35, lw=0, label=name)
+        axes.fill_between(
+            x,
+            *ends,
+            color=ALEATORIC,
+            alpha=0.35,
+            lw=0,
+            label=name,
+        )
     if inner.any():
         ends = mean - inner, mean + inner
-        axes.fill_between(x, *ends, color=EPISTEMIC, alpha=0.35, lw=0, label="95 % of the function")
+        axes.fill_between(
+            x,
+            *ends,
+            color=EPISTEMIC,
+            alpha=0.35,
+            lw=0,
+            label="95 % of the function",
+        )
 
 
 def fit_line(index: int) -> dict[str, Any]:
@@ -167,7 +196,12 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     columns = 2 if max(map(len, labels), default=0) > 18 else 3
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.17 * -(-len(labels) // columns))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower center",
+        ncols=columns,
+    )
 
 
 def brief(text: str, width: int = 22) -> str:

@@ -83,7 +83,11 @@ def predictive_bands(
     trees = gather(trees)
     with style():
         figure, axes = panels(
-            len(trees), rows_per_panel=(3.2, 1.0), size=(3.5, 3.4), sharex=True, sharey=True
+            len(trees),
+            rows_per_panel=(3.2, 1.0),
+            size=(3.5, 3.4),
+            sharex=True,
+            sharey=True,
         )
         for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
             main.set_title(brief(label))
@@ -100,7 +104,11 @@ def predictive_bands(
         if xlim is not None:
             axes[0, 0].set_xlim(*xlim)
         axes[0, 1].set_ylim(bottom=0)
-        _common_legend(figure, axes, columns=min(4, 2 * len(trees)))
+        _common_legend(
+            figure,
+            axes,
+            columns=min(4, 2 * len(trees)),
+        )
         return figure
 
 
@@ -111,11 +119,21 @@ def _common_legend(figure: Figure, axes: np.ndarray, columns: int) -> None:
         handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
     if handles:
         values = list(handles.values())
-        figure.legend(values, list(handles), loc="outside lower center", ncols=columns)
+        figure.legend(
+            values,
+            list(handles),
+            loc="outside lower center",
+            ncols=columns,
+        )
 
 
 def _bands(
-    main: Axes, strip: Axes, evidence: Evidence, x: np.ndarray, means: xr.DataArray, output: int
+    main: Axes,
+    strip: Axes,
+    evidence: Evidence,
+    x: np.ndarray,
+    means: xr.DataArray,
+    output: int,
 ) -> None:
     mean = one_output(means, output).values
     epistemic = _grid_sd(evidence, "epistemic", means, output)
@@ -124,21 +142,57 @@ def _bands(
     functions = evidence.variable(GRID, "f_draws")
     if functions is not None:
         for draw in one_output(functions, output).values[spread(functions.sizes["grid_draw"], 8)]:
-            main.plot(x, draw, color=EPISTEMIC, alpha=0.45, linewidth=0.6)
+            main.plot(
+                x,
+                draw,
+                color=EPISTEMIC,
+                alpha=0.45,
+                linewidth=0.6,
+            )
     _data_points(main, evidence, output)
-    main.plot(x, mean, color=EPISTEMIC, linewidth=1.6, label="mean")
+    main.plot(
+        x,
+        mean,
+        color=EPISTEMIC,
+        linewidth=1.6,
+        label="mean",
+    )
     truth = evidence.variable(GRID, "true_f")
     if truth is not None:
-        dashed: dict[str, Any] = {"color": INK, "linewidth": 1.0, "linestyle": (0, (4, 2))}
-        main.plot(x, one_output(truth, output).values, label="true f", **dashed)
-    strip.plot(x, aleatoric, color=ALEATORIC, label="aleatoric sd")
-    strip.plot(x, epistemic, color=EPISTEMIC, label="epistemic sd")
+        dashed: dict[str, Any] = {
+            "color": INK,
+            "linewidth": 1.0,
+            "linestyle": (0, (4, 2)),
+        }
+        main.plot(
+            x,
+            one_output(truth, output).values,
+            label="true f",
+            **dashed,
+        )
+    strip.plot(
+        x,
+        aleatoric,
+        color=ALEATORIC,
+        label="aleatoric sd",
+    )
+    strip.plot(
+        x,
+        epistemic,
+        color=EPISTEMIC,
+        label="epistemic sd",
+    )
     _mark_gap(main, strip, evidence, output)
     main.set_ylabel(outcome_label(evidence, output))
     strip.set(xlabel=brief(feature_names(evidence, 1)[0]), ylabel="sd")
 
 
-def _grid_sd(evidence: Evidence, kind: str, means: xr.DataArray, output: int) -> np.ndarray:
+def _grid_sd(
+    evidence: Evidence,
+    kind: str,
+    means: xr.DataArray,
+    output: int,
+) -> np.ndarray:
     """Standard deviation (point,) of a kind of uncertainty on the grid; zero where it is not stored."""
     variance = evidence.variable(GRID, f"{kind}_var")
     values = one_output(xr.zeros_like(means) if variance is None else variance, output).values
@@ -152,20 +206,49 @@ def _data_points(ax: Axes, evidence: Evidence, output: int) -> None:
         x = inputs.values.reshape(-1)
         y = one_output(outcomes, output).values.reshape(-1)
         at = spread(len(y), MAX_POINTS)
-        ax.plot(x[at], y[at], ".", color=INK, markersize=3, alpha=0.55, label="data")
+        ax.plot(
+            x[at],
+            y[at],
+            ".",
+            color=INK,
+            markersize=3,
+            alpha=0.55,
+            label="data",
+        )
 
 
-def _mark_gap(main: Axes, strip: Axes, evidence: Evidence, output: int) -> None:
+def _mark_gap(
+    main: Axes,
+    strip: Axes,
+    evidence: Evidence,
+    output: int,
+) -> None:
     """Shade the widest gap of the data, and say how much the epistemic sd grows there."""
     gap = widest_gap(evidence, output)
     if gap is None:
         return
-    look: dict[str, Any] = {"color": MUTED, "alpha": 0.10, "linewidth": 0, "zorder": 0}
+    look: dict[str, Any] = {
+        "color": MUTED,
+        "alpha": 0.10,
+        "linewidth": 0,
+        "zorder": 0,
+    }
     for ax in (main, strip):
-        ax.axvspan(gap.low, gap.high, label="widest gap", **look)
+        ax.axvspan(
+            gap.low,
+            gap.high,
+            label="widest gap",
+            **look,
+        )
     text = "no epistemic sd" if gap.ratio is None else f"epistemic sd in the gap × {gap.ratio:.1f}"
     # between the two axes, where nothing is drawn
-    strip.set_title(text, loc="right", fontsize=8, fontweight="normal", pad=3)
+    strip.set_title(
+        text,
+        loc="right",
+        fontsize=8,
+        fontweight="normal",
+        pad=3,
+    )
 
 
 def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
@@ -197,21 +280,56 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
         ends = points.interval(0.95, whole=evidence.likelihood in COUNTS)
         mean, y, low, high = (values[keep] for values in (points.mean, points.y, *ends))
         missed = (y < low) | (y > high)
-        ax.hlines(y, low, high, color=np.where(missed, PALETTE[1], ALEATORIC), lw=0.7, alpha=0.55)
-        ax.plot(mean[~missed], y[~missed], ".", color=EPISTEMIC, markersize=4)
-        ax.plot(mean[missed], y[missed], "x", color=PALETTE[1], markersize=4, markeredgewidth=1.1)
+        ax.hlines(
+            y,
+            low,
+            high,
+            color=np.where(missed, PALETTE[1], ALEATORIC),
+            lw=0.7,
+            alpha=0.55,
+        )
+        ax.plot(
+            mean[~missed],
+            y[~missed],
+            ".",
+            color=EPISTEMIC,
+            markersize=4,
+        )
+        ax.plot(
+            mean[missed],
+            y[missed],
+            "x",
+            color=PALETTE[1],
+            markersize=4,
+            markeredgewidth=1.1,
+        )
         reference_line(ax)
         shown = f"{missed.mean():.0%} outside 95 %" + (
             "" if points.held_out else " (training data)"
         )
-        ax.text(0.03, 0.97, shown, transform=ax.transAxes, va="top", fontsize=8)
+        ax.text(
+            0.03,
+            0.97,
+            shown,
+            transform=ax.transAxes,
+            va="top",
+            fontsize=8,
+        )
         ax.margins(y=0.12)  # room for it above the highest point
         name = outcome_label(evidence, output)
         ax.set(xlabel=f"predicted {name}", ylabel=f"observed {name}")
 
     read = partial(regression_points, output=output)
     missing = "no predictions with known outcomes"
-    return one_each(trees, read, draw, missing, size=(3.1, 3.1), sharex=True, sharey=True)
+    return one_each(
+        trees,
+        read,
+        draw,
+        missing,
+        size=(3.1, 3.1),
+        sharex=True,
+        sharey=True,
+    )
 
 
 def calibration(trees: Trees, *, output: int = 0) -> Figure:
@@ -240,19 +358,46 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
             points = regression_points(evidence, output)
             if points is not None and points.pit is not None:
                 covered = (np.abs(points.pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
-                ax.plot(levels, covered, label=label, **fit_line(index))
+                ax.plot(
+                    levels,
+                    covered,
+                    label=label,
+                    **fit_line(index),
+                )
                 counts.append(len(points.pit))
         if not counts:
             empty_panel(ax, "no predictive draws with known outcomes")
             return figure
         fewest = min(counts)
         low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
-        look: dict[str, Any] = {"color": MUTED, "alpha": 0.15, "lw": 0, "zorder": 0}
-        ax.fill_between(levels, low, high, label="calibrated, 95 % range", **look)
+        look: dict[str, Any] = {
+            "color": MUTED,
+            "alpha": 0.15,
+            "lw": 0,
+            "zorder": 0,
+        }
+        ax.fill_between(
+            levels,
+            low,
+            high,
+            label="calibrated, 95 % range",
+            **look,
+        )
         reference_line(ax)
-        ax.set(xlim=(0, 1), ylim=(0, 1), xlabel="claimed coverage", ylabel="observed coverage")
+        ax.set(
+            xlim=(0, 1),
+            ylim=(0, 1),
+            xlabel="claimed coverage",
+            ylabel="observed coverage",
+        )
         text: dict[str, Any] = {"ha": "right", "color": MUTED, "fontsize": 8}
-        ax.text(0.97, 0.04, "below: overconfident", transform=ax.transAxes, **text)
+        ax.text(
+            0.97,
+            0.04,
+            "below: overconfident",
+            transform=ax.transAxes,
+            **text,
+        )
         legend_below(figure, ax)
         return figure
 
@@ -290,14 +435,44 @@ def reliability(trees: Trees) -> Figure:
         error = 2 * np.sqrt(claimed * (1 - claimed) / count)
         shares = np.full(len(confidence), 1 / len(confidence))
         ax.hist(
-            confidence, bins=np.linspace(0, 1, 21).tolist(), weights=shares, color=MUTED, alpha=0.25
+            confidence,
+            bins=np.linspace(0, 1, 21).tolist(),
+            weights=shares,
+            color=MUTED,
+            alpha=0.25,
         )
         reference_line(ax)
         ax.errorbar(
-            claimed, accuracy, yerr=error, color=EPISTEMIC, marker="o", markersize=3.5, capsize=2
+            claimed,
+            accuracy,
+            yerr=error,
+            color=EPISTEMIC,
+            marker="o",
+            markersize=3.5,
+            capsize=2,
         )
-        ax.text(0.03, 0.97, f"ECE {ece:.3f}", transform=ax.transAxes, va="top", fontsize=8)
-        ax.set(xlim=(0, 1), ylim=(0, 1.02), xlabel="confidence", ylabel="accuracy")
+        ax.text(
+            0.03,
+            0.97,
+            f"ECE {ece:.3f}",
+            transform=ax.transAxes,
+            va="top",
+            fontsize=8,
+        )
+        ax.set(
+            xlim=(0, 1),
+            ylim=(0, 1.02),
+            xlabel="confidence",
+            ylabel="accuracy",
+        )
 
     missing = "no class probabilities with known labels"
-    return one_each(trees, class_points, draw, missing, size=(3.0, 3.0), sharex=True, sharey=True)
+    return one_each(
+        trees,
+        class_points,
+        draw,
+        missing,
+        size=(3.0, 3.0),
+        sharex=True,
+        sharey=True,
+    )

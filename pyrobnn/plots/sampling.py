@@ -46,7 +46,11 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     names_methods = len(set(methods.values())) > 1
     order = {label: index for index, label in enumerate(tracked)}
     with style():
-        figure, axes = panels(max(1, len(subjects)), size=(3.4, 2.5), max_columns=3)
+        figure, axes = panels(
+            max(1, len(subjects)),
+            size=(3.4, 2.5),
+            max_columns=3,
+        )
         if not subjects:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
         lines: dict[str, Line2D] = {}
@@ -63,7 +67,12 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
         if len(lines) > 1:
             columns = min(5, len(lines))
             handles = list(lines.values())
-            figure.legend(handles, list(lines), loc="outside lower center", ncols=columns)
+            figure.legend(
+                handles,
+                list(lines),
+                loc="outside lower center",
+                ncols=columns,
+            )
         return figure
 
 
@@ -84,7 +93,11 @@ def _chosen_scalars(
 def _smoothed(evidence: Evidence, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Steps and means over a window of 2 % of them; a fit may have stored means of blocks of steps."""
     window = max(1, len(values) // 50)
-    means = np.convolve(values, np.ones(window) / window, mode="valid")
+    means = np.convolve(
+        values,
+        np.ones(window) / window,
+        mode="valid",
+    )
     block = max(1.0, evidence.number("num_steps", len(values)) / len(values))
     return (np.arange(len(means)) + window / 2) * block, means
 

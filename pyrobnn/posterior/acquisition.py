@@ -38,11 +38,22 @@ def values(posterior: Posterior, draws: Mapping[str, Tensor], x: Tensor) -> Tens
     f = at_each(lambda one: network(one, x), {n: v for n, v in draws.items() if n.startswith(NET)})
     y_mean, y_scale = model.units or (0.0, 1.0)
     params = {name: value[None] for name, value in draws.items()}
-    return Prediction(f[None], model.likelihood, params, y_mean=y_mean, y_scale=y_scale).f[0]
+    return Prediction(
+        f[None],
+        model.likelihood,
+        params,
+        y_mean=y_mean,
+        y_scale=y_scale,
+    ).f[0]
 
 
 def thompson(
-    prediction: Prediction, num: int = 1, *, maximize: bool = True, output: int = 0, seed: int = 0
+    prediction: Prediction,
+    num: int = 1,
+    *,
+    maximize: bool = True,
+    output: int = 0,
+    seed: int = 0,
 ) -> Tensor:
     """Rows where functions drawn from the posterior are best: Thompson sampling.
 
@@ -99,7 +110,11 @@ def expected_improvement(
 
 
 def bald(
-    prediction: Prediction, *, given: Sequence[int] = (), num_draws: int = 256, seed: int = 0
+    prediction: Prediction,
+    *,
+    given: Sequence[int] = (),
+    num_draws: int = 256,
+    seed: int = 0,
 ) -> Tensor:
     r"""The information of a target at each candidate about the parameters: BALD, for any likelihood.
 
@@ -120,7 +135,11 @@ def bald(
     chosen = _checked_rows(prediction, given)
     if prediction.likelihood.targets.classes and not chosen:  # exact, over all draws
         return prediction.epistemic_entropy
-    score = torch.zeros(prediction.f.shape[2], dtype=torch.float64, device=prediction.f.device)
+    score = torch.zeros(
+        prediction.f.shape[2],
+        dtype=torch.float64,
+        device=prediction.f.device,
+    )
     thinned = prediction.thin(num_draws)
     total = thinned.f.shape[0] * thinned.f.shape[1]
     for index, log_p in enumerate(_log_probs(thinned, seed)):
@@ -164,8 +183,16 @@ def epig(
             "'prediction' and 'targets' have different draws: predict both with the same posterior"
         )
     num_chains, num_thinned, num_candidates, _ = candidates.f.shape
-    score = torch.zeros(num_candidates, dtype=torch.float64, device=candidates.f.device)
-    log_probs = zip(_log_probs(candidates, seed), _log_probs(points, seed + 1), strict=True)
+    score = torch.zeros(
+        num_candidates,
+        dtype=torch.float64,
+        device=candidates.f.device,
+    )
+    log_probs = zip(
+        _log_probs(candidates, seed),
+        _log_probs(points, seed + 1),
+        strict=True,
+    )
     for log_p, log_q in log_probs:
         joint = log_p + log_p[:, chosen].sum(1, keepdim=True)
         # weights of the draws, given the target

@@ -98,7 +98,12 @@ class FlatApproximation:
         state: the tensors of the family, ``loc`` (dim,) among them.
     """
 
-    def __init__(self, layout: Density, family: str, state: Mapping[str, Tensor]):
+    def __init__(
+        self,
+        layout: Density,
+        family: str,
+        state: Mapping[str, Tensor],
+    ):
         self.layout = layout
         self.family = family
         self._state = {name: value.detach() for name, value in state.items()}
@@ -118,7 +123,11 @@ class FlatApproximation:
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
-        flat = pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True})
+        flat = pyro.sample(
+            "_flat",
+            self.distribution,
+            infer={"is_auxiliary": True},
+        )
         return state_sites(self.layout, flat.to(self.layout.dtype), self.layout.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
@@ -133,7 +142,14 @@ def state_sites(layout: Density, z: Tensor, drawn: Sequence[Site]) -> dict[str, 
         density = -layout.log_jacobian(z, site) if site in drawn else z.new_zeros(())
         # as the program has it, which Pyro runs
         value = values[site.name].to(layout.own_dtypes[site.name])
-        pyro.sample(site.name, dist.Delta(value, log_density=density, event_dim=len(site.shape)))
+        pyro.sample(
+            site.name,
+            dist.Delta(
+                value,
+                log_density=density,
+                event_dim=len(site.shape),
+            ),
+        )
     return values
 
 
@@ -151,7 +167,11 @@ def state_points(layout: Density) -> None:
     if layout.owner is None:
         for name, value in points:
             initial = value.to(layout.own_dtypes.get(name, value.dtype), copy=True)
-            stored = pyro.param(name, initial, constraint=layout.constraints[name]).detach()
+            stored = pyro.param(
+                name,
+                initial,
+                constraint=layout.constraints[name],
+            ).detach()
             if not _same_values(stored, value):
                 raise ValueError(
                     f"Pyro's param store holds {stored} as {name!r} where this fit has {value}, and the program would "
@@ -165,13 +185,22 @@ def state_points(layout: Density) -> None:
             "predict, or pyro.infer.Predictive(model, posterior_samples=posterior.stacked()), which holds them"
         )
     for name, value in points:
-        pyro.sample(name, dist.Delta(value, event_dim=value.dim()), infer={"is_auxiliary": True})
+        pyro.sample(
+            name,
+            dist.Delta(value, event_dim=value.dim()),
+            infer={"is_auxiliary": True},
+        )
 
 
 def _same_values(stored: Tensor, value: Tensor) -> bool:
     if stored.shape != value.shape:
         return False
-    return torch.allclose(stored, value.to(stored), rtol=1e-4, atol=1e-6)
+    return torch.allclose(
+        stored,
+        value.to(stored),
+        rtol=1e-4,
+        atol=1e-6,
+    )
 
 
 @torch.no_grad()
@@ -213,9 +242,20 @@ def density_of(
     """
     double = bool(posterior.meta.get("program_dtypes") or posterior.meta.get("float64"))
     if isinstance(posterior.model, BNN):
-        return Density(program, args, points="held", values=fixed)
+        return Density(
+            program,
+            args,
+            points="held",
+            values=fixed,
+        )
     with types_explained(program, dict(zip("xy", args, strict=True))):
-        density = Density(program, args, points="held", values=fixed, double=double)
+        density = Density(
+            program,
+            args,
+            points="held",
+            values=fixed,
+            double=double,
+        )
         density = density.as_fine_as(posterior.draws)
         draw = {name: value[0, 0] for name, value in posterior.draws.items()}
         density.log_joint(density.unconstrain(draw))

@@ -85,7 +85,12 @@ def whole_tree(
     return tree
 
 
-def _data_groups(posterior: Posterior, x: Tensor, y: Tensor, seed: int) -> dict[str, xr.Dataset]:
+def _data_groups(
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+) -> dict[str, xr.Dataset]:
     thinned = _thinned(posterior, len(y))
     log_prior, log_likelihood = log_densities(thinned, x, y)
     # of use only to methods of few draws
@@ -163,7 +168,12 @@ def _function_groups(
     return groups | _prior_groups(posterior.bnn, probe_x, num_prior, seed)
 
 
-def _prior_groups(model: BNN, probe_x: Tensor, num_draws: int, seed: int) -> dict[str, xr.Dataset]:
+def _prior_groups(
+    model: BNN,
+    probe_x: Tensor,
+    num_draws: int,
+    seed: int,
+) -> dict[str, xr.Dataset]:
     if num_draws == 0:
         return {}
     prior = prior_posterior(model, num_draws, seed)
@@ -196,7 +206,11 @@ def prior_posterior(model: BNN, num_draws: int, seed: int) -> Posterior:
     for name, value in fixed.items():
         if name not in draws:
             draws[name] = value.expand(1, num_draws, *value.shape)
-    return Posterior(model, draws, meta={"method": "Prior", "iid": True})
+    return Posterior(
+        model,
+        draws,
+        meta={"method": "Prior", "iid": True},
+    )
 
 
 def _grid_group(
@@ -211,7 +225,12 @@ def _grid_group(
         low = float(x.min())
         high = float(x.max())
         reach = 0.5 * (high - low)
-        grid = torch.linspace(low - reach, high + reach, 200, dtype=x.dtype)[:, None]
+        grid = torch.linspace(
+            low - reach,
+            high + reach,
+            200,
+            dtype=x.dtype,
+        )[:, None]
     prediction = posterior.predict(grid)
     point = ("grid_point", "output")
     functions = prediction.f.flatten(0, 1)
@@ -226,7 +245,12 @@ def _grid_group(
     return {group.GRID: xr.Dataset(variables)}
 
 
-def held_out_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[str, xr.Dataset]:
+def held_out_groups(
+    posterior: Posterior,
+    x: Tensor,
+    y: Any,
+    seed: int,
+) -> dict[str, xr.Dataset]:
     """The groups of held-out points: what is predicted there, and what was observed."""
     x = torch.as_tensor(x)
     y = posterior.bnn.likelihood.targets.read(y)
@@ -250,7 +274,12 @@ def held_out_groups(posterior: Posterior, x: Tensor, y: Any, seed: int) -> dict[
 
 
 def _replicates(
-    posterior: Posterior, prediction: Prediction, y: Tensor, point: str, fewest: int, seed: int
+    posterior: Posterior,
+    prediction: Prediction,
+    y: Tensor,
+    point: str,
+    fewest: int,
+    seed: int,
 ) -> dict[str, Any]:
     """New outcomes as they would have been seen where ``y`` was: one of each draw, and several where draws are few."""
     total = posterior.num_chains * posterior.num_draws
@@ -318,7 +347,11 @@ def _along_spread(x: Tensor) -> Tensor:
     centered = flat - flat.mean(0)
     scale = centered.std(0, correction=0)
     centered = centered / torch.where(scale > 0, scale, torch.ones_like(scale))
-    direction = torch.randn(flat.shape[1], dtype=flat.dtype, generator=generator(0))
+    direction = torch.randn(
+        flat.shape[1],
+        dtype=flat.dtype,
+        generator=generator(0),
+    )
     for _ in range(20):  # power iteration: no need for the whole decomposition
         direction = centered.T @ (centered @ direction)
         direction = direction / direction.norm().clamp_min(1e-300)
@@ -432,7 +465,11 @@ def _argument(value: Any) -> str | None:
 
 
 def program_groups(
-    posterior: Posterior, x: Any, y: Any, num_prior_draws: int, seed: int
+    posterior: Posterior,
+    x: Any,
+    y: Any,
+    num_prior_draws: int,
+    seed: int,
 ) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
     density = cast(Density, posterior_density(posterior, x, y))
@@ -514,7 +551,11 @@ def _log_densities_by_site(
         # no site has the name ""
         return {"": density.log_base(point), **density.data_terms(point)}
 
-    terms = at_each(densities, z.reshape(-1, density.dim), at_once=64)
+    terms = at_each(
+        densities,
+        z.reshape(-1, density.dim),
+        at_once=64,
+    )
     base = terms.pop("").reshape(z.shape[:-1])
     by_site = {}
     for name, value in terms.items():
@@ -531,7 +572,10 @@ def _draws(
     arrays = {group.variable(name): to_numpy(value) for name, value in values.items()}
     # an interrupted run may have more chains than draws
     dataset = dict_to_dataset(
-        arrays, dims=known, sample_dims=[*sample_dims], check_conventions=False
+        arrays,
+        dims=known,
+        sample_dims=[*sample_dims],
+        check_conventions=False,
     )
     for site in values:
         dataset[group.variable(site)].attrs["site"] = site

@@ -53,7 +53,12 @@ class Split:
         raise RuntimeError(f"the net does not reach its layer {self.path!r}")
 
 
-def split(model: BNN, names: Sequence[str], params: Mapping[str, Tensor], x: Tensor) -> Split:
+def split(
+    model: BNN,
+    names: Sequence[str],
+    params: Mapping[str, Tensor],
+    x: Tensor,
+) -> Split:
     """The model split before the first module with a parameter that varies, where it can be shown that it can be.
 
     Whether it can is tried, from the deepest module that holds all of them outwards: anything that is not so simple (a

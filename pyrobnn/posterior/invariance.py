@@ -57,7 +57,11 @@ def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.D
         return None
     z = density.unconstrain(thinned.draws)
     mean = density.unconstrain(posterior.thin(1000).draws).double().mean(1, keepdim=True)
-    g = _gradients(density, z, at_once=max(1, 2**28 // work))
+    g = _gradients(
+        density,
+        z,
+        at_once=max(1, 2**28 // work),
+    )
     return _statistics_by_site(density, z.double(), mean, g)
 
 
@@ -69,10 +73,24 @@ def _gradients(density: Density, z: Tensor, at_once: int) -> Tensor:
     return gradients.detach().double().reshape(z.shape)
 
 
-def _statistics_by_site(density: Density, z: Tensor, mean: Tensor, g: Tensor) -> xr.Dataset:
+def _statistics_by_site(
+    density: Density,
+    z: Tensor,
+    mean: Tensor,
+    g: Tensor,
+) -> xr.Dataset:
     """The dataset of :func:`stein_statistics`, of points (chain, draw, dim), their chains' means and gradients."""
     pull = -(z - mean) * g
-    signs = torch.randint(0, 2, (NUM_DIRECTIONS, density.dim), generator=generator(0)) * 2.0 - 1.0
+    signs = (
+        torch.randint(
+            0,
+            2,
+            (NUM_DIRECTIONS, density.dim),
+            generator=generator(0),
+        )
+        * 2.0
+        - 1.0
+    )
     directions = signs.to(g) * z.std((0, 1))
     sites = [site for site in density.sites if site.kind == "latent"]
     virials = []
@@ -113,7 +131,10 @@ def _single(g: Tensor) -> Tensor:
 
 
 def moved_functions(
-    posterior: Any, x: Tensor | None, y: Tensor | None, probe_x: Tensor | None
+    posterior: Any,
+    x: Tensor | None,
+    y: Tensor | None,
+    probe_x: Tensor | None,
 ) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
@@ -192,7 +213,11 @@ def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]
 
 
 def _trajectory(
-    gradient: Gradient, z: Tensor, step: Tensor, num_steps: int, random: torch.Generator
+    gradient: Gradient,
+    z: Tensor,
+    step: Tensor,
+    num_steps: int,
+    random: torch.Generator,
 ) -> tuple[Tensor, float]:
     """One Hamiltonian trajectory of every point, steps per weight (dim,), and the mean acceptance rate."""
     momentum = torch.randn(z.shape, generator=random).to(z)

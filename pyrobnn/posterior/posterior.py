@@ -145,7 +145,11 @@ class Posterior:
             return {name: value[:, keep.to(value.device)] for name, value in values.items()}
 
         stats = SampleStats({}, lambda: thinned(self.sample_stats))
-        return replace(self, draws=thinned(self.draws), sample_stats=stats)
+        return replace(
+            self,
+            draws=thinned(self.draws),
+            sample_stats=stats,
+        )
 
     def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:
         """The predictive distribution at inputs ``x``, computed in chunks that bound the memory.
@@ -188,7 +192,11 @@ class Posterior:
         draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
 
         def outputs(piece: Tensor) -> Tensor:
-            return at_each(lambda draw: forward(draw, piece), params, at_once=draws_at_once)
+            return at_each(
+                lambda draw: forward(draw, piece),
+                params,
+                at_once=draws_at_once,
+            )
 
         f = torch.cat([outputs(piece) for piece in x.split(points_at_once)], 1)
         return f.reshape(self.num_chains, self.num_draws, *f.shape[1:])
@@ -289,7 +297,12 @@ class Posterior:
         """Whether ``rows`` are those of the fit; also where either is not known."""
         return not (rows and self.rows) or torch.equal(rows.digest, self.rows.digest)
 
-    def diagnose(self, x: Tensor | None = None, y: Tensor | None = None, **options: Any) -> Verdict:
+    def diagnose(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        **options: Any,
+    ) -> Verdict:
         """``diagnose(to_datatree(x, y, **options))``; chains and Laplace keep the data of their fit, else TypeError."""
         if y is None and self.rows is not None:
             x = self.rows.checked().x
@@ -373,7 +386,12 @@ class Posterior:
             targets = self.model.likelihood.targets
             volume = float(targets.log_volume(rows.y.reshape(1, -1), self.model.units[1]))
         log_density = -posterior.meta["log_evidence_added"] - volume
-        tree = posterior.to_datatree(rows.x, rows.y, num_prior_draws=0, seed=seed)
+        tree = posterior.to_datatree(
+            rows.x,
+            rows.y,
+            num_prior_draws=0,
+            seed=seed,
+        )
         return log_density, posterior.meta["log_evidence_added_error"], tree
 
     def save(self, path: str | Path) -> Path:

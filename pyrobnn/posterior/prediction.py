@@ -126,7 +126,13 @@ class Prediction:
         keep = torch.linspace(0, total - 1, min(num_draws, total)).round().long()
         f = self.standard_f.flatten(0, 1)[keep][None]
         params = {name: value.flatten(0, 1)[keep][None] for name, value in self.params.items()}
-        return Prediction(f, self.likelihood, params, y_mean=self._y_mean, y_scale=self._y_scale)
+        return Prediction(
+            f,
+            self.likelihood,
+            params,
+            y_mean=self._y_mean,
+            y_scale=self._y_scale,
+        )
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of the mixture of draws, each output by itself, to 1e-6 standard deviations of it.
@@ -168,11 +174,23 @@ class Prediction:
             def gap(at: np.ndarray, rows: np.ndarray, stride: int = stride) -> np.ndarray:
                 return self._below(np.floor(at) if whole else at, rows, stride) - level
 
-            bracket = elementwise.bracket_root(gap, y - reach, y + reach, args=(rows,)).bracket
+            bracket = elementwise.bracket_root(
+                gap,
+                y - reach,
+                y + reach,
+                args=(rows,),
+            ).bracket
             tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
             # steps of a count are told apart, and stepped over where F is q exactly
             within: dict[str, Any] = {"xatol": 0.1} if whole else {"fatol": tolerance}
-            y = np.asarray(elementwise.find_root(gap, bracket, args=(rows,), tolerances=within).x)
+            y = np.asarray(
+                elementwise.find_root(
+                    gap,
+                    bracket,
+                    args=(rows,),
+                    tolerances=within,
+                ).x
+            )
             reach = 1.0 if whole else 0.1
         if whole:
             y = np.maximum(np.round(y), 0.0)
@@ -180,7 +198,12 @@ class Prediction:
             y = np.where(gap(y - 1, rows) >= 0, y - 1, not_below)
         return torch.from_numpy(y).to(self.f.device)
 
-    def _below(self, y: np.ndarray, rows: np.ndarray, stride: int) -> np.ndarray:
+    def _below(
+        self,
+        y: np.ndarray,
+        rows: np.ndarray,
+        stride: int,
+    ) -> np.ndarray:
         """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
         draws = self.standard_f.flatten(0, 1)[::stride]
         out = self.loc.shape[-1]
@@ -264,7 +287,11 @@ class Prediction:
         below, reached = self.likelihood.cdf(f, self._standard(self._target(y)), params)
         lower = _mean(below)
         upper = _mean(reached)
-        u = torch.rand(lower.shape, generator=generator(~seed), dtype=lower.dtype).to(lower.device)
+        u = torch.rand(
+            lower.shape,
+            generator=generator(~seed),
+            dtype=lower.dtype,
+        ).to(lower.device)
         return lower + u * (upper - lower)
 
     @property

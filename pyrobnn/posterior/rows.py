@@ -30,7 +30,12 @@ class Rows:
     shared: dict[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, model: BNN | Callable[..., Any], x: Any, y: Any) -> Rows | None:
+    def of(
+        cls,
+        model: BNN | Callable[..., Any],
+        x: Any,
+        y: Any,
+    ) -> Rows | None:
         """Of what ``fit`` was given; None where rows cannot be told from it (a loader, a program's own data)."""
         if isinstance(x, (DataLoader, Dataset)) or y is None:
             return None
@@ -99,7 +104,15 @@ def digest(x: Tensor | None, y: Tensor) -> Tensor:
     for tensor in (x, y):
         if tensor is not None:
             flat = tensor.detach().reshape(len(y), tensor[:1].numel())
-            factors = torch.arange(1, flat.shape[1] + 1, device=flat.device) * _ODD | 1
+            factors = (
+                torch.arange(
+                    1,
+                    flat.shape[1] + 1,
+                    device=flat.device,
+                )
+                * _ODD
+                | 1
+            )
             # piece by piece, for the memory that its float64 takes
             pieces = flat.split(max(1, 2**24 // max(flat.shape[1], 1)))
             mixed = torch.cat([_mixed(piece, factors) for piece in pieces])

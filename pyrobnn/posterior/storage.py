@@ -81,10 +81,18 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     try:
         if num_bytes < 2**30:
             buffer = io.BytesIO()
-            tree.to_netcdf(buffer, engine=ENGINE, encoding=checksums)
+            tree.to_netcdf(
+                buffer,
+                engine=ENGINE,
+                encoding=checksums,
+            )
             beside.write_bytes(buffer.getbuffer())
         else:
-            tree.to_netcdf(beside, engine=ENGINE, encoding=checksums)
+            tree.to_netcdf(
+                beside,
+                engine=ENGINE,
+                encoding=checksums,
+            )
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
@@ -170,7 +178,12 @@ def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
         )
         return posterior
     fixed = {name: draws[name][0, 0] for name in meta["point_sites"]}
-    layout = Density(model.sample_parameters, (), points="held", values=fixed)
+    layout = Density(
+        model.sample_parameters,
+        (),
+        points="held",
+        values=fixed,
+    )
     state = _tensors(tree, "approximation", device)
     if family in RESTORERS:
         return RESTORERS[family](posterior, layout, family, state)

@@ -68,7 +68,11 @@ class Spec:
                 alone = [self.blocks({label: tree}) for label, tree in trees.items()]
                 return list(itertools.chain.from_iterable(alone))
             return [
-                Block(f"{', '.join(trees)}: {self.title}", "", note=f"Not drawn: {said(error)}.")
+                Block(
+                    f"{', '.join(trees)}: {self.title}",
+                    "",
+                    note=f"Not drawn: {said(error)}.",
+                )
             ]
 
     def _block(self, trees: Trees, output: int, name: str) -> Block:
@@ -157,5 +161,9 @@ def as_image(figure: Figure) -> str:
     buffer = io.BytesIO()
     no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "pyrobnn"}):
-        figure.savefig(buffer, format="svg", metadata=no_metadata)
+        figure.savefig(
+            buffer,
+            format="svg",
+            metadata=no_metadata,
+        )
     return f"data:image/svg+xml;base64,{base64.b64encode(buffer.getvalue()).decode()}"

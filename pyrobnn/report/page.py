@@ -66,7 +66,11 @@ def write_report(
         'report.html'
     """
     results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
-    pages = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
+    pages = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     template = pages.from_string(_packaged("page.html"))
     best = recommended(results.rows, results.verdicts)
     everything = [*results.rows, *results.floor]
@@ -151,7 +155,16 @@ def write_summary(
             r.label: {"scores": r.values, "standard_errors": r.errors} for r in results.floor
         },
     }
-    return _write(path, json.dumps(content, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    return _write(
+        path,
+        json.dumps(
+            content,
+            ensure_ascii=False,
+            allow_nan=False,
+            indent=2,
+        )
+        + "\n",
+    )
 
 
 def _write(path: str | os.PathLike[str], text: str) -> Path:

@@ -61,7 +61,12 @@ COLUMNS = (
     Column("epistemic", "epistemic", "mean"),
     Column("aleatoric_standardized", "aleatoric / sd", "mean of outputs"),
     Column("epistemic_standardized", "epistemic / sd", "mean of outputs"),
-    Column("gap_ratio", "in gap", "epist. ratio", form="× {:.1f}"),
+    Column(
+        "gap_ratio",
+        "in gap",
+        "epist. ratio",
+        form="× {:.1f}",
+    ),
     Column("rhat", "R-hat", "of f, worst", "lower", "{:.3f}"),
     Column("ess", "ESS", "of f, worst", "higher", "{:.0f}"),
     Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
@@ -91,7 +96,11 @@ class Row:
     errors: dict[str, float]
     not_finite: tuple[str, ...] = ()
     lost: tuple[str, ...] = ()
-    points: Mapping[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
+    points: Mapping[str, np.ndarray] = field(
+        default_factory=dict,
+        repr=False,
+        compare=False,
+    )
     ranked: bool = True
 
 
@@ -111,7 +120,12 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     return rows
 
 
-def _row(label: str, evidence: Evidence, reference: Evidence | None, ranked: bool) -> Row:
+def _row(
+    label: str,
+    evidence: Evidence,
+    reference: Evidence | None,
+    ranked: bool,
+) -> Row:
     """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
     scored: dict[str, Score] = {}
 

@@ -59,7 +59,12 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
     return min(rows, key=order).label
 
 
-def headline(label: str, evidence: Evidence, verdict: Verdict, rows: Sequence[Row]) -> str:
+def headline(
+    label: str,
+    evidence: Evidence,
+    verdict: Verdict,
+    rows: Sequence[Row],
+) -> str:
     """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
     return f"{label}: {verdict.in_words}. {_skill(label, evidence, rows)}".rstrip()
 
@@ -215,7 +220,11 @@ def _target(evidence: Evidence) -> str:
     y = y.astype(np.float64).reshape(len(y), -1)
     suffix = f" {unit(evidence)}" if unit(evidence) else ""
     outputs = []
-    for name, values in zip(output_names(evidence, y.shape[1]), y.T, strict=True):
+    for name, values in zip(
+        output_names(evidence, y.shape[1]),
+        y.T,
+        strict=True,
+    ):
         mean = significant(float(values.mean()))
         sd = significant(float(values.std()))
         outputs.append(f"{name}, mean {mean}{suffix}, sd {sd}{suffix}")

@@ -67,7 +67,11 @@ def run_study(
             announce(f"{name}: finished before, taken from {out / name}.nc")
             del waiting[name]
             yield name, tree
-    shared = {"seed": seed, "device": device, "progress": progress}
+    shared = {
+        "seed": seed,
+        "device": device,
+        "progress": progress,
+    }
     for name, (method, arguments) in waiting.items():
         points = f"{study.train.num_data} points of {study.train.name}"
         announce(f"{name}: {type(method).__name__} on {points}")
@@ -90,7 +94,10 @@ def run_study(
 
 
 def _announce_failure(
-    name: str, error: Exception, out: Path, announce: Callable[[str], None]
+    name: str,
+    error: Exception,
+    out: Path,
+    announce: Callable[[str], None],
 ) -> None:
     """Say that a method is skipped; what is no refusal leaves its traceback."""
     if isinstance(error, Refused):
@@ -132,7 +139,12 @@ def _fitted(
     """The posterior; whatever the fit warned of is announced."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        posterior = method.fit(study.model, study.train.x, study.train.y, **arguments)
+        posterior = method.fit(
+            study.model,
+            study.train.x,
+            study.train.y,
+            **arguments,
+        )
     chosen = [posterior.meta["chosen"]] if "chosen" in posterior.meta else []
     for text in dict.fromkeys([*chosen, *(str(warning.message) for warning in caught)]):
         announce(f"{name}: {text}")
@@ -148,7 +160,13 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     train = study.train
     test = (study.test.x, study.test.y)
     f = study.train.true_function
-    tree = posterior.to_datatree(train.x, train.y, test=test, true_function=f, label=label)
+    tree = posterior.to_datatree(
+        train.x,
+        train.y,
+        test=test,
+        true_function=f,
+        label=label,
+    )
     coords = names(train, study.settings["num_outputs"])
     for group in tree.children.values():
         present = {dim: labels for dim, labels in coords.items() if dim in group.dims}

@@ -62,26 +62,45 @@ class Problem:
         units = Standardizer.fit(train)
         if not self.standard_y:
             units = replace(
-                units, y_mean=torch.zeros_like(units.y_mean), y_scale=torch.ones_like(units.y_scale)
+                units,
+                y_mean=torch.zeros_like(units.y_mean),
+                y_scale=torch.ones_like(units.y_scale),
             )
         return units.transform(train), units.transform(held_out)
 
     def model(self) -> BNN:
         """The net's program in standard units, its initial weights always the same."""
         net = networks.mlp(
-            self.data()[0].x.shape[1], self.hidden, self.num_outputs, activation="tanh", seed=0
+            self.data()[0].x.shape[1],
+            self.hidden,
+            self.num_outputs,
+            activation="tanh",
+            seed=0,
         )
         return BNN(net, priors.FanInNormal(self.prior_scale), self.likelihood())
 
 
 def _spread(length: int, count: int) -> torch.Tensor:
-    return torch.linspace(0, length - 1, count, dtype=torch.float64).round().long()
+    return (
+        torch.linspace(
+            0,
+            length - 1,
+            count,
+            dtype=torch.float64,
+        )
+        .round()
+        .long()
+    )
 
 
 def _moons() -> Dataset:
     from sklearn import datasets
 
-    x, y = datasets.make_moons(400, noise=0.25, random_state=0)
+    x, y = datasets.make_moons(
+        400,
+        noise=0.25,
+        random_state=0,
+    )
     return Dataset(
         x.astype("float32"), y, "moons", "classification", ("x1", "x2"), "moon", ("upper", "lower")
     )
@@ -107,14 +126,27 @@ def problems() -> dict[str, Problem]:
         "gap_1": Problem(long_gap, 60, (1,), inferred, **on_gap),
         "gap_5": Problem(long_gap, 240, (5,), fixed, **on_gap),
         "gap_50": Problem(long_gap, 60, (50,), inferred, **on_gap),
-        "gap_3x50": Problem(long_gap, 40, (50, 50, 50), fixed, prior_scale=1.5, standard_y=False),
+        "gap_3x50": Problem(
+            long_gap,
+            40,
+            (50, 50, 50),
+            fixed,
+            prior_scale=1.5,
+            standard_y=False,
+        ),
         "polynomial_hetero_10": Problem(hetero, 100, (10,), varying, 2),
         "diabetes_10": Problem(diabetes, 60, (10,), inferred),
         "diabetes_hetero_5": Problem(diabetes, 60, (5,), varying, 2),
         "iris_5": Problem(lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3),
         "wine_10": Problem(lambda: bundled("wine", "class"), 60, (10,), likelihoods.Categorical, 3),
         "breast_cancer_5": Problem(breast_cancer, 60, (5,), likelihoods.Bernoulli),
-        "moons_2x10": Problem(_moons, 60, (10, 10), likelihoods.Bernoulli, prior_scale=2.0),
+        "moons_2x10": Problem(
+            _moons,
+            60,
+            (10, 10),
+            likelihoods.Bernoulli,
+            prior_scale=2.0,
+        ),
         "digits_10": Problem(_small_digits, 60, (10,), likelihoods.Categorical, 5),
     }
 

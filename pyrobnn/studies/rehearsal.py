@@ -24,7 +24,11 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.datatree import probes
 from pyrobnn.studies.sbc import fit_batch
 
-_REGIONS = {"train": "near data", "between": "gap", "outside": "outside"}
+_REGIONS = {
+    "train": "near data",
+    "between": "gap",
+    "outside": "outside",
+}
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,13 @@ def rehearse(
     y = model.likelihood.targets.read(y)
     places = _checked_places(_regions(x) if regions is None else regions, x)
     started = time.perf_counter()
-    first_fit = method.fit(model, x, y, num_draws=num_draws, seed=seed)
+    first_fit = method.fit(
+        model,
+        x,
+        y,
+        num_draws=num_draws,
+        seed=seed,
+    )
     fit_seconds = time.perf_counter() - started
     source = worlds or _worlds(method, first_fit, x, y, seed)
     truths = _truths(source, num_worlds, seed)
@@ -179,13 +189,29 @@ def _truths(source: Posterior, num_worlds: int, seed: int) -> list[Posterior]:
     return [_one_draw(source, int(order[world % total])) for world in range(num_worlds)]
 
 
-def _worlds(method: Method, first_fit: Posterior, x: Tensor, y: Tensor, seed: int) -> Posterior:
+def _worlds(
+    method: Method,
+    first_fit: Posterior,
+    x: Tensor,
+    y: Tensor,
+    seed: int,
+) -> Posterior:
     """Where truths come from: the posterior itself of an exact method or NUTS's; else the method's own."""
     if method.claim == "exact" or first_fit.meta["point_sites"]:
         return first_fit
-    nuts = NUTS(until="converged", max_seconds=60.0, compile=getattr(method, "compile", True))
+    nuts = NUTS(
+        until="converged",
+        max_seconds=60.0,
+        compile=getattr(method, "compile", True),
+    )
     with contextlib.suppress(Refused), warnings.catch_warnings(action="ignore"):
-        chains = nuts.fit(first_fit.bnn, x, y, num_draws=2000, seed=seed)
+        chains = nuts.fit(
+            first_fit.bnn,
+            x,
+            y,
+            num_draws=2000,
+            seed=seed,
+        )
         # what is hardly mixed is still wider than one mode
         if chains.meta["convergence"]["rhat"] < 1.1:
             return chains
@@ -211,13 +237,25 @@ def _refits(
         ys.append(torch.cat([y, simulated.to(y)]))
     with warnings.catch_warnings(action="ignore"):  # the first fit has said it
         if isinstance(method, NUTS) and method.num_warmup:
-            yield from fit_batch(method, model, twice, ys, num_draws=num_draws, seed=seed)
+            yield from fit_batch(
+                method,
+                model,
+                twice,
+                ys,
+                num_draws=num_draws,
+                seed=seed,
+            )
         elif _searches_together(method):
             yield from _common_search(method, model, twice, ys, num_draws, seed)
         else:
             for world, targets_of_world in enumerate(ys):
                 options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
-                yield method.fit(model, twice, targets_of_world, **options)
+                yield method.fit(
+                    model,
+                    twice,
+                    targets_of_world,
+                    **options,
+                )
 
 
 def _search_of(method: Method) -> Any:
@@ -234,7 +272,12 @@ def _searches_together(method: Method) -> bool:
 
 
 def _common_search(
-    method: Method, model: BNN, x: Tensor, ys: list[Tensor], num_draws: int, seed: int
+    method: Method,
+    model: BNN,
+    x: Tensor,
+    ys: list[Tensor],
+    num_draws: int,
+    seed: int,
 ) -> Iterator[Posterior]:
     """The posterior of each world from one search; of Laplace, which begins where that ended, from a fit of its own."""
     problem = prepare(model, x, ys[0], points=method.points)
@@ -243,7 +286,13 @@ def _common_search(
     for world, posterior in enumerate(search.fit_each(problem, stacked, FitRun(num_draws, seed))):
         if search is not method:
             options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
-            posterior = method.fit(model, x, ys[world], init=posterior, **options)
+            posterior = method.fit(
+                model,
+                x,
+                ys[world],
+                init=posterior,
+                **options,
+            )
             # a mode that the common search did not reach is not the method's fault
             if "not_a_mode" in {finding["code"] for finding in posterior.meta["findings"]}:
                 posterior = method.fit(model, x, ys[world], **options)
@@ -255,7 +304,12 @@ Inside = dict[str, dict[float, Tensor]]
 _LEVELS = (0.5, 0.9)
 
 
-def _inside(truth: Posterior, fitted: Posterior, points: Tensor, seed: int) -> Inside:
+def _inside(
+    truth: Posterior,
+    fitted: Posterior,
+    points: Tensor,
+    seed: int,
+) -> Inside:
     """Whether the intervals of the function and of new rows hold the truth of a world."""
     true = truth.predict(points)
     prediction = fitted.predict(points)
@@ -291,7 +345,12 @@ def _coverages(inside: Sequence[Inside], places: Mapping[str, Tensor]) -> tuple[
     return tuple(rows)
 
 
-def _coverage(quantity: str, region: str, level: float, inside: Tensor) -> Coverage:
+def _coverage(
+    quantity: str,
+    region: str,
+    level: float,
+    inside: Tensor,
+) -> Coverage:
     """Of intervals that held the truth or not, (world, point, out); points of one world depend on each other."""
     by_world = inside.double().flatten(1).mean(1)
     share = float(by_world.mean())
@@ -309,7 +368,12 @@ def _one_draw(posterior: Posterior, index: int) -> Posterior:
     """A posterior of one of the draws."""
     chain, draw = divmod(index, posterior.num_draws)
     draws = {name: value[chain, draw][None, None] for name, value in posterior.draws.items()}
-    return Posterior(posterior.model, draws, network=posterior.network, meta=posterior.meta)
+    return Posterior(
+        posterior.model,
+        draws,
+        network=posterior.network,
+        meta=posterior.meta,
+    )
 
 
 def _regions(x: Tensor) -> dict[str, Tensor]:

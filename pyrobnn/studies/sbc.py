@@ -85,12 +85,24 @@ def replicate(
         https://arxiv.org/abs/1804.06788
     """
     truth, y = simulate(model, x, seed)
-    posterior = method.fit(model, x, y, num_draws=num_draws, seed=seed + 2)
+    posterior = method.fit(
+        model,
+        x,
+        y,
+        num_draws=num_draws,
+        seed=seed + 2,
+    )
     return rank(truth, posterior, x, y, probe_x, num_ranked, seed)
 
 
 def fit_batch(
-    method: NUTS, model: BNN, x: Tensor, ys: Sequence[Tensor], *, num_draws: int, seed: int = 0
+    method: NUTS,
+    model: BNN,
+    x: Tensor,
+    ys: Sequence[Tensor],
+    *,
+    num_draws: int,
+    seed: int = 0,
 ) -> list[Posterior]:
     """Posteriors by NUTS of one model given each of several sets of targets: their chains are chains of one machine.
 
@@ -119,11 +131,23 @@ def fit_batch(
         machine = method.machine(
             lambda z: batched(z, inputs, targets), start, max(num_draws, warmup)
         )
-        run = Run(machine, seed=seed, num_warmup=warmup, mass_matrix=form, compile=method.compile)
+        run = Run(
+            machine,
+            seed=seed,
+            num_warmup=warmup,
+            mass_matrix=form,
+            compile=method.compile,
+        )
         run.begin(start)
         z = run.sample(num_draws).z.reshape(len(problems), method.num_chains, num_draws, -1)
     return [
-        make_posterior(problem, method, density.constrain(draws), seed=seed, timings={})
+        make_posterior(
+            problem,
+            method,
+            density.constrain(draws),
+            seed=seed,
+            timings={},
+        )
         for problem, draws in zip(problems, z, strict=True)
     ]
 
@@ -162,7 +186,10 @@ def rank(
 
 
 def ranked_quantities(
-    posterior: Posterior, x: Tensor, y: Tensor, probe_x: Tensor
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    probe_x: Tensor,
 ) -> dict[str, np.ndarray]:
     """The ranked quantities of a posterior, name → (chain, draw)."""
     # the raw output: a heteroskedastic net's noise is ranked with its mean
@@ -227,7 +254,9 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     upper = stats.binom.sf(counted - 1, ranks.size, grid)
     tails = 2.0 * np.minimum(lower, upper)
     simulated = np.random.default_rng(seed).integers(
-        0, num_ranked + 1, size=(_NUM_SIMULATED, ranks.size)
+        0,
+        num_ranked + 1,
+        size=(_NUM_SIMULATED, ranks.size),
     )
     level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
     low = stats.binom.ppf(level / 2, ranks.size, grid) / ranks.size - grid
@@ -240,5 +269,12 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:
     """Smallest tail probability of the ECDF over the grid."""
     return float(
-        tails[np.searchsorted(np.sort(ranks), points, side="right"), np.arange(points.size)].min()
+        tails[
+            np.searchsorted(
+                np.sort(ranks),
+                points,
+                side="right",
+            ),
+            np.arange(points.size),
+        ].min()
     )

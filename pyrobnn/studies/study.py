@@ -73,7 +73,9 @@ _SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
     "censored_normal": lambda settings: likelihoods.CensoredNormal(_scale(settings)),
     "weibull": lambda settings: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),
     "beta": lambda settings: likelihoods.Beta(
-        dist.LogNormal(2.0, 1.5), low=settings["bounds"][0], high=settings["bounds"][1]
+        dist.LogNormal(2.0, 1.5),
+        low=settings["bounds"][0],
+        high=settings["bounds"][1],
     ),
 }
 
@@ -193,11 +195,20 @@ def build(settings: Settings) -> BNN:
     likelihood = likelihood_of(settings)
     width = likelihood.width(settings["num_outputs"])
     if len(shape) > 1:
-        net = networks.small_cnn(width, shape[0], shape[-1], seed=seed)
+        net = networks.small_cnn(
+            width,
+            shape[0],
+            shape[-1],
+            seed=seed,
+        )
     else:
         inputs = shape[0] - (likelihood.targets.exposure is not None)
         net = networks.mlp(
-            inputs, tuple(settings["hidden"]), width, activation=settings["activation"], seed=seed
+            inputs,
+            tuple(settings["hidden"]),
+            width,
+            activation=settings["activation"],
+            seed=seed,
         )
     stored = [settings["units"][name] for name in UNITS]
     units = [torch.tensor(unit["values"], dtype=getattr(torch, unit["dtype"])) for unit in stored]

@@ -31,7 +31,11 @@ from records import append_record, read_records  # noqa: E402
 
 RESULTS = Path(__file__).with_name("records.jsonl")
 NOISE = 0.3
-WAYS = {"SMC": pb.SMC(), "Laplace": pb.Laplace(), "SVI": pb.SVI()}
+WAYS = {
+    "SMC": pb.SMC(),
+    "Laplace": pb.Laplace(),
+    "SVI": pb.SVI(),
+}
 #: the data on which tanh is ranked against ReLU
 DATA = ("gap", "step", "kink", "line", "wave", "bump")
 
@@ -50,15 +54,27 @@ def data_of(name: str) -> tuple[Tensor, Tensor]:
         "wave": torch.sin(3 * x),
         "bump": 2 * torch.exp(-2 * x**2) - 0.5,
     }[name]
-    return x, f + NOISE * torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return x, f + NOISE * torch.randn(
+        x.shape,
+        generator=generator,
+        dtype=torch.float64,
+    )
 
 
 def linear() -> tuple[pb.BNN, Tensor, Tensor, float]:
     """Five inputs and a bias with N(0, 1) priors: y is jointly normal."""
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(60, 5, generator=generator, dtype=torch.float64)
+    x = torch.randn(
+        60,
+        5,
+        generator=generator,
+        dtype=torch.float64,
+    )
     y = x.sum(1, keepdim=True) / 2 + NOISE * torch.randn(
-        60, 1, generator=generator, dtype=torch.float64
+        60,
+        1,
+        generator=generator,
+        dtype=torch.float64,
     )
     design = torch.cat([x, torch.ones(60, 1, dtype=torch.float64)], 1)
     cov = design @ design.T + NOISE**2 * torch.eye(60, dtype=torch.float64)
@@ -69,7 +85,12 @@ def linear() -> tuple[pb.BNN, Tensor, Tensor, float]:
 def one_unit() -> tuple[pb.BNN, Tensor, Tensor, float]:
     """y = v tanh(w x), with two modes that mirror each other: summed over a grid."""
     x, y = data_of("step")
-    grid = torch.linspace(-14, 14, 1401, dtype=torch.float64)
+    grid = torch.linspace(
+        -14,
+        14,
+        1401,
+        dtype=torch.float64,
+    )
     w, v = torch.meshgrid(grid, grid, indexing="ij")
     prior = dist.Normal(0.0, 2.0)
     log_joint = prior.log_prob(w) + prior.log_prob(v)
@@ -94,7 +115,19 @@ def case(name: str) -> tuple[pb.BNN, Tensor, Tensor, float | None]:
     if name == "one tanh unit":
         return one_unit()
     activation, _, data = name.partition(" on ")
-    return bnn(pb.networks.mlp(1, (10,), activation=activation, seed=0), 1.0), *data_of(data), None
+    return (
+        bnn(
+            pb.networks.mlp(
+                1,
+                (10,),
+                activation=activation,
+                seed=0,
+            ),
+            1.0,
+        ),
+        *data_of(data),
+        None,
+    )
 
 
 CASES = ["linear", "one tanh unit"]
@@ -157,9 +190,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--cases",
+        nargs="+",
+        default=CASES,
+        choices=CASES,
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0, 1, 2],
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
@@ -183,7 +230,11 @@ def main() -> None:
                     "told": posterior.meta["warnings"],
                     "cpu_seconds": round(time.process_time() - begun, 1),
                 }
-                print(*(f"{key}={value}" for key, value in record.items()), sep="  ", flush=True)
+                print(
+                    *(f"{key}={value}" for key, value in record.items()),
+                    sep="  ",
+                    flush=True,
+                )
                 append_record(options.results, record)
     print(table(read_records(options.results)))
 

@@ -99,11 +99,35 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     names = ["tests", *CASES]
     add = parser.add_argument
-    add("--only", nargs="+", choices=names, default=names, metavar="PART", help=", ".join(names))
-    add("--budget", type=float, default=1200.0, help="seconds")
-    add("--device", default="cuda", help="cuda, or cpu for a rehearsal")
-    add("--small", action="store_true", help="tiny sizes: whether it runs, not how fast")
-    add("--results", type=Path, help="the file of the records (of a rehearsal, a temporary one)")
+    add(
+        "--only",
+        nargs="+",
+        choices=names,
+        default=names,
+        metavar="PART",
+        help=", ".join(names),
+    )
+    add(
+        "--budget",
+        type=float,
+        default=1200.0,
+        help="seconds",
+    )
+    add(
+        "--device",
+        default="cuda",
+        help="cuda, or cpu for a rehearsal",
+    )
+    add(
+        "--small",
+        action="store_true",
+        help="tiny sizes: whether it runs, not how fast",
+    )
+    add(
+        "--results",
+        type=Path,
+        help="the file of the records (of a rehearsal, a temporary one)",
+    )
     options = parser.parse_args(argv)
     if options.results is None:
         options.results = RESULTS
@@ -149,16 +173,29 @@ def problem(widths: tuple[int, ...], num_data: int) -> tuple[Any, Any, Any]:
     import pyrobnn as pb
 
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(num_data, widths[0], generator=generator)
+    x = torch.randn(
+        num_data,
+        widths[0],
+        generator=generator,
+    )
     classes = widths[-1] > 1
     likelihood: pb.likelihoods.Likelihood
     if classes:
-        y = torch.randint(widths[-1], (num_data,), generator=generator)
+        y = torch.randint(
+            widths[-1],
+            (num_data,),
+            generator=generator,
+        )
         likelihood = pb.likelihoods.Categorical()
     else:
         y = torch.sin(x[:, :1])
         likelihood = pb.likelihoods.HomoskedasticGaussian(0.3)
-    net = pb.networks.mlp(widths[0], widths[1:-1], widths[-1], seed=0)
+    net = pb.networks.mlp(
+        widths[0],
+        widths[1:-1],
+        widths[-1],
+        seed=0,
+    )
     return pb.BNN(net, pb.priors.FanInNormal(), likelihood), x, y
 
 
@@ -177,8 +214,22 @@ def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
     num_draws = 400 if device.startswith("cuda") else 10
     if small:
         num_draws = 2
-    short = method.fit(model, x, y, num_draws=1, seed=0, device=device).meta
-    long = method.fit(model, x, y, num_draws=num_draws, seed=0, device=device).meta
+    short = method.fit(
+        model,
+        x,
+        y,
+        num_draws=1,
+        seed=0,
+        device=device,
+    ).meta
+    long = method.fit(
+        model,
+        x,
+        y,
+        num_draws=num_draws,
+        seed=0,
+        device=device,
+    ).meta
     gradients = long["num_gradients"] - short["num_gradients"]
     seconds = long["timings"]["fit"] - short["timings"]["fit"]
     return {"chains": chains, "per_second": gradients / max(seconds, 1e-9)}
@@ -192,23 +243,47 @@ def search(name: str, device: str, small: bool) -> dict[str, Any]:
     model, x, y = problem((6, 4, 3) if small else (784, 64, 10), 40 if small else 6000)
     batches: dict[str, Any] = {"compile": False} if small else {"batch_size": 128}
     method = {
-        "map": pb.MAP(num_steps=steps, polish_steps=0, **batches),
+        "map": pb.MAP(
+            num_steps=steps,
+            polish_steps=0,
+            **batches,
+        ),
         "svi": pb.SVI(num_steps=steps, **batches),
         "laplace": pb.Laplace(
-            structure="kron", predictive="linearized", num_steps=steps, compile=not small
+            structure="kron",
+            predictive="linearized",
+            num_steps=steps,
+            compile=not small,
         ),
         "swag": pb.SWAG(num_steps=steps, **batches),
-        "sghmc": pb.SGHMC(num_chains=2, num_warmup=steps, init_steps=steps, **batches),
+        "sghmc": pb.SGHMC(
+            num_chains=2,
+            num_warmup=steps,
+            init_steps=steps,
+            **batches,
+        ),
     }[name]
     draws = None
     if name != "map":
         draws = 4 if small else 50
     took, posterior = timed(
-        device, lambda: method.fit(model, x, y, num_draws=draws, seed=0, device=device)
+        device,
+        lambda: method.fit(
+            model,
+            x,
+            y,
+            num_draws=draws,
+            seed=0,
+            device=device,
+        ),
     )
     new = x[:10] if small else x
     predicted, probs = timed(device, lambda: posterior.predict(new.to(device)).probs)
-    where = {"fit_s": took, "predict_s": predicted, "where": probs.device.type}
+    where = {
+        "fit_s": took,
+        "predict_s": predicted,
+        "where": probs.device.type,
+    }
     return where | {"compile_s": posterior.meta["timings"].get("compile", 0.0)}
 
 

@@ -74,7 +74,11 @@ def regression(fault: str, n: int, rng: np.random.Generator) -> dict[str, Any]:
     scale, shift = WIDTHS.get(fault, (1.0, 0.0))
     predicted_sd = np.full(n, scale * np.sqrt((sd**2).mean()))
     predicted_mean = f + shift + (1.0 * (x[:, 1] > 0.674) if fault == SHAPES[1] else 0.0)
-    skewed = stats.gamma(2.0, loc=-np.sqrt(2.0), scale=np.sqrt(0.5))
+    skewed = stats.gamma(
+        2.0,
+        loc=-np.sqrt(2.0),
+        scale=np.sqrt(0.5),
+    )
     law = skewed if fault == SHAPES[2] else stats.norm
     y = f + sd * law.rvs(size=n, random_state=rng)
     y_train = f_train + rng.normal(size=n)
@@ -150,7 +154,12 @@ def study(path: Path) -> None:
             if (kind, fault, n) in done:
                 continue
             for form, cases in judged(kind, fault, n).items():
-                row = {"kind": kind, "fault": fault, "n": n, "form": form} | counted(cases)
+                row = {
+                    "kind": kind,
+                    "fault": fault,
+                    "n": n,
+                    "form": form,
+                } | counted(cases)
                 append_record(path, row | {"power": float(np.mean([power for _, power in cases]))})
                 print(row, flush=True)
 
@@ -181,11 +190,20 @@ def names_of_speaking(verdict: pb.Verdict) -> list[str]:
     return [check.name for check in (*verdict.failed, *verdict.warned)]
 
 
-def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
+def predicted(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    new: np.ndarray,
+) -> Any:
     """Predictions of a regressor, as its package gives them."""
     if name == BOOSTING:
         models = [
-            ensemble.GradientBoostingRegressor(loss="quantile", alpha=level, random_state=0)
+            ensemble.GradientBoostingRegressor(
+                loss="quantile",
+                alpha=level,
+                random_state=0,
+            )
             for level in LEVELS
         ]
         quantiles = np.sort([model.fit(x, y).predict(new) for model in models], axis=0)
@@ -195,7 +213,11 @@ def predicted(name: str, x: np.ndarray, y: np.ndarray, new: np.ndarray) -> Any:
         return np.stack([tree.predict(new) for tree in forest.estimators_])
     if name == INTERVALS:
         forest = ensemble.RandomForestRegressor(100, random_state=0)
-        split = mapie.regression.SplitConformalRegressor(forest, 0.9, prefit=False)
+        split = mapie.regression.SplitConformalRegressor(
+            forest,
+            0.9,
+            prefit=False,
+        )
         cut = len(y) * 2 // 3
         fitted = split.fit(x[:cut], y[:cut]).conformalize(x[cut:], y[cut:])
         intervals = fitted.predict_interval(new)[1]
@@ -223,7 +245,13 @@ def regressors(path: Path, files: list[Path]) -> None:
         y = rows[:, -1]
         cut = len(rows) * 2 // 3
         predictions = predicted(regressor, x[:cut], y[:cut], x[cut:])
-        verdict = pb.judge(predictions, y[cut:], x=x[cut:], x_train=x[:cut], y_train=y[:cut])
+        verdict = pb.judge(
+            predictions,
+            y[cut:],
+            x=x[cut:],
+            x_train=x[:cut],
+            y_train=y[:cut],
+        )
         ratio = next(check.value for check in verdict.checks if check.name == "baseline")
         row = {
             "table": name,
@@ -238,8 +266,16 @@ def regressors(path: Path, files: list[Path]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Whether pb.judge is right.")
-    parser.add_argument("--out", type=Path, default=HERE / "records.jsonl")
-    parser.add_argument("--tables", type=Path, nargs="+")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=HERE / "records.jsonl",
+    )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        nargs="+",
+    )
     options = parser.parse_args()
     if options.tables:
         regressors(options.out, options.tables)

@@ -66,14 +66,35 @@ def net(
     """The net of all parts."""
     # wider biases of a sine: any phase
     prior = pb.priors.FanInNormal(scale, 2.0 if activation is SINE else 1.0)
-    mlp = pb.networks.mlp(num_inputs, (50,), activation=activation, seed=0)
-    return pb.BNN(mlp, prior, pb.likelihoods.HomoskedasticGaussian(noise), standardizer=units)
+    mlp = pb.networks.mlp(
+        num_inputs,
+        (50,),
+        activation=activation,
+        seed=0,
+    )
+    return pb.BNN(
+        mlp,
+        prior,
+        pb.likelihoods.HomoskedasticGaussian(noise),
+        standardizer=units,
+    )
 
 
-def most_evidence(x: Tensor, y: Tensor, units: pb.data.Standardizer, seed: int) -> pb.Posterior:
+def most_evidence(
+    x: Tensor,
+    y: Tensor,
+    units: pb.data.Standardizer,
+    seed: int,
+) -> pb.Posterior:
     """The posterior of the prior that has most evidence."""
     fits = (
-        SMC.fit(net(x.shape[1], scale, noise, units), x, y, seed=seed) for scale, noise in PRIORS
+        SMC.fit(
+            net(x.shape[1], scale, noise, units),
+            x,
+            y,
+            seed=seed,
+        )
+        for scale, noise in PRIORS
     )
     return max(fits, key=lambda posterior: posterior.log_evidence or -math.inf)
 
@@ -121,10 +142,18 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
     value = function_of(problem)
     dim = int(problem.rpartition("-")[2])
     g = torch.Generator().manual_seed(seed)
-    x = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed).draw(FIRST)
+    x = torch.quasirandom.SobolEngine(
+        dim,
+        scramble=True,
+        seed=seed,
+    ).draw(FIRST)
     y = value(x)
     posterior = None
-    cube = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(1024)
+    cube = torch.quasirandom.SobolEngine(
+        dim,
+        scramble=True,
+        seed=0,
+    ).draw(1024)
     sampler = IndexSampler(torch.Size([128]))
     for num in range(FIRST, LAST):
         near = (x[y.argmin()] + 0.1 * torch.randn(512, dim, generator=g)).clamp(0.0, 1.0)
@@ -137,7 +166,12 @@ def optimise(problem: str, method: str, seed: int) -> dict[str, Any]:
             new = climb(improvement_by_process(model, best), candidates)
         else:
             if num in (FIRST, 2 * FIRST):
-                posterior = SMC.fit(net(dim, 1.0, 0.1, units_of(cube, y), SINE), x, y, seed=seed)
+                posterior = SMC.fit(
+                    net(dim, 1.0, 0.1, units_of(cube, y), SINE),
+                    x,
+                    y,
+                    seed=seed,
+                )
             else:
                 posterior = posterior.update(x[-1:], y[-1:], seed=seed)
             if method == "BNN, Thompson":
@@ -171,7 +205,11 @@ def improvement_by_process(model: Any, best: float) -> Callable[[Tensor], Tensor
     """Log expected improvement over ``best`` by a Gaussian process."""
     from botorch.acquisition import LogExpectedImprovement
 
-    improvement = LogExpectedImprovement(model, best, maximize=False)
+    improvement = LogExpectedImprovement(
+        model,
+        best,
+        maximize=False,
+    )
     return lambda z: improvement(z.double()[:, None])
 
 
@@ -230,7 +268,11 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
             if posterior is None:
                 posterior = most_evidence(x, y, units, seed)
             else:
-                posterior = posterior.update(x[-BATCH:], y[-BATCH:], seed=seed)
+                posterior = posterior.update(
+                    x[-BATCH:],
+                    y[-BATCH:],
+                    seed=seed,
+                )
             p = posterior.predict(data.x[test])
             mean = p.mean
             log_p = p.log_prob(data.y[test])
@@ -253,7 +295,12 @@ def active(problem: str, method: str, seed: int) -> dict[str, Any]:
         if method == "BNN, EPIG":
             at_candidates = posterior.predict(data.x[candidates])
             at_targets = posterior.predict(data.x[targets])
-            epig = partial(pb.acquire.epig, at_candidates, at_targets, num_draws=64)
+            epig = partial(
+                pb.acquire.epig,
+                at_candidates,
+                at_targets,
+                num_draws=64,
+            )
             rows = pb.acquire.batch(lambda rows, score=epig: score(given=rows), BATCH)
         elif method == "GP, variance":
             rows = by_variance(model, z[candidates], BATCH)
@@ -270,11 +317,21 @@ def step(problem: str, method: str, seed: int) -> dict[str, Any]:
     fitter = pb.NUTS(num_warmup=300) if method == "NUTS" else pb.Laplace()
     x = data.x[:100]
     y = data.y[:100]
-    posterior = fitter.fit(net(1, 2.0, noise, units_of(x, y)), x, y, num_draws=300, seed=seed)
+    posterior = fitter.fit(
+        net(1, 2.0, noise, units_of(x, y)),
+        x,
+        y,
+        num_draws=300,
+        seed=seed,
+    )
     taken: dict[str, Any] = {"seconds_of_steps": [], "gradients": []}
     for row in range(100, 120):
         started = time.process_time()
-        posterior = posterior.update(data.x[row : row + 1], data.y[row : row + 1], seed=row)
+        posterior = posterior.update(
+            data.x[row : row + 1],
+            data.y[row : row + 1],
+            seed=row,
+        )
         taken["seconds_of_steps"].append(round(time.process_time() - started, 3))
         taken["gradients"].append(posterior.meta["gradients"])
     return taken
@@ -297,7 +354,14 @@ def tasks(parts: list[str], seeds: list[int]) -> list[Record]:
         if name == "step" and seed != seeds[0]:
             continue
         for problem, method in cells[name]:
-            work.append({"part": name, "problem": problem, "method": method, "seed": seed})
+            work.append(
+                {
+                    "part": name,
+                    "problem": problem,
+                    "method": method,
+                    "seed": seed,
+                }
+            )
     return work
 
 
@@ -358,8 +422,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(1, 11)))  # pilots had 0
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=list(PARTS),
+        choices=PARTS,
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=list(range(1, 11)),
+    )  # pilots had 0
     options = parser.parse_args()
     torch.set_num_threads(1)
     sweep = Sweep(RESULTS, lambda row: (row["part"], row["problem"], row["method"], row["seed"]))

@@ -104,8 +104,17 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         default=ROOT / ".venv" / "bin" / "python",
         help="Python of the pinned environment",
     )
-    add("--workers", default="auto", help="of pytest-xdist")
-    add("--results", type=Path, default=RESULTS, help="the file of the records")
+    add(
+        "--workers",
+        default="auto",
+        help="of pytest-xdist",
+    )
+    add(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        help="the file of the records",
+    )
     add(
         "--numbers",
         action="store_true",
@@ -138,7 +147,10 @@ def run_tests(names: Sequence[str], workers: str) -> Tests:
             f"--junitxml={report}",
         ]
         code = subprocess.run(
-            [*command, *names], cwd=ROOT, env=environment(), check=False
+            [*command, *names],
+            cwd=ROOT,
+            env=environment(),
+            check=False,
         ).returncode
         if not report.exists():
             raise RuntimeError(f"pytest ended with {code} and wrote no report: {' '.join(command)}")
@@ -162,7 +174,12 @@ def numbers_of(python: str | Path) -> dict[str, Any]:
     """Versions and numbers of an environment, by a process of its interpreter."""
     command = [str(python), str(Path(__file__).resolve()), "--numbers"]
     answer = subprocess.run(
-        command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True
+        command,
+        cwd=ROOT,
+        env=environment(),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     measurements: dict[str, Any] = json.loads(answer.stdout.splitlines()[-1])
     return measurements
@@ -170,7 +187,11 @@ def numbers_of(python: str | Path) -> dict[str, Any]:
 
 def environment() -> dict[str, str]:
     """This repository's package, on one thread."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
 
 
 def versions() -> dict[str, str]:
@@ -194,12 +215,20 @@ def numbers() -> dict[str, float]:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of fits that are short on purpose
     speed.TURNS = 2
-    values = {**speed.nuts(0), **speed.svi(0), **speed.laplace_and_predict(0)}
+    values = {
+        **speed.nuts(0),
+        **speed.svi(0),
+        **speed.laplace_and_predict(0),
+    }
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pyrobnn", *COMPARE, "--out", folder]
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(
-            command, cwd=folder, env=environment(), check=True, stdout=subprocess.DEVNULL
+            command,
+            cwd=folder,
+            env=environment(),
+            check=True,
+            stdout=subprocess.DEVNULL,
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

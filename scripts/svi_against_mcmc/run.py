@@ -45,7 +45,12 @@ ACCEPT = 0.9
 UNSEEN = 1000
 
 
-def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.BNN:
+def model_of(
+    data: Dataset,
+    noise: str,
+    scale: float,
+    bias_scale: float,
+) -> pb.BNN:
     """The net of the study under a fan-in normal prior."""
     likelihood: pb.likelihoods.Likelihood
     if noise == "heteroskedastic":
@@ -56,7 +61,12 @@ def model_of(data: Dataset, noise: str, scale: float, bias_scale: float) -> pb.B
         likelihood = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
     net = pb.networks.mlp(1, (50,), num_outputs, seed=0)
     prior = pb.priors.FanInNormal(scale, bias_scale)
-    return pb.BNN(net, prior, likelihood, standardizer=pb.data.Standardizer.fit(data))
+    return pb.BNN(
+        net,
+        prior,
+        likelihood,
+        standardizer=pb.data.Standardizer.fit(data),
+    )
 
 
 def fresh(name: str, seed: int) -> Dataset:
@@ -70,7 +80,14 @@ def chains(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[
     key = {"part": "chains", "data": name, "noise": noise}
     key |= {"scale": options.prior[0], "bias_scale": options.prior[1]}
     if not options.known(key):
-        yield key | _judged(options.nuts, name, pb.data.study(name), noise, options, seed=1)
+        yield key | _judged(
+            options.nuts,
+            name,
+            pb.data.study(name),
+            noise,
+            options,
+            seed=1,
+        )
 
 
 def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -83,10 +100,23 @@ def gaps(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[st
     }
     for seed in options.seeds:
         for method, config in methods.items():
-            key = {"part": "gaps", "data": name, "noise": noise, "seed": seed, "method": method}
+            key = {
+                "part": "gaps",
+                "data": name,
+                "noise": noise,
+                "seed": seed,
+                "method": method,
+            }
             key |= {"scale": options.prior[0], "bias_scale": options.prior[1]}
             if not options.known(key):
-                yield key | _judged(config, name, fresh(name, seed), noise, options, seed=seed)
+                yield key | _judged(
+                    config,
+                    name,
+                    fresh(name, seed),
+                    noise,
+                    options,
+                    seed=seed,
+                )
 
 
 def study(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -94,7 +124,13 @@ def study(name: str, noise: str, options: argparse.Namespace) -> Iterator[dict[s
     if (name, noise) == ("four_clusters", "heteroskedastic"):
         key = {"part": "study", "data": name, "noise": noise}
         yield key | _judged(
-            options.nuts, name, pb.data.study(name), noise, options, seed=1, draws=DRAWS
+            options.nuts,
+            name,
+            pb.data.study(name),
+            noise,
+            options,
+            seed=1,
+            draws=DRAWS,
         )
 
 
@@ -112,11 +148,21 @@ def _judged(
     if options.keep is not None and isinstance(method, pb.NUTS):
         checkpoint = {"checkpoint": options.keep / f"{name}-{noise}-{seed}.checkpoint"}
     model = model_of(data, noise, *options.prior)
-    posterior = method.fit(model, data.x, data.y, seed=seed, **checkpoint)
+    posterior = method.fit(
+        model,
+        data.x,
+        data.y,
+        seed=seed,
+        **checkpoint,
+    )
     seconds = time.process_time() - started
     if draws is not None:
         posterior.thin(50).save(draws)
-    tree = posterior.to_datatree(data.x, data.y, true_function=data.true_function)
+    tree = posterior.to_datatree(
+        data.x,
+        data.y,
+        true_function=data.true_function,
+    )
     verdict = pb.diagnose(tree)
     values = {check.name: check.value for check in verdict.checks}
     gap = widest_gap(Evidence(tree))
@@ -217,23 +263,72 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("parts", nargs="+", choices=PARTS)
-    parser.add_argument("--data", nargs="+", default=DATA, choices=DATA)
-    parser.add_argument("--noise", nargs="+", default=NOISES, choices=NOISES)
-    parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="of the fresh data")
-    parser.add_argument("--prior", type=float, nargs=2, default=PRIOR, metavar=("S", "BIAS"))
     parser.add_argument(
-        "--seconds", type=float, default=600.0, help="the most that a run of NUTS takes"
-    )
-    parser.add_argument("--depth", type=int, default=DEPTH, help="of NUTS' trees, at most")
-    parser.add_argument("--warmup", type=int, default=WARMUP, help="transitions, at first")
-    parser.add_argument(
-        "--accept", type=float, default=ACCEPT, help="acceptance rate that NUTS aims at"
+        "parts",
+        nargs="+",
+        choices=PARTS,
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="for NUTS' checkpoints: a run goes on after a kill"
+        "--data",
+        nargs="+",
+        default=DATA,
+        choices=DATA,
     )
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument(
+        "--noise",
+        nargs="+",
+        default=NOISES,
+        choices=NOISES,
+    )
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        nargs="+",
+        default=range(10),
+        help="of the fresh data",
+    )
+    parser.add_argument(
+        "--prior",
+        type=float,
+        nargs=2,
+        default=PRIOR,
+        metavar=("S", "BIAS"),
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=600.0,
+        help="the most that a run of NUTS takes",
+    )
+    parser.add_argument(
+        "--depth",
+        type=int,
+        default=DEPTH,
+        help="of NUTS' trees, at most",
+    )
+    parser.add_argument(
+        "--warmup",
+        type=int,
+        default=WARMUP,
+        help="transitions, at first",
+    )
+    parser.add_argument(
+        "--accept",
+        type=float,
+        default=ACCEPT,
+        help="acceptance rate that NUTS aims at",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="for NUTS' checkpoints: a run goes on after a kill",
+    )
+    parser.add_argument(
+        "--results",
+        type=Path,
+        default=RESULTS,
+    )
     options = parser.parse_args()
     options.nuts = pb.NUTS(
         num_warmup=options.warmup,
@@ -247,7 +342,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     for name_of_part, name, noise in itertools.product(options.parts, options.data, options.noise):
         for record in PARTS[name_of_part](name, noise, options):
-            print(*(f"{key}={value}" for key, value in record.items()), sep="  ", flush=True)
+            print(
+                *(f"{key}={value}" for key, value in record.items()),
+                sep="  ",
+                flush=True,
+            )
             append_record(options.results, record)
 
 

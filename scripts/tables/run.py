@@ -40,7 +40,12 @@ TABLES = {
     "airfoil": ("airfoil.csv", "target", ()),
     "bike": ("bike_sharing_hour.csv", "cnt", ("instant", "dteday", "casual", "registered")),
 }
-FORMS = {"crps": ".4g", "rmse": ".4g", "coverage_90": ".1%", "cpu": ".0f"}
+FORMS = {
+    "crps": ".4g",
+    "rmse": ".4g",
+    "coverage_90": ".1%",
+    "cpu": ".0f",
+}
 SMALL = {
     "rmse": ".3f",
     "nll": ".2f",
@@ -90,7 +95,10 @@ class Rule(NamedTuple):
         mean = nn.Sequential(*layers, Heads(self.noise, True))
         mean_and_noise = nn.Sequential(*layers, Heads(self.noise, False))
         members = pb.DeepEnsemble(
-            num_members=self.members, num_steps=self.steps, lr=self.lr, batch_size=self.batch
+            num_members=self.members,
+            num_steps=self.steps,
+            lr=self.lr,
+            batch_size=self.batch,
         )
         known = pb.BNN(mean, prior, pb.likelihoods.HomoskedasticGaussian(self.noise))
         starts = members.fit(known, x, y, seed=seed)
@@ -100,9 +108,20 @@ class Rule(NamedTuple):
             "thinning": self.thinning,
             "friction": self.friction,
         }
-        chains = Chains(num_chains=self.members, preconditioner="rmsprop", **steps)
+        chains = Chains(
+            num_chains=self.members,
+            preconditioner="rmsprop",
+            **steps,
+        )
         model = pb.BNN(mean_and_noise, prior, pb.likelihoods.HeteroskedasticGaussian())
-        return chains.fit(model, x, y, num_draws=self.draws, init=starts, seed=seed)
+        return chains.fit(
+            model,
+            x,
+            y,
+            num_draws=self.draws,
+            init=starts,
+            seed=seed,
+        )
 
 
 def lift(x: np.ndarray, x_test: np.ndarray, waves: int) -> tuple[np.ndarray, np.ndarray]:
@@ -148,14 +167,22 @@ def split(
     name = Path(file).stem if file.endswith("csv") else Path(file).parent.name
     y = frame.pop(target or frame.columns[-1]).to_numpy(float)
     x, x_test, y, y_test = train_test_split(
-        frame.drop(columns=[*dropped]), y, test_size=0.2, random_state=0
+        frame.drop(columns=[*dropped]),
+        y,
+        test_size=0.2,
+        random_state=0,
     )
     mean, sd = (y.mean(), y.std()) if standard else (0.0, 1.0)
     return name, x, x_test, (y - mean) / sd, (y_test - mean) / sd
 
 
 def ours(
-    rule: Rule, x: DataFrame, x_test: DataFrame, y: np.ndarray, y_test: np.ndarray, seed: int
+    rule: Rule,
+    x: DataFrame,
+    x_test: DataFrame,
+    y: np.ndarray,
+    y_test: np.ndarray,
+    seed: int,
 ) -> dict[str, Any]:
     """One fit and how good it is: scores, seconds, and whether its chains agree on the function."""
     import torch
@@ -182,8 +209,26 @@ def agreement(posterior: Posterior, x: Tensor) -> dict[str, float]:
     from arviz_stats.base import array_stats
 
     f = np.moveaxis(np.asarray(posterior.predict(x).f[..., 0].double()), -1, 0)
-    rhat = [float(array_stats.rhat(values, chain_axis=0, draw_axis=1)) for values in f]
-    ess = [float(array_stats.ess(values, chain_axis=0, draw_axis=1)) for values in f]
+    rhat = [
+        float(
+            array_stats.rhat(
+                values,
+                chain_axis=0,
+                draw_axis=1,
+            )
+        )
+        for values in f
+    ]
+    ess = [
+        float(
+            array_stats.ess(
+                values,
+                chain_axis=0,
+                draw_axis=1,
+            )
+        )
+        for values in f
+    ]
     return {
         "rhat": float(np.median(rhat)),
         "rhat_max": max(rhat),
@@ -247,7 +292,14 @@ def small(spec: str, max_seconds: float | None) -> list[dict[str, Any]]:
         else:
             mean, var = torch.tensor(model.predict(x_test)).unsqueeze(-1).unbind(1)
             normal = torch.distributions.Normal(mean, var.sqrt())
-            row |= scores(SimpleNamespace(mean=mean, var=var, log_prob=normal.log_prob), y_test)
+            row |= scores(
+                SimpleNamespace(
+                    mean=mean,
+                    var=var,
+                    log_prob=normal.log_prob,
+                ),
+                y_test,
+            )
         rows_of_models.append(row)
     return rows_of_models
 
@@ -308,14 +360,22 @@ def boosting(spec: str) -> list[dict[str, Any]]:
             quantiles = norm(mean[:, None], np.sqrt(var)[:, None]).ppf(levels)
         else:
             quantiles = model.predict_quantiles(x_test, tuple(levels))
-        row = {"table": name, "method": type(model).__name__, "rows": len(x), "cpu": cpu}
+        row = {
+            "table": name,
+            "method": type(model).__name__,
+            "rows": len(x),
+            "cpu": cpu,
+        }
         row |= pinball_scores(y_test, mean, quantiles, levels)
         rows_of_models.append(row | {"reason": getattr(model, "method_reason_", "")})
     return rows_of_models
 
 
 def pinball_scores(
-    y: np.ndarray, mean: np.ndarray, quantiles: np.ndarray, levels: np.ndarray
+    y: np.ndarray,
+    mean: np.ndarray,
+    quantiles: np.ndarray,
+    levels: np.ndarray,
 ) -> dict[str, float]:
     """CRPS by quantiles (row, level) but the first two, which are the ends of the 90 % interval; RMSE of the mean."""
     import numpy as np
@@ -324,7 +384,11 @@ def pinball_scores(
     crps = 2 * np.maximum(levels * error, (levels - 1) * error)[:, 2:].mean()
     covered = (error[:, 0] >= 0) & (error[:, 1] <= 0)
     rmse = np.sqrt(np.mean((y - mean) ** 2))
-    return {"crps": crps, "rmse": rmse, "coverage_90": covered.mean()}
+    return {
+        "crps": crps,
+        "rmse": rmse,
+        "coverage_90": covered.mean(),
+    }
 
 
 def beside_boosting(records: list[dict]) -> str:
@@ -390,13 +454,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", type=Path, help="folder of the two files")
-    parser.add_argument("--boosting", nargs="*", metavar="FILE:TARGET", default=[])
-    parser.add_argument("--small", nargs="*", metavar="FILE:TARGET", default=[])
-    parser.add_argument("--max-seconds", type=float, help="of each fit of --small")
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=list(TABLES))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="folder of the two files",
+    )
+    parser.add_argument(
+        "--boosting",
+        nargs="*",
+        metavar="FILE:TARGET",
+        default=[],
+    )
+    parser.add_argument(
+        "--small",
+        nargs="*",
+        metavar="FILE:TARGET",
+        default=[],
+    )
+    parser.add_argument(
+        "--max-seconds",
+        type=float,
+        help="of each fit of --small",
+    )
+    parser.add_argument(
+        "--tables",
+        nargs="+",
+        choices=TABLES,
+        default=list(TABLES),
+    )
+    parser.add_argument(
+        "--seeds",
+        nargs="+",
+        type=int,
+        default=[0],
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=2,
+    )
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     sys.path.insert(0, str(HERE.parent))
@@ -415,7 +511,12 @@ def main() -> None:
     print(table(read_records(results)))
 
 
-def run_rule(results: Path, name: str, seed: int, options: argparse.Namespace) -> None:
+def run_rule(
+    results: Path,
+    name: str,
+    seed: int,
+    options: argparse.Namespace,
+) -> None:
     """Fit a table by the rule and append the record, unless the file has it."""
     from records import append_record, read_records
 
@@ -431,7 +532,11 @@ def run_rule(results: Path, name: str, seed: int, options: argparse.Namespace) -
     }
     if not any(key.items() <= record.items() for record in read_records(results)):
         file, target, dropped = TABLES[name]
-        data = split(f"{options.data / file}:{target}", dropped, standard=True)
+        data = split(
+            f"{options.data / file}:{target}",
+            dropped,
+            standard=True,
+        )
         append_record(results, key | ours(rule, *data[1:], seed))
 
 

@@ -45,19 +45,32 @@ def sets() -> dict[str, tuple[np.ndarray, np.ndarray]]:
             "n_classes": 2 + k % 3,
         }
         tables[f"made_{k}"] = datasets.make_classification(
-            flip_y=0.1 * (k % 4), random_state=k, **shape
+            flip_y=0.1 * (k % 4),
+            random_state=k,
+            **shape,
         )
     for k in range(4):
         tables[f"moons_{k}"] = datasets.make_moons(
-            100 + 100 * k, noise=0.2 + 0.1 * k, random_state=k
+            100 + 100 * k,
+            noise=0.2 + 0.1 * k,
+            random_state=k,
         )
         tables[f"circles_{k}"] = datasets.make_circles(
-            100 + 100 * k, noise=0.1 + 0.05 * k, factor=0.5, random_state=k
+            100 + 100 * k,
+            noise=0.1 + 0.05 * k,
+            factor=0.5,
+            random_state=k,
         )
     return tables
 
 
-def train(net: nn.Module, x: Tensor, y: Tensor, steps: int = 300, batch: int = 64) -> nn.Module:
+def train(
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    steps: int = 300,
+    batch: int = 64,
+) -> nn.Module:
     optimizer = torch.optim.Adam(net.parameters(), 0.005)
     for _ in range(steps):
         rows = torch.randint(len(x), (min(batch, len(x)),))
@@ -93,7 +106,12 @@ def laplace_torch(net: nn.Module, x: Tensor, y: Tensor) -> Torch:
     return laplace
 
 
-def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
+def compare(
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    seed: int,
+) -> dict:
     """One net on a third of a set, tuned by a third, judged by the rest and by noise from elsewhere."""
     torch.manual_seed(seed)
     order = torch.randperm(len(x))
@@ -113,7 +131,12 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
         yt,
     )
     far = 3 * torch.randn(len(xn), xs.shape[1])
-    tuned = pb.posthoc(net, xt, yt, held_out=(x_tune, y_tune))
+    tuned = pb.posthoc(
+        net,
+        xt,
+        yt,
+        held_out=(x_tune, y_tune),
+    )
     alone = pb.posthoc(net, xt, yt)
     torch_kron = laplace_torch(net, xt, yt)
     with torch.no_grad():
@@ -151,7 +174,11 @@ def compare(name: str, x: np.ndarray, y: np.ndarray, seed: int) -> dict:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=3,
+    )
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     rows: list[dict] = []

@@ -55,7 +55,12 @@ MAX_CRPS_COMPONENTS = 256
 
 
 def mixture_scores(
-    loc: Tensor, scale: Tensor, y: Tensor, *, mean: Tensor | None = None, level: float = 0.95
+    loc: Tensor,
+    scale: Tensor,
+    y: Tensor,
+    *,
+    mean: Tensor | None = None,
+    level: float = 0.95,
 ) -> dict[str, float]:
     r"""RMSE, mean log density, mean CRPS and coverage of equal-weight mixtures of normals.
 
@@ -141,8 +146,18 @@ class LinearFloor:
     def fit(cls, train: Dataset) -> LinearFloor:
         """Maximise the evidence on the standardised rows; one output."""
         units = Standardizer.fit(train)
-        flat = {"alpha_1": 0.0, "alpha_2": 0.0, "lambda_1": 0.0, "lambda_2": 0.0}
-        ridge = BayesianRidge(max_iter=500, tol=1e-12, fit_intercept=False, **flat)
+        flat = {
+            "alpha_1": 0.0,
+            "alpha_2": 0.0,
+            "lambda_1": 0.0,
+            "lambda_2": 0.0,
+        }
+        ridge = BayesianRidge(
+            max_iter=500,
+            tol=1e-12,
+            fit_intercept=False,
+            **flat,
+        )
         x = units.transform_x(train.x).double()
         y = units.transform_y(train.y)[:, 0].double()
         return cls(ridge.fit(x.numpy(), y.numpy()), units)
@@ -183,7 +198,12 @@ def overlaps(records: Sequence[Record]) -> dict[str, float]:
     }
 
 
-def markdown(records: Sequence[Record], metric: str, methods: Sequence[str], table: Record) -> str:
+def markdown(
+    records: Sequence[Record],
+    metric: str,
+    methods: Sequence[str],
+    table: Record,
+) -> str:
     """A row per method and a column per data set, mean ± standard error [splits]; published rows below."""
     values = values_of(records, metric)
     shares = overlaps(records)
@@ -257,7 +277,10 @@ def beats_floor(records: Sequence[Record]) -> dict[tuple[str, str], tuple[float,
 
 
 def _gain(
-    method: Mapping[int, float], floor: Mapping[int, float], sign: float, overlap: float
+    method: Mapping[int, float],
+    floor: Mapping[int, float],
+    sign: float,
+    overlap: float,
 ) -> float:
     """The mean gain over the splits that both have, in its standard errors; ``sign`` is 1 where more is better."""
     shared = sorted(method.keys() & floor.keys())
@@ -341,7 +364,12 @@ class Candidate:
         """One hidden layer of ReLU units on ``train`` in standard units; net initialised by ``seed``."""
         noise = self.noise.sd(train) if isinstance(self.noise, OfLinear) else self.noise
         scale = dist.HalfNormal(1.0) if noise == "inferred" else noise
-        net = mlp(train.x.shape[1], (self.num_hidden,), activation="relu", seed=seed)
+        net = mlp(
+            train.x.shape[1],
+            (self.num_hidden,),
+            activation="relu",
+            seed=seed,
+        )
         return BNN(
             net,
             FanInNormal(self.prior_scale),
@@ -349,13 +377,24 @@ class Candidate:
             standardizer=Standardizer.fit(train),
         )
 
-    def fit(self, train: Dataset, seed: int, num_draws: int | None) -> Posterior:
+    def fit(
+        self,
+        train: Dataset,
+        seed: int,
+        num_draws: int | None,
+    ) -> Posterior:
         """The posterior of this candidate on ``train``."""
         model = self.model(train, seed)
         options = {} if num_draws is None else {"num_draws": num_draws}
         if self.init is not None:
             options["init"] = self.init.fit(model, train.x, train.y, seed=seed)
-        return self.method.fit(model, train.x, train.y, seed=seed, **options)
+        return self.method.fit(
+            model,
+            train.x,
+            train.y,
+            seed=seed,
+            **options,
+        )
 
 
 def _plain(noise: Noise) -> Any:
@@ -420,7 +459,10 @@ class Rule:
         return self._by_validation(candidates, train, seed)
 
     def _by_evidence(
-        self, candidates: list[Candidate], train: Dataset, seed: int
+        self,
+        candidates: list[Candidate],
+        train: Dataset,
+        seed: int,
     ) -> tuple[Posterior, Candidate, dict[str, float]]:
         fits: list[Posterior] = []
 
@@ -437,14 +479,25 @@ class Rule:
         return posterior, candidates[best], self._table(candidates, values)
 
     def _by_validation(
-        self, candidates: list[Candidate], train: Dataset, seed: int
+        self,
+        candidates: list[Candidate],
+        train: Dataset,
+        seed: int,
     ) -> tuple[Posterior, Candidate, dict[str, float]]:
-        fitted, held_out = train_test_split(train, test_fraction=VALIDATION_FRACTION, seed=seed)
+        fitted, held_out = train_test_split(
+            train,
+            test_fraction=VALIDATION_FRACTION,
+            seed=seed,
+        )
         values = self._judged(
             candidates, lambda candidate: self._validate(candidate, fitted, held_out, seed)
         )
         table = self._table(candidates, values)
-        ranking = sorted(range(len(values)), key=values.__getitem__, reverse=True)
+        ranking = sorted(
+            range(len(values)),
+            key=values.__getitem__,
+            reverse=True,
+        )
         for best in ranking[:-1]:
             try:
                 return candidates[best].fit(train, seed, self.num_draws), candidates[best], table
@@ -490,7 +543,11 @@ class Rule:
         return set().union(*self.variants)
 
     def _validate(
-        self, candidate: Candidate, fitted: Dataset, held_out: Dataset, seed: int
+        self,
+        candidate: Candidate,
+        fitted: Dataset,
+        held_out: Dataset,
+        seed: int,
     ) -> float:
         """Mean log density of the held-out rows by a fit to the others."""
         num_draws = self.num_draws if self.validate_with is None else None
@@ -508,7 +565,11 @@ class Rule:
         """The candidate with the method that chooses."""
         if self.validate_with is None:
             return candidate
-        return dataclasses.replace(candidate, method=self.validate_with, init=None)
+        return dataclasses.replace(
+            candidate,
+            method=self.validate_with,
+            init=None,
+        )
 
     def _table(self, candidates: list[Candidate], values: list[float]) -> dict[str, float]:
         labels = [self.label(candidate) for candidate in candidates]
@@ -545,7 +606,12 @@ def held_out_scores(prediction: Prediction, data: Dataset) -> dict[str, float]:
     """RMSE, log density, CRPS and coverage in original units."""
     loc = prediction.loc.flatten(0, 1)[..., 0]
     scale = prediction.scale.flatten(0, 1)[..., 0]
-    return mixture_scores(loc, scale, data.y[:, 0], mean=prediction.mean[:, 0])
+    return mixture_scores(
+        loc,
+        scale,
+        data.y[:, 0],
+        mean=prediction.mean[:, 0],
+    )
 
 
 def _rules() -> dict[str, Rule]:
@@ -554,7 +620,11 @@ def _rules() -> dict[str, Rule]:
     whole = 10**6
     search = MAP(num_steps=1000, batch_size=whole)
     # members are not polished: the noise is that of a search which is not either
-    unpolished = MAP(num_steps=1000, batch_size=whole, polish_steps=0)
+    unpolished = MAP(
+        num_steps=1000,
+        batch_size=whole,
+        polish_steps=0,
+    )
     noises = tuple(OfLinear(share) for share in (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0))
     validated: dict[str, Any] = {
         "prior_scales": (1.0,),
@@ -563,11 +633,20 @@ def _rules() -> dict[str, Rule]:
         "validate_with": search,
     }
     # faster rates and wider starts end in optima that call the signal noise: their ELBO is hundreds of nats lower
-    svi = SVI(num_steps=10_000, lr=0.003, init_scale=0.01, estimator="weights")
+    svi = SVI(
+        num_steps=10_000,
+        lr=0.003,
+        init_scale=0.01,
+        estimator="weights",
+    )
     lrt = dataclasses.replace(svi, estimator="local_reparameterization")
     # a draw from the prior can be so steep that the larger steps of SGHMC are unstable. NUTS does not start
     # at modes: where they interpolate the data, with next to no noise, it stays (yacht)
-    modes = DeepEnsemble(num_members=4, num_steps=1000, batch_size=whole)
+    modes = DeepEnsemble(
+        num_members=4,
+        num_steps=1000,
+        batch_size=whole,
+    )
     inferred: dict[str, Any] = {"prior_scales": (1.0, 2.0), "noises": ("inferred",)}
     return {
         "map": Rule(search, **validated),
@@ -575,10 +654,24 @@ def _rules() -> dict[str, Rule]:
             DeepEnsemble(num_steps=1000, batch_size=whole),
             **validated | {"validate_with": unpolished},
         ),
-        "svi-rt": Rule(svi, **inferred, choose="evidence", num_draws=400),
-        "svi-lrt": Rule(lrt, **inferred, choose="evidence", num_draws=400),
+        "svi-rt": Rule(
+            svi,
+            **inferred,
+            choose="evidence",
+            num_draws=400,
+        ),
+        "svi-lrt": Rule(
+            lrt,
+            **inferred,
+            choose="evidence",
+            num_draws=400,
+        ),
         "laplace": Rule(
-            Laplace(map=search, tune="marginal_likelihood", predictive="linearized"),
+            Laplace(
+                map=search,
+                tune="marginal_likelihood",
+                predictive="linearized",
+            ),
             prior_scales=(1.0,),
             noises=noises,
             choose="evidence",
@@ -587,10 +680,17 @@ def _rules() -> dict[str, Rule]:
         # an iterate an epoch would be few of many rows. It starts at the mode of the search that chose its noise: at
         # another search's the noise is not what the net leaves
         "swag": Rule(
-            SWAG(num_steps=2000, collect_every=20), **validated, num_draws=100, init=search
+            SWAG(num_steps=2000, collect_every=20),
+            **validated,
+            num_draws=100,
+            init=search,
         ),
         "mc-dropout": Rule(
-            MCDropout(p=0.01, num_steps=1500, batch_size=whole),
+            MCDropout(
+                p=0.01,
+                num_steps=1500,
+                batch_size=whole,
+            ),
             prior_scales=(1.0,),
             noises=("learned",),
             choose="validation",
@@ -598,7 +698,12 @@ def _rules() -> dict[str, Rule]:
             num_draws=400,
         ),
         "sghmc": Rule(
-            SGHMC(num_chains=4, num_warmup=3000, thinning=20, friction=0.02),
+            SGHMC(
+                num_chains=4,
+                num_warmup=3000,
+                thinning=20,
+                friction=0.02,
+            ),
             prior_scales=(1.0,),
             noises=("inferred",),
             choose="validation",
@@ -607,7 +712,11 @@ def _rules() -> dict[str, Rule]:
             init=modes,
         ),
         "nuts": Rule(
-            NUTS(num_chains=4, num_warmup=300, max_tree_depth=9),
+            NUTS(
+                num_chains=4,
+                num_warmup=300,
+                max_tree_depth=9,
+            ),
             **inferred,
             choose="evidence",
             validate_with=lrt,

@@ -84,15 +84,53 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--data-root", help="directory of the UCI sets (default: the variable PYROBNN_DATA)")
-    add("--data", nargs="+", default=list(DATASETS), metavar="SET", help="names or folders")
+    add(
+        "--data",
+        nargs="+",
+        default=list(DATASETS),
+        metavar="SET",
+        help="names or folders",
+    )
     add("--methods", nargs="+", help="default: all")
-    add("--splits", type=splits, help="such as 0-4 or 0,7 (default: all that a set has)")
-    add("--results", type=Path, default=RESULTS, help="the file of the records")
-    add("--jobs", type=int, default=1, help="processes on this machine")
-    add("--budget", type=float, default=math.inf, help="seconds: run what fits into them")
-    add("--check", type=share, help="such as 5%%: make a random part of the records again")
-    add("--seed", type=int, default=0, help="of the part that --check draws")
-    add("--table-only", action="store_true", help="print the records, fit nothing")
+    add(
+        "--splits",
+        type=splits,
+        help="such as 0-4 or 0,7 (default: all that a set has)",
+    )
+    add(
+        "--results",
+        type=Path,
+        default=RESULTS,
+        help="the file of the records",
+    )
+    add(
+        "--jobs",
+        type=int,
+        default=1,
+        help="processes on this machine",
+    )
+    add(
+        "--budget",
+        type=float,
+        default=math.inf,
+        help="seconds: run what fits into them",
+    )
+    add(
+        "--check",
+        type=share,
+        help="such as 5%%: make a random part of the records again",
+    )
+    add(
+        "--seed",
+        type=int,
+        default=0,
+        help="of the part that --check draws",
+    )
+    add(
+        "--table-only",
+        action="store_true",
+        help="print the records, fit nothing",
+    )
     return parser.parse_args(argv)
 
 
@@ -133,7 +171,14 @@ def tasks(
     work = []
     for split, dataset in itertools.product(numbers, datasets):
         if split < splits_of[dataset]:
-            work += [{"dataset": dataset, "split": split, "method": method} for method in methods]
+            work += [
+                {
+                    "dataset": dataset,
+                    "split": split,
+                    "method": method,
+                }
+                for method in methods
+            ]
     return work
 
 
@@ -160,7 +205,11 @@ def run_task(task: Record, root: str | Path | None = None) -> dict[str, Any]:
         }
 
     return measured(
-        task, work, seed=task["split"], num_train=train.num_data, num_test=test.num_data
+        task,
+        work,
+        seed=task["split"],
+        num_train=train.num_data,
+        num_test=test.num_data,
     )
 
 

@@ -66,7 +66,11 @@ class Case:
         return np.sqrt(np.diag(self.exact()[1]))
 
     def draws(
-        self, *, correlation: float = 0.0, count: float = 1.0, prior: float | None = None
+        self,
+        *,
+        correlation: float = 0.0,
+        count: float = 1.0,
+        prior: float | None = None,
     ) -> np.ndarray:
         """Stationary chains of it, with `correlation` from draw to draw."""
         mean, covariance = self.exact(count=count, prior=prior)
@@ -93,7 +97,16 @@ def make_case(
     errors_test = rng.normal(size=HELD_OUT)
     y = x @ weights[:-1] + weights[-1] + noise * errors
     y_test = x_test @ weights[:-1] + weights[-1] + noise * errors_test
-    case = Case(rng, x, y, x_test, y_test, noise, shape, errors=(errors, errors_test))
+    case = Case(
+        rng,
+        x,
+        y,
+        x_test,
+        y_test,
+        noise,
+        shape,
+        errors=(errors, errors_test),
+    )
     if change is not None:
         change(case)
     return case
@@ -127,7 +140,11 @@ def tree_of(case: Case, draws: np.ndarray):
         sample_stats = {name: torch.tensor(value) for name, value in densities(case, draws).items()}
     sites = {"net.weight": values[..., None, :-1], "net.bias": values[..., -1:]}
     posterior = Posterior(model, sites, sample_stats, meta=meta)
-    return posterior.to_datatree(x, y, test=(x_test, y_test))
+    return posterior.to_datatree(
+        x,
+        y,
+        test=(x_test, y_test),
+    )
 
 
 def densities(case: Case, draws: np.ndarray) -> dict[str, np.ndarray]:
@@ -185,7 +202,11 @@ def stuck(case: Case) -> np.ndarray:
 
 
 def copied(case: Case) -> np.ndarray:
-    return np.repeat(case.draws()[:1], case.shape[0], axis=0)
+    return np.repeat(
+        case.draws()[:1],
+        case.shape[0],
+        axis=0,
+    )
 
 
 def marginals(case: Case) -> np.ndarray:
@@ -282,7 +303,13 @@ def delayed(case: Case) -> np.ndarray:
 
 def drawn_again(case: Case) -> np.ndarray:
     """Draws of each chain drawn from it again with replacement, in their order."""
-    rows = np.sort(case.rng.integers(0, case.shape[1], size=case.shape[1]))
+    rows = np.sort(
+        case.rng.integers(
+            0,
+            case.shape[1],
+            size=case.shape[1],
+        )
+    )
     return case.draws(correlation=0.2)[:, rows]
 
 
@@ -367,7 +394,11 @@ def without_noise(case: Case, tree: xr.DataTree) -> None:
     if "y_sample" in tree["predictions"]:
         sample = tree["predictions"]["y_sample"]
         count = -(-sample.shape[0] // (f.shape[0] * f.shape[1]))
-        flat = np.repeat(f.reshape(-1, f.shape[2]), count, axis=0)[: sample.shape[0]]
+        flat = np.repeat(
+            f.reshape(-1, f.shape[2]),
+            count,
+            axis=0,
+        )[: sample.shape[0]]
         tree["predictions"]["y_sample"] = sample.copy(data=flat.reshape(sample.shape))
 
 
@@ -474,7 +505,13 @@ def of_other_rows(case: Case, tree: xr.DataTree) -> None:
 def few_with_noise(case: Case) -> np.ndarray:
     """Fifty draws again and again, each time with a tenth of an sd of noise."""
     distinct = case.draws()[0, :50]
-    draws = distinct[case.rng.integers(0, len(distinct), size=case.shape)]
+    draws = distinct[
+        case.rng.integers(
+            0,
+            len(distinct),
+            size=case.shape,
+        )
+    ]
     return draws + 0.1 * case.sd * case.rng.normal(size=draws.shape)
 
 
@@ -483,7 +520,11 @@ def by_density(case: Case) -> np.ndarray:
     draws = case.draws()
     mean, covariance = case.exact()
     far = np.einsum("csi,ij,csj->cs", draws - mean, np.linalg.inv(covariance), draws - mean)
-    return np.take_along_axis(draws, far.argsort(axis=1)[..., None], axis=1)
+    return np.take_along_axis(
+        draws,
+        far.argsort(axis=1)[..., None],
+        axis=1,
+    )
 
 
 def other_inputs(case: Case) -> np.ndarray:
@@ -549,7 +590,12 @@ SICK = {
         checks=("repeated_draws",),
     ),
     "every draw twice": Fault(
-        lambda case: np.repeat(case.draws()[:, : case.shape[1] // 2], 2, axis=1), checks=("moving",)
+        lambda case: np.repeat(
+            case.draws()[:, : case.shape[1] // 2],
+            2,
+            axis=1,
+        ),
+        checks=("moving",),
     ),
     "all chains at one point": Fault(
         lambda case: (
@@ -570,7 +616,9 @@ SICK = {
     ),
     "the posterior of half the data": Fault(
         lambda case: replace(
-            case, x=case.x[: len(case.x) // 2], y=case.y[: len(case.x) // 2]
+            case,
+            x=case.x[: len(case.x) // 2],
+            y=case.y[: len(case.x) // 2],
         ).draws(),
         checks=VIRIAL,
     ),
@@ -581,8 +629,17 @@ SICK = {
     ),
     "warm-up kept": Fault(moved(10.0, slice(None), slice(40)), checks=("ess_function",)),
     "slow chains": Fault(lambda case: case.draws(correlation=0.99), checks=("ess_function",)),
-    "mean field on collinear inputs": Fault(marginals, collinear, iid=True, checks=("importance",)),
-    "a normal of half the sd": Fault(spread(0.5), iid=True, checks=("importance", "virial")),
+    "mean field on collinear inputs": Fault(
+        marginals,
+        collinear,
+        iid=True,
+        checks=("importance",),
+    ),
+    "a normal of half the sd": Fault(
+        spread(0.5),
+        iid=True,
+        checks=("importance", "virial"),
+    ),
     "test rows are training rows": Fault(data=test_is_train, checks=("held_out_rows",)),
     "test rows are training rows, rounded": Fault(
         data=test_is_nearly_train, checks=("held_out_rows",)
@@ -638,7 +695,13 @@ SICK = {
     ),
     "predictions without noise": Fault(tree=without_noise, checks=("pit",)),
     "a weight of one chain 1 sd away": Fault(
-        moved(1.0, slice(1), weights=slice(1), correlation=0.2), checks=RHAT
+        moved(
+            1.0,
+            slice(1),
+            weights=slice(1),
+            correlation=0.2,
+        ),
+        checks=RHAT,
     ),
     "every ten draws twice": Fault(blocks, checks=("repeated_draws",)),
     "half of the draws at the mode": Fault(at_the_mode(0.0), checks=("repeated_draws", "virial")),
@@ -655,7 +718,14 @@ SICK = {
     ),
     "a tenth of the draws from the prior": Fault(of_the_prior(0.1), checks=VIRIAL),
     "cut off at 1.5 sd": Fault(
-        shaped(lambda rng, shape: stats.truncnorm.rvs(-1.5, 1.5, size=shape, random_state=rng)),
+        shaped(
+            lambda rng, shape: stats.truncnorm.rvs(
+                -1.5,
+                1.5,
+                size=shape,
+                random_state=rng,
+            )
+        ),
         checks=VIRIAL,
     ),
     "every weight in two places": Fault(
@@ -756,7 +826,11 @@ def run(kind: str, fault: Fault, length: str, seed: int) -> dict[str, object]:
     """One row: the verdict of one case, and every check's status and value."""
     case = make_case([seed, zlib.crc32(f"{kind} {length}".encode())], LENGTHS[length], fault.data)
     if fault.iid:
-        case = replace(case, iid=True, shape=(1, case.shape[0] * case.shape[1]))
+        case = replace(
+            case,
+            iid=True,
+            shape=(1, case.shape[0] * case.shape[1]),
+        )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = tree_of(case, fault.draws(case))
@@ -818,16 +892,35 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--results", type=Path, default=Path(__file__).with_name("records.jsonl"))
     parser.add_argument(
-        "--rates", type=Path, default=RATES, help="where the package keeps what follows from them"
+        "--results",
+        type=Path,
+        default=Path(__file__).with_name("records.jsonl"),
     )
     parser.add_argument(
-        "--healthy", type=int, default=60, help="cases of each healthy kind and length"
+        "--rates",
+        type=Path,
+        default=RATES,
+        help="where the package keeps what follows from them",
     )
-    parser.add_argument("--sick", type=int, default=6, help="cases of each fault and length")
     parser.add_argument(
-        "--lengths", nargs="+", choices=LENGTHS, default=list(LENGTHS), help="of the runs"
+        "--healthy",
+        type=int,
+        default=60,
+        help="cases of each healthy kind and length",
+    )
+    parser.add_argument(
+        "--sick",
+        type=int,
+        default=6,
+        help="cases of each fault and length",
+    )
+    parser.add_argument(
+        "--lengths",
+        nargs="+",
+        choices=LENGTHS,
+        default=list(LENGTHS),
+        help="of the runs",
     )
     arguments = parser.parse_args()
     torch.manual_seed(0)

@@ -51,7 +51,9 @@ class DenseBlock:
 
     def sample(self, noise: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(
-            self.prec_tril.T, noise.to(self.prec_tril).T, upper=True
+            self.prec_tril.T,
+            noise.to(self.prec_tril).T,
+            upper=True,
         ).T
 
     def quad(self, delta: Tensor) -> Tensor:
@@ -59,7 +61,9 @@ class DenseBlock:
 
     def root(self, rows: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(
-            self.prec_tril, rows.to(self.prec_tril).T, upper=False
+            self.prec_tril,
+            rows.to(self.prec_tril).T,
+            upper=False,
         ).T
 
 
@@ -182,7 +186,10 @@ class BlockNormal(TorchDistribution):
         """Draws (\\*sample_shape, p)."""
         shape = torch.Size(sample_shape)
         noise = torch.randn(
-            shape.numel(), sum(self.splits), dtype=self.loc.dtype, device=self.loc.device
+            shape.numel(),
+            sum(self.splits),
+            dtype=self.loc.dtype,
+            device=self.loc.device,
         )
         steps = []
         for block, block_noise in zip(self.blocks, noise.split(self.splits, 1)):
@@ -218,7 +225,11 @@ class BlockGaussian:
     """
 
     def __init__(
-        self, layout: Density, loc: Tensor, blocks: Sequence[Block], centre: Tensor | None = None
+        self,
+        layout: Density,
+        loc: Tensor,
+        blocks: Sequence[Block],
+        centre: Tensor | None = None,
     ):
         self.layout = layout
         self.loc = loc.detach()
@@ -244,7 +255,13 @@ class BlockGaussian:
     def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
-        z = self._filled(pyro.sample("_flat", self.distribution, infer={"is_auxiliary": True}))
+        z = self._filled(
+            pyro.sample(
+                "_flat",
+                self.distribution,
+                infer={"is_auxiliary": True},
+            )
+        )
         return state_sites(self.layout, z, self.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:

@@ -64,7 +64,11 @@ Structure = Literal["full", "kron", "diag"]
 
 
 def ggn(
-    jacobian: NetworkJacobian, x: Tensor, root: RowRoot, structure: Structure, prior_prec: Tensor
+    jacobian: NetworkJacobian,
+    x: Tensor,
+    root: RowRoot,
+    structure: Structure,
+    prior_prec: Tensor,
 ) -> Curvature:
     r"""Whitened Gauss-Newton matrix of the log likelihood, :math:`H = \sum_n J_n^\top H_n J_n`.
 
@@ -86,7 +90,11 @@ def ggn(
     Kronecker-Factored Approximate Curvature for Modern Neural Network Architectures (Eschenhagen et al., 2023).
     """
     kinds: dict[str, Callable[..., Curvature]]
-    kinds = {"full": FullCurvature, "kron": KronCurvature, "diag": DiagCurvature}
+    kinds = {
+        "full": FullCurvature,
+        "kron": KronCurvature,
+        "diag": DiagCurvature,
+    }
     return kinds[structure](jacobian, x, root, prior_prec)
 
 
@@ -127,7 +135,12 @@ class Curvature(ABC):
         if not self.num_cut or cut <= 1:
             return []
         error = 0.5 * self.num_cut * math.log1p(cut)
-        numbers = {"top": self.top * ratio, "cut": cut, "count": self.num_cut, "error": error}
+        numbers = {
+            "top": self.top * ratio,
+            "cut": cut,
+            "count": self.num_cut,
+            "error": error,
+        }
         return [Finding("curvature_unresolved", numbers)]
 
     def _spread(self, tau: Tensor) -> Tensor:
@@ -142,7 +155,13 @@ class FullCurvature(Curvature):
     rounding as curvature: then the spectrum is taken, and what float64 cannot tell from zero is zero.
     """
 
-    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
+    def __init__(
+        self,
+        jacobian: NetworkJacobian,
+        x: Tensor,
+        root: RowRoot,
+        prior_prec: Tensor,
+    ):
         super().__init__(jacobian, prior_prec)
         whiten = prior_prec.rsqrt()
         #: the whitened rows (N·k, p); None where the p × p matrix stands in their place
@@ -164,7 +183,12 @@ class FullCurvature(Curvature):
             self._values, self.basis = _spectrum(self.rows)
             self._set_resolution(self._values)
             return
-        matrix = torch.zeros(jacobian.size, jacobian.size, dtype=torch.float64, device=x.device)
+        matrix = torch.zeros(
+            jacobian.size,
+            jacobian.size,
+            dtype=torch.float64,
+            device=x.device,
+        )
         for chunk, chunk_root in with_roots(chunks, root):
             matrix += _gram(jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten)
         self.matrix = check_finite(matrix)
@@ -202,7 +226,11 @@ class FullCurvature(Curvature):
         if self._is_stiff(tau, c):  # its rounding exceeds the 1 that is added to it
             values = torch.linalg.eigvalsh(inside)
             return torch.where(resolved(values.detach()), values, 0.0).log1p().sum() + prior
-        inside = inside + torch.eye(len(inside), dtype=inside.dtype, device=inside.device)
+        inside = inside + torch.eye(
+            len(inside),
+            dtype=inside.dtype,
+            device=inside.device,
+        )
         return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + prior
 
     def _layer_grams(self, rows: Tensor) -> Tensor:
@@ -237,9 +265,19 @@ class FullCurvature(Curvature):
 class DiagCurvature(Curvature):
     """Only the diagonal, Σ_n Σ_k (row)²: for layers without shared positions two matrix products."""
 
-    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
+    def __init__(
+        self,
+        jacobian: NetworkJacobian,
+        x: Tensor,
+        root: RowRoot,
+        prior_prec: Tensor,
+    ):
         super().__init__(jacobian, prior_prec)
-        total = torch.zeros(jacobian.size, dtype=torch.float64, device=x.device)
+        total = torch.zeros(
+            jacobian.size,
+            dtype=torch.float64,
+            device=x.device,
+        )
         if not jacobian.layers:
             for chunk, chunk_root in with_roots(jacobian.chunks(x), root):
                 total += jacobian.rows(chunk, chunk_root)[1].square().sum((0, 1)).double()
@@ -282,7 +320,13 @@ class KronCurvature(Curvature):
     .. math:: B = \sum_{n,k,t} g g^\top, \qquad A = \frac{1}{N T} \sum_{n,t} a a^\top
     """
 
-    def __init__(self, jacobian: NetworkJacobian, x: Tensor, root: RowRoot, prior_prec: Tensor):
+    def __init__(
+        self,
+        jacobian: NetworkJacobian,
+        x: Tensor,
+        root: RowRoot,
+        prior_prec: Tensor,
+    ):
         if not jacobian.layers:
             raise Refused(
                 f"no Kronecker factors for: {', '.join(jacobian.unsupported)}; only for Linear, Conv1d and Conv2d "

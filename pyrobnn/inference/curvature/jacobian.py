@@ -85,7 +85,11 @@ def _is_supported(module: nn.Module) -> bool:
 
 
 def _layer_factors(
-    net: nn.Module, params: dict[str, Tensor], layers: Sequence[Layer], x: Tensor, root: Root | None
+    net: nn.Module,
+    params: dict[str, Tensor],
+    layers: Sequence[Layer],
+    x: Tensor,
+    root: Root | None,
 ) -> tuple[Tensor, list[Factors]]:
     """Outputs (N, width) of the net, and of every layer the factors of what ``root``, or the identity, pulls back."""
     inputs: dict[str, Tensor] = {}
@@ -111,10 +115,19 @@ def _layer_factors(
     columns = _identity(value) if root is None else root(value)
     ends = [outputs[name] for name in calls]
     pulled = [
-        torch.autograd.grad(f, ends, columns[:, :, k].contiguous(), retain_graph=True)
+        torch.autograd.grad(
+            f,
+            ends,
+            columns[:, :, k].contiguous(),
+            retain_graph=True,
+        )
         for k in range(columns.shape[-1])
     ]
-    named = zip(layers, [torch.stack(of_layer, 1) for of_layer in zip(*pulled)], strict=True)
+    named = zip(
+        layers,
+        [torch.stack(of_layer, 1) for of_layer in zip(*pulled)],
+        strict=True,
+    )
     return value, [
         _factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named
     ]
@@ -122,10 +135,19 @@ def _layer_factors(
 
 def _identity(f: Tensor) -> Tensor:
     """Columns (N, width, width) that pull back the Jacobian itself."""
-    return torch.eye(f.shape[1], dtype=f.dtype, device=f.device).expand(len(f), -1, -1)
+    return torch.eye(
+        f.shape[1],
+        dtype=f.dtype,
+        device=f.device,
+    ).expand(len(f), -1, -1)
 
 
-def _factors(module: nn.Module, layer: Layer, inputs: Tensor, grads: Tensor) -> Factors:
+def _factors(
+    module: nn.Module,
+    layer: Layer,
+    inputs: Tensor,
+    grads: Tensor,
+) -> Factors:
     """Bring inputs (N, …) and output gradients (N, k, …) of any supported layer to one shape."""
     n, k = grads.shape[:2]
     if isinstance(module, (nn.Conv1d, nn.Conv2d)):

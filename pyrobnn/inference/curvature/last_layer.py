@@ -45,7 +45,12 @@ class LastLayer:
     units of the precision of the noise.
     """
 
-    def __init__(self, layer: nn.Linear, likelihood: Likelihood, rows: Rows):
+    def __init__(
+        self,
+        layer: nn.Linear,
+        likelihood: Likelihood,
+        rows: Rows,
+    ):
         self.layer = layer
         self.likelihood = likelihood
         self.rows = rows
@@ -125,7 +130,11 @@ class LastLayer:
                 priors[parameter] = normal.expand(value.shape).to_event(value.dim())
         model = BNN(net, SitePriors(priors), likelihood)
         values = model.initial_values()
-        layout = Density(model.sample_parameters, (), points="held")
+        layout = Density(
+            model.sample_parameters,
+            (),
+            points="held",
+        )
         sites = sorted(
             (site for site in layout.sites if site.kind == "latent"), key=lambda site: site.name
         )
@@ -144,18 +153,29 @@ class LastLayer:
         parts = split(model, names, values, x[:2])
         program = partial(parts.head.pyro_model, num_data=len(x))
         density = Density(
-            program, (rows.features if parts.path else x, rows.y), points="held", values=points
+            program,
+            (rows.features if parts.path else x, rows.y),
+            points="held",
+            values=points,
         )
         jacobian = NetworkJacobian(parts.head, layout, mode, points, names)
         with seeded(seed, mode.device):
             draws = approximation.sample(max(50, min(500, 2 * CHUNK_SCALARS // prec.numel())))
         return make_posterior(
             Problem(model, density, x, rows.y, len(x), model.device),
-            Laplace(structure="kron", subset="last_layer", predictive="draws"),
+            Laplace(
+                structure="kron",
+                subset="last_layer",
+                predictive="draws",
+            ),
             {site_name: value[None] for site_name, value in draws.items()},
             seed=seed,
             timings={},
             approximation=approximation,
             network=SubsetNetwork(jacobian, parts.features),
-            meta={"head": parts.path, "layer_products": True, "held_sites": []},
+            meta={
+                "head": parts.path,
+                "layer_products": True,
+                "held_sites": [],
+            },
         )

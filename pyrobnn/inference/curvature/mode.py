@@ -193,7 +193,12 @@ def find_centre(
         if bnn and problem.num_rows > MANY:
             theta, _ = descend(in_parts(density, problem.x, problem.y), theta, num_steps)
         else:
-            theta, _ = polish(density.log_joint, theta, num_steps, jacobian=True)
+            theta, _ = polish(
+                density.log_joint,
+                theta,
+                num_steps,
+                jacobian=True,
+            )
     constrained = density.constrain(theta)
     points = dict(density.initial_points)
     for site in density.sites:
@@ -211,10 +216,20 @@ def find_centre(
     return Centre(problem, centred, mode, points, names, gradient, notes, parts)
 
 
-def _map_fit(search: MAP, problem: Problem, source: tuple[Any, Any, Any], run: FitRun) -> Posterior:
+def _map_fit(
+    search: MAP,
+    problem: Problem,
+    source: tuple[Any, Any, Any],
+    run: FitRun,
+) -> Posterior:
     """The point that MAP finds; its callbacks see the units of the problem."""
     mapped = [MappedCallback(callback, partial(_in_units, problem)) for callback in run.callbacks]
-    fit = partial(CentreSearch.of(search).fit, *source, seed=run.seed, device=problem.device)
+    fit = partial(
+        CentreSearch.of(search).fit,
+        *source,
+        seed=run.seed,
+        device=problem.device,
+    )
     return run_subfit(lambda: fit(callbacks=mapped, progress=run.progress), "Laplace")
 
 
@@ -244,7 +259,12 @@ def _in_units(problem: Problem, metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {**metrics, "snapshot": lambda: replace(metrics["snapshot"](), model=problem.model)}
 
 
-def _with_noise_at_mode(problem: Problem, theta: Tensor, known: set[str], num_steps: int) -> Tensor:
+def _with_noise_at_mode(
+    problem: Problem,
+    theta: Tensor,
+    known: set[str],
+    num_steps: int,
+) -> Tensor:
     """``theta`` of a given net with what it does not know, the noise, at its mode; the network runs once."""
     density = problem.density
     model = problem.bnn
@@ -255,7 +275,16 @@ def _with_noise_at_mode(problem: Problem, theta: Tensor, known: set[str], num_st
             sites.append(site)
     if not sites:
         return theta
-    index = torch.cat([torch.arange(site.start, site.stop, device=theta.device) for site in sites])
+    index = torch.cat(
+        [
+            torch.arange(
+                site.start,
+                site.stop,
+                device=theta.device,
+            )
+            for site in sites
+        ]
+    )
     f = forward_in_parts(model, density.constrain(theta), problem.x).double()
     y = problem.y.double() if problem.y.is_floating_point() else problem.y
 
@@ -271,5 +300,10 @@ def _with_noise_at_mode(problem: Problem, theta: Tensor, known: set[str], num_st
         return total
 
     # its few coordinates are worth float64
-    noise, _ = polish(log_joint, theta[index].double(), num_steps, jacobian=True)
+    noise, _ = polish(
+        log_joint,
+        theta[index].double(),
+        num_steps,
+        jacobian=True,
+    )
     return theta.index_copy(0, index, noise.to(theta))

@@ -85,7 +85,13 @@ def ggn_precision(
     if curvature.averaged:
         remarks.append(Finding("prior_averaged"))
     if method.tune is None:
-        tuned = Tuned(torch.ones(1, dtype=torch.float64, device=prior.prec.device))
+        tuned = Tuned(
+            torch.ones(
+                1,
+                dtype=torch.float64,
+                device=prior.prec.device,
+            )
+        )
     elif method.tune == "cross_validation":
         tuned = hold_out(method, search, centre, centre_given, seed)
         if tuned.at_bound:
@@ -164,11 +170,19 @@ def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
         root = symmetric_root(curvature).to(f)
         tau = loc.new_ones(1).double()
         blocks = ggn(jacobian, x, lambda _, rows: root[rows], "full", prior.prec).blocks(tau, 1.0)  # noqa: B023
-    return replace(precision, centre=replace(centre, gradient=gradient), blocks=blocks), loc
+    return replace(
+        precision,
+        centre=replace(centre, gradient=gradient),
+        blocks=blocks,
+    ), loc
 
 
 def expected_derivatives(
-    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, values: Mapping[str, Tensor]
+    likelihood: Likelihood,
+    f: Tensor,
+    cov: Tensor,
+    y: Tensor,
+    values: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
     """Of the log density of each row, gradient in f (N, out) and curvature (N, out, out): means over f ~ N(f, cov).
 
@@ -180,7 +194,12 @@ def expected_derivatives(
     slopes: list[Tensor] = []
     curvatures: list[Tensor] = []
     for mean, var, target in zip(f.double().split(size), cov.double().split(size), y.split(size)):
-        noise = torch.randn(num, *mean.shape, 1, generator=random).to(mean)
+        noise = torch.randn(
+            num,
+            *mean.shape,
+            1,
+            generator=random,
+        ).to(mean)
         away = (symmetric_root(var) @ noise).squeeze(-1)
         draws = torch.cat([mean + away, mean - away]).requires_grad_()
         with torch.enable_grad():
@@ -201,12 +220,22 @@ def symmetric_root(matrix: Tensor) -> Tensor:
 
 
 def _hessian_block(
-    centre: Centre, names: Sequence[str], structure: str, remarks: list[Finding | str]
+    centre: Centre,
+    names: Sequence[str],
+    structure: str,
+    remarks: list[Finding | str],
 ) -> tuple[Block, float]:
     """Exact Hessian in the sites, damped by as much as it takes; the amount, and a remark if it had to be."""
     sites = [site for site in centre.density.sites if site.name in names]
     index = torch.cat(
-        [torch.arange(site.start, site.stop, device=centre.mode.device) for site in sites]
+        [
+            torch.arange(
+                site.start,
+                site.stop,
+                device=centre.mode.device,
+            )
+            for site in sites
+        ]
     )
     if structure == "diag":
         diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index))
@@ -264,8 +293,18 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
     program = partial(model.pyro_model, num_data=problem.num_data)
-    free = Density(program, problem.density.args, points="free", values=points)
-    held_density = Density(program, problem.density.args, points="held", values=points)
+    free = Density(
+        program,
+        problem.density.args,
+        points="free",
+        values=points,
+    )
+    held_density = Density(
+        program,
+        problem.density.args,
+        points="held",
+        values=points,
+    )
     # the gradient says whether the mode was found for the model it was searched in
     return replace(
         centre,
@@ -276,7 +315,10 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
 
 
 def record(
-    precision: Precision, remarks: list[Finding | str], centre_given: bool, exact: bool
+    precision: Precision,
+    remarks: list[Finding | str],
+    centre_given: bool,
+    exact: bool,
 ) -> dict[str, Any]:
     """What the fit says about itself; adds to the remarks that the centre is not a mode.
 
@@ -296,7 +338,12 @@ def record(
     if not small and not distance <= 0.2 * math.sqrt(size):
         remarks.append(
             Finding(
-                "not_a_mode", {"gradient_norm": norm, "distance": distance, "given": centre_given}
+                "not_a_mode",
+                {
+                    "gradient_norm": norm,
+                    "distance": distance,
+                    "given": centre_given,
+                },
             )
         )
     return {

@@ -144,7 +144,10 @@ class Tuned:
 
 
 def maximize_evidence(
-    curvature: Curvature, deviation: Tensor, residual: tuple[float, int] | None, per_layer: bool
+    curvature: Curvature,
+    deviation: Tensor,
+    residual: tuple[float, int] | None,
+    per_layer: bool,
 ) -> Tuned:
     r"""Maximise the log marginal likelihood over prior factors τ and, for learned noise, the likelihood factor c.
 
@@ -165,7 +168,11 @@ def maximize_evidence(
     device = curvature.index.device
     groups = len(curvature.group_names)
     squares, count = residual or (0.0, 0)
-    q = torch.zeros(groups, dtype=torch.float64, device=device)
+    q = torch.zeros(
+        groups,
+        dtype=torch.float64,
+        device=device,
+    )
     q.index_add_(0, curvature.group, deviation.double())
     sizes = torch.bincount(curvature.group, minlength=groups).to(q)
 
@@ -218,7 +225,13 @@ def maximize_evidence(
     return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), float(log_c.exp()), at_bound)
 
 
-def hold_out(method: Any, search: MAP, centre: Centre, centre_given: bool, seed: int) -> Tuned:
+def hold_out(
+    method: Any,
+    search: MAP,
+    centre: Centre,
+    centre_given: bool,
+    seed: int,
+) -> Tuned:
     """Search for a mode on four fifths of the data, and judge widths around it by the fifth that it has not seen.
 
     One fifth after another, until 500 rows have been judged, which tell a width to 3 %: of a few residuals that happen
@@ -236,7 +249,13 @@ def hold_out(method: Any, search: MAP, centre: Centre, centre_given: bool, seed:
         raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
     size = max(2, count // 5)  # a gain has an error from two points on
     model = in_standard_units(problem.bnn.reinitialized(seed) if centre_given else problem.bnn)
-    grid = torch.logspace(-4, 4, 25, dtype=torch.float64, device=problem.device)
+    grid = torch.logspace(
+        -4,
+        4,
+        25,
+        dtype=torch.float64,
+        device=problem.device,
+    )
     if centre_given:
         grid = grid[:13]
     scores = []
@@ -244,7 +263,11 @@ def hold_out(method: Any, search: MAP, centre: Centre, centre_given: bool, seed:
     for fold in order.split(size)[: min(5, -(-500 // size))]:
         training = order[~torch.isin(order, fold)]
         source = model, problem.x[training], problem.y[training]
-        fold_problem = prepare(*source, points="free", device=problem.device)
+        fold_problem = prepare(
+            *source,
+            points="free",
+            device=problem.device,
+        )
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
         run = FitRun(1, seed)
         fold_centre = find_centre(search, fold_problem, source, centre.names, run, POLISH_STEPS)
@@ -272,7 +295,11 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
         "gain": float(loss[middle].mean()),
     }
     held_out |= {"error": float(loss[middle].std()) / root, "num_points": scores.shape[1]}
-    return Tuned(grid[chosen : chosen + 1], at_bound=chosen in (0, 24), held_out=held_out)
+    return Tuned(
+        grid[chosen : chosen + 1],
+        at_bound=chosen in (0, 24),
+        held_out=held_out,
+    )
 
 
 def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:

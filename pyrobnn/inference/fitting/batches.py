@@ -99,7 +99,12 @@ def survey(loader: DataLoader) -> Epoch:
     num_data = min(drawn if _shuffles(sampler) else points, size)
     chosen = isinstance(sampler, (SubsetRandomSampler, Sequence)) or not hasattr(sampler, "__len__")
     odd = getattr(sampler, "replacement", False) or (drawn != size and not chosen)
-    shown = {"drawn": drawn, "size": size, "points": points, "num_data": num_data}
+    shown = {
+        "drawn": drawn,
+        "size": size,
+        "points": points,
+        "num_data": num_data,
+    }
     notes = (Finding("loader_epoch", shown),) if odd or num_data < min(drawn, size) else ()
     return Epoch(num_data, points, batches, notes)
 
@@ -189,7 +194,12 @@ def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
     num = len(x)
     notes = epoch.notes
     if num < epoch.num_data and not notes:
-        shown = {"drawn": epoch.num_data, "size": epoch.num_data, "points": num, "num_data": num}
+        shown = {
+            "drawn": epoch.num_data,
+            "size": epoch.num_data,
+            "points": num,
+            "num_data": num,
+        }
         notes = (Finding("loader_epoch", shown),)
     return x, y, Epoch(num, num, 1, notes)
 
@@ -207,12 +217,19 @@ def _in_order(loader: DataLoader) -> DataLoader:
         return loader
     options = {"drop_last": batching.drop_last, "collate_fn": loader.collate_fn}
     return DataLoader(
-        loader.dataset, batching.batch_size, num_workers=loader.num_workers, **options
+        loader.dataset,
+        batching.batch_size,
+        num_workers=loader.num_workers,
+        **options,
     )
 
 
 def checked(
-    model: BNN, x: Any, y: Any, device: torch.device, loader: DataLoader | None
+    model: BNN,
+    x: Any,
+    y: Any,
+    device: torch.device,
+    loader: DataLoader | None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`check_data`; what is not finite in a batch of a loader is named by its row of the data set."""
     try:
@@ -223,7 +240,10 @@ def checked(
         )
         if not finite and loader is not None and loader.batch_sampler is not None:
             parts = DataLoader(
-                loader.dataset, 1000, collate_fn=loader.collate_fn, generator=torch.Generator()
+                loader.dataset,
+                1000,
+                collate_fn=loader.collate_fn,
+                generator=torch.Generator(),
             )
             for index, pair in enumerate(parts):
                 for name, value in zip("xy", pair):
@@ -264,7 +284,10 @@ def mini_batches(problem: Problem, batch_size: int | None) -> Iterator[tuple[Ten
 
 
 def permuted_rows(
-    num_data: int, batch_size: int, device: torch.device, num_walks: int | None = None
+    num_data: int,
+    batch_size: int,
+    device: torch.device,
+    num_walks: int | None = None,
 ) -> Iterator[Tensor]:
     """Endless row numbers (batch_size,); for several walks, each in an order of its own, (num_walks, batch_size).
 
@@ -291,7 +314,11 @@ def independent_batches(
         yield from mini_batches(problem, batch_size)
         return
     while True:
-        rows = torch.randint(problem.num_rows, (batch_size,), device=problem.device)
+        rows = torch.randint(
+            problem.num_rows,
+            (batch_size,),
+            device=problem.device,
+        )
         yield problem.x[rows], problem.y[rows]
 
 

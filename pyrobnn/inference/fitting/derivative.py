@@ -117,7 +117,13 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
         }
         with WrittenOut():
             out = torch.func.functional_call(net, moved, (rows,))
-        shares = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype, device=out.device)
+        shares = torch.linspace(
+            0.5,
+            1.5,
+            out.numel(),
+            dtype=out.dtype,
+            device=out.device,
+        )
         return (out * shares.view_as(out)).sum()
 
     def difference(step: float) -> float:
@@ -171,7 +177,10 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
 
 
 def _wrong_sites(
-    density: Density, accuracy: Accuracy, seconds: float, deadline: float
+    density: Density,
+    accuracy: Accuracy,
+    seconds: float,
+    deadline: float,
 ) -> dict[str, Slopes]:
     """The sites whose gradient is not the derivative, each with its slopes."""
     probe = _Probe(density, accuracy)

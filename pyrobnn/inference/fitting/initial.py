@@ -61,9 +61,18 @@ def starts_of(problem: Problem, seeds: Sequence[int]) -> Tensor:
     )
 
 
-def fresh_starts(problem: Problem, seed: int, start: Tensor, number: int) -> Tensor:
+def fresh_starts(
+    problem: Problem,
+    seed: int,
+    start: Tensor,
+    number: int,
+) -> Tensor:
     """Starts (number, dim) at nets initialised anew, others for every seed; what else there is as at ``start``."""
-    seeds = torch.randint(2**31, (number,), generator=generator(seed)).tolist()
+    seeds = torch.randint(
+        2**31,
+        (number,),
+        generator=generator(seed),
+    ).tolist()
     values = problem.density.constrain(start)
     shared = {name: value for name, value in values.items() if not name.startswith(NET)}
     nets = [problem.bnn.reinitialized(seed).initial_values() for seed in seeds]

@@ -111,8 +111,18 @@ class Problem:
         head = parts.head
         features = parts.features(self.x)
         program = partial(head.pyro_model, num_data=self.num_data)
-        density = Density(program, (features, self.y), points=points, values=parts.params)
-        return dataclasses.replace(self, model=head, x=features, density=density)
+        density = Density(
+            program,
+            (features, self.y),
+            points=points,
+            values=parts.params,
+        )
+        return dataclasses.replace(
+            self,
+            model=head,
+            x=features,
+            density=density,
+        )
 
     def at_inputs(self, parts: Split, x: Tensor) -> Problem:
         """The problem of the whole net with the priors of this one of its head; the density stays that of the head."""
@@ -177,10 +187,19 @@ def prepare(
     model = model.to(where)
     values = {name: value.to(where) for name, value in (values or {}).items()}
     x, y = batches.checked(model, x, y, where, loader)
-    refuse_random(model, x, deterministic=deterministic)
+    refuse_random(
+        model,
+        x,
+        deterministic=deterministic,
+    )
     num_data = len(x) if epoch is None else epoch.num_data
     program = batches.scaled_program(model, num_data, epoch if stream else None)
-    density = Density(program, (x, y), points=points, values=values)
+    density = Density(
+        program,
+        (x, y),
+        points=points,
+        values=values,
+    )
     problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
     loader_notes = () if epoch is None else epoch.notes
     for note in (*loader_notes, *rows_together(model, x), *wrong_gradient(model, x)):
@@ -299,7 +318,14 @@ def make_posterior(
     if interrupted:
         record["stopped"] = "interrupt"
     warn(notes)
-    return Posterior(problem.model, draws, stats, approximation=approximation, meta=record, **parts)
+    return Posterior(
+        problem.model,
+        draws,
+        stats,
+        approximation=approximation,
+        meta=record,
+        **parts,
+    )
 
 
 def _new_notes(problem: Problem, notes: Sequence[str | Finding]) -> list[str | Finding]:
@@ -325,7 +351,10 @@ def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[s
 
 
 def _provenance(
-    problem: Problem, method: Any, seed: int, timings: Mapping[str, float]
+    problem: Problem,
+    method: Any,
+    seed: int,
+    timings: Mapping[str, float],
 ) -> dict[str, Any]:
     """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
     return {
@@ -367,9 +396,20 @@ def require_net(method: Any, model: Any) -> BNN:
     )
 
 
-def interruption(method: Any, done: int, total: int, unit: str, checkpoint: Any = None) -> Finding:
+def interruption(
+    method: Any,
+    done: int,
+    total: int,
+    unit: str,
+    checkpoint: Any = None,
+) -> Finding:
     """A fit that Ctrl-C ended after ``done`` of ``total`` steps or draws (``unit``); where it can go on from."""
-    values = {"method": type(method).__name__, "done": done, "total": total, "unit": unit}
+    values = {
+        "method": type(method).__name__,
+        "done": done,
+        "total": total,
+        "unit": unit,
+    }
     if checkpoint is not None:
         values["checkpoint"] = str(checkpoint)
     return Finding("interrupted", values)
@@ -432,7 +472,12 @@ def _program_problem(
         y = y.to(target) if isinstance(y, Tensor) else y
     values = {name: value.to(target or value.device) for name, value in (values or {}).items()}
     with types_explained(program, {"x": x, "y": y}):
-        density = Density(program, (x, y), points=points, values=values)
+        density = Density(
+            program,
+            (x, y),
+            points=points,
+            values=values,
+        )
         device = density.device
         if target and target.type != device.type:
             raise Refused(
@@ -451,7 +496,10 @@ def _program_problem(
 
 
 def _checked(
-    problem: Problem, points: str, values: Mapping[str, Tensor] | None, num_draws: int
+    problem: Problem,
+    points: str,
+    values: Mapping[str, Tensor] | None,
+    num_draws: int,
 ) -> Problem:
     """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
     size = problem.density.dim
@@ -468,10 +516,21 @@ def _checked(
 
 
 def snapshot(
-    problem: Problem, method: Any, draws: Mapping[str, Tensor], *, seed: int, **options: Any
+    problem: Problem,
+    method: Any,
+    draws: Mapping[str, Tensor],
+    *,
+    seed: int,
+    **options: Any,
 ) -> Posterior:
     """A posterior of the draws there are on the way, which says nothing: its fit will, at its end."""
     with torch.no_grad(), warnings.catch_warnings(action="ignore"):
         return make_posterior(
-            problem, method, draws, seed=seed, timings={}, importance=False, **options
+            problem,
+            method,
+            draws,
+            seed=seed,
+            timings={},
+            importance=False,
+            **options,
         )

@@ -23,7 +23,11 @@ _SECOND = 0x94D049BB133111EB - (1 << 64)
 
 def key(*parts: Tensor) -> Tensor:
     """An int64 key from int64 tensors that broadcast together; any change of a part changes about half of its bits."""
-    mixed = torch.zeros((), dtype=torch.int64, device=parts[0].device)
+    mixed = torch.zeros(
+        (),
+        dtype=torch.int64,
+        device=parts[0].device,
+    )
     for number in parts:
         mixed = _mix((mixed ^ number) + _GOLDEN)
     return mixed
@@ -73,9 +77,14 @@ class Noise:
         num = len(like)
         size = like[:1].numel()
         pairs = (size + 1) // 2  # sine and cosine of one angle are two, which halves the work
-        bits = stream(self._next(), torch.arange(1, num * pairs + 1, device=like.device)).reshape(
-            num, pairs
-        )
+        bits = stream(
+            self._next(),
+            torch.arange(
+                1,
+                num * pairs + 1,
+                device=like.device,
+            ),
+        ).reshape(num, pairs)
         radius, angle = _polar(bits, like.dtype)
         return torch.cat([radius * angle.cos(), radius * angle.sin()], 1)[:, :size].reshape(
             like.shape
@@ -83,7 +92,14 @@ class Noise:
 
     def sign(self, like: Tensor) -> Tensor:
         """Fair signs, +1 or -1, of the shape and type of ``like``."""
-        bits = stream(self._next(), torch.arange(1, like.numel() + 1, device=like.device))
+        bits = stream(
+            self._next(),
+            torch.arange(
+                1,
+                like.numel() + 1,
+                device=like.device,
+            ),
+        )
         return (1 - 2 * _shift(bits, 63)).to(like.dtype).reshape(like.shape)
 
     def split(self, num: int) -> Tensor:

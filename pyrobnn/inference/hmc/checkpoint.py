@@ -23,7 +23,13 @@ _MAGIC = b"pyrobnn checkpoint 5\n"
 
 def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
     """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
-    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True, default=repr).encode())
+    digest = hashlib.sha256(
+        json.dumps(
+            dict(settings),
+            sort_keys=True,
+            default=repr,
+        ).encode()
+    )
     for name, value in sorted(tensors.items()):
         # cloned, as an axis of one may have any stride
         array = value.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -42,7 +48,12 @@ def run_fingerprint(config: Any, problem: Problem, run: FitRun) -> str:
         inputs |= {f"init {name}": draws[:, [0, -1]] for name, draws in run.init.draws.items()}
     tensors = {name: value for name, value in inputs.items() if isinstance(value, Tensor)}
     sites = [(site.name, tuple(site.shape)) for site in problem.density.sites]
-    plan = {**settings(config), "num_draws": run.num_draws, "seed": run.seed, "sites": sites}
+    plan = {
+        **settings(config),
+        "num_draws": run.num_draws,
+        "seed": run.seed,
+        "sites": sites,
+    }
     for name in ("checkpoint_every", "until", "max_seconds"):  # no draw depends on them
         del plan[name]
     return fingerprint(plan, tensors)

@@ -70,7 +70,11 @@ def check_convergence(problem: Problem, draws: Mapping[str, Tensor], stats: Tens
         return Convergence(num, np.inf, "nothing to judge by", 0.0, "nothing to judge by")
     names = list(moving)
     stacked = np.stack(list(moving.values()))
-    rhat = np.nan_to_num(chains.rhat(stacked), nan=np.inf, posinf=np.inf)
+    rhat = np.nan_to_num(
+        chains.rhat(stacked),
+        nan=np.inf,
+        posinf=np.inf,
+    )
     ess = np.nan_to_num(np.minimum(chains.ess(stacked), chains.ess(stacked, "tail")), nan=0.0)
     worst = int(rhat.argmax())
     slowest = int(ess.argmin())
@@ -135,7 +139,10 @@ def _net_quantities(problem: Problem, draws: Mapping[str, Tensor]) -> dict[str, 
 
 
 def run_findings(
-    problem: Problem, draws: Mapping[str, Tensor], result: Draws, config: Any
+    problem: Problem,
+    draws: Mapping[str, Tensor],
+    result: Draws,
+    config: Any,
 ) -> list[Finding]:
     """Everything about the run that a user has to know."""
     findings = _transition_findings(result.stats, config)
@@ -171,7 +178,11 @@ def _transition_findings(stats: Tensor, config: Any) -> list[Finding]:
     total = diverging.numel()
     findings = []
     if count == total or count > divergences_by_chance(total):
-        numbers = {"count": count, "total": total, "target_accept": config.target_accept}
+        numbers = {
+            "count": count,
+            "total": total,
+            "target_accept": config.target_accept,
+        }
         findings.append(Finding("diverged", numbers))
     stuck = stuck_chains(stats, torch.full((len(stats),), stats.shape[1]))
     if stuck and count < total:
@@ -192,7 +203,11 @@ def _agreement(problem: Problem, draws: Mapping[str, Tensor], stats: Tensor) -> 
     if far.rhat > RHAT_NOTED:
         findings.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
     elif total >= 10 * MIN_DRAWS and far.ess < MIN_DRAWS:
-        numbers = {"quantity": far.slowest, "ess": far.ess, "draws": total}
+        numbers = {
+            "quantity": far.slowest,
+            "ess": far.ess,
+            "draws": total,
+        }
         findings.append(Finding("few_effective_draws", numbers))
     energy = stats[..., STATS.index("energy")].double()
     bfmi = energy.diff(dim=1).square().mean(1) / energy.var(1, correction=0)
@@ -211,14 +226,25 @@ def _log_density_gap(stats: Tensor) -> list[Finding]:
     gap = float(mean.max() - mean.min())
     if not gap > 3.0 * spread > 0.0:  # three sds of one chain's log density
         return []
-    values = {"low": int(mean.argmin()), "high": int(mean.argmax()), "gap": gap, "spread": spread}
+    values = {
+        "low": int(mean.argmin()),
+        "high": int(mean.argmax()),
+        "gap": gap,
+        "spread": spread,
+    }
     return [Finding("log_density_gap", values)]
 
 
 class Hooks:
     """What happens when the host looks at a run: progress, callbacks, and the test for convergence."""
 
-    def __init__(self, problem: Problem, run: FitRun, num_warmup: int, config: Any) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        run: FitRun,
+        num_warmup: int,
+        config: Any,
+    ) -> None:
         self._problem = problem
         self._run = run
         self._config = config
@@ -302,7 +328,12 @@ class Hooks:
 
     def _snapshot(self, look: Progress) -> Posterior:
         draws = self._problem.density.constrain(look.positions())
-        return snapshot(self._problem, self._config, draws, seed=self._run.seed)
+        return snapshot(
+            self._problem,
+            self._config,
+            draws,
+            seed=self._run.seed,
+        )
 
     def _enough(self, result: Draws) -> bool:
         draws = self._problem.density.constrain(result.z)

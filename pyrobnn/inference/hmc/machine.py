@@ -125,21 +125,47 @@ class Machine:
     def buffers(self) -> Buffers:
         """Fresh buffers; the last checkpoint level takes what is to be forgotten."""
         levels = 1 if self.trajectory else self.max_depth + 1
-        check = torch.zeros(self.num_chains, levels, self.dim, dtype=self.dtype, device=self.device)
+        check = torch.zeros(
+            self.num_chains,
+            levels,
+            self.dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
         return Buffers(check, check.clone(), *self.records(self.num_latest))
 
     def records(self, num_slots: int) -> tuple[Tensor, Tensor]:
         """Room for whitened draws (chain, slot, dim) and their statistics (chain, slot, 7)."""
         slots = self.num_chains, num_slots
-        draws = torch.zeros(*slots, self.dim, dtype=self.dtype, device=self.device)
-        stats = torch.zeros(*slots, len(STATS), dtype=torch.float64, device=self.device)
+        draws = torch.zeros(
+            *slots,
+            self.dim,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        stats = torch.zeros(
+            *slots,
+            len(STATS),
+            dtype=torch.float64,
+            device=self.device,
+        )
         return draws, stats
 
     def start(
-        self, q: Tensor, g: Tensor, lp: Tensor, dual: Tensor, keys: Tensor, transition: Tensor
+        self,
+        q: Tensor,
+        g: Tensor,
+        lp: Tensor,
+        dual: Tensor,
+        keys: Tensor,
+        transition: Tensor,
     ) -> State:
         """A state at the beginning of a transition, slot 0, for whitened positions and gradients (chain, dim)."""
-        zero = torch.zeros(self.num_chains, dtype=torch.float64, device=self.device)
+        zero = torch.zeros(
+            self.num_chains,
+            dtype=torch.float64,
+            device=self.device,
+        )
         begun = Scalars(*[zero] * len(Scalars._fields))._replace(transition=transition, lp_prop=lp)
         sign = rng.chances(rng.stream(keys, begun.transition.long()))[2]
         r, scalars = self._begin(begun, dual, keys, sign)
@@ -248,7 +274,13 @@ class Machine:
         )
         return vectors, s, ended, ~fine
 
-    def _turning(self, q: Tensor, r: Tensor, s: Scalars, buffers: Buffers) -> Tensor:
+    def _turning(
+        self,
+        q: Tensor,
+        r: Tensor,
+        s: Scalars,
+        buffers: Buffers,
+    ) -> Tensor:
         """Whether any complete subtree that ends at this leaf has turned.
 
         Leaf n, if even, is remembered at level popcount(n); an odd leaf n ends one subtree for each of its trailing
@@ -295,7 +327,11 @@ class Machine:
         return vectors, s, ended, ~fine
 
     def _begin(
-        self, s: Scalars, dual: Tensor, keys: Tensor, sign: Tensor
+        self,
+        s: Scalars,
+        dual: Tensor,
+        keys: Tensor,
+        sign: Tensor,
     ) -> tuple[Tensor, Scalars]:
         """Momenta (chain, dim) and scalars of a new transition."""
         r = rng.normal(rng.stream(keys, s.transition.long()), self.dim, self.dtype)

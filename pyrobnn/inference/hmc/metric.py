@@ -38,7 +38,11 @@ def whiten(z: Tensor, a: Tensor) -> Tensor:
     """Whitened positions :math:`A^{-1} z` (chain, dim)."""
     if a.dim() == 1:
         return z / a
-    return torch.linalg.solve_triangular(a, z.T, upper=False).T.contiguous()
+    return torch.linalg.solve_triangular(
+        a,
+        z.T,
+        upper=False,
+    ).T.contiguous()
 
 
 def standard_deviations(a: Tensor) -> Tensor:
@@ -57,7 +61,11 @@ def whitening(z: Tensor, counts: Tensor, old: Tensor) -> Tensor:
     if old.dim() == 2:
         return _dense_whitening(z, counts, old)
     if z.numel() > _BLOCK and z.shape[-1] > 1:
-        halves = zip(z.chunk(2, -1), old.chunk(2, -1), strict=True)
+        halves = zip(
+            z.chunk(2, -1),
+            old.chunk(2, -1),
+            strict=True,
+        )
         return torch.cat([whitening(half, counts, scale) for half, scale in halves])
     deviations, freedom = _centred(z, counts)
     var = deviations.square().sum(0) / freedom

@@ -97,7 +97,11 @@ class _Chain:
         options |= {"potential_fn": potential, "step_size": config.step_size or 1.0}
         self.kernel: HMC
         if config.trajectory:
-            self.kernel = HMC(num_steps=config.trajectory, trajectory_length=None, **options)
+            self.kernel = HMC(
+                num_steps=config.trajectory,
+                trajectory_length=None,
+                **options,
+            )
         else:
             self.kernel = NUTS(max_tree_depth=config.max_tree_depth, **options)
         kinetic_energy = self.kernel._kinetic_energy
@@ -106,7 +110,13 @@ class _Chain:
         self.rows: list[tuple[Tensor, list[float]]] = []
         self.calls = self._before = 0
 
-    def __call__(self, kernel: HMC, params: dict[str, Tensor], stage: str, index: int) -> None:
+    def __call__(
+        self,
+        kernel: HMC,
+        params: dict[str, Tensor],
+        stage: str,
+        index: int,
+    ) -> None:
         steps = self.calls - self._before
         self._before = self.calls
         self._lp = -float(kernel._fetch_from_cache()[1])
@@ -124,7 +134,11 @@ class _Chain:
     def result(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Positions (draw, dim) and statistics (draw, 7)."""
         positions, rows = zip(*self.rows, strict=True)
-        stats = torch.tensor(rows, dtype=torch.float64, device=device)
+        stats = torch.tensor(
+            rows,
+            dtype=torch.float64,
+            device=device,
+        )
         for index in self.kernel._divergences:
             if index < len(stats):
                 stats[index, STATS.index("diverging")] = 1.0

@@ -21,7 +21,12 @@ MOST_NAMED = 3
 
 
 @torch.no_grad()
-def impossible_ends(density: Density, z: Tensor, stats: Tensor, scale: Tensor) -> dict[str, Any]:
+def impossible_ends(
+    density: Density,
+    z: Tensor,
+    stats: Tensor,
+    scale: Tensor,
+) -> dict[str, Any]:
     """How many of the divergent transitions that were followed end at impossible values, and the parameters.
 
     The momenta of a run are not kept: each transition gets a new one, and goes both ways from the draw before it.
@@ -34,7 +39,10 @@ def impossible_ends(density: Density, z: Tensor, stats: Tensor, scale: Tensor) -
     """
     chains, draws = stats[..., STATS.index("diverging")].nonzero(as_tuple=True)
     spread = torch.linspace(
-        0, len(chains) - 1, min(len(chains), MOST_FOLLOWED), device=chains.device
+        0,
+        len(chains) - 1,
+        min(len(chains), MOST_FOLLOWED),
+        device=chains.device,
     )
     picked = spread.round().long()
     chains = chains[picked]
@@ -44,7 +52,11 @@ def impossible_ends(density: Density, z: Tensor, stats: Tensor, scale: Tensor) -
     ends = _lost(density, torch.cat([start, start]), torch.cat([step_size, -step_size]), scale)
     names: Counter[str] = Counter()
     count = 0
-    for forwards, backwards in zip(ends[: len(start)], ends[len(start) :], strict=True):
+    for forwards, backwards in zip(
+        ends[: len(start)],
+        ends[len(start) :],
+        strict=True,
+    ):
         places: list[str] = []
         for end in (forwards, backwards):
             if end is not None:
@@ -60,16 +72,29 @@ def impossible_ends(density: Density, z: Tensor, stats: Tensor, scale: Tensor) -
     }
 
 
-def _lost(density: Density, z: Tensor, step_size: Tensor, scale: Tensor) -> list[Tensor | None]:
+def _lost(
+    density: Density,
+    z: Tensor,
+    step_size: Tensor,
+    scale: Tensor,
+) -> list[Tensor | None]:
     """Where the density of a trajectory from each of ``z`` (point, dim) becomes zero; None where it does not."""
     gradient, _ = batched_gradient(density.log_joint, z)
-    noise = torch.randn(z.shape, generator=torch.Generator().manual_seed(0), dtype=z.dtype)
+    noise = torch.randn(
+        z.shape,
+        generator=torch.Generator().manual_seed(0),
+        dtype=z.dtype,
+    )
     momentum = noise.to(z.device)
     move = step_size.to(z.dtype).unsqueeze(-1)
     position = whiten(z, scale)
     slope, value = gradient(z)
     energy_at_start = 0.5 * momentum.square().sum(-1, dtype=torch.float64) - value
-    running = torch.ones(len(z), dtype=torch.bool, device=z.device)
+    running = torch.ones(
+        len(z),
+        dtype=torch.bool,
+        device=z.device,
+    )
     ends: list[Tensor | None] = [None] * len(z)
     for _ in range(MOST_LEAPFROGS):
         momentum = momentum + 0.5 * move * pulled(slope, scale)

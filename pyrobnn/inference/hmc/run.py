@@ -78,7 +78,11 @@ class Progress(NamedTuple):
 
 def named_stats(stats: Tensor) -> dict[str, Tensor]:
     """Statistics (chain, draw, 7) by name, each (chain, draw) in its own dtype."""
-    whole = {"tree_depth": torch.int64, "n_steps": torch.int64, "diverging": torch.bool}
+    whole = {
+        "tree_depth": torch.int64,
+        "n_steps": torch.int64,
+        "diverging": torch.bool,
+    }
     return {name: stats[..., i].to(whole.get(name, torch.float64)) for i, name in enumerate(STATS)}
 
 
@@ -184,7 +188,11 @@ class Run:
         self.scale = torch.diag(scale) if self.dense else scale
         q = whiten(z, self.scale)
         g, lp = self._gradient(q)
-        zero = torch.zeros(len(z), dtype=torch.float64, device=z.device)
+        zero = torch.zeros(
+            len(z),
+            dtype=torch.float64,
+            device=z.device,
+        )
         step = self.first_step or self._find_step(q, g, lp, zero, 0.1)
         self.state = self.machine.start(q, g, lp, self._dual(step), self.keys, zero)
 
@@ -305,7 +313,11 @@ class Run:
             size = self.machine.num_latest
             chain = torch.arange(len(self.keys), device=self.keys.device).unsqueeze(-1)
             # a step ends one transition at most
-            new = torch.arange(1, self._unstored + 1, device=chain.device)
+            new = torch.arange(
+                1,
+                self._unstored + 1,
+                device=chain.device,
+            )
             number = self.state.scalars[_SLOT].long().unsqueeze(-1) - new
             # one index each: for two, torch starts threads
             rows = (chain * size + number % size).flatten()
@@ -330,10 +342,19 @@ class Run:
         try:
             with limited(self.compile_within):
                 step = compiled(
-                    self.machine.step, *example, enabled=self.compile, name="the model", clone=False
+                    self.machine.step,
+                    *example,
+                    enabled=self.compile,
+                    name="the model",
+                    clone=False,
                 )
         except TimeSpent:
-            step = compiled(self.machine.step, *example, enabled=False, clone=False)
+            step = compiled(
+                self.machine.step,
+                *example,
+                enabled=False,
+                clone=False,
+            )
             step.seconds = time.perf_counter() - begun
         for buffer, content in zip(self.buffers, contents, strict=False):
             buffer.copy_(content)
@@ -380,7 +401,11 @@ class Run:
                 buffer.copy_(content)
 
         def advance(count: int) -> State:
-            for buffer, value in zip(static, (*self.state, self.scale, self.keys), strict=True):
+            for buffer, value in zip(
+                static,
+                (*self.state, self.scale, self.keys),
+                strict=True,
+            ):
                 if buffer is not value:
                     buffer.copy_(value)
             for _ in range(count):
@@ -445,13 +470,27 @@ class Run:
         return pulled(g, self.scale), lp
 
     def _find_step(
-        self, q: Tensor, g: Tensor, lp: Tensor, transition: Tensor, guess: Tensor | float
+        self,
+        q: Tensor,
+        g: Tensor,
+        lp: Tensor,
+        transition: Tensor,
+        guess: Tensor | float,
     ) -> Tensor | float:
         keys = ~rng.stream(self.keys, transition.long())  # other momenta than the transition's
         r = rng.normal(keys, q.shape[1], q.dtype)
         target = self.machine.target_accept
         by_chain = self._mode() == OWN
-        return first_step_size(self._gradient, q, g, lp, r, guess, target, by_chain=by_chain)
+        return first_step_size(
+            self._gradient,
+            q,
+            g,
+            lp,
+            r,
+            guess,
+            target,
+            by_chain=by_chain,
+        )
 
     def _progress(self, count: int, num_draws: int) -> Progress:
         """What the host sees where the slowest chain, or in the warm-up the mean one, has ``count`` draws."""

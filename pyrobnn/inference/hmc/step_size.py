@@ -23,15 +23,32 @@ OWN = 2.0
 
 
 def dual_averaging(
-    step: Tensor | float, num_chains: int, device: torch.device, mode: float, target: float
+    step: Tensor | float,
+    num_chains: int,
+    device: torch.device,
+    mode: float,
+    target: float,
 ) -> Tensor:
     """The state (7, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode, target."""
-    log_step = torch.as_tensor(step, dtype=torch.float64, device=device).log().expand(num_chains)
+    log_step = (
+        torch.as_tensor(
+            step,
+            dtype=torch.float64,
+            device=device,
+        )
+        .log()
+        .expand(num_chains)
+    )
     zero = torch.zeros_like(log_step)
     return torch.stack([log_step, log_step, zero, zero, log_step, zero + mode, zero + target])
 
 
-def dual_average(dual: Tensor, rate: Tensor, ended: Tensor, num_chains: int) -> Tensor:
+def dual_average(
+    dual: Tensor,
+    rate: Tensor,
+    ended: Tensor,
+    num_chains: int,
+) -> Tensor:
     r"""One update by the transitions that ended in this step: pooled over chains, or every chain by its own.
 
     With k of C chains ending, pooled time advances by :math:`w = k \min(2, \sqrt C) / C`: in proportion to k, so that

@@ -62,7 +62,10 @@ def extend_phase(plan: list[Phase], index: int, budget: int) -> list[Phase]:
 
 
 def not_stationary(
-    z: Tensor, stats: Tensor, counts: Tensor, names: Callable[[int], str] | None
+    z: Tensor,
+    stats: Tensor,
+    counts: Tensor,
+    names: Callable[[int], str] | None,
 ) -> str:
     """Why the chains of a window (chain, slot, dim) cannot be sampled from yet, in words; or empty.
 

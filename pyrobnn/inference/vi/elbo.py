@@ -71,7 +71,11 @@ class Elbo:
         self.estimator = estimator
         self.num_particles = num_particles
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
-        start = torch.zeros((), dtype=torch.int64, device=density.device)
+        start = torch.zeros(
+            (),
+            dtype=torch.int64,
+            device=density.device,
+        )
         with seeded(0, density.device), torch.no_grad():
             gaussian = family.draw(family.initial(), Noise(start)).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
@@ -87,7 +91,11 @@ class Elbo:
         return self.exact_entropy and len(self.constant) == len(self.latent)
 
     def __call__(
-        self, theta: Tensor, kl_weight: Tensor, key: Tensor, *args: Tensor
+        self,
+        theta: Tensor,
+        kl_weight: Tensor,
+        key: Tensor,
+        *args: Tensor,
     ) -> tuple[Tensor, Tensor]:
         log_likelihood, kl = self.parts(theta, key, *args)
         loss = kl_weight * kl - log_likelihood
@@ -119,7 +127,11 @@ class Elbo:
         return log_likelihood.mean(), kl.mean()
 
     def _terms(
-        self, noise: Noise, z: Tensor, moments: Moments | None, *args: Tensor
+        self,
+        noise: Noise,
+        z: Tensor,
+        moments: Moments | None,
+        *args: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
         values = self.density.constrain(z)
@@ -218,7 +230,11 @@ def draws_per_block(num_weights: int) -> int:
 
 @torch.no_grad()
 def evaluate_elbo(
-    problem: Problem, layout: Density, approximation: Approximation, elbo: Elbo, theta: Tensor
+    problem: Problem,
+    layout: Density,
+    approximation: Approximation,
+    elbo: Elbo,
+    theta: Tensor,
 ) -> tuple[float, float]:
     """The ELBO of weight one on the whole data, and its standard error, in nats.
 
@@ -226,9 +242,17 @@ def evaluate_elbo(
     """
     max_draws = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
     exact = elbo.exact_kl
-    sample = torch.empty(0, dtype=torch.float64, device=theta.device)
+    sample = torch.empty(
+        0,
+        dtype=torch.float64,
+        device=theta.device,
+    )
     # an exact KL depends on no draw
-    no_key = torch.zeros((), dtype=torch.int64, device=theta.device)
+    no_key = torch.zeros(
+        (),
+        dtype=torch.int64,
+        device=theta.device,
+    )
     kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
     while len(sample) < max_draws:
         block = min(draws_per_block(layout.dim), max(64, max_draws - len(sample)))
@@ -260,7 +284,11 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
 
         return at_each(log_likelihood_at, z, at_once=block)
 
-    value = torch.zeros(len(z), dtype=torch.float64, device=problem.device)
+    value = torch.zeros(
+        len(z),
+        dtype=torch.float64,
+        device=problem.device,
+    )
     num_rows = 0
     for x, y in problem.one_pass():
         value = value + batched(x, y)
@@ -271,7 +299,10 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
 
 @torch.no_grad()
 def importance_stats(
-    problem: Problem, layout: Density, approximation: Approximation, draws: Mapping[str, Tensor]
+    problem: Problem,
+    layout: Density,
+    approximation: Approximation,
+    draws: Mapping[str, Tensor],
 ) -> dict[str, Tensor]:
     """log p and log q of the draws in constrained space, both (1, draw)."""
     z = layout.unconstrain({site.name: draws[site.name] for site in layout.sites})

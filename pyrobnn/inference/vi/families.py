@@ -70,7 +70,12 @@ class _Normal:
 
     factorized = False
 
-    def __init__(self, loc: Tensor, init_scale: float, num_further: int):
+    def __init__(
+        self,
+        loc: Tensor,
+        init_scale: float,
+        num_further: int,
+    ):
         self.loc = loc
         self.init_scale = init_scale
         self.dim = len(loc)
@@ -96,7 +101,12 @@ class MeanField(_Normal):
 
     factorized = True
 
-    def __init__(self, loc: Tensor, init_scale: float, max_scale: float | None = None):
+    def __init__(
+        self,
+        loc: Tensor,
+        init_scale: float,
+        max_scale: float | None = None,
+    ):
         super().__init__(loc, init_scale, 0)
         self.max_scale = max_scale
 
@@ -147,17 +157,34 @@ class FullRank(_Normal):
             f"guide='full_rank' of {self.dim} weights",
             "use guide='low_rank' or 'mean_field'",
         )
-        row, column = torch.tril_indices(self.dim, self.dim, -1, device=loc.device)
+        row, column = torch.tril_indices(
+            self.dim,
+            self.dim,
+            -1,
+            device=loc.device,
+        )
         # where each entry of the matrix is read from: the strict lower triangle, else a slot that is masked
-        self._source = torch.zeros(self.dim, self.dim, dtype=torch.long, device=loc.device)
+        self._source = torch.zeros(
+            self.dim,
+            self.dim,
+            dtype=torch.long,
+            device=loc.device,
+        )
         self._source[row, column] = torch.arange(len(row), device=loc.device)
         # Adam moves every parameter by lr, and so a row of n of them by √n lr: divided by √n, a row moves like a scale.
         # Without it the noise of many small entries makes a factor whose inverse grows exponentially with n.
         unit = torch.full(
-            (self.dim, self.dim), 1 / math.sqrt(self.dim), dtype=loc.dtype, device=loc.device
+            (self.dim, self.dim),
+            1 / math.sqrt(self.dim),
+            dtype=loc.dtype,
+            device=loc.device,
         )
         self._lower = unit.tril(-1)
-        self._eye = torch.eye(self.dim, dtype=loc.dtype, device=loc.device)
+        self._eye = torch.eye(
+            self.dim,
+            dtype=loc.dtype,
+            device=loc.device,
+        )
 
     def factor(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal (dim,) and Cholesky factor (dim, dim)."""
@@ -171,7 +198,11 @@ class FullRank(_Normal):
         epsilon = noise.normal(loc)
         half_log_det = scale.log().sum(dtype=torch.float64)
         moments = Moments(loc, tril.square().sum(1), _entropy(half_log_det, self.dim))
-        score = -torch.linalg.solve_triangular(tril.detach().T, epsilon[:, None], upper=True)[:, 0]
+        score = -torch.linalg.solve_triangular(
+            tril.detach().T,
+            epsilon[:, None],
+            upper=True,
+        )[:, 0]
         return Draw(loc + tril @ epsilon, _log_q(epsilon, half_log_det), moments, score)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
@@ -188,14 +219,24 @@ class LowRank(_Normal):
     ``rank`` is the number of columns of V; ``seed`` is of its small random start, without which its gradient vanishes.
     """
 
-    def __init__(self, loc: Tensor, init_scale: float, rank: int, seed: int):
+    def __init__(
+        self,
+        loc: Tensor,
+        init_scale: float,
+        rank: int,
+        seed: int,
+    ):
         self.seed = seed
         self.rank = min(rank, len(loc))
         super().__init__(loc, init_scale, len(loc) * self.rank)
 
     def initial(self) -> Tensor:
         generator = torch.Generator().manual_seed(self.seed)
-        columns = torch.randn(self.dim * self.rank, generator=generator, dtype=torch.float64)
+        columns = torch.randn(
+            self.dim * self.rank,
+            generator=generator,
+            dtype=torch.float64,
+        )
         columns = columns.to(self.loc) * (_COLUMN_START / _COLUMN_STEP)
         return torch.cat([super().initial()[: 2 * self.dim], columns])
 
@@ -211,24 +252,43 @@ class LowRank(_Normal):
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened = columns / scale[:, None]
         u = offset / scale
-        eye = torch.eye(self.rank, dtype=loc.dtype, device=loc.device)
+        eye = torch.eye(
+            self.rank,
+            dtype=loc.dtype,
+            device=loc.device,
+        )
         # a fit that diverges shows it by its loss: NaN here, where cholesky would raise an error of its own
         chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
         chol = torch.where(failed > 0, torch.nan, chol)
-        inner = torch.linalg.solve_triangular(chol, (whitened.T @ u)[:, None], upper=False)
+        inner = torch.linalg.solve_triangular(
+            chol,
+            (whitened.T @ u)[:, None],
+            upper=False,
+        )
         half_log_det = scale.log().sum(dtype=torch.float64) + chol.diagonal().log().sum(
             dtype=torch.float64
         )
         quadratic = u.square().sum(dtype=torch.float64) - inner.square().sum(dtype=torch.float64)
         log_q = -0.5 * quadratic - half_log_det - 0.5 * self.dim * _LOG_2PI
         var = scale.square() + columns.square().sum(1)
-        explained = whitened @ torch.linalg.solve_triangular(chol.T, inner, upper=True)[:, 0]
+        explained = (
+            whitened
+            @ torch.linalg.solve_triangular(
+                chol.T,
+                inner,
+                upper=True,
+            )[:, 0]
+        )
         score = -((u - explained) / scale).detach()
         return Draw(loc + offset, log_q, Moments(loc, var, _entropy(half_log_det, self.dim)), score)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale, columns = self.factors(phi)
-        state = {"loc": loc, "cov_factor": columns, "cov_diag": scale.square()}
+        state = {
+            "loc": loc,
+            "cov_factor": columns,
+            "cov_diag": scale.square(),
+        }
         # LowRankMultivariateNormal inverts the capacitance: float64
         return FlatApproximation(
             layout, "low_rank", {name: value.double() for name, value in state.items()}
@@ -268,7 +328,13 @@ class CouplingFlow:
 
     factorized = False
 
-    def __init__(self, loc: Tensor, init_scale: float, seed: int, num_layers: int = 4):
+    def __init__(
+        self,
+        loc: Tensor,
+        init_scale: float,
+        seed: int,
+        num_layers: int = 4,
+    ):
         self.loc = loc
         self.init_scale = init_scale
         self.seed = seed
@@ -331,7 +397,11 @@ class FlowDistribution(TorchDistribution):
 
     def __init__(self, state: Mapping[str, Tensor]):
         self.flow = dict(state)
-        super().__init__(torch.Size(), self.flow["loc"].shape, validate_args=False)
+        super().__init__(
+            torch.Size(),
+            self.flow["loc"].shape,
+            validate_args=False,
+        )
 
     def expand(self, batch_shape: Sequence[int], _instance: object = None) -> FlowDistribution:
         """Itself: there is one flow."""
@@ -342,7 +412,12 @@ class FlowDistribution(TorchDistribution):
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         """Draws (\\*sample_shape, dim)."""
         loc = self.flow["loc"]
-        noise = torch.randn(*sample_shape, *loc.shape, dtype=loc.dtype, device=loc.device)
+        noise = torch.randn(
+            *sample_shape,
+            *loc.shape,
+            dtype=loc.dtype,
+            device=loc.device,
+        )
         return _push(self.flow, noise)[0]
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 
 
 def build_elbo(
-    config: SVI, problem: Problem, init: Posterior | nn.Module | None, seed: int
+    config: SVI,
+    problem: Problem,
+    init: Posterior | nn.Module | None,
+    seed: int,
 ) -> tuple[Elbo, Tensor]:
     """The objective of a configuration and the parameters it starts from: guide's first, then free points."""
     density = problem.density
@@ -64,7 +67,11 @@ def build_elbo(
         family = MeanField(loc, config.init_scale, options.max_scale)
     estimator = _estimator(config, problem, start)
     elbo = Elbo(
-        density, family, kl=config.kl, estimator=estimator, num_particles=config.num_particles
+        density,
+        family,
+        kl=config.kl,
+        estimator=estimator,
+        num_particles=config.num_particles,
     )
     return elbo, torch.cat([family.initial(), points])
 
@@ -98,12 +105,21 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
 
 
 def _better_course(
-    config: SVI, problem: Problem, run: FitRun, plain: GuideFit, result: Result
+    config: SVI,
+    problem: Problem,
+    run: FitRun,
+    plain: GuideFit,
+    result: Result,
 ) -> tuple[GuideFit, Result]:
     """The plain course, or one that held the noise first, whichever has the higher ELBO."""
     shorter = replace(config, num_steps=max(1, round(SECOND_SHARE * config.num_steps)))
     try:
-        held_first, end = _course(shorter, problem, replace(run, callbacks=()), owner=config)
+        held_first, end = _course(
+            shorter,
+            problem,
+            replace(run, callbacks=()),
+            owner=config,
+        )
     except FloatingPointError:
         return plain, result
     except KeyboardInterrupt:
@@ -117,7 +133,10 @@ def _better_course(
 
 
 def _course(
-    config: SVI, problem: Problem, run: FitRun, owner: SVI | None = None
+    config: SVI,
+    problem: Problem,
+    run: FitRun,
+    owner: SVI | None = None,
 ) -> tuple[GuideFit, Result]:
     """One fit, after mean-field's where the guide contains it; with the noise held first where it has an ``owner``."""
     callbacks = run.callbacks
@@ -131,8 +150,18 @@ def _course(
         fitted.hold_noise(HELD_SHARE)
     if not num_steps:
         return fitted, fitted.train(callbacks, run.progress, title)
-    plain_config = replace(config, guide=replace(options, family="mean_field"), num_steps=num_steps)
-    plain = GuideFit(plain_config, problem, run.init, run.seed, owner=owner or config)
+    plain_config = replace(
+        config,
+        guide=replace(options, family="mean_field"),
+        num_steps=num_steps,
+    )
+    plain = GuideFit(
+        plain_config,
+        problem,
+        run.init,
+        run.seed,
+        owner=owner or config,
+    )
     if owner is not None:
         plain.hold_noise(1.0)
     try:
@@ -143,7 +172,10 @@ def _course(
 
 
 def _two_stages(
-    plain: GuideFit, fitted: GuideFit, run: FitRun, title: str
+    plain: GuideFit,
+    fitted: GuideFit,
+    run: FitRun,
+    title: str,
 ) -> tuple[GuideFit, Result]:
     """A fit of mean-field, then the fit of the guide that begins where it ended, unless it was stopped."""
     callbacks = [after(0, callback) for callback in run.callbacks]
@@ -156,19 +188,40 @@ def _two_stages(
     return fitted, fitted.train(callbacks, run.progress, title)
 
 
-def fit_guides(config: SVI, problem: Problem, ys: Tensor, run: FitRun) -> list[Posterior]:
+def fit_guides(
+    config: SVI,
+    problem: Problem,
+    ys: Tensor,
+    run: FitRun,
+) -> list[Posterior]:
     """Fit a guide to each of several targets (set, N, …) in the place of the problem's, all in one search."""
     fitted = GuideFit(config, problem, None, run.seed)
 
     def objective(
-        thetas: Tensor, weight: Tensor, key: Tensor, x: Tensor, ys: Tensor
+        thetas: Tensor,
+        weight: Tensor,
+        key: Tensor,
+        x: Tensor,
+        ys: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        elbos = torch.func.vmap(fitted.elbo, (0, None, 0, None, 0), (0, 1), randomness="different")
+        elbos = torch.func.vmap(
+            fitted.elbo,
+            (0, None, 0, None, 0),
+            (0, 1),
+            randomness="different",
+        )
         return elbos(thetas, weight, Noise(key).split(len(ys)), x, ys)
 
     steps = ((*step, ys) for *step, _ in fitted.batches())
     start = fitted.start.repeat(len(ys), 1)
-    thetas = minimize(objective, start, steps, config.training, tracked=TRACKED, name="SVI").params
+    thetas = minimize(
+        objective,
+        start,
+        steps,
+        config.training,
+        tracked=TRACKED,
+        name="SVI",
+    ).params
     return [fitted.cheap_posterior(theta, run.num_draws) for theta in thetas]
 
 
@@ -240,7 +293,12 @@ class GuideFit:
             self.level = LEVELS[0] * self.noise.spread
             self.num_held = round(share * self.config.num_steps)
 
-    def train(self, callbacks: Sequence[Callback], progress: bool, name: str = "SVI") -> Result:
+    def train(
+        self,
+        callbacks: Sequence[Callback],
+        progress: bool,
+        name: str = "SVI",
+    ) -> Result:
         """Fit the parameters: the guide's, then free points."""
         batches: Iterator[tuple[Tensor, ...]] = self.batches()
         if self.level is not None:
@@ -268,7 +326,11 @@ class GuideFit:
             return why_impossible(guide.layout, guide.layout.unconstrain(draws))
 
     def _objective(
-        self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor
+        self,
+        theta: Tensor,
+        weight: Tensor,
+        key: Tensor,
+        *batch: Tensor,
     ) -> tuple[Tensor, Tensor]:
         if self.noise is None:
             return self._elbo(theta, weight, key, *batch)
@@ -277,7 +339,11 @@ class GuideFit:
             return self._elbo(theta, weight, key, *data)
 
     def _elbo(
-        self, theta: Tensor, weight: Tensor, key: Tensor, *batch: Tensor
+        self,
+        theta: Tensor,
+        weight: Tensor,
+        key: Tensor,
+        *batch: Tensor,
     ) -> tuple[Tensor, Tensor]:
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
@@ -288,8 +354,17 @@ class GuideFit:
         """KL weight, key of the random numbers and data of every step."""
         problem = self.problem
         size = self.config.batch_size
-        keys = torch.randint(-(2**63), 2**63 - 1, self.kl_weights.shape, device=problem.device)
-        steps = zip(self.kl_weights.unbind(), keys.unbind(), strict=True)
+        keys = torch.randint(
+            -(2**63),
+            2**63 - 1,
+            self.kl_weights.shape,
+            device=problem.device,
+        )
+        steps = zip(
+            self.kl_weights.unbind(),
+            keys.unbind(),
+            strict=True,
+        )
         if problem.loader is not None:
             for step, batch in zip(steps, problem.batches(), strict=False):
                 yield (*step, *batch)
@@ -338,7 +413,12 @@ class GuideFit:
             importance=False,
         )
 
-    def posterior(self, theta: Tensor, num_draws: int, result: Result) -> Posterior:
+    def posterior(
+        self,
+        theta: Tensor,
+        num_draws: int,
+        result: Result,
+    ) -> Posterior:
         """The posterior of guide and point parameters ``theta``, where the search ``result`` ended."""
         problem = self.problem
         guide = self._guide_at(theta)
@@ -376,7 +456,12 @@ class GuideFit:
             importance=partial(importance_stats, problem, guide.layout, guide.approximation, draws),
         )
 
-    def _evidence(self, guide: FittedGuide, theta: Tensor, track: Tensor | None) -> Evidence:
+    def _evidence(
+        self,
+        guide: FittedGuide,
+        theta: Tensor,
+        track: Tensor | None,
+    ) -> Evidence:
         """The ELBO at the end of the search; ``track`` is its noisy value at every step, None of a tempered fit."""
         elbo, error = self._elbo_of(guide, theta)
         return Evidence(elbo, error, elbo_findings(elbo, error, track))
@@ -390,7 +475,11 @@ class GuideFit:
         elbo, error = plain._elbo_of(guide, result.params)
         if not elbo - evidence.elbo > 3 * math.hypot(evidence.error, error):
             return None
-        values = {"elbo": evidence.elbo, "error": evidence.error, "best": elbo}
+        values = {
+            "elbo": evidence.elbo,
+            "error": evidence.error,
+            "best": elbo,
+        }
         return guide, Evidence(elbo, error, [Finding("elbo_below_best", values)])
 
     def _mean_field_steps(self, result: Result) -> int:
@@ -401,7 +490,11 @@ class GuideFit:
         return result.num_steps if is_first else 0
 
     def _meta(
-        self, result: Result, evidence: Evidence, temperature: float, mean_field_steps: int
+        self,
+        result: Result,
+        evidence: Evidence,
+        temperature: float,
+        mean_field_steps: int,
     ) -> dict[str, Any]:
         meta: dict[str, Any] = {
             "num_steps": result.num_steps,

@@ -27,7 +27,12 @@ from pyrobnn.core.checks import check_number
 class KLSchedule:
     """Base of the schedules; the constant weight one."""
 
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
+    def factors(
+        self,
+        num_steps: int,
+        num_batches: int,
+        num_weights: int,
+    ) -> Tensor:
         """The weight of the KL at each step next to the likelihood of the whole data set, float64 (num_steps,)."""
         return torch.ones(num_steps, dtype=torch.float64)
 
@@ -41,8 +46,17 @@ class Constant(KLSchedule):
     def __post_init__(self) -> None:
         check_number("beta", self.beta, minimum=0)
 
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
-        return torch.full((num_steps,), float(self.beta), dtype=torch.float64)
+    def factors(
+        self,
+        num_steps: int,
+        num_batches: int,
+        num_weights: int,
+    ) -> Tensor:
+        return torch.full(
+            (num_steps,),
+            float(self.beta),
+            dtype=torch.float64,
+        )
 
 
 @dataclass(frozen=True)
@@ -56,14 +70,29 @@ class Linear(KLSchedule):
     full: float = 0.5
 
     def __post_init__(self) -> None:
-        check_number("warmup", self.warmup, minimum=0, maximum=1)
-        check_number("full", self.full, minimum=0, maximum=1)
+        check_number(
+            "warmup",
+            self.warmup,
+            minimum=0,
+            maximum=1,
+        )
+        check_number(
+            "full",
+            self.full,
+            minimum=0,
+            maximum=1,
+        )
         if self.warmup + self.full > 1:
             raise ValueError(
                 f"'warmup' and 'full' are fractions of the steps and add up to {self.warmup + self.full:g}: at most 1"
             )
 
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
+    def factors(
+        self,
+        num_steps: int,
+        num_batches: int,
+        num_weights: int,
+    ) -> Tensor:
         done = torch.arange(num_steps, dtype=torch.float64) / num_steps
         rise = max(1 - self.warmup - self.full, 1e-12)
         # rounded: the ramp ends at one exactly
@@ -87,8 +116,17 @@ class Blundell(KLSchedule):
     Reference: `Weight Uncertainty in Neural Networks (Blundell et al., 2015) <https://arxiv.org/abs/1505.05424>`_.
     """
 
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
-        i = torch.arange(1, num_batches + 1, dtype=torch.float64)
+    def factors(
+        self,
+        num_steps: int,
+        num_batches: int,
+        num_weights: int,
+    ) -> Tensor:
+        i = torch.arange(
+            1,
+            num_batches + 1,
+            dtype=torch.float64,
+        )
         # divided through by 2^M: no overflow for thousands of batches
         epoch = num_batches * (2.0**-i / -math.expm1(-num_batches * math.log(2)))
         return epoch.repeat(-(-num_steps // num_batches))[:num_steps]
@@ -98,5 +136,14 @@ class Blundell(KLSchedule):
 class PerWeight(KLSchedule):
     """One over the number of weights, as some tutorials have it: a strongly tempered ("cold") posterior."""
 
-    def factors(self, num_steps: int, num_batches: int, num_weights: int) -> Tensor:
-        return torch.full((num_steps,), 1.0 / num_weights, dtype=torch.float64)
+    def factors(
+        self,
+        num_steps: int,
+        num_batches: int,
+        num_weights: int,
+    ) -> Tensor:
+        return torch.full(
+            (num_steps,),
+            1.0 / num_weights,
+            dtype=torch.float64,
+        )

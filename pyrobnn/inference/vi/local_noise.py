@@ -17,7 +17,12 @@ from pyrobnn.inference.fitting.rng import Noise
 
 Estimator = Literal["local_reparameterization", "flipout"]
 #: functions that are linear in weight and bias, and how many trailing dimensions of the input one datum has
-_RANKS = {F.linear: 1, F.conv1d: 2, F.conv2d: 3, F.conv3d: 4}
+_RANKS = {
+    F.linear: 1,
+    F.conv1d: 2,
+    F.conv2d: 3,
+    F.conv3d: 4,
+}
 
 
 class LocalNoise(TorchFunctionMode):
@@ -40,7 +45,10 @@ class LocalNoise(TorchFunctionMode):
     """
 
     def __init__(
-        self, weights: list[tuple[Tensor, Tensor, Tensor]], estimator: Estimator, noise: Noise
+        self,
+        weights: list[tuple[Tensor, Tensor, Tensor]],
+        estimator: Estimator,
+        noise: Noise,
     ):
         super().__init__()
         self.estimator = estimator
@@ -49,7 +57,11 @@ class LocalNoise(TorchFunctionMode):
         self._moments = {id(value): (mean, var) for value, mean, var in weights}
 
     def __torch_function__(
-        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping | None = None
+        self,
+        func: Callable,
+        types: Iterable[type],
+        args: tuple = (),
+        kwargs: Mapping | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func in _RANKS:
@@ -64,7 +76,12 @@ class LocalNoise(TorchFunctionMode):
         return (None, None) if value is None else self._moments.get(id(value), (value, None))
 
     def _local(
-        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, options: Mapping
+        self,
+        func: Callable,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        options: Mapping,
     ) -> Tensor:
         mean, var = self._moments[id(weight)]
         bias_mean, bias_var = self._of(bias)
@@ -75,14 +92,24 @@ class LocalNoise(TorchFunctionMode):
         return h_mean + scale * self.noise.normal_rows(h_mean)
 
     def _flip(
-        self, func: Callable, x: Tensor, weight: Tensor, bias: Tensor | None, options: Mapping
+        self,
+        func: Callable,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        options: Mapping,
     ) -> Tensor:
         mean, _ = self._moments[id(weight)]
         bias_mean, bias_var = self._of(bias)
         rank = _RANKS[func]
         h_mean = func(x, mean, bias_mean, **options)
         channels_in = self._signs(x, rank)
-        noise = func(x * channels_in, weight - mean, None, **options) * self._signs(h_mean, rank)
+        noise = func(
+            x * channels_in,
+            weight - mean,
+            None,
+            **options,
+        ) * self._signs(h_mean, rank)
         if bias_var is None:
             return h_mean + noise
         bias_noise = self.noise.normal_rows(_first(h_mean, rank)) * bias_var.sqrt()
@@ -104,7 +131,11 @@ class WeightUses(TorchFunctionMode):
         }
 
     def __torch_function__(
-        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping | None = None
+        self,
+        func: Callable,
+        types: Iterable[type],
+        args: tuple = (),
+        kwargs: Mapping | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         for value in (*args, *kwargs.values()):

@@ -49,7 +49,12 @@ class GuideFamily:
     """
 
     def __init__(
-        self, factory: GuideFactory, density: Density, loc: Tensor, init_scale: float, seed: int
+        self,
+        factory: GuideFactory,
+        density: Density,
+        loc: Tensor,
+        init_scale: float,
+        seed: int,
     ) -> None:
         self.density = density
         self.latent = [site for site in density.sites if site.kind == "latent"]
@@ -100,7 +105,12 @@ class GuideFamily:
 class GuideApproximation:
     """A fitted Pyro guide over the model's sites; meets :class:`pyrobnn.posterior.approximation.Approximation`."""
 
-    def __init__(self, layout: Density, guide: AutoGuide, params: Mapping[str, Tensor]):
+    def __init__(
+        self,
+        layout: Density,
+        guide: AutoGuide,
+        params: Mapping[str, Tensor],
+    ):
         self.layout = layout
         self.sites = [site for site in layout.sites if site.kind == "latent"]
         self._guide = guide
@@ -129,7 +139,11 @@ class GuideApproximation:
         def log_q(values: dict[str, Tensor]) -> Tensor:
             return _run_guide(self._guide, self._params, self.layout, values)[1]
 
-        return at_each(log_q, {site.name: draws[site.name] for site in self.sites}, batch=batch)
+        return at_each(
+            log_q,
+            {site.name: draws[site.name] for site in self.sites},
+            batch=batch,
+        )
 
     def guide(self, *args: Any, **kwargs: Any) -> Any:
         """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
@@ -149,7 +163,12 @@ class GuideApproximation:
 class _Given(Messenger):
     """Supplies given draws to a guide, through the auxiliary sites that they determine."""
 
-    def __init__(self, values: Mapping[str, Tensor], density: Density, guide: AutoGuide):
+    def __init__(
+        self,
+        values: Mapping[str, Tensor],
+        density: Density,
+        guide: AutoGuide,
+    ):
         super().__init__()
         sites = [site for site in density.sites if site.name in values]
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
@@ -189,7 +208,11 @@ class _FunctionalNoise(TorchFunctionMode):
         self.normal = normal
 
     def __torch_function__(
-        self, func: Callable, types: Iterable[type], args: tuple = (), kwargs: Mapping | None = None
+        self,
+        func: Callable,
+        types: Iterable[type],
+        args: tuple = (),
+        kwargs: Mapping | None = None,
     ) -> Any:
         if func is Tensor.normal_ and len(args) == 1 and not kwargs:
             return self.normal(args[0])
@@ -199,7 +222,12 @@ class _FunctionalNoise(TorchFunctionMode):
 class _Traced(torch.nn.Module):
     """The guide's run and its log density in one module: a flow reads its parameters only when asked for a density."""
 
-    def __init__(self, guide: AutoGuide, density: Density, normal: Callable[[Tensor], Tensor]):
+    def __init__(
+        self,
+        guide: AutoGuide,
+        density: Density,
+        normal: Callable[[Tensor], Tensor],
+    ):
         super().__init__()
         self.guide = guide
         self.density = density
@@ -231,7 +259,12 @@ def _run_guide(
         return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
 
 
-def _build(factory: GuideFactory, density: Density, loc: Tensor, init_scale: float) -> AutoGuide:
+def _build(
+    factory: GuideFactory,
+    density: Density,
+    loc: Tensor,
+    init_scale: float,
+) -> AutoGuide:
     made = factory.func if isinstance(factory, functools.partial) else factory
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)

@@ -57,7 +57,11 @@ class Compiled:
     """
 
     def __init__(
-        self, call: Callable[..., Any], mode: str, seconds: float, example: tuple[Any, ...] = ()
+        self,
+        call: Callable[..., Any],
+        mode: str,
+        seconds: float,
+        example: tuple[Any, ...] = (),
     ) -> None:
         self.unchecked = call
         self.mode = mode
@@ -209,7 +213,10 @@ def _checked(
 
 
 def _attempt(
-    way: Callable[..., Code], fn: Callable[..., Any], inputs: list[Tensor], before: list[Tensor]
+    way: Callable[..., Code],
+    fn: Callable[..., Any],
+    inputs: list[Tensor],
+    before: list[Tensor],
 ) -> Code | _Failure:
     """Code whose results on the inputs, as they were before, are those of ``fn``; or what is wrong with it."""
     try:
@@ -239,7 +246,11 @@ def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
 
 
 def _warn(name: str, failure: str, consequence: str) -> None:
-    warnings.warn(f"{name} {failure}: {consequence}", UserWarning, stacklevel=4)
+    warnings.warn(
+        f"{name} {failure}: {consequence}",
+        UserWarning,
+        stacklevel=4,
+    )
 
 
 @contextlib.contextmanager

@@ -110,7 +110,10 @@ def _copy(tensor: Tensor) -> Tensor:
     if 0 in tensor.stride():
         return tensor.clone()
     copy = torch.empty_strided(
-        tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        tensor.shape,
+        tensor.stride(),
+        dtype=tensor.dtype,
+        device=tensor.device,
     )
     return copy.copy_(tensor)
 
@@ -138,7 +141,12 @@ def _rounds(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-def _spread(so_far: Tensor, noisy: Tensor, plain: Tensor, times: float) -> Tensor:
+def _spread(
+    so_far: Tensor,
+    noisy: Tensor,
+    plain: Tensor,
+    times: float,
+) -> Tensor:
     """``times`` the largest distance of the noisy results from the plain ones."""
     same = (noisy == plain) | (noisy.isnan() & plain.isnan())
     distance = (noisy - plain).abs().nan_to_num(torch.inf)
@@ -172,7 +180,12 @@ class _WithNoise(Interpreter):
     def _off(self, value: Tensor, node: Node) -> Tensor:
         real = value.real if value.is_complex() else value
         source = generator(next(self.seeds), value.device)
-        uniform = torch.rand(real.shape, dtype=real.dtype, device=real.device, generator=source)
+        uniform = torch.rand(
+            real.shape,
+            dtype=real.dtype,
+            device=real.device,
+            generator=source,
+        )
         noise = (uniform - 0.5).sign()
         # the tanh of the compiled code is exact to a unit of one, not of its value
         size = 1 + value.abs() if "tanh" in str(node.target) else value.abs()
@@ -193,9 +206,21 @@ class _WithNoise(Interpreter):
         terms = args[place]
         axes = [-1] if product else (len(args) > 1 and args[1]) or range(terms.dim())
         num, axis = max((terms.shape[axis], axis) for axis in axes)
-        end = int(torch.rand((), device=source.device, generator=source) * num)
+        end = int(
+            torch.rand(
+                (),
+                device=source.device,
+                generator=source,
+            )
+            * num
+        )
         terms = terms.index_fill(axis, torch.arange(num, device=source.device)[end + 1 :], 0)
         operation = cast(Any, node.target)
-        partial_sum = operation(*args[:place], terms, *args[place + 1 :], **options).abs()
+        partial_sum = operation(
+            *args[:place],
+            terms,
+            *args[place + 1 :],
+            **options,
+        ).abs()
         whole = partial_sum == partial_sum.round()
         return torch.where(whole, 0.0, 0.1 * math.sqrt(num) * partial_sum)

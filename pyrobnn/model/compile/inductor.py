@@ -113,7 +113,12 @@ def _small_mm(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _small_addmm(
-    bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
+    bias: Tensor,
+    left: Tensor,
+    right: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Tensor:
     product = _small_mm(left, right) if alpha == beta == 1 else NotImplemented
     return product if product is NotImplemented else bias + product

@@ -103,7 +103,12 @@ def _number_of_steps(xs: Any, length: int | None) -> int:
     return lengths.pop()
 
 
-def _unrolled(step: Callable[..., Any], carry: Any, xs: Any, steps: range) -> tuple[Any, Any]:
+def _unrolled(
+    step: Callable[..., Any],
+    carry: Any,
+    xs: Any,
+    steps: range,
+) -> tuple[Any, Any]:
     """The loop in Python."""
     outputs = []
     for t in steps:
@@ -236,7 +241,13 @@ class _ForeignTensors(TorchFunctionMode):
         self._alive: list[Any] = list(arguments)  # an id belongs to what is alive
         self._known = {id(tensor) for tensor in arguments}
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         result = func(*mapped(self.resolved, args), **mapped(self.resolved, kwargs or {}))
         self._alive.append(result)
         self._known.update(id(leaf) for leaf in leaves_of(result) if isinstance(leaf, Tensor))
@@ -268,7 +279,12 @@ class _FindCaptures(_ForeignTensors):
 class _ReplaceCaptures(_ForeignTensors):
     """Puts arguments of a function in the place of the captures of a step."""
 
-    def __init__(self, arguments: Tensors, captures: Tensors, replacements: Tensors) -> None:
+    def __init__(
+        self,
+        arguments: Tensors,
+        captures: Tensors,
+        replacements: Tensors,
+    ) -> None:
         super().__init__([*arguments, *replacements])
         self._alive.extend(captures)
         self._replacements = {
@@ -294,7 +310,13 @@ class _TracedStep:
     sliced: int
 
     @classmethod
-    def of(cls, tracer: Tracer, step: Callable[..., Any], carry: Any, x: Any) -> _TracedStep:
+    def of(
+        cls,
+        tracer: Tracer,
+        step: Callable[..., Any],
+        carry: Any,
+        x: Any,
+    ) -> _TracedStep:
         """The step traced beside the trace under way; raises _Unrolled where it cannot be."""
         arguments = [*_tensors(carry), *_tensors(x)]
         with _FindCaptures(arguments) as finder:
@@ -343,7 +365,11 @@ class _TracedStep:
         return max(range(1, limit + 1), key=worth)
 
     def repeated(
-        self, steps: int, carry: Tensors, slices: Tensors, captures: Tensors
+        self,
+        steps: int,
+        carry: Tensors,
+        slices: Tensors,
+        captures: Tensors,
     ) -> _TurnResults:
         """So many steps, one after the other, with outputs stacked: there are no sums."""
         outputs = []
@@ -358,7 +384,11 @@ class _TracedStep:
 
 
 def _rolled(
-    tracer: Tracer, step: Callable[..., Any], carry: Any, xs: Any, count: int
+    tracer: Tracer,
+    step: Callable[..., Any],
+    carry: Any,
+    xs: Any,
+    count: int,
 ) -> tuple[Any, Any]:
     """The loop as one node of the graph that is being traced."""
     x = _at(xs, 0)
@@ -380,7 +410,11 @@ def _rolled(
 
 
 def _looped(
-    traced: _TracedStep, steps: int, carry: Tensors, slices: Tensors, turns: int
+    traced: _TracedStep,
+    steps: int,
+    carry: Tensors,
+    slices: Tensors,
+    turns: int,
 ) -> tuple[Tensors, Tensors]:
     """The last carry and the outputs of so many turns of so many steps; ``slices`` are (turns, steps, …)."""
 
@@ -408,7 +442,12 @@ class _Kind(NamedTuple):
         return [cls(tensor.shape, tensor.dtype) for tensor in tensors]
 
     def zeros(self, *leading: int, device: torch.device) -> Tensor:
-        return torch.zeros(*leading, *self.shape, dtype=self.dtype, device=device)
+        return torch.zeros(
+            *leading,
+            *self.shape,
+            dtype=self.dtype,
+            device=device,
+        )
 
 
 class _Memory(NamedTuple):
@@ -443,7 +482,12 @@ _TURNS: dict[str, _CompiledTurn] = {}  # by the content of the body: compiled co
 
 
 @torch.library.custom_op("pyrobnn::loop", mutates_args=())
-def _run(key: str, carry: list[Tensor], xs: list[Tensor], captures: list[Tensor]) -> list[Tensor]:
+def _run(
+    key: str,
+    carry: list[Tensor],
+    xs: list[Tensor],
+    captures: list[Tensor],
+) -> list[Tensor]:
     """All carries, outputs and sums, and an empty tensor: C++ of torch 2.13 crashes on a list of one."""
     turn = _TURNS[key]
     memory = turn.memory(len(xs[0]), xs[0].device)
@@ -462,7 +506,12 @@ def _run(key: str, carry: list[Tensor], xs: list[Tensor], captures: list[Tensor]
 
 
 @_run.register_fake
-def _(key: str, carry: list[Tensor], xs: list[Tensor], captures: list[Tensor]) -> list[Tensor]:
+def _(
+    key: str,
+    carry: list[Tensor],
+    xs: list[Tensor],
+    captures: list[Tensor],
+) -> list[Tensor]:
     memory = _TURNS[key].memory(len(xs[0]), xs[0].device)
     return [*itertools.chain(*memory), xs[0].new_empty(0)]
 
@@ -498,7 +547,11 @@ def _compiled_turn(body: Body, inputs: _Inputs[Tensor]) -> str:
     graph = trace(_writing(body, *map(len, first_turn)), example)
     key = _key(graph, example)
     if key not in _TURNS:
-        call = compiled(graph, *example, name="the body of a loop").unchecked
+        call = compiled(
+            graph,
+            *example,
+            name="the body of a loop",
+        ).unchecked
         _TURNS[key] = _CompiledTurn(call, *kinds)
     return key
 
@@ -507,7 +560,12 @@ def _detached(tensors: Tensors) -> Tensors:
     return [tensor.detach().contiguous() for tensor in tensors]
 
 
-def _writing(body: Body, carried: int, slices: int, captures: int) -> Callable[..., None]:
+def _writing(
+    body: Body,
+    carried: int,
+    slices: int,
+    captures: int,
+) -> Callable[..., None]:
     """The body as a function of one list: its arguments, then the places of its results."""
 
     def turn(*flat: Tensor) -> None:
@@ -570,7 +628,12 @@ class _Scan(torch.autograd.Function):
         return None, *itertools.chain(*reverse.gradients(turns, gradients))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, loop: _Loop, *flat: Tensor) -> Any:
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        loop: _Loop,
+        *flat: Tensor,
+    ) -> Any:
         axes: _Inputs[int | None] = loop.inputs(in_dims[1:])
         inputs = loop.inputs(flat)
         carry = _moved(inputs.carry, axes.carry, 0)
@@ -583,7 +646,11 @@ class _Scan(torch.autograd.Function):
             _axes_in_a_turn(axes.slices),
             _axes_in_a_turn(axes.captures),
         )
-        body = torch.func.vmap(loop.body, body_axes, randomness="error")
+        body = torch.func.vmap(
+            loop.body,
+            body_axes,
+            randomness="error",
+        )
         points = _Loop(body, loop.carried, loop.slices, loop.sums)
         results = points.results_of(_Inputs(carry, slices, captures))
         result_axes = _LoopResults(
@@ -657,7 +724,12 @@ class _Reverse:
             captures=_scattered(len(turns.captures), self.differentiated.captures, results.sums),
         )
 
-    def turn(self, carry: Tensors, slices: Tensors, captures: Tensors) -> _TurnResults:
+    def turn(
+        self,
+        carry: Tensors,
+        slices: Tensors,
+        captures: Tensors,
+    ) -> _TurnResults:
         """The body: from the gradients by the carry after a turn of the loop to those by what the turn took."""
         carry_and_slices, of_outputs, of_history = _split(
             slices, self.loop.carried + self.loop.slices, len(self.reached.outputs)
@@ -674,7 +746,11 @@ class _Reverse:
             by_inputs, len(self.differentiated.carry), len(self.differentiated.slices)
         )
         # the carry before this turn is a result of the loop too
-        for position, gradient in zip(self.reached.history, of_history, strict=True):
+        for position, gradient in zip(
+            self.reached.history,
+            of_history,
+            strict=True,
+        ):
             place = self.differentiated.carry.index(position)
             by_carry[place] = by_carry[place] + gradient
         return _TurnResults(by_carry, by_slices, by_captures)

@@ -210,7 +210,12 @@ class Targets:
         scale = self.values(scale)
         return (mean if self.measured == "affine" else torch.zeros_like(mean)), scale
 
-    def in_units(self, y: Tensor, mean: Tensor | float, scale: Tensor | float) -> Tensor:
+    def in_units(
+        self,
+        y: Tensor,
+        mean: Tensor | float,
+        scale: Tensor | float,
+    ) -> Tensor:
         """Targets in the units that :meth:`units` gave."""
         return torch.cat([(self.values(y) - mean) / scale, y[..., self.values(y).shape[-1] :]], -1)
 
@@ -219,7 +224,11 @@ class Targets:
 
         A censored row loses nothing: its probability has no unit.
         """
-        sizes = torch.as_tensor(scale, dtype=torch.float64, device=y.device)
+        sizes = torch.as_tensor(
+            scale,
+            dtype=torch.float64,
+            device=y.device,
+        )
         lost = sizes.log().expand(self.values(y).shape).sum(-1)
         return lost if self.censoring is None else lost * y[..., 1]
 
@@ -348,13 +357,25 @@ class Likelihood:
         return moved
 
     def observe(
-        self, f: Tensor, y: Tensor | None, params: Params, num_data: float | None = None
+        self,
+        f: Tensor,
+        y: Tensor | None,
+        params: Params,
+        num_data: float | None = None,
     ) -> Tensor:
         """The Pyro statement of the data: sampled, or observed at ``y``; scaled to ``num_data`` for a mini-batch."""
         # weighted batches make it a fraction, which Pyro's plate takes
         size: Any = len(f) if num_data is None else num_data
-        with pyro.plate(f"{DATA}_plate", size=size, subsample=f):
-            return pyro.sample(DATA, self.distribution(f, params), obs=y)
+        with pyro.plate(
+            f"{DATA}_plate",
+            size=size,
+            subsample=f,
+        ):
+            return pyro.sample(
+                DATA,
+                self.distribution(f, params),
+                obs=y,
+            )
 
     def __repr__(self) -> str:
         parts = [f"{kind} {name}" for name, kind in self.own.kinds.items()]
@@ -377,12 +398,22 @@ class Sampled(TorchDistribution):
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}
     support = constraints.independent(constraints.real, 1)
 
-    def __init__(self, likelihood: Any, f: Tensor, params: Params, columns: int):
+    def __init__(
+        self,
+        likelihood: Any,
+        f: Tensor,
+        params: Params,
+        columns: int,
+    ):
         self.likelihood = likelihood
         self.f = f
         self.params = params
         self.columns = columns
-        super().__init__(f.shape[:-1], torch.Size([columns]), validate_args=False)
+        super().__init__(
+            f.shape[:-1],
+            torch.Size([columns]),
+            validate_args=False,
+        )
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Sampled:
         return Sampled(
@@ -439,7 +470,11 @@ def identified(likelihood: Likelihood, f: Tensor) -> Tensor:
 
 
 def log_predictive(
-    likelihood: Likelihood, f: Tensor, cov: Tensor, y: Tensor, params: Mapping[str, Tensor]
+    likelihood: Likelihood,
+    f: Tensor,
+    cov: Tensor,
+    y: Tensor,
+    params: Mapping[str, Tensor],
 ) -> Tensor:
     """Log density of ``y`` where the network output is normal, (N,).
 
@@ -468,7 +503,14 @@ def _normal_draws(mean: Tensor, cov: Tensor) -> Tensor:
     # the covariance is singular where fewer data than outputs tell
     values, vectors = torch.linalg.eigh(cov)
     root = vectors * values.clamp_min(0).sqrt().unsqueeze(-2)
-    noise = torch.randn(256, 1, mean.shape[1], 1, generator=generator(0), dtype=mean.dtype)
+    noise = torch.randn(
+        256,
+        1,
+        mean.shape[1],
+        1,
+        generator=generator(0),
+        dtype=mean.dtype,
+    )
     noise = noise.to(mean.device)
     noise = torch.cat([noise, -noise])
     return mean + (root @ noise).squeeze(-1)

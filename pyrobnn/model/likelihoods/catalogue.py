@@ -74,7 +74,11 @@ class HomoskedasticGaussian(_Gaussian):
         (HomoskedasticGaussian(fixed scale), HomoskedasticGaussian(inferred scale))
     """
 
-    targets = Targets(normal=True, linear_mean=True, measured="affine")
+    targets = Targets(
+        normal=True,
+        linear_mean=True,
+        measured="affine",
+    )
 
     def __init__(self, scale: Parameter):
         super().__init__()
@@ -108,7 +112,12 @@ class HeteroskedasticGaussian(_Gaussian):
         HeteroskedasticGaussian(min_scale=0.01)
     """
 
-    targets = Targets(heads=2, normal=True, linear_mean=True, measured="affine")
+    targets = Targets(
+        heads=2,
+        normal=True,
+        linear_mean=True,
+        measured="affine",
+    )
 
     def __init__(self, min_scale: float = 1e-3):
         super().__init__()
@@ -308,7 +317,11 @@ class Ordinal(_Labels):
 
     def __init__(self, num_classes: int, cutpoints: str | Tensor = "learned"):
         super().__init__()
-        self.num_classes: int = check_count("num_classes", num_classes, minimum=2)
+        self.num_classes: int = check_count(
+            "num_classes",
+            num_classes,
+            minimum=2,
+        )
         num_gaps = num_classes - 2
         if isinstance(cutpoints, Tensor):
             if cutpoints.shape != (num_classes - 1,) or not bool((cutpoints.diff() > 0).all()):
@@ -514,7 +527,11 @@ class CensoredNormal(_Censored):
     def __init__(self, scale: Parameter, censoring: str = "right"):
         super().__init__()
         side = check_choice("censoring", censoring, ("right", "left"))
-        self.targets = Targets(linear_mean=True, censoring=side, measured="affine")
+        self.targets = Targets(
+            linear_mean=True,
+            censoring=side,
+            measured="affine",
+        )
         self.own.declare("scale", scale)
 
     def _standard(self, f: Tensor, y: Tensor, params: Params) -> Pair:

@@ -84,7 +84,10 @@ class MixtureDensity(Likelihood):
 
 
 def _score_of_components(
-    log_share: Tensor, normal: torch.distributions.Normal, slope: Tensor, y: Tensor
+    log_share: Tensor,
+    normal: torch.distributions.Normal,
+    slope: Tensor,
+    y: Tensor,
 ) -> Tensor:
     """Derivatives of the log density at ``y`` (N, out, q) in logits, means and ρ of the components: (N, out, q, 3K)."""
     log_share, loc, scale, slope = (
@@ -119,7 +122,13 @@ class Beta(Likelihood):
 
     task = "beta"
 
-    def __init__(self, precision: Parameter = "learned", *, low: float = 0.0, high: float = 1.0):
+    def __init__(
+        self,
+        precision: Parameter = "learned",
+        *,
+        low: float = 0.0,
+        high: float = 1.0,
+    ):
         super().__init__()
         self.low = check_number("low", low)
         self.high = check_number("high", high, above=self.low)
