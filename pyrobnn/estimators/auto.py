@@ -7,6 +7,7 @@ from typing import Any, ClassVar, cast
 
 from torch.distributions import Normal
 
+from pyrobnn.estimators.fits import RunOptions
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.laplace import Laplace
@@ -36,7 +37,7 @@ def choose(
     normal: bool = True,
     joint: bool = False,
     varying: bool = False,
-    compile: Any = True,
+    compile: bool = True,
 ) -> tuple[Method, str]:
     """A configured method for that many rows, weights of the net and outputs, and why it, in a sentence.
 
@@ -81,7 +82,7 @@ def _laplace(
     full: bool,
     normal: bool,
     batch_size: int | None,
-    compile: Any,
+    compile: bool,
 ) -> Laplace:
     if batch_size is None:
         search = MAP(compile=compile)
@@ -148,12 +149,12 @@ class Auto(Method):
         )
         if self.quick:
             method = _quick(method)
-        options: dict[str, Any] = {
-            "num_draws": run.num_draws,
-            "seed": run.seed,
-            "device": problem.device,
-            "progress": run.progress,
-        }
+        options = RunOptions(
+            num_draws=run.num_draws,
+            seed=run.seed,
+            device=problem.device,
+            progress=run.progress,
+        )
         fit = empirical_bayes(method, model, x, y)
         if fit is None:
             posterior = method.fit(
@@ -176,19 +177,19 @@ def _quick(method: Method) -> Method:
     return cast(Method, replace(cast(Any, method), **settings))
 
 
-def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, dict[str, Any]]:
-    """The method of that name with its settings of a full run, why it, and the options of its ``fit``."""
+def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, int | None]:
+    """The method of that name with its settings of a full run, why it, and how many draws, None for its own number."""
     known = METHODS[name]
     settings = dict(known.full)
     words = f"{known.cls.__name__}, as it was asked for by name"
-    options = {"num_draws": settings.pop("num_draws")} if "num_draws" in settings else {}
+    num_draws = settings.pop("num_draws", None)
     if "tune" in settings:
         words += f", {_width(normal)}"
         if not normal:
             del settings["tune"]
     if not compile:
         settings["compile"] = False
-    return known.cls(**settings), words, options
+    return known.cls(**settings), words, num_draws
 
 
 def _width(normal: bool) -> str:

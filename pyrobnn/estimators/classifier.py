@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import column_or_1d
@@ -13,7 +12,7 @@ from sklearn.utils.validation import column_or_1d
 from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
-from pyrobnn.estimators.estimator import Estimator
+from pyrobnn.estimators.estimator import Estimator, Table
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import Categorical
 
@@ -53,7 +52,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     task: Task = "classification"
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BNNClassifier:
+    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> BNNClassifier:
         """Infer the posterior.
 
         Args:
@@ -78,30 +77,30 @@ class BNNClassifier(ClassifierMixin, Estimator):
             )
         if y is not None and pd.isna(np.asarray(y, dtype=object)).any():
             raise ValueError("'y' contains NaN or another missing value: leave out these rows")
-        x, y = self._validated(X, y)
-        check_classification_targets(y)
-        y = column_or_1d(y, warn=True)
+        x, targets = self._validated(X, y)
+        check_classification_targets(targets)
+        targets = column_or_1d(targets, warn=True)
         copies = self._copies(x, sample_weight)
         if copies is not None:
             x = x[copies > 0]
-            y = y[copies > 0]
+            targets = targets[copies > 0]
             copies = copies[copies > 0]
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"'y' holds a single class, {str(self.classes_[0])!r}: two are needed")
         self._fit(x, labels.astype(np.int64), copies, len(self.classes_))
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: Table) -> np.ndarray:
         """Probabilities of the classes, (n, class) in the order of ``classes_``, averaged over the posterior."""
         return self._predict(X, lambda p: p.probs)[0]
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: Table) -> np.ndarray:
         """The most probable class of each row, (n,)."""
         best = self.predict_proba(X).argmax(1)  # before a fit there are no classes_
         return np.asarray(self.classes_[best])
 
-    def predict_set(self, X: Any, level: float = 0.9) -> np.ndarray:
+    def predict_set(self, X: Table, level: float = 0.9) -> np.ndarray:
         """Whether each class belongs to the smallest set that holds a new label with probability ``level``.
 
         Args:

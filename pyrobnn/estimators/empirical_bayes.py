@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import pyro
@@ -18,7 +18,8 @@ from sklearn.linear_model import BayesianRidge
 from torch import Tensor, nn
 
 from pyrobnn.core.findings import warn
-from pyrobnn.estimators.wide import gain, log_density, quiet
+from pyrobnn.estimators.comparison import gain, log_density, quiet
+from pyrobnn.estimators.fits import RunOptions
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.inference.curvature.linearized import Linearized
@@ -100,7 +101,7 @@ def fit_by_evidence(
     model: BNN,
     x: Tensor,
     y: Tensor,
-    options: dict[str, Any],
+    options: RunOptions,
 ) -> tuple[Posterior, str]:
     """The fit whose noise and prior have the largest evidence, and that noise in words.
 
@@ -162,7 +163,7 @@ class _NoiseSearch:
     method: Laplace
     model: BNN
     rows: tuple[Tensor, Tensor]
-    options: dict[str, Any]
+    options: RunOptions
     linear: Tensor
     least: Tensor
 
@@ -614,7 +615,7 @@ def select_prior_width(
     model: BNN,
     x: Tensor,
     y: Tensor,
-    options: dict[str, Any],
+    options: RunOptions,
 ) -> tuple[Posterior, str]:
     """The fit with the prior widths, one per layer, that evidence and left-out labels prefer; and these in words.
 
@@ -644,11 +645,12 @@ def select_prior_width(
         best = search.tune_layers(search.narrower())
     final = search.at_mode_of(best)
     of = ""
+    start = None
     if len(rows[0]) == len(x):
-        options = options | {"init": final.net}  # the mode, as it is
+        start = final.net  # the mode, as it is
     else:
         of = f", of {len(rows[0]):,} of {len(x):,} rows"
-    posterior = still.fit(final, x, y, **options)
+    posterior = still.fit(final, x, y, init=start, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
     return replace(posterior, meta=meta), _words_of_widths(best.factors, len(search.tries), of)
 
@@ -671,7 +673,7 @@ class _WidthSearch:
         self,
         model: BNN,
         rows: tuple[Tensor, Tensor],
-        options: Mapping[str, Any],
+        options: RunOptions,
         layers: Sequence[str],
         still: Laplace,
     ):
@@ -679,7 +681,8 @@ class _WidthSearch:
         self.rows = rows
         self.layers = layers
         self.still = still
-        self.common = {name: value for name, value in options.items() if name != "num_draws"}
+        self.common = RunOptions(**options)
+        self.common["num_draws"] = 1
         search = still.search
         # from a mode under another prior; on all of the data L-BFGS follows it, and stays in the valley where it starts
         steps = 1 if search.batch_size is None else max(1, search.num_steps // 10)
@@ -702,7 +705,6 @@ class _WidthSearch:
         posterior = method.fit(
             model,
             *self.rows,
-            num_draws=1,
             **self.common,
         )
         evidence = cast(float, posterior.log_evidence)
@@ -746,7 +748,6 @@ class _WidthSearch:
                 model,
                 *self.rows,
                 init=model.net,
-                num_draws=1,
                 **self.common,
             )
             suited = fit.meta["tuned"]["prior_precision_factor"]

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
@@ -27,13 +28,17 @@ from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.data import Dataset, Standardizer
-from pyrobnn.data.columns import Columns, check_names
+from pyrobnn.data.columns import Columns, Missing, check_names
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
+from pyrobnn.estimators.comparison import gain, one_thread, quiet
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
-from pyrobnn.estimators.wide import Offset, counts, gain, lifted, one_thread, quiet, search
+from pyrobnn.estimators.features import Offset
+from pyrobnn.estimators.fits import Fit, RunOptions
+from pyrobnn.estimators.selection import counts, search
+from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import METHODS, Method, check_method
@@ -41,8 +46,12 @@ from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 from pyrobnn.model.likelihoods.base import Likelihood
-from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
+
+#: inputs (n, feature)
+Table: TypeAlias = ArrayLike | pd.DataFrame
+#: a net for so many inputs and outputs
+NetMaker: TypeAlias = Callable[[int, int], nn.Module]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,25 +70,6 @@ class TrainingRows:
     held_out: Tensor | tuple[()] = ()
 
 
-@dataclass(frozen=True, eq=False)
-class Fit:
-    """What a search ends with: a posterior, the method it is of, why that one, and the rows it has not seen."""
-
-    posterior: Posterior
-    method: Method
-    reason: str
-    held_out: Tensor | tuple[()] = ()
-
-    def because(self, words: str) -> Fit:
-        """The same fit with one more reason."""
-        return replace(self, reason=f"{self.reason}; {words}")
-
-    def instead_of_a_net(self, words: str = "") -> Fit:
-        """The fit of a linear model, whose reason says that no net gains on it."""
-        start = f"a linear model predicts these rows as well: {words}"
-        return replace(self, reason=start + self.reason)
-
-
 class Estimator(BaseEstimator):
     """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier."""
 
@@ -90,21 +80,21 @@ class Estimator(BaseEstimator):
 
     def __init__(
         self,
-        method: Any = "auto",
+        method: str | Method = "auto",
         *,
-        hidden: Any = None,
-        activation: Any = "tanh",
-        net: Any = None,
-        prior: Any = None,
-        likelihood: Any = None,
-        noise: Any = "inferred",
+        hidden: Sequence[int] | None = None,
+        activation: str | type[nn.Module] = "tanh",
+        net: nn.Module | NetMaker | None = None,
+        prior: priors.Prior | None = None,
+        likelihood: Likelihood | None = None,
+        noise: str | float = "inferred",
         standardize: bool = True,
-        missing: Any = "refuse",
+        missing: str = "refuse",
         num_draws: int | None = None,
         max_seconds: float | None = None,
         compile: bool = True,
-        device: Any = None,
-        random_state: Any = None,
+        device: str | torch.device | None = None,
+        random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
     ):
         self.method = method
@@ -174,7 +164,7 @@ class Estimator(BaseEstimator):
         units = None
         if self.standardize:
             units = Standardizer.fit(Dataset(rows.x, rows.y, "train", self.task))
-        likelihood: Likelihood = self.likelihood
+        likelihood = self.likelihood
         if likelihood is None:
             likelihood = self._default_likelihood(units, width)
         exposure = likelihood.targets.exposure is not None
@@ -232,21 +222,13 @@ class Estimator(BaseEstimator):
             return None, why
         if seconds is not None:
             seconds -= time.perf_counter() - begun
-        run = {
-            "seed": seed,
-            "device": self.device,
-            "progress": bool(self.verbose),
-        }
-        posterior, method, words, held_out = rule.fit(
-            data,
-            units,
-            seconds,
-            self.num_draws,
-            self.compile,
-            **run,
-        )
-        reason = f"{len(rows.x):,} rows: {words}; {why}"
-        return Fit(posterior, method, reason, held_out), why
+        fit = rule.fit(data, units, seconds, self.num_draws, self.compile, self._run(seed))
+        reason = f"{len(rows.x):,} rows: {fit.reason}; {why}"
+        return replace(fit, reason=reason), why
+
+    def _run(self, seed: int) -> RunOptions:
+        """The options of every fit."""
+        return RunOptions(seed=seed, device=self.device, progress=bool(self.verbose))
 
     def _fit_nets(self, model: BNN, rows: TrainingRows, seed: int) -> tuple[Fit, bool, str]:
         """The better of a net and a net of more features, whether it gains on a linear model, and by how much."""
@@ -319,12 +301,10 @@ class Estimator(BaseEstimator):
 
     def _infer(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The posterior of a model by the method that is given or chosen."""
-        method, reason, options = self._method(model, len(rows.x))
-        options |= {
-            "seed": seed,
-            "device": self.device,
-            "progress": bool(self.verbose),
-        }
+        method, reason, num_draws = self._method(model, len(rows.x))
+        options = self._run(seed)
+        if num_draws is not None:
+            options["num_draws"] = num_draws
         auto = isinstance(self.method, str) and self.method == "auto"
         by_evidence = empirical_bayes(method, model, rows.x, rows.y) if auto else None
         if by_evidence is None:
@@ -332,29 +312,25 @@ class Estimator(BaseEstimator):
         posterior, words = by_evidence(method, model, rows.x, rows.y, options)
         return Fit(posterior, method, reason).because(words)
 
-    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    def _validated(self, X: Table, y: ArrayLike, **options: bool) -> tuple[np.ndarray, np.ndarray]:
         """Inputs (n, feature), float64, and targets, by ``validate_data``'s options; other columns are encoded."""
         check_choice("missing", self.missing, ("refuse", "impute"))
         self.columns_: Columns | None = None
-        is_table = isinstance(X, pd.DataFrame) and (
-            self.missing == "impute"
-            or X.select_dtypes(["number", "bool"], "timedelta").shape[1] < X.shape[1]
-        )
-        options |= {"dtype": np.float64, "ensure_min_samples": 2}
-        if not is_table:
-            return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **options))
-        check_names("X", list(X.columns.map(str)))
-        columns = Columns.fit(X, self.missing, "X")
-        x, y = validate_data(
-            self,
-            columns.transform(X, "X")[0],
-            y,
-            **options,
-        )
-        _check_feature_names(self, X, reset=True)
-        self.n_features_in_ = X.shape[1]
+        table: pd.DataFrame | None = X if isinstance(X, pd.DataFrame) else None
+        if table is not None and self.missing == "refuse":
+            numbers = table.select_dtypes(["number", "bool"], "timedelta")
+            table = table if numbers.shape[1] < table.shape[1] else None
+        checks = {**options, "dtype": np.float64, "ensure_min_samples": 2}
+        if table is None:
+            return cast(tuple[np.ndarray, np.ndarray], validate_data(self, X, y, **checks))
+        check_names("X", list(table.columns.map(str)))
+        columns = Columns.fit(table, cast(Missing, self.missing), "X")
+        encoded = columns.transform(table, "X")[0]
+        x, targets = validate_data(self, encoded, y, **checks)
+        _check_feature_names(self, table, reset=True)
+        self.n_features_in_ = table.shape[1]
         self.columns_ = columns
-        return x, y
+        return x, targets
 
     def _names(self, x: np.ndarray | Tensor) -> Sequence[str]:
         """Of the inputs x (n, input)."""
@@ -373,7 +349,7 @@ class Estimator(BaseEstimator):
             )
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
-    def _copies(self, x: np.ndarray, sample_weight: Any) -> np.ndarray | None:
+    def _copies(self, x: np.ndarray, sample_weight: ArrayLike | None) -> np.ndarray | None:
         """How often each row counts (n,)."""
         if sample_weight is None:
             return None
@@ -407,7 +383,7 @@ class Estimator(BaseEstimator):
             "an nn.Module or a function (num_inputs, num_outputs) -> nn.Module",
         )
         with seeded(seed):
-            return cast(nn.Module, self.net(num_inputs, width))
+            return self.net(num_inputs, width)
 
     def _check_likelihood(self) -> None:
         """Raise where a likelihood was given that is none, or not of this kind of target."""
@@ -427,19 +403,18 @@ class Estimator(BaseEstimator):
     def _default_likelihood(self, units: Standardizer | None, width: int) -> Likelihood:
         raise NotImplementedError
 
-    def _method(self, model: BNN, num: int) -> tuple[Method, str, dict[str, Any]]:
-        """The method for so many rows, why it, and the options of its ``fit``."""
-        options = {} if self.num_draws is None else {"num_draws": self.num_draws}
+    def _method(self, model: BNN, num: int) -> tuple[Method, str, int | None]:
+        """The method for so many rows, why it, and the number of draws, None for the method's own."""
         if not isinstance(self.method, str):
             check_method(self.method, instead="'auto', the name of a method or ")
-            return self.method, f"{type(self.method).__name__}, as it was given", options
+            return self.method, f"{type(self.method).__name__}, as it was given", self.num_draws
         check_choice("method", self.method, tuple(METHODS))
         facts = families(model)
         width = model.likelihood.width(1)
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            compile = not line and (self.compile or "trace")
+            compile = not line and (self.compile or cast(bool, "trace"))
             chosen, why = choose(
                 num,
                 model.num_weights,
@@ -449,15 +424,15 @@ class Estimator(BaseEstimator):
             )
             if line and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
-            return chosen, why, options
-        method, why, settings = named(
+            return chosen, why, self.num_draws
+        method, why, num_draws = named(
             self.method,
             normal=facts["normal"],
             compile=self.compile,
         )
-        return method, why, settings | options
+        return method, why, num_draws if self.num_draws is None else self.num_draws
 
-    def _inputs(self, X: Any) -> Tensor:
+    def _inputs(self, X: Table) -> Tensor:
         check_is_fitted(self)
         if self.columns_ is None:
             return torch.tensor(
@@ -472,7 +447,7 @@ class Estimator(BaseEstimator):
         _check_feature_names(self, X, reset=False)
         return torch.tensor(self.columns_.transform(X, "X")[0])
 
-    def _predict(self, X: Any, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
+    def _predict(self, X: Table, *parts: Callable[[Prediction], Tensor]) -> list[np.ndarray]:
         """Parts of the prediction, each with the rows first; computed block by block."""
         x = self._inputs(X)
         posterior = self.posterior_
@@ -486,7 +461,7 @@ class Estimator(BaseEstimator):
                 values.append(read(prediction).detach().cpu())
         return [torch.cat(values).numpy() for values in blocks]
 
-    def sample_functions(self, X: Any, num_draws: int | None = None) -> np.ndarray:
+    def sample_functions(self, X: Table, num_draws: int | None = None) -> np.ndarray:
         """Functions drawn from the posterior at ``X``, each coherent over its points and without noise.
 
         Args:

@@ -175,19 +175,15 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
         array([1.], dtype=float32)
     """
 
-    def fit(self, X: Any, y: Any) -> PyroRegressor:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> PyroRegressor:
         """Infer the posterior from X (n, feature) and y (n,); returns itself."""
-        x, y = validate_data(
-            self,
-            X,
-            y,
-            dtype=np.float64,
-            y_numeric=True,
-        )
-        self._fit(x, y)
+        x, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        self._fit(x, targets)
         return self
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(
+        self, X: ArrayLike, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The predictive mean (n,), the average of the site's means; with ``return_std`` a tuple with the standard
         deviation of a new observation, noise and ignorance together."""
         moments = self._predicted(X, lambda fn, _: torch.stack([fn.mean, fn.variance], -1))
@@ -196,7 +192,7 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
             return mean
         return mean, np.sqrt(moments[..., 1].mean(0) + moments[..., 0].var(0))
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+    def predict_interval(self, X: ArrayLike, level: float = 0.9) -> np.ndarray:
         """The central interval (n, 2) that holds a new observation with probability ``level``, by simulation."""
         tail = (1 - check_number("level", level, above=0, below=1)) / 2
         return np.quantile(
@@ -212,7 +208,7 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
     Arguments and attributes are those of :class:`PyroRegressor`; ``classes_`` beside them.
     """
 
-    def fit(self, X: Any, y: Any) -> PyroClassifier:
+    def fit(self, X: ArrayLike, y: ArrayLike) -> PyroClassifier:
         """Infer the posterior from X (n, feature) and labels y (n,); returns itself."""
         x, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
@@ -222,7 +218,7 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
         self._fit(x, labels)
         return self
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: ArrayLike) -> np.ndarray:
         """Probabilities (n, class), averaged over the posterior."""
 
         def class_probabilities(fn: TorchDistribution, _: Tensor) -> Tensor:
@@ -237,7 +233,7 @@ class PyroClassifier(ClassifierMixin, _ProgramEstimator):
         probs = self._predicted(X, class_probabilities).mean(0)
         return np.asarray(probs / probs.sum(1, keepdims=True))
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: ArrayLike) -> np.ndarray:
         """The most probable class of each row (n,)."""
         best = self.predict_proba(X).argmax(1)  # before a fit there are no classes_
         return np.asarray(self.classes_[best])

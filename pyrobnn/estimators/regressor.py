@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyro.distributions as dist
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
+from sklearn.utils import Tags
 
 from pyrobnn.core.checks import check_number
 from pyrobnn.data import Standardizer
 from pyrobnn.data.dataset import Task
-from pyrobnn.estimators.estimator import Estimator
+from pyrobnn.estimators.estimator import Estimator, Table
 from pyrobnn.model.likelihoods.base import SCALE, Likelihood
 from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian, HomoskedasticGaussian
 
@@ -79,12 +80,12 @@ class BNNRegressor(RegressorMixin, Estimator):
 
     task: Task = "regression"
 
-    def __sklearn_tags__(self) -> Any:
+    def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
         return tags
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> BNNRegressor:
+    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> BNNRegressor:
         """Infer the posterior.
 
         Args:
@@ -117,7 +118,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         self._fit(x, y, self._copies(x, sample_weight), self.n_outputs_)
         return self
 
-    def _read(self, y: Any) -> Any:
+    def _read(self, y: ArrayLike) -> ArrayLike:
         """Structured arrays of censored values as two columns; anything else as it is."""
         structured = getattr(getattr(y, "dtype", None), "names", None)
         if not structured or self.likelihood is None:
@@ -130,7 +131,9 @@ class BNNRegressor(RegressorMixin, Estimator):
             return y
         return self.likelihood.targets.values(torch.tensor(y)).numpy()
 
-    def predict(self, X: Any, return_std: bool = False) -> Any:
+    def predict(
+        self, X: Table, return_std: bool = False
+    ) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
         """The predictive mean.
 
         Args:
@@ -146,7 +149,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         return self._shaped(mean), self._shaped(scale)
 
     def predict_quantiles(
-        self, X: Any, quantiles: float | Sequence[float] = (0.05, 0.5, 0.95)
+        self, X: Table, quantiles: float | Sequence[float] = (0.05, 0.5, 0.95)
     ) -> np.ndarray:
         """Quantiles of a new observation, (n, quantile) or (n, output, quantile).
 
@@ -165,7 +168,7 @@ class BNNRegressor(RegressorMixin, Estimator):
         q = torch.tensor(levels, dtype=torch.float64)
         return self._shaped(self._predict(X, lambda p: p.quantile(q).movedim(0, -1))[0])
 
-    def predict_interval(self, X: Any, level: float = 0.9) -> np.ndarray:
+    def predict_interval(self, X: Table, level: float = 0.9) -> np.ndarray:
         """The central interval that holds a new observation with probability ``level``, if the model is right.
 
         Args:

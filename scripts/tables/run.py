@@ -79,7 +79,7 @@ class Rule(NamedTuple):
         from torch import nn
 
         import pyrobnn as pb
-        from pyrobnn.estimators.wide import Heads, Layer
+        from pyrobnn.estimators.features import Heads, Layer
         from pyrobnn.model.architectures import ACTIVATIONS
 
         class Chains(pb.SGHMC):

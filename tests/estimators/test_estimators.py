@@ -24,6 +24,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
 from pyrobnn.estimators.auto import choose, families
+from pyrobnn.estimators.comparison import gain
 from pyrobnn.estimators.empirical_bayes import (
     _climb,
     _whitened,
@@ -33,7 +34,10 @@ from pyrobnn.estimators.empirical_bayes import (
     left_out_labels,
     select_prior_width,
 )
-from pyrobnn.estimators.wide import Lift, Rule, TabularEnsemble, counts, gain, responses, search
+from pyrobnn.estimators.features import Lift
+from pyrobnn.estimators.members import TabularEnsemble
+from pyrobnn.estimators.selection import counts, responses, search
+from pyrobnn.estimators.wide import Rule
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
@@ -573,13 +577,12 @@ def test_the_noise_of_many_rows_is_scaled_by_rows_that_the_members_have_not_seen
     new = (x[2100:], y[2100:])
     units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
     rule = Rule(8, 0.05, 0.3, fastest=16.0)
-    fit = {"num_draws": None, "compile": True, "seed": 0}
-    posterior, method, words, held = rule.fit(data, units, seconds=12, **fit)
+    fit = rule.fit(data, units, 12, None, True, {"seed": 0})
+    posterior = fit.posterior
     low, high = posterior.predict(new[0]).quantile(torch.tensor([0.05, 0.95], dtype=torch.float64))
-    assert isinstance(method, TabularEnsemble) and words.startswith(
-        "an ensemble of 2, normal noise"
-    )
-    assert len(held) == posterior.meta["num_data"] / 9 == 210
+    assert isinstance(fit.method, TabularEnsemble)
+    assert fit.reason.startswith("an ensemble of 2, normal noise")
+    assert len(fit.held_out) == posterior.meta["num_data"] / 9 == 210
     assert 0.85 < float(((new[1] > low) & (new[1] < high)).double().mean()) < 0.95
 
 
@@ -598,11 +601,11 @@ def test_the_model_of_many_rows_is_judged_by_those_held_out():
 def test_no_draw_of_chains_that_start_from_an_ensemble_has_left_the_data():
     """The fit of the next law, of which the search has chosen this."""
     data = pb.data.gap()
-    fit = {"seconds": None, "num_draws": None, "compile": True, "seed": 1, "progress": False}
+    run = {"seed": 1, "progress": False}
     rule = Rule(waves=8, noise=0.87, left=0.49)
-    posterior, _, words, _ = rule.fit((data.x, data.y), pb.data.Standardizer.fit(data), **fit)
-    f = posterior.predict(data.x).f
-    assert words.startswith("4 chains of 100 draws") and f.shape[:2] == (4, 100)
+    fit = rule.fit((data.x, data.y), pb.data.Standardizer.fit(data), None, None, True, run)
+    f = fit.posterior.predict(data.x).f
+    assert fit.reason.startswith("4 chains of 100 draws") and f.shape[:2] == (4, 100)
     assert float((f - data.y).square().mean((2, 3)).sqrt().max()) < float(data.y.std())
 
 
