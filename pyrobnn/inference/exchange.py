@@ -28,6 +28,7 @@ Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 #: rejection rate between neighbours that the temperatures are spaced for, and the fewest intervals
 _REJECTED = 0.3
 _FEWEST_INTERVALS = 8
+_FEWEST_LADDERS = 4  # of an island: their spread gives the error
 _TARGET_ACCEPT = 0.8
 #: the smallest step of a path is this power of two below the largest: modes of several widths are entered and left
 _FINEST = -4.0
@@ -86,7 +87,9 @@ class Ladders:
     def _place(self, betas: Tensor) -> None:
         """States at these temperatures: those of the nearest level of the climb."""
         self.betas = betas
-        ladders_per_island = max(4, self.num_states // (len(betas) * self.num_islands))
+        ladders_per_island = max(
+            _FEWEST_LADDERS, self.num_states // (len(betas) * self.num_islands)
+        )
         self.num_ladders = ladders_per_island * self.num_islands
         nearest = [
             min(self.levels, key=lambda level: abs(level.beta - float(beta))) for beta in betas
@@ -99,6 +102,18 @@ class Ladders:
             index = uniform.mul(level.z.shape[1]).long().to(self._device)
             states.append(level.z[:, index].flatten(0, 1))
         self._set(torch.stack(states))
+
+    def halve(self) -> None:
+        """Go on with half of the ladders of every island, each of which can take twice as many steps for its cost."""
+        each = self.num_ladders // self.num_islands
+        kept = max(_FEWEST_LADDERS, each // 2)
+        island = torch.arange(self.num_islands)[:, None] * each
+        index = (island + torch.arange(min(kept, each))).flatten().to(self._device)
+        self.num_ladders = len(index)
+        self.z = self.z[:, index]
+        self.base = self.base[:, index]
+        self.log_likelihood = self.log_likelihood[:, index]
+        self._fresh = []
 
     def _set(self, z: Tensor) -> None:
         """Let the states be ``z`` (temperature, ladder, dim)."""

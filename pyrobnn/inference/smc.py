@@ -45,10 +45,8 @@ _MAX_TEMPERATURES = 500
 _KEPT = 64
 _ADAPTATIONS = 4
 _FIRST = 32
-_RUNS = 5
-#: runs that are made whatever they cost; a further one where all of them take at most this many times the climb
-_AT_LEAST = 3
-_AT_MOST = 30
+#: gradients that the ladders may take, in units of those of the climb
+_BUDGET = 30
 #: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
 #: as families, standard errors by which further moves raise the log likelihood, and the error that families show in
 #: units of that of resampling. One mode has up to 1.3, from 0.8, up to 2 and up to 1.5
@@ -56,8 +54,6 @@ _HEAT = 1.6
 _WORTH = 0.5
 _RISE = 4.0
 _FAMILIES = 2.5
-#: particles of which fewer show nothing by these signs
-_FEWEST = 64
 #: nats of error, and effective draws, that runs of the ladders end at
 _ERROR = 0.1
 _DRAWS = 400
@@ -79,8 +75,8 @@ class SMC(Method):
     mode that is found late has no weight at all. It shows in a heat capacity at the last temperature beyond that of one
     mode, in few families among the particles, and in further moves that raise the log likelihood. Then parallel
     tempering between the temperatures of the climb makes the draws and the evidence anew: a late mode climbs down to
-    where modes communicate, and is weighed from there. It takes as long as draws and evidence still change, at most
-    about thirty times as long as the climb.
+    where modes communicate, and is weighed from there. It takes as long as draws and evidence still change, with fewer
+    ladders and more steps where they drift, at most about thirty times as long as the climb.
 
     Args:
         num_particles: in all islands together.
@@ -101,8 +97,9 @@ class SMC(Method):
     ``log_evidence_error``, the standard error (None of one island): the larger one of what islands and families show,
     or that of the ladders with what their evidence still changes by, ``log_evidence_interval``, 95 %,
     ``log_evidence_by_island``, ``num_temperatures``, ``num_gradients``, ``signs_of_modes`` (heat, worth, rise,
-    families), and ``exchange`` where there was parallel tempering (its error, drift, effective draws, temperatures and
-    steps).
+    families, the error of the heat), and ``exchange`` where there was parallel tempering (its error, its drift in the
+    last run and change from the run before, effective draws, temperatures, ladders, steps, gradients, and their
+    budget).
 
     Refused: a program that subsamples or cannot be batched; point parameters other than a net's,
     which are held; an improper prior; data that are impossible at all draws from the prior; too many temperatures.
@@ -238,15 +235,10 @@ class _Course:
         self._begin()
         self._climb()
         self.signs = self._signs()
-        if self._modes_parted:
+        if self.signs.parted:
             self._weigh()
-        else:
+        if self.weighing is None and self.watch.stopped != "callback":
             self._sample()
-
-    @property
-    def _modes_parted(self) -> bool:
-        """Whether enough particles show that modes parted on the way."""
-        return self.signs.parted and self._config.num_particles >= _FEWEST
 
     def _begin(self) -> None:
         """Particles from the prior."""
@@ -308,7 +300,8 @@ class _Course:
         families = error_of_families(ancestor) / max(explained, math.sqrt(0.1 / len(change)))
         self._levels.append(particles.level(_KEPT))
         self._rounds.append(draws)
-        return Signs(heat, worth / len(change), rise, families)
+        heat_error = math.sqrt((2.0 + 12.0 / particles.z.shape[1]) / len(change))
+        return Signs(heat, worth / len(change), rise, families, heat_error)
 
     def _sample(self) -> None:
         """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
@@ -344,25 +337,44 @@ class _Course:
             self._run.seed,
             config.max_leapfrogs,
         )
+        budget = _BUDGET * self.particles.num_gradients
         for _ in range(_ADAPTATIONS):
             ladders.adapt(_FIRST)
             if self._report("exchanging", self.rungs[-1], 0.98):
                 self.watch.stopped = "callback"
                 return
-        for run in range(_RUNS):
+        num_steps = 2 * _FIRST
+        affordable = (
+            budget // max(1, ladders.num_gradients // ladders.num_steps) - ladders.num_steps
+        )
+        while affordable >= num_steps:
             begun = ladders.num_gradients
-            passage = ladders.run(2**run * 2 * _FIRST, keep)
+            passage = ladders.run(num_steps, keep)
+            cost = (ladders.num_gradients - begun) / num_steps
             self._rounds = [passage.draws(config.num_islands)]
-            self.weighing = Weighing.of(passage, config.num_islands, ladders.num_steps)
+            self.weighing = Weighing.of(
+                passage,
+                config.num_islands,
+                self.weighing,
+                ladders.num_steps,
+                ladders.num_gradients,
+                budget,
+            )
             self.exchange_gradients = ladders.num_gradients
-            after_next = ladders.num_gradients + 2 * (ladders.num_gradients - begun)
-            too_costly = after_next > _AT_MOST * self.particles.num_gradients
-            if self.weighing.at_rest or (run + 1 >= _AT_LEAST and too_costly):
+            if self.weighing.at_rest:
                 break
+            if self.weighing.drifts(2.5):
+                before = ladders.num_ladders
+                ladders.halve()
+                cost *= ladders.num_ladders / before
+            affordable = int((budget - ladders.num_gradients) / cost)
+            if affordable < num_steps:
+                break
+            num_steps = min(2 * num_steps, affordable)
             if self._report("exchanging", self.rungs[-1], 0.98):
                 self.watch.stopped = "callback"
                 return
-        while not self._enough():
+        while self.weighing is not None and not self._enough():
             self._rounds.append(ladders.run(_FIRST, keep).draws(config.num_islands))
 
     @property
@@ -456,7 +468,7 @@ class _Course:
     def _findings_of_climb(self, error: float | None) -> list[Finding]:
         """What the user has to know of particles that no ladders weigh."""
         findings = []
-        if self._modes_parted:
+        if self.signs.parted:
             worth = self.signs.worth * self._config.num_particles
             numbers = {"error": error, "drift": None, "worth": worth}
             findings.append(Finding("modes_unsettled", numbers))
@@ -489,18 +501,21 @@ class Signs(NamedTuple):
     share of the particles, counted by families: particles that pass between modes forget which of the prior's draws
     they descend from. ``rise`` is what further moves add to the mean log likelihood, in standard errors. ``families``
     is the error of the log evidence that families show, in units of what the weights of all temperatures explain: it is
-    larger where few particles passed a bottleneck and the others descend from them.
+    larger where few particles passed a bottleneck and the others descend from them. ``heat_error`` is the standard
+    error that the heat of so many independent draws of a Gaussian posterior has.
     """
 
     heat: float
     worth: float
     rise: float
     families: float
+    heat_error: float = 0.0
 
     @property
     def parted(self) -> bool:
         """Whether modes are to be weighed by ladders."""
-        late = self.heat > _HEAT or self.rise > _RISE
+        hot = self.heat > _HEAT + 2.0 * self.heat_error
+        late = hot or self.rise > _RISE
         return late or self.worth < _WORTH or self.families > _FAMILIES
 
 
@@ -509,50 +524,86 @@ class Weighing:
     """What a run of ladders says: its evidence, and the number of independent draws of the log likelihood."""
 
     estimate: Estimate
+    before: Estimate | None
     worth: float
     rhat: float
     num_temperatures: int
+    num_ladders: int
     num_steps: int
+    num_gradients: int
+    budget: int
 
     @classmethod
-    def of(cls, passage: Passage, num_islands: int, num_steps: int) -> Weighing:
-        """That of one run; ``num_steps`` of all runs together."""
+    def of(
+        cls,
+        passage: Passage,
+        num_islands: int,
+        before: Weighing | None,
+        num_steps: int,
+        num_gradients: int,
+        budget: int,
+    ) -> Weighing:
+        """That of one run after the run ``before``; steps and gradients are those of all runs together."""
         values = passage.log_likelihood[:, -1]
         likelihoods = passage.draws_of(values, num_islands).cpu().numpy()
         ladder = torch.arange(values.shape[1]).expand(len(values), -1)
         ladders = passage.draws_of(ladder, num_islands).numpy()
         worth = float(ess_of_families(likelihoods[None], ladders)[0])
-        ratio = float(rhat(likelihoods)) if num_islands > 1 else 1.0
-        return cls(passage.estimate(num_islands), worth, ratio, len(passage.betas), num_steps)
+        return cls(
+            estimate=passage.estimate(num_islands),
+            before=None if before is None else before.estimate,
+            worth=worth,
+            rhat=float(rhat(likelihoods)) if num_islands > 1 else 1.0,
+            num_temperatures=len(passage.betas),
+            num_ladders=values.shape[1],
+            num_steps=num_steps,
+            num_gradients=num_gradients,
+            budget=budget,
+        )
+
+    @property
+    def change(self) -> float | None:
+        """By how much the log evidence differs from that of the run before."""
+        if self.before is None:
+            return None
+        return self.estimate.log_evidence - self.before.log_evidence
+
+    def drifts(self, errors: float) -> bool:
+        """Whether the log evidence changes in the run, or from the run before, by more than so many standard errors."""
+        if abs(self.estimate.drift) > errors * self.estimate.drift_error:
+            return True
+        if self.before is None or self.change is None:
+            return False
+        return abs(self.change) > errors * math.hypot(self.estimate.error, self.before.error)
 
     @property
     def at_rest(self) -> bool:
-        """Whether a longer run would say the same."""
-        drifts = abs(self.estimate.drift) > 2.5 * self.estimate.drift_error
-        return (
-            not drifts
-            and self.estimate.error <= _ERROR
-            and self.worth >= _DRAWS
-            and self.rhat <= RHAT_LIMIT
-        )
+        """Whether a longer run would say the same: no first run can know."""
+        steady = self.before is not None and not self.drifts(2.5)
+        exact = self.estimate.error <= _ERROR and self.worth >= _DRAWS
+        return steady and exact and self.rhat <= RHAT_LIMIT
 
     @property
     def known(self) -> bool:
         """Whether draws and evidence are the posterior's as far as the ladders show."""
-        drifts = abs(self.estimate.drift) > 3.0 * self.estimate.drift_error
-        return not drifts and self.estimate.error <= 0.5 and self.worth >= 0.25 * _DRAWS
+        steady = self.before is not None and not self.drifts(3.0)
+        return steady and self.estimate.error <= 0.5 and self.worth >= 0.25 * _DRAWS
 
     @property
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | None]:
         """What is said of it."""
         return {
             "error": self.estimate.error,
             "drift": self.estimate.drift,
             "drift_error": self.estimate.drift_error,
+            "change": self.change,
             "worth": self.worth,
             "rhat": self.rhat,
             "num_temperatures": self.num_temperatures,
+            "num_ladders": self.num_ladders,
             "num_steps": self.num_steps,
+            "num_gradients": self.num_gradients,
+            "budget": self.budget,
         }
 
 
