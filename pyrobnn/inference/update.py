@@ -35,7 +35,15 @@ from pyrobnn.inference.smc import (
     student_interval,
     student_width,
 )
-from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
+from pyrobnn.inference.tempering import (
+    Evaluate,
+    Population,
+    Rung,
+    Tempering,
+    batched,
+    evaluator,
+    lag,
+)
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import why_not_batched
@@ -278,22 +286,64 @@ def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool)
     return _Way(end, moved(end), dip, next(calls))
 
 
+class _Journey(NamedTuple):
+    """Particles at the end of the way, and what happened at its steps."""
+
+    particles: Population
+    rungs: list[Rung]
+
+    def by_island(self, values: Tensor) -> Tensor:
+        """Values of the particles (island × particle, …) as (island, particle, …)."""
+        return values.unflatten(0, (self.particles.num_islands, self.particles.num_each))
+
+    @property
+    def num_ancestors(self) -> int:
+        """Of the particles at the beginning, those that the particles at the end descend from."""
+        return sum(len(island.unique()) for island in self.by_island(self.particles.ancestor))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``meta`` holds of this update."""
+        added = self.particles.log_evidence
+        return {
+            "log_evidence_added": log_mean(added),
+            "log_evidence_added_error": standard_error(added),
+            "log_evidence_added_interval": student_interval(added),
+            "gradients": self.particles.num_gradients,
+            "ess": [round(rung.ess, 4) for rung in self.rungs],
+            "ancestors": self.num_ancestors,
+        }
+
+    @property
+    def notes(self) -> list[Finding]:
+        """What the user has to know of the way."""
+        notes = []
+        count = len(self.particles.z)
+        steps = len(self.rungs)
+        ancestors = self.num_ancestors
+        if steps > _FAR or ancestors < 0.05 * count:
+            values = {"steps": steps, "ancestors": ancestors, "draws": count}
+            gradients = {"gradients": self.particles.num_gradients}
+            notes.append(Finding("far_update", values | gradients))
+        nats = lag(self.rungs)
+        if nats > 0.5 + 2.0 * (standard_error(self.particles.log_evidence) or 0.0):
+            notes.append(Finding("particles_lag", {"lag": nats}))
+        return notes
+
+
 def _led(
     posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int
 ) -> tuple[Posterior, dict[str, Any]]:
     """Draws of chains, led by weights and moves."""
-    meta = posterior.meta
-    fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
+    point_sites = posterior.meta.get("point_sites", ())
+    fixed = {name: posterior.draws[name][0, 0] for name in point_sites}
     density = _density(posterior, rows, fixed)
     with full_float32(density.device), torch.no_grad():
-        particles = _population(posterior, rows, density, change, seed)
-        rungs = _travel(particles)
-        shape = particles.num_islands, particles.num_each
-        draws = density.constrain(particles.z.unflatten(0, shape))
+        journey = _travel(*_population(posterior, rows, density, change, seed))
+        draws = density.constrain(journey.by_island(journey.particles.z))
+    shape = next(iter(draws.values())).shape[:2]
     draws |= {name: value.expand(*shape, *value.shape) for name, value in fixed.items()}
-    ancestors = particles.ancestor.unflatten(0, shape)
-    distinct = sum(len(island.unique()) for island in ancestors)
-    notes = _notes(rungs, distinct, particles) + _outside(rows.x, change > 0)
+    notes = journey.notes + _outside(rows.x, change > 0)
     entries: dict[str, Any] = {}
     if not isinstance(posterior.model, BNN):
         program = _density(posterior, after, fixed)
@@ -301,49 +351,43 @@ def _led(
         draws |= deterministic
         notes += notes_of_program
     warn(notes)
+    entries |= {"step_size": journey.rungs[-1].step_size, **_with_notes(posterior, notes)}
+    return _arrived(posterior, journey, draws, entries), journey.facts
+
+
+def _arrived(
+    posterior: Posterior, journey: _Journey, draws: dict[str, Tensor], entries: dict[str, Any]
+) -> Posterior:
+    """The posterior with the draws and the evidence that a journey led to, and these entries of ``meta``."""
+    particles = journey.particles
     total, uncertainty = _total_evidence(posterior, particles.log_evidence)
-    entries |= {"step_size": rungs[-1].step_size, **_with_notes(posterior, notes), **uncertainty}
-    meta = meta | entries
+    meta = posterior.meta | entries | uncertainty
     meta.pop("log_evidence_by_island", None)
-    result = replace(
+    statistics = {"lp": particles.log_joint(), "ancestor": particles.ancestor}
+    return replace(
         posterior,
         draws=draws,
-        sample_stats={"lp": particles.log_joint().unflatten(0, shape), "ancestor": ancestors},
+        sample_stats={name: journey.by_island(values) for name, values in statistics.items()},
         log_evidence=total,
-        history=rung_history(rungs),
+        history=rung_history(journey.rungs),
         meta=meta,
     )
-    return result, _facts(particles, rungs, distinct)
-
-
-def _facts(particles: Population, rungs: list[Rung], ancestors: int) -> dict[str, Any]:
-    """What ``meta`` holds of this update."""
-    return {
-        "log_evidence_added": log_mean(particles.log_evidence),
-        "log_evidence_added_error": standard_error(particles.log_evidence),
-        "log_evidence_added_interval": student_interval(particles.log_evidence),
-        "gradients": particles.num_gradients,
-        "ess": [round(rung.ess, 4) for rung in rungs],
-        "ancestors": ancestors,
-    }
 
 
 def _population(
     posterior: Posterior, rows: Rows, density: Density, change: Tensor, seed: int
-) -> Population:
-    """The posterior's draws as particles, at the beginning of the way."""
+) -> tuple[Tempering, Population]:
+    """The posterior's draws as particles at the beginning of the way, and what leads them."""
     meta = posterior.meta
     # draws of one call after the other must not move by the same random numbers
     mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     islands, z = _particles(posterior, density)
     compile = bool(meta.get("settings", {}).get("compile", True))
     step = _step(rows, density, z, change, compile)
-    size = _first_step(posterior)
     dense = form_of("auto", isinstance(posterior.model, BNN), density.dim) == "dense"
+    tempering = Tempering(step, moved_below=0.5, dense=dense, partly=True)
     try:
-        return Population(
-            step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True
-        )
+        return tempering, tempering.start(z, islands, mixed, _first_step(posterior))
     except RuntimeError as unbatched:
         why = why_not_batched(unbatched)
         raise Refused(
@@ -372,8 +416,8 @@ def _with_notes(posterior: Posterior, notes: Sequence[Finding]) -> dict[str, lis
     }
 
 
-def _travel(particles: Population) -> list[Rung]:
-    """Lead the particles to the end of the way; what happened at its steps."""
+def _travel(tempering: Tempering, particles: Population) -> _Journey:
+    """Lead the particles to the end of the way."""
     if not particles.possible():
         raise Refused("the new rows are impossible at every draw of a chain: check their values")
     rungs: list[Rung] = []
@@ -382,8 +426,9 @@ def _travel(particles: Population) -> list[Rung]:
             raise Refused(
                 f"{_STEPS} steps led to beta = {particles.beta:.3g}, not 1: the rows are too far away. Fit again"
             )
-        rungs.append(particles.climb(0.5))
-    return rungs
+        particles, rung = tempering.climb(particles, 0.5)
+        rungs.append(rung)
+    return _Journey(particles, rungs)
 
 
 def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
@@ -508,23 +553,10 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
         if often not in steps:
             # so many are moved at least, see Population
             count = -(-len(z) // 10) if often else len(z)
-            steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data)[0]
+            steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data).evaluate
         return steps[often](z, beta, keep, added, *data)
 
     return step
-
-
-def _notes(rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
-    """What the user has to know of the way."""
-    notes = []
-    count = len(particles.z)
-    if len(rungs) > _FAR or ancestors < 0.05 * count:
-        values = {"steps": len(rungs), "ancestors": ancestors, "draws": count}
-        notes.append(Finding("far_update", values | {"gradients": particles.num_gradients}))
-    nats = lag(rungs)
-    if nats > 0.5 + 2.0 * (standard_error(particles.log_evidence) or 0.0):
-        notes.append(Finding("particles_lag", {"lag": nats}))
-    return notes
 
 
 def _outside(x: Tensor | None, new: Tensor) -> list[Finding]:
