@@ -261,10 +261,14 @@ class Population:
         """Log joint density in unconstrained space (island × particle,)."""
         return self.base + self.log_likelihood
 
-    def chances(self) -> Tensor:
-        """Uniform numbers (use, island) of this move, each with the key of an island's first particle."""
+    def chances(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Two uniform numbers and a sign of this move for each island (island,), by its first particle's key."""
         # the stream of a move's particles counts up from one, this one down: they never meet
         return rng.chances(rng.stream(self.keys[:: self.num_each], ~(self.num_moves + 1)))
+
+    def values(self, rows: Tensor) -> _Values:
+        """Positions of the particles ``rows``, and what belongs to them."""
+        return _Values(self.z, self.gradient, self.base, self.log_likelihood).at(rows)
 
     def changed(self, rows: Tensor, values: _Values) -> Population:
         """The particles, ``rows`` of which have these values."""
@@ -289,6 +293,11 @@ class _Values(NamedTuple):
     def at(self, rows: Tensor) -> _Values:
         """Those of some particles."""
         return _Values(*(values[rows] for values in self))
+
+    def energy(self, r: Tensor, beta: float) -> Tensor:
+        """Kinetic energy of the momentum ``r`` (particle, dim) and the tempered potential, float64 (particle,)."""
+        log_density = self.base + beta * self.log_likelihood
+        return 0.5 * r.square().sum(1, dtype=torch.float64) - log_density
 
 
 @dataclass(frozen=True, eq=False)
@@ -375,20 +384,15 @@ class Tempering:
         scale = particles.spread()
         metric = self._metric(particles, scale)
         rows = self._picked(particles, worth)
-        start = particles.z[rows]
-        before = particles.log_likelihood[rows]
-        variance = (before - before.mean()).square().mean().clamp(min=1e-300)
-        # mean squared changes of position and log likelihood, in units of their variances
+        start = particles.values(rows)
         changes = (0.0, 0.0)
         rate = 0.0
         states = [(particles.z, particles.log_likelihood)]
         for _ in range(self.max_moves):
             particles, rate = self._move(particles, metric, rows)
             states.append((particles.z, particles.log_likelihood))
-            distance = ((particles.z[rows] - start) / scale).double().square().mean()
-            change = (particles.log_likelihood[rows] - before).square().mean() / variance
             earlier = changes
-            changes = (float(distance), float(change))
+            changes = _changes(start, particles.values(rows), scale)
             still = _no_farther(changes, earlier) and rate >= 0.5 * _TARGET_ACCEPT
             if still or self._forgotten(changes):
                 break
@@ -398,7 +402,7 @@ class Tempering:
             acceptance_rate=rate,
             step_size=particles.step_size,
             moves=len(states) - 1,
-            rise=float((particles.log_likelihood[rows] - before).mean()),
+            rise=float((particles.log_likelihood[rows] - start.log_likelihood).mean()),
             left=1.0 - changes[1] / 2.0,
         )
         return replace(particles, states=tuple(states)), rung
@@ -427,15 +431,11 @@ class Tempering:
         size = particles.step_size * (1.0 + 0.2 * (2.0 * jitter - 1.0))  # no path is periodic
         size = size.to(particles.z.dtype).unsqueeze(1)
         r = rng.normal(keys, particles.z.shape[1], particles.z.dtype)
-        start = _Values(
-            particles.z, particles.gradient, particles.base, particles.log_likelihood
-        ).at(rows)
-        start_log_density = start.base + particles.beta * start.log_likelihood
-        start_energy = 0.5 * r.square().sum(1, dtype=torch.float64) - start_log_density
+        start = particles.values(rows)
+        start_energy = start.energy(r, particles.beta)
         length = self._path_length(particles)
         end, r = self._leapfrogs(start, r, particles.beta, (length, size, metric))
-        end_kinetic = 0.5 * r.square().sum(1, dtype=torch.float64)
-        error = end_kinetic - (end.base + particles.beta * end.log_likelihood) - start_energy
+        error = end.energy(r, particles.beta) - start_energy
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
         accepted = uniform < chance
         rate = float(chance.mean())
@@ -475,6 +475,15 @@ class Tempering:
         islands = particles.num_islands
         counts = torch.full((islands,), particles.num_each, device=particles.z.device)
         return whitening(particles.z.unflatten(0, (islands, -1)), counts, scale.diag())
+
+
+def _changes(start: _Values, end: _Values, scale: Tensor) -> tuple[float, float]:
+    """Mean squared changes of position and log likelihood, in units of their variances."""
+    before = start.log_likelihood
+    variance = (before - before.mean()).square().mean().clamp(min=1e-300)
+    distance = ((end.z - start.z) / scale).double().square().mean()
+    change = (end.log_likelihood - before).square().mean() / variance
+    return float(distance), float(change)
 
 
 def _no_farther(changes: tuple[float, float], earlier: tuple[float, float]) -> bool:

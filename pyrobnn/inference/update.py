@@ -185,32 +185,32 @@ def _recentred(
     method = _laplace_of(posterior)
     way = _find_centre(q, before, now, method.compile)
     values = q.layout.constrain(way.z) | fixed
-    centre = Posterior(posterior.model, {name: value[None, None] for name, value in values.items()})
-    num_draws = posterior.num_draws
+    centre = {name: value[None, None] for name, value in values.items()}
     refit = method.fit(
         posterior.model,
         after.x,
         after.y,
-        init=centre,
-        num_draws=num_draws,
+        init=Posterior(posterior.model, centre),
+        num_draws=posterior.num_draws,
         seed=seed,
         device=now.device,
     )
-    notes = _outside(rows.x, change > 0)
-    if way.is_far(int((change != 0).sum()) * after.y[0].numel()):
-        notes.append(Finding("far_update", way.facts))
+    num_values = int((change != 0).sum()) * after.y[0].numel()
+    notes = _outside(rows.x, change > 0) + way.notes(num_values)
     warn(notes)
-    added = None
-    if refit.log_evidence is not None and posterior.log_evidence is not None:
-        added = refit.log_evidence - posterior.log_evidence
     entries = {"settings": meta["settings"], "tuned": meta["tuned"]} | _with_notes(refit, notes)
     facts = {
-        "log_evidence_added": added,
+        "log_evidence_added": _gain(posterior.log_evidence, refit.log_evidence),
         "log_evidence_added_error": None,
         "gradients": way.num_calls,
         **way.facts,
     }
     return replace(refit, meta=meta | refit.meta | entries), facts
+
+
+def _gain(before: float | None, after: float | None) -> float | None:
+    """What the log evidence gained; None where one is not known."""
+    return None if before is None or after is None else after - before
 
 
 def _laplace_of(posterior: Posterior) -> Laplace:
@@ -238,23 +238,16 @@ class _Way(NamedTuple):
         """How far the centre went."""
         return {"distance": float(self.end.norm()), "dip": self.dip}
 
-    def is_far(self, num_values: int) -> bool:
-        """Whether it is farther than so many new or removed values should lead."""
+    def notes(self, num_values: int) -> list[Finding]:
+        """What the user has to know where it is farther than so many new or removed values should lead."""
         limit = 2.0 + math.sqrt(min(num_values, len(self.end)))
-        return self.dip > 0.1 or float(self.end.norm()) > limit
+        far = self.dip > 0.1 or float(self.end.norm()) > limit
+        return [Finding("far_update", self.facts)] if far else []
 
 
 def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool) -> _Way:
     """Lead the centre to where the gradient of the density ``now`` is what that of ``before`` was at the old centre."""
-    sizes = [len(block.index) for block in q.blocks]
     calls = itertools.count(1)
-
-    def moved(w: Tensor) -> Tensor:  # by w standard deviations of the Gaussian
-        z = q.loc.clone()
-        for block, step in zip(q.blocks, w.split(sizes)):
-            z[block.index] += block.sample(step[None])[0].to(z)
-        return z
-
     with full_float32(now.device):
         old_gradient = torch.func.grad(before.log_joint)(q.loc)
 
@@ -262,7 +255,7 @@ def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool)
             return now.log_joint(z) - old_gradient @ z
 
         def slope(w: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(objective)(moved(w))
+            gradient, value = torch.func.grad_and_value(objective)(_at_deviations(q, w))
             whitened = [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
             return -torch.cat(whitened), -value
 
@@ -283,7 +276,16 @@ def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool)
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
         heights = [float(traced(end * tenth / 10)[1]) for tenth in range(11)]
         dip = max(heights) - float(traced(start)[1])
-    return _Way(end, moved(end), dip, next(calls))
+    return _Way(end, _at_deviations(q, end), dip, next(calls))
+
+
+def _at_deviations(q: BlockGaussian, w: Tensor) -> Tensor:
+    """The position (dim,) that is ``w`` standard deviations of the Gaussian from its centre."""
+    z = q.loc.clone()
+    sizes = [len(block.index) for block in q.blocks]
+    for block, step in zip(q.blocks, w.split(sizes)):
+        z[block.index] += block.sample(step[None])[0].to(z)
+    return z
 
 
 class _Journey(NamedTuple):
