@@ -147,14 +147,16 @@ def _modes_unsettled(
     error: float | None = None,
     drift: float | None = None,
     worth: float = 0.0,
+    change: float | None = None,
     **_: float,
 ) -> str:
     if drift is None:
         outcome = "were not finished"
     else:
+        largest = max(drift, change or 0.0, key=abs)
         outcome = (
             "did not settle the weights of these modes: the log evidence still changed by "
-            f"{drift:+.2g} nats (standard error {error:.2g})"
+            f"{largest:+.2g} nats (standard error {error:.2g})"
         )
     return (
         "the particles parted into modes on their way from the prior, and exchanges between all temperatures "

@@ -15,19 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from pyrobnn.core.seeding import generator
 
 #: positions (row, dim) and β (row,) to the gradient (row, dim), log base density and log likelihood (row,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
 #: rejection rate between neighbours that the temperatures are spaced for, and the fewest intervals
 _REJECTED = 0.3
 _FEWEST_INTERVALS = 8
+_FEWEST_LADDERS = 4  # of an island: their spread gives the error
 _TARGET_ACCEPT = 0.8
 #: the smallest step of a path is this power of two below the largest: modes of several widths are entered and left
 _FINEST = -4.0
@@ -58,196 +57,298 @@ class Estimate(NamedTuple):
         return math.hypot(self.error, self.drift)
 
 
-@dataclass(eq=False)
-class Ladders:
-    """Independent ladders of states, in islands.
+class States(NamedTuple):
+    """Positions (temperature, ladder, dim), log base densities and log likelihoods (temperature, ladder)."""
 
-    ``levels`` are those of a climb, from the lowest; ``prior`` gives fresh draws (row, dim) by their number and a seed.
+    z: Tensor
+    base: Tensor
+    log_likelihood: Tensor
+
+    def below(self, upper: States) -> States:
+        """The lowest states of these, and the ``upper`` ones above them."""
+        return States(*(torch.cat([a[:1], b]) for a, b in zip(self, upper, strict=True)))
+
+    def above(self) -> States:
+        """All but the lowest."""
+        return States(*(values[1:] for values in self))
+
+    def at(self, temperature: Tensor | slice, ladder: Tensor) -> States:
+        """Those of these places."""
+        return States(*(values[temperature, ladder] for values in self))
+
+
+@dataclass(frozen=True, eq=False)
+class Ladders:
+    """Independent ladders of states, island by island, as they are after a number of steps.
+
+    Of each temperature β (temperature,), the scale of its states (temperature, dim) and the step size of their paths
+    (temperature,); ``fresh`` are draws from the prior for the next steps, each (ladder, dim), the last one the first.
+    """
+
+    betas: Tensor
+    scale: Tensor
+    step_size: Tensor
+    states: States
+    fresh: tuple[Tensor, ...] = ()
+    num_steps: int = 0
+    num_gradients: int = 0
+
+    @property
+    def num_ladders(self) -> int:
+        """Ladders of all islands."""
+        return self.states.z.shape[1]
+
+    def levels(self, num_islands: int) -> list[Level]:
+        """The states of every temperature, to place ladders of other temperatures from."""
+        return [
+            Level(
+                float(beta),
+                self.states.z[k].unflatten(0, (num_islands, -1)),
+                self.scale[k],
+                float(self.step_size[k]),
+            )
+            for k, beta in enumerate(self.betas)
+        ]
+
+    def row_betas(self, levels: slice | Tensor) -> Tensor:
+        """The β of every state of these temperatures (temperature × ladder,)."""
+        return self.betas[levels].repeat_interleave(self.num_ladders).to(self.states.z.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """Parallel tempering: what leads ladders from one step to the next.
+
+    ``prior`` gives fresh draws (row, dim) by their number and a seed; ``num_states`` is about how many states all
+    temperatures of all islands have together; ``random`` is drawn from by every step.
     """
 
     evaluate: Evaluate
     prior: Callable[[int, int], Tensor]
-    levels: list[Level]
     num_islands: int
     num_states: int
-    seed: int
+    random: torch.Generator
     max_leapfrogs: int = 64
 
-    def __post_init__(self) -> None:
-        self.num_gradients = 0
-        self.num_steps = 0
-        self._random = generator(self.seed)
-        self._fresh: list[Tensor] = []
-        self._device = self.levels[0].z.device
-        betas = torch.tensor([0.0, *(level.beta for level in self.levels)], dtype=torch.float64)
-        self._barrier = torch.linspace(0.0, 1.0, len(betas), dtype=torch.float64)
-        self._place(betas)
+    def start(self, levels: list[Level]) -> Ladders:
+        """Ladders at the temperatures of a climb, from the lowest, and at the prior."""
+        betas = torch.tensor([0.0, *(level.beta for level in levels)], dtype=torch.float64)
+        return self._placed(levels, betas)
 
-    def _place(self, betas: Tensor) -> None:
-        """States at these temperatures: those of the nearest level of the climb."""
-        self.betas = betas
-        ladders_per_island = max(4, self.num_states // (len(betas) * self.num_islands))
-        self.num_ladders = ladders_per_island * self.num_islands
-        nearest = [
-            min(self.levels, key=lambda level: abs(level.beta - float(beta))) for beta in betas
-        ]
-        self._scale = torch.stack([level.scale for level in nearest])
-        self._step = torch.tensor([level.step for level in nearest], dtype=torch.float64)
-        states = []
+    def _placed(self, levels: list[Level], betas: Tensor) -> Ladders:
+        """Ladders at these temperatures, their states those of the nearest level."""
+        ladders_per_island = max(
+            _FEWEST_LADDERS, self.num_states // (len(betas) * self.num_islands)
+        )
+        device = levels[0].z.device
+        nearest = [min(levels, key=lambda level: abs(level.beta - float(beta))) for beta in betas]
+        positions = []
         for level in nearest:
-            uniform = torch.rand(ladders_per_island, generator=self._random)
-            index = uniform.mul(level.z.shape[1]).long().to(self._device)
-            states.append(level.z[:, index].flatten(0, 1))
-        self._set(torch.stack(states))
-
-    def _set(self, z: Tensor) -> None:
-        """Let the states be ``z`` (temperature, ladder, dim)."""
-        self.z = z
-        _, base, log_likelihood = self._values(z.flatten(0, 1), self._row_betas(slice(None)))
-        self.base = base.reshape(z.shape[:2])
-        self.log_likelihood = log_likelihood.reshape(z.shape[:2])
-
-    def _row_betas(self, levels: slice | Tensor) -> Tensor:
-        return self.betas[levels].repeat_interleave(self.num_ladders).to(self._device)
+            uniform = torch.rand(ladders_per_island, generator=self.random)
+            index = uniform.mul(level.z.shape[1]).long().to(device)
+            positions.append(level.z[:, index].flatten(0, 1))
+        z = torch.stack(positions)
+        row_betas = betas.repeat_interleave(z.shape[1]).to(device)
+        _, base, log_likelihood = self._values(z.flatten(0, 1), row_betas)
+        shape = z.shape[:2]
+        return Ladders(
+            betas=betas,
+            scale=torch.stack([level.scale for level in nearest]),
+            step_size=torch.tensor([level.step for level in nearest], dtype=torch.float64),
+            states=States(z, base.reshape(shape), log_likelihood.reshape(shape)),
+            num_gradients=len(row_betas),
+        )
 
     def _values(self, z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         gradient, base, log_likelihood = self.evaluate(z, beta)
-        self.num_gradients += len(z)
         impossible = -math.inf
         log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
         return gradient, base, log_likelihood
 
-    def adapt(self, num: int) -> None:
-        """Run ``num`` steps, and place the temperatures where neighbours reject exchanges equally often."""
-        rejected = torch.zeros(len(self.betas) - 1, dtype=torch.float64)
+    def adapted(self, ladders: Ladders, num: int) -> Ladders:
+        """Ladders after ``num`` steps, their temperatures placed where neighbours reject exchanges equally often."""
+        rejected = torch.zeros(len(ladders.betas) - 1, dtype=torch.float64)
         for _ in range(num):
-            rejected += self.step(tune=True) / num
+            ladders, rates = self.step(ladders, tune=True)
+            rejected += rates / num
         barrier = torch.cat([torch.zeros(1, dtype=torch.float64), (rejected + 1e-3).cumsum(0)])
         intervals = max(_FEWEST_INTERVALS, math.ceil(float(barrier[-1]) / _REJECTED))
-        places = torch.linspace(0.0, float(barrier[-1]), intervals + 1, dtype=torch.float64)
-        betas = _interpolated(places, barrier, self.betas)
+        places = torch.linspace(
+            0.0,
+            float(barrier[-1]),
+            intervals + 1,
+            dtype=torch.float64,
+        )
+        betas = _interpolated(places, barrier, ladders.betas)
         betas[0] = 0.0
         betas[-1] = 1.0
-        self.levels = [
-            Level(
-                float(beta),
-                self.z[k].unflatten(0, (self.num_islands, -1)),
-                self._scale[k],
-                float(self._step[k]),
-            )
-            for k, beta in enumerate(self.betas)
-        ]
-        self._place(betas)
+        placed = self._placed(ladders.levels(self.num_islands), betas)
+        return replace(
+            placed,
+            fresh=ladders.fresh,
+            num_steps=ladders.num_steps,
+            num_gradients=ladders.num_gradients + placed.num_gradients,
+        )
 
-    def step(self, tune: bool = False) -> Tensor:
+    def halved(self, ladders: Ladders) -> Ladders:
+        """Half of the ladders of every island, each of which can take twice as many steps for their cost."""
+        size = ladders.num_ladders // self.num_islands
+        fewer = min(size, max(_FEWEST_LADDERS, size // 2))
+        islands = torch.arange(self.num_islands)[:, None] * size
+        index = (islands + torch.arange(fewer)).flatten().to(ladders.states.z.device)
+        return replace(
+            ladders,
+            states=ladders.states.at(slice(None), index),
+            fresh=(),
+        )
+
+    def step(self, ladders: Ladders, tune: bool = False) -> tuple[Ladders, Tensor]:
         """One path of every state, then exchanges; the rates at which neighbours reject them (interval,)."""
-        self.num_steps += 1
-        self._renew()
-        rates = self._move()
+        ladders = self._renewed(ladders)
+        upper, rates, num_gradients = self._moved(ladders)
+        step_size = ladders.step_size
         if tune:
-            self._step[1:] *= (2.0 * (rates - _TARGET_ACCEPT)).clamp(-1.0, 0.5).exp()
-        return self._exchange()
+            factor = (2.0 * (rates - _TARGET_ACCEPT)).clamp(-1.0, 0.5).exp()
+            step_size = torch.cat([step_size[:1], step_size[1:] * factor])
+        num_steps = ladders.num_steps + 1
+        states, rejected = self._exchanged(
+            ladders.betas, ladders.states.below(upper), num_steps % 2
+        )
+        stepped = replace(
+            ladders,
+            step_size=step_size,
+            states=states,
+            num_steps=num_steps,
+            num_gradients=ladders.num_gradients + num_gradients,
+        )
+        return stepped, rejected
 
-    def _renew(self) -> None:
-        """Fresh draws from the prior at the lowest temperature."""
-        if not self._fresh or len(self._fresh[0]) != self.num_ladders:
-            seed = int(torch.randint(2**31 - 1, (), generator=self._random))
-            self._fresh = list(
-                self.prior(_AT_ONCE * self.num_ladders, seed).split(self.num_ladders)
+    def _renewed(self, ladders: Ladders) -> Ladders:
+        """Ladders with fresh draws from the prior at the lowest temperature."""
+        count = ladders.num_ladders
+        fresh = ladders.fresh
+        if not fresh or len(fresh[0]) != count:
+            seed = int(
+                torch.randint(
+                    2**31 - 1,
+                    (),
+                    generator=self.random,
+                )
             )
-        fresh = self._fresh.pop()
-        _, base, log_likelihood = self._values(fresh, self._row_betas(slice(0, 1)))
-        self.z = torch.cat([fresh[None], self.z[1:]])
-        self.base = torch.cat([base[None], self.base[1:]])
-        self.log_likelihood = torch.cat([log_likelihood[None], self.log_likelihood[1:]])
+            fresh = self.prior(_AT_ONCE * count, seed).split(count)
+        _, base, log_likelihood = self._values(fresh[-1], ladders.row_betas(slice(0, 1)))
+        lowest = States(fresh[-1][None], base[None], log_likelihood[None])
+        return replace(
+            ladders,
+            states=lowest.below(ladders.states.above()),
+            fresh=fresh[:-1],
+            num_gradients=ladders.num_gradients + count,
+        )
 
-    def _move(self) -> Tensor:
-        """One path of every state above the lowest; the mean acceptance rate of each temperature."""
-        lengths, size = self._path_lengths_and_steps()
-        momentum = torch.randn(self.z[1:].shape, generator=self._random).to(self.z)
-        beta = self.betas[1:, None].to(self._device)
+    def _moved(self, ladders: Ladders) -> tuple[States, Tensor, int]:
+        """The states above the lowest after one path each, the mean acceptance rates (temperature,), and gradients."""
+        lengths, size = self._path_lengths_and_steps(ladders)
+        before = ladders.states.above()
+        momentum = torch.randn(before.z.shape, generator=self.random).to(before.z)
+        beta = ladders.betas[1:, None].to(before.z.device)
         start_kinetic = 0.5 * momentum.square().sum(-1, dtype=torch.float64)
-        start_energy = start_kinetic - (self.base[1:] + beta * self.log_likelihood[1:])
-        z, base, log_likelihood, momentum = self._leapfrogs(momentum, size, lengths)
+        start_energy = start_kinetic - (before.base + beta * before.log_likelihood)
+        after, momentum = self._leapfrogs(ladders, momentum, size, lengths)
         end_kinetic = 0.5 * momentum.square().sum(-1, dtype=torch.float64)
-        error = end_kinetic - (base + beta * log_likelihood) - start_energy
+        error = end_kinetic - (after.base + beta * after.log_likelihood) - start_energy
         chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
-        self._accept(chance, z, base, log_likelihood)
-        return chance.mean(1).cpu()
-
-    def _accept(self, chance: Tensor, z: Tensor, base: Tensor, log_likelihood: Tensor) -> None:
-        """Let the states above the lowest take their new places, each with its chance (temperature, ladder)."""
-        uniform = torch.rand(chance.shape, generator=self._random, dtype=torch.float64)
+        uniform = torch.rand(
+            chance.shape,
+            generator=self.random,
+            dtype=torch.float64,
+        )
         accepted = uniform.to(chance) < chance
-        moved_z = torch.where(accepted.unsqueeze(-1), z, self.z[1:])
-        moved_base = torch.where(accepted, base, self.base[1:])
-        moved_likelihood = torch.where(accepted, log_likelihood, self.log_likelihood[1:])
-        self.z = torch.cat([self.z[:1], moved_z])
-        self.base = torch.cat([self.base[:1], moved_base])
-        self.log_likelihood = torch.cat([self.log_likelihood[:1], moved_likelihood])
+        states = States(
+            torch.where(accepted.unsqueeze(-1), after.z, before.z),
+            torch.where(accepted, after.base, before.base),
+            torch.where(accepted, after.log_likelihood, before.log_likelihood),
+        )
+        num_gradients = (len(lengths) + int(lengths.sum())) * ladders.num_ladders
+        return states, chance.mean(1).cpu(), num_gradients
 
-    def _path_lengths_and_steps(self) -> tuple[Tensor, Tensor]:
+    def _path_lengths_and_steps(self, ladders: Ladders) -> tuple[Tensor, Tensor]:
         """Leapfrog steps of a path (temperature,), and their random sizes (temperature, ladder, dim)."""
-        upper, ladders, _ = self.z[1:].shape
-        longest = math.pi / 2 / self._step[1:] * (0.5 + torch.rand(upper, generator=self._random))
+        z = ladders.states.z[1:]
+        upper, count, _ = z.shape
+        step_size = ladders.step_size[1:]
+        longest = math.pi / 2 / step_size * (0.5 + torch.rand(upper, generator=self.random))
         lengths = longest.round().clamp(1, self.max_leapfrogs).long()
-        uniform = torch.rand(upper, ladders, generator=self._random, dtype=torch.float64)
+        uniform = torch.rand(
+            upper,
+            count,
+            generator=self.random,
+            dtype=torch.float64,
+        )
         factor = torch.exp2(_FINEST * uniform.square())
-        step = (self._step[1:, None] * factor).to(self.z).unsqueeze(-1)
-        return lengths, step * self._scale[1:, None].to(self.z)
+        step = (step_size[:, None] * factor).to(z).unsqueeze(-1)
+        return lengths, step * ladders.scale[1:, None].to(z)
 
     def _leapfrogs(
-        self, momentum: Tensor, size: Tensor, lengths: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Position, log base density, log likelihood and momentum at the ends of the paths; ``momentum`` is changed."""
-        _, ladders, dim = momentum.shape
-        z = self.z[1:].clone()
-        gradient, _, _ = self._values(z.flatten(0, 1), self._row_betas(slice(1, None)))
+        self,
+        ladders: Ladders,
+        momentum: Tensor,
+        size: Tensor,
+        lengths: Tensor,
+    ) -> tuple[States, Tensor]:
+        """The states above the lowest, and their momentum, at the ends of the paths; ``momentum`` is changed."""
+        count = ladders.num_ladders
+        z, base, log_likelihood = (values.clone() for values in ladders.states.above())
+        gradient, _, _ = self._values(z.flatten(0, 1), ladders.row_betas(slice(1, None)))
         gradient = gradient.reshape(z.shape)
-        base = self.base[1:].clone()
-        log_likelihood = self.log_likelihood[1:].clone()
         for leap in range(int(lengths.max())):
-            active = (lengths > leap).nonzero()[:, 0].to(self._device)
+            active = (lengths > leap).nonzero()[:, 0].to(z.device)
             momentum[active] = momentum[active] + 0.5 * size[active] * gradient[active]
             z[active] = z[active] + size[active] * momentum[active]
-            values = self._values(z[active].flatten(0, 1), self._row_betas(active.cpu() + 1))
-            gradient[active] = values[0].reshape(len(active), ladders, dim)
-            base[active] = values[1].reshape(len(active), ladders)
-            log_likelihood[active] = values[2].reshape(len(active), ladders)
+            betas = ladders.row_betas(active.cpu() + 1)
+            values = self._values(z[active].flatten(0, 1), betas)
+            gradient[active] = values[0].unflatten(0, (-1, count))
+            base[active] = values[1].unflatten(0, (-1, count))
+            log_likelihood[active] = values[2].unflatten(0, (-1, count))
             momentum[active] = momentum[active] + 0.5 * size[active] * gradient[active]
-        return z, base, log_likelihood, momentum
+        return States(z, base, log_likelihood), momentum
 
-    def _exchange(self) -> Tensor:
-        """Exchange the states of even pairs of neighbours and odd ones in turn; how often each pair would reject."""
-        gap = self.betas.diff()[:, None].to(self._device)
-        gain = gap * (self.log_likelihood[:-1] - self.log_likelihood[1:])
+    def _exchanged(self, betas: Tensor, states: States, parity: int) -> tuple[States, Tensor]:
+        """The states after exchanges of the pairs of neighbours of this parity; how often each pair would reject."""
+        device = states.z.device
+        likelihood = states.log_likelihood
+        gain = betas.diff()[:, None].to(device) * (likelihood[:-1] - likelihood[1:])
         chance = gain.nan_to_num(nan=-math.inf).clamp(max=0.0).exp()
-        pairs = torch.arange(len(gap)) % 2 == self.num_steps % 2
-        uniform = torch.rand(chance.shape, generator=self._random, dtype=torch.float64)
-        accepted = (uniform.to(chance) < chance) & pairs.to(self._device)[:, None]
-        temperature = torch.arange(len(self.betas), device=self._device)
-        source = temperature[:, None].repeat(1, self.num_ladders)
+        pairs = torch.arange(len(gain)) % 2 == parity
+        uniform = torch.rand(
+            chance.shape,
+            generator=self.random,
+            dtype=torch.float64,
+        )
+        accepted = (uniform.to(chance) < chance) & pairs.to(device)[:, None]
+        count = likelihood.shape[1]
+        source = torch.arange(len(betas), device=device)[:, None].repeat(1, count)
         source[:-1] += accepted.long()
         source[1:] -= accepted.long()
-        ladder = torch.arange(self.num_ladders, device=self._device)
-        self.z = self.z[source, ladder]
-        self.base = self.base[source, ladder]
-        self.log_likelihood = self.log_likelihood[source, ladder]
-        return 1.0 - chance.mean(1).cpu()
+        ladder = torch.arange(count, device=device)
+        return states.at(source, ladder), 1.0 - chance.mean(1).cpu()
 
-    def run(self, num: int, keep: int) -> Passage:
+    def run(self, ladders: Ladders, num: int, keep: int) -> tuple[Ladders, Passage]:
         """``num`` steps, and what was passed; of the states of the posterior about ``keep``."""
-        stride = max(1, num * self.num_ladders // keep)
+        stride = max(1, num * ladders.num_ladders // keep)
         tops = []
         joints = []
         likelihoods = []
         for step in range(num):
-            self.step()
-            likelihoods.append(self.log_likelihood)
+            ladders, _ = self.step(ladders)
+            z, base, log_likelihood = ladders.states
+            likelihoods.append(log_likelihood)
             if step % stride == 0:
-                tops.append(self.z[-1])
-                joints.append(self.base[-1] + self.log_likelihood[-1])
-        return Passage(self.betas, torch.stack(tops), torch.stack(joints), torch.stack(likelihoods))
+                tops.append(z[-1])
+                joints.append(base[-1] + log_likelihood[-1])
+        passage = Passage(
+            ladders.betas, torch.stack(tops), torch.stack(joints), torch.stack(likelihoods)
+        )
+        return ladders, passage
 
 
 class Passage(NamedTuple):

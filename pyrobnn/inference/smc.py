@@ -14,7 +14,8 @@ from torch import Tensor
 from pyrobnn.core.chains import RHAT_LIMIT, ess_of_families, rhat
 from pyrobnn.core.checks import Refused, check_count, check_number, require
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.exchange import Estimate, Ladders, Level, Passage
+from pyrobnn.core.seeding import generator
+from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -26,8 +27,10 @@ from pyrobnn.inference.fitting.problem import (
 from pyrobnn.inference.fitting.watch import COMPILING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering import (
+    Batched,
     Population,
     Rung,
+    Tempering,
     batched,
     evaluator,
     lag,
@@ -45,10 +48,8 @@ _MAX_TEMPERATURES = 500
 _KEPT = 64
 _ADAPTATIONS = 4
 _FIRST = 32
-_RUNS = 5
-#: runs that are made whatever they cost; a further one where all of them take at most this many times the climb
-_AT_LEAST = 3
-_AT_MOST = 30
+#: gradients that the ladders may take, in units of those of the climb
+_BUDGET = 30
 #: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
 #: as families, standard errors by which further moves raise the log likelihood, and the error that families show in
 #: units of that of resampling. One mode has up to 1.3, from 0.8, up to 2 and up to 1.5
@@ -56,9 +57,9 @@ _HEAT = 1.6
 _WORTH = 0.5
 _RISE = 4.0
 _FAMILIES = 2.5
-#: particles of which fewer show nothing by these signs
-_FEWEST = 64
-#: nats of error, and effective draws, that runs of the ladders end at
+#: standard errors beyond which a log evidence drifts, and nats of error, and effective draws, that runs of the ladders
+#: end at
+_DRIFT = 2.5
 _ERROR = 0.1
 _DRAWS = 400
 
@@ -79,8 +80,8 @@ class SMC(Method):
     mode that is found late has no weight at all. It shows in a heat capacity at the last temperature beyond that of one
     mode, in few families among the particles, and in further moves that raise the log likelihood. Then parallel
     tempering between the temperatures of the climb makes the draws and the evidence anew: a late mode climbs down to
-    where modes communicate, and is weighed from there. It takes as long as draws and evidence still change, at most
-    about thirty times as long as the climb.
+    where modes communicate, and is weighed from there. It takes as long as draws and evidence still change, with fewer
+    ladders and more steps where they drift, at most about thirty times as long as the climb.
 
     Args:
         num_particles: in all islands together.
@@ -101,8 +102,9 @@ class SMC(Method):
     ``log_evidence_error``, the standard error (None of one island): the larger one of what islands and families show,
     or that of the ladders with what their evidence still changes by, ``log_evidence_interval``, 95 %,
     ``log_evidence_by_island``, ``num_temperatures``, ``num_gradients``, ``signs_of_modes`` (heat, worth, rise,
-    families), and ``exchange`` where there was parallel tempering (its error, drift, effective draws, temperatures and
-    steps).
+    families, the error of the heat), and ``exchange`` where there was parallel tempering (its error, its drift in the
+    last run and change from the run before, effective draws, temperatures, ladders, steps, gradients, and their
+    budget).
 
     Refused: a program that subsamples or cannot be batched; point parameters other than a net's,
     which are held; an improper prior; data that are impossible at all draws from the prior; too many temperatures.
@@ -149,12 +151,21 @@ class SMC(Method):
 
     def __post_init__(self) -> None:
         check_count("num_islands", self.num_islands)
-        check_count("num_particles", self.num_particles, minimum=2 * self.num_islands)
+        check_count(
+            "num_particles",
+            self.num_particles,
+            minimum=2 * self.num_islands,
+        )
         if self.num_particles % self.num_islands:
             raise ValueError(
                 f"'num_particles' must be a multiple of num_islands={self.num_islands}, got {self.num_particles}"
             )
-        check_number("ess", self.ess, above=0.0, below=1.0)
+        check_number(
+            "ess",
+            self.ess,
+            above=0.0,
+            below=1.0,
+        )
         check_count("max_leapfrogs", self.max_leapfrogs)
         check_count("max_moves", self.max_moves)
         # who does not ask for a number of draws gets the particles
@@ -182,7 +193,7 @@ class SMC(Method):
         notes = course.findings()
         if stopped == "interrupt":
             notes.append(interruption(self, course.done, run.num_draws, "draws of each island"))
-        if self.compile and course.mode != "inductor":
+        if self.compile and course.compiled.mode != "inductor":
             notes += launches(problem.device, "the gradient could not be compiled")
         return make_posterior(
             problem,
@@ -190,13 +201,17 @@ class SMC(Method):
             draws,
             seed=run.seed,
             timings={
-                "compile": course.compile_seconds,
-                "fit": time.perf_counter() - started - course.compile_seconds,
+                "compile": course.compiled.seconds,
+                "fit": time.perf_counter() - started - course.compiled.seconds,
             },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=course.total,
             history=rung_history(course.rungs),
-            meta={**course.facts(), "stopped": stopped, "common_start": False},
+            meta={
+                **course.facts(),
+                "stopped": stopped,
+                "common_start": False,
+            },
             notes=notes,
             interrupted=stopped == "interrupt",
         )
@@ -207,8 +222,9 @@ class SMC(Method):
 
 
 class _Course:
-    """The course of a fit: temperatures, then draws."""
+    """The course of a fit: temperatures, then draws. What an interruption leaves is the state of the last step."""
 
+    compiled: Batched
     particles: Population
     signs: Signs
 
@@ -228,45 +244,28 @@ class _Course:
         )
         self.rungs: list[Rung] = []
         self.weighing: Weighing | None = None
-        self.exchange_gradients = 0
         self._levels: list[Level] = []
         self._rounds: list[list[Tensor]] = []
-        self._steps = self._place = 0
+        self._progress = _Progress(self.watch)
 
     def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
-        self._begin()
-        self._climb()
-        self.signs = self._signs()
-        if self._modes_parted:
-            self._weigh()
-        else:
-            self._sample()
-
-    @property
-    def _modes_parted(self) -> bool:
-        """Whether enough particles show that modes parted on the way."""
-        return self.signs.parted and self._config.num_particles >= _FEWEST
-
-    def _begin(self) -> None:
-        """Particles from the prior."""
         config = self._config
         z = self._prior(config.num_particles, self._run.seed)
-        step = evaluator(partial(parts, self._problem.density))
-        self._evaluate, self.mode, self.compile_seconds = batched(step, z, config.compile)
-        self.particles = Population(
-            self._evaluate,
-            z,
-            config.num_islands,
-            self._run.seed,
-            config.max_leapfrogs,
-            config.max_moves,
-        )
+        self.compiled = batched(evaluator(partial(parts, self._problem.density)), z, config.compile)
+        tempering = Tempering(self.compiled.evaluate, config.max_leapfrogs, config.max_moves)
+        self.particles = tempering.start(z, config.num_islands, self._run.seed)
         if not self.particles.possible():
             raise Refused(
                 f"in none of an island's {self.particles.num_each} draws from the prior do the data have a finite "
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
+        self._climb(tempering)
+        self.signs = self._signs(tempering)
+        if self.signs.parted:
+            self._exchange()
+        else:
+            self._sample(tempering)
 
     def _prior(self, num: int, seed: int) -> Tensor:
         """Draws from the prior in unconstrained space (draw, dim)."""
@@ -274,47 +273,35 @@ class _Course:
         values = prior_runs(density, num, seed, [site.name for site in density.sites])
         return at_each(density.unconstrain, values).detach().contiguous()
 
-    def _climb(self) -> None:
+    def _climb(self, tempering: Tempering) -> None:
         """All temperatures, one after the other."""
-        particles = self.particles
-        while particles.beta < 1.0:
+        while self.particles.beta < 1.0:
             if len(self.rungs) == _MAX_TEMPERATURES:
                 raise Refused(
-                    f"{len(self.rungs)} temperatures led to beta = {particles.beta:.3g} only, of 1: the prior is too "
-                    "far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
+                    f"{len(self.rungs)} temperatures led to beta = {self.particles.beta:.3g} only, of 1: the prior is "
+                    "too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
-            self.rungs.append(particles.climb(self._config.ess))
-            self._levels.append(particles.level(_KEPT))
-            if self._report("tempering", self.rungs[-1], 0.97 * particles.beta**0.25):
+            self.particles, rung = tempering.climb(self.particles, self._config.ess)
+            self.rungs.append(rung)
+            self._levels.append(self.particles.level(_KEPT))
+            if self._report("tempering", 0.97 * self.particles.beta**0.25):
                 raise ValueError(
-                    f"a callback stopped the run at step {self._steps}, before there was a draw"
+                    f"a callback stopped the run at step {self._progress.steps}, before there was a draw"
                 )
 
-    def _signs(self) -> Signs:
+    def _signs(self, tempering: Tempering) -> Signs:
         """What the particles, which are the first draws, show at the last temperature, and when they are moved on."""
-        particles = self.particles
-        passed = particles.passed()
-        heat = float(passed[passed.isfinite()].var()) / (0.5 * particles.z.shape[1])
-        draws = self._of_particles()
-        before = particles.log_likelihood
-        particles.moved()
-        change = particles.log_likelihood - before
-        rise = float(change.mean()) / max(float(change.std()) / math.sqrt(len(change)), 1e-300)
-        shape = self._config.num_islands, -1
-        likelihoods = particles.log_likelihood.reshape(1, *shape).cpu().numpy()
-        ancestor = particles.ancestor.reshape(shape)
-        worth = float(ess_of_families(likelihoods, ancestor.cpu().numpy())[0])
-        explained = math.sqrt(sum(1.0 / rung.ess - 1.0 for rung in self.rungs) / len(change))
-        families = error_of_families(ancestor) / max(explained, math.sqrt(0.1 / len(change)))
-        self._levels.append(particles.level(_KEPT))
-        self._rounds.append(draws)
-        return Signs(heat, worth / len(change), rise, families)
+        before = self.particles
+        self._rounds.append(self._of_particles())
+        self.particles, _ = tempering.moved(before)
+        self._levels.append(self.particles.level(_KEPT))
+        return Signs.of(before, self.particles, self.rungs)
 
-    def _sample(self) -> None:
+    def _sample(self, tempering: Tempering) -> None:
         """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
         while not self._enough():
             self._rounds.append(self._of_particles())
-            self.particles.moved()
+            self.particles, _ = tempering.moved(self.particles)
 
     def _of_particles(self) -> list[Tensor]:
         """Positions (island, draw, dim), log joints and ancestors (island, draw) of the particles."""
@@ -326,44 +313,69 @@ class _Course:
         """Whether there are all draws, or a callback wants no more."""
         done = min(self._run.num_draws, self.done)
         finished = done == self._run.num_draws
-        stop = self._report("sampling", self.rungs[-1], 1.0 if finished else 0.99, done)
+        stop = self._report("sampling", 1.0 if finished else 0.99, done)
         if stop and not finished:
             self.watch.stopped = "callback"
         return stop or finished
 
-    def _weigh(self) -> None:
-        """Draws and evidence of ladders between all temperatures, each run twice as long, until they are at rest."""
+    def _exchange(self) -> None:
+        """Draws and evidence of ladders between all temperatures, where the budget allows them."""
         config = self._config
-        keep = max(2 * config.num_particles, config.num_islands * self._run.num_draws)
-        ladders = Ladders(
-            self._evaluate,
+        exchange = Exchange(
+            self.compiled.evaluate,
             self._prior,
-            self._levels,
             config.num_islands,
             config.num_particles,
-            self._run.seed,
+            generator(self._run.seed),
             config.max_leapfrogs,
         )
+        ladders = exchange.start(self._levels)
         for _ in range(_ADAPTATIONS):
-            ladders.adapt(_FIRST)
-            if self._report("exchanging", self.rungs[-1], 0.98):
-                self.watch.stopped = "callback"
+            ladders = exchange.adapted(ladders, _FIRST)
+            if self._stopped_exchanging():
                 return
-        for run in range(_RUNS):
+        ladders = self._weigh(exchange, ladders)
+        while self.watch.stopped != "callback" and not self._enough():
+            ladders, passage = exchange.run(ladders, _FIRST, self._num_kept)
+            self._rounds.append(passage.draws(config.num_islands))
+
+    def _weigh(self, exchange: Exchange, ladders: Ladders) -> Ladders:
+        """Runs of ladders, each twice as long as the one before, until they are at rest or the budget is spent."""
+        budget = _BUDGET * self.particles.num_gradients
+        cost = ladders.num_gradients / ladders.num_steps
+        num_steps = 2 * _FIRST
+        while ladders.num_gradients + cost * num_steps <= budget:
             begun = ladders.num_gradients
-            passage = ladders.run(2**run * 2 * _FIRST, keep)
-            self._rounds = [passage.draws(config.num_islands)]
-            self.weighing = Weighing.of(passage, config.num_islands, ladders.num_steps)
-            self.exchange_gradients = ladders.num_gradients
-            after_next = ladders.num_gradients + 2 * (ladders.num_gradients - begun)
-            too_costly = after_next > _AT_MOST * self.particles.num_gradients
-            if self.weighing.at_rest or (run + 1 >= _AT_LEAST and too_costly):
+            ladders, passage = exchange.run(ladders, num_steps, self._num_kept)
+            cost = (ladders.num_gradients - begun) / num_steps
+            self._rounds = [passage.draws(self._config.num_islands)]
+            self.weighing = Weighing.of(
+                passage, self._config.num_islands, ladders, self.weighing, budget
+            )
+            if self.weighing.at_rest:
                 break
-            if self._report("exchanging", self.rungs[-1], 0.98):
-                self.watch.stopped = "callback"
-                return
-        while not self._enough():
-            self._rounds.append(ladders.run(_FIRST, keep).draws(config.num_islands))
+            if self.weighing.drifts(_DRIFT):
+                cost /= ladders.num_ladders
+                ladders = exchange.halved(ladders)
+                cost *= ladders.num_ladders
+            affordable = int((budget - ladders.num_gradients) / cost)
+            num_steps = max(num_steps, min(2 * num_steps, affordable))
+            if self._stopped_exchanging():
+                break
+        return ladders
+
+    def _stopped_exchanging(self) -> bool:
+        """Whether a callback wants no more of the ladders."""
+        stop = self._report("exchanging", 0.98)
+        if stop:
+            self.watch.stopped = "callback"
+        return stop
+
+    @property
+    def _num_kept(self) -> int:
+        """About how many states of the posterior a run of ladders keeps."""
+        config = self._config
+        return max(2 * config.num_particles, config.num_islands * self._run.num_draws)
 
     @property
     def log_evidence(self) -> Tensor:
@@ -407,8 +419,8 @@ class _Course:
         """Draws of each island that there are."""
         return sum(z.shape[1] for z, _, _ in self._rounds)
 
-    def _report(self, phase: str, rung: Rung, done: float, draws: int = 0) -> bool:
-        self._steps += 1
+    def _report(self, phase: str, done: float, draws: int = 0) -> bool:
+        rung = self.rungs[-1]
         metrics = {
             "phase": phase,
             "beta": rung.beta,
@@ -419,15 +431,16 @@ class _Course:
             "draws": draws,
             "snapshot": partial(self._snapshot, self.particles.z),
         }
-        place = int(done * _STEPS)
-        if place > self._place:
-            self.watch.show(place, metrics)
-            self._place = place
-        return self.watch.ask(self._steps, metrics)
+        return self._progress.report(metrics, done)
 
     def _snapshot(self, z: Tensor) -> Posterior:
         draws = self._problem.density.constrain(z.reshape(self._config.num_islands, -1, z.shape[1]))
-        return snapshot(self._problem, self._config, draws, seed=self._run.seed)
+        return snapshot(
+            self._problem,
+            self._config,
+            draws,
+            seed=self._run.seed,
+        )
 
     def draws(self) -> list[Tensor]:
         """Positions (island, draw, dim), log joints and ancestors (island, draw), evenly spread over siblings."""
@@ -456,7 +469,7 @@ class _Course:
     def _findings_of_climb(self, error: float | None) -> list[Finding]:
         """What the user has to know of particles that no ladders weigh."""
         findings = []
-        if self._modes_parted:
+        if self.signs.parted:
             worth = self.signs.worth * self._config.num_particles
             numbers = {"error": error, "drift": None, "worth": worth}
             findings.append(Finding("modes_unsettled", numbers))
@@ -464,6 +477,12 @@ class _Course:
         if nats > 0.5 + 2.0 * (error or 0.0):
             findings.append(Finding("particles_lag", {"lag": nats}))
         return findings
+
+    @property
+    def num_gradients(self) -> int:
+        """Gradients of the particles and of the ladders that were weighed."""
+        of_ladders = 0 if self.weighing is None else self.weighing.num_gradients
+        return self.particles.num_gradients + of_ladders
 
     def facts(self) -> dict[str, Any]:
         """What ``meta`` holds of the evidence and of its cost."""
@@ -473,12 +492,30 @@ class _Course:
             "log_evidence_interval": self.interval,
             "log_evidence_by_island": self.log_evidence.tolist(),
             "num_temperatures": len(self.rungs),
-            "num_gradients": self.particles.num_gradients + self.exchange_gradients,
+            "num_gradients": self.num_gradients,
             "signs_of_modes": self.signs._asdict(),
         }
         if self.weighing is not None:
             facts["exchange"] = self.weighing.numbers
         return facts
+
+
+class _Progress:
+    """Where the bar of a fit is, and the number of its reports."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.steps = 0
+        self._watch = watch
+        self._place = 0
+
+    def report(self, metrics: dict[str, Any], done: float) -> bool:
+        """Move the bar to the share that is ``done``, and call every callback; True if one asks to stop."""
+        self.steps += 1
+        place = int(done * _STEPS)
+        if place > self._place:
+            self._watch.show(place, metrics)
+            self._place = place
+        return self._watch.ask(self.steps, metrics)
 
 
 class Signs(NamedTuple):
@@ -489,18 +526,43 @@ class Signs(NamedTuple):
     share of the particles, counted by families: particles that pass between modes forget which of the prior's draws
     they descend from. ``rise`` is what further moves add to the mean log likelihood, in standard errors. ``families``
     is the error of the log evidence that families show, in units of what the weights of all temperatures explain: it is
-    larger where few particles passed a bottleneck and the others descend from them.
+    larger where few particles passed a bottleneck and the others descend from them. ``heat_error`` is the standard
+    error that the heat of so many independent draws of a Gaussian posterior has.
     """
 
     heat: float
     worth: float
     rise: float
     families: float
+    heat_error: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        before: Population,
+        after: Population,
+        rungs: list[Rung],
+    ) -> Signs:
+        """What particles at the last temperature show ``before`` and ``after`` they were moved once more."""
+        count, dim = after.z.shape
+        passed = before.passed()
+        heat = float(passed[passed.isfinite()].var()) / (0.5 * dim)
+        change = after.log_likelihood - before.log_likelihood
+        rise = float(change.mean()) / max(float(change.std()) / math.sqrt(count), 1e-300)
+        shape = after.num_islands, -1
+        ancestor = after.ancestor.reshape(shape)
+        likelihoods = after.log_likelihood.reshape(1, *shape).cpu().numpy()
+        worth = float(ess_of_families(likelihoods, ancestor.cpu().numpy())[0])
+        explained = math.sqrt(sum(1.0 / rung.ess - 1.0 for rung in rungs) / count)
+        families = error_of_families(ancestor) / max(explained, math.sqrt(0.1 / count))
+        heat_error = math.sqrt((2.0 + 12.0 / dim) / count)
+        return cls(heat, worth / count, rise, families, heat_error)
 
     @property
     def parted(self) -> bool:
         """Whether modes are to be weighed by ladders."""
-        late = self.heat > _HEAT or self.rise > _RISE
+        hot = self.heat > _HEAT + 2.0 * self.heat_error
+        late = hot or self.rise > _RISE
         return late or self.worth < _WORTH or self.families > _FAMILIES
 
 
@@ -509,56 +571,97 @@ class Weighing:
     """What a run of ladders says: its evidence, and the number of independent draws of the log likelihood."""
 
     estimate: Estimate
+    before: Estimate | None
     worth: float
     rhat: float
     num_temperatures: int
+    num_ladders: int
     num_steps: int
+    num_gradients: int
+    budget: int
 
     @classmethod
-    def of(cls, passage: Passage, num_islands: int, num_steps: int) -> Weighing:
-        """That of one run; ``num_steps`` of all runs together."""
+    def of(
+        cls,
+        passage: Passage,
+        num_islands: int,
+        ladders: Ladders,
+        before: Weighing | None,
+        budget: int,
+    ) -> Weighing:
+        """That of one run, at whose end the ladders are ``ladders``, after the run ``before``."""
         values = passage.log_likelihood[:, -1]
         likelihoods = passage.draws_of(values, num_islands).cpu().numpy()
         ladder = torch.arange(values.shape[1]).expand(len(values), -1)
-        ladders = passage.draws_of(ladder, num_islands).numpy()
-        worth = float(ess_of_families(likelihoods[None], ladders)[0])
-        ratio = float(rhat(likelihoods)) if num_islands > 1 else 1.0
-        return cls(passage.estimate(num_islands), worth, ratio, len(passage.betas), num_steps)
+        families = passage.draws_of(ladder, num_islands).numpy()
+        worth = float(ess_of_families(likelihoods[None], families)[0])
+        return cls(
+            estimate=passage.estimate(num_islands),
+            before=None if before is None else before.estimate,
+            worth=worth,
+            rhat=float(rhat(likelihoods)) if num_islands > 1 else 1.0,
+            num_temperatures=len(passage.betas),
+            num_ladders=values.shape[1],
+            num_steps=ladders.num_steps,
+            num_gradients=ladders.num_gradients,
+            budget=budget,
+        )
+
+    @property
+    def change(self) -> float | None:
+        """By how much the log evidence differs from that of the run before."""
+        if self.before is None:
+            return None
+        return self.estimate.log_evidence - self.before.log_evidence
+
+    def drifts(self, errors: float) -> bool:
+        """Whether the log evidence changes in the run, or from the run before, by more than so many standard errors."""
+        if abs(self.estimate.drift) > errors * self.estimate.drift_error:
+            return True
+        if self.before is None or self.change is None:
+            return False
+        return abs(self.change) > errors * math.hypot(self.estimate.error, self.before.error)
 
     @property
     def at_rest(self) -> bool:
-        """Whether a longer run would say the same."""
-        drifts = abs(self.estimate.drift) > 2.5 * self.estimate.drift_error
-        return (
-            not drifts
-            and self.estimate.error <= _ERROR
-            and self.worth >= _DRAWS
-            and self.rhat <= RHAT_LIMIT
-        )
+        """Whether a longer run would say the same: no first run can know."""
+        steady = self.before is not None and not self.drifts(_DRIFT)
+        exact = self.estimate.error <= _ERROR and self.worth >= _DRAWS
+        return steady and exact and self.rhat <= RHAT_LIMIT
 
     @property
     def known(self) -> bool:
         """Whether draws and evidence are the posterior's as far as the ladders show."""
-        drifts = abs(self.estimate.drift) > 3.0 * self.estimate.drift_error
-        return not drifts and self.estimate.error <= 0.5 and self.worth >= 0.25 * _DRAWS
+        steady = self.before is not None and not self.drifts(3.0)
+        return steady and self.estimate.error <= 0.5 and self.worth >= 0.25 * _DRAWS
 
     @property
-    def numbers(self) -> dict[str, float]:
+    def numbers(self) -> dict[str, float | None]:
         """What is said of it."""
         return {
             "error": self.estimate.error,
             "drift": self.estimate.drift,
             "drift_error": self.estimate.drift_error,
+            "change": self.change,
             "worth": self.worth,
             "rhat": self.rhat,
             "num_temperatures": self.num_temperatures,
+            "num_ladders": self.num_ladders,
             "num_steps": self.num_steps,
+            "num_gradients": self.num_gradients,
+            "budget": self.budget,
         }
 
 
 def rung_history(rungs: list[Rung]) -> dict[str, Tensor]:
     """What happened at each temperature, (temperature,)."""
-    return dict(zip(Rung._fields, torch.tensor(rungs, dtype=torch.float64).unbind(1), strict=True))
+    return dict(
+        zip(
+            Rung._fields,
+            torch.tensor(rungs, dtype=torch.float64).unbind(1),
+            strict=True,
+        )
+    )
 
 
 def log_mean(islands: Tensor) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -108,16 +108,36 @@ def evaluator(parts: Callable[..., tuple[Tensor, Tensor]]) -> Evaluate:
     return evaluate
 
 
+class Batched(NamedTuple):
+    """The gradient of all particles, how it was compiled, and in how many seconds."""
+
+    evaluate: Evaluate
+    mode: str
+    seconds: float
+
+
 def batched(
-    evaluate: Evaluate, z: Tensor, compile: bool, *data: Tensor
-) -> tuple[Evaluate, str, float]:
-    """The gradient of all particles, compiled for as many as a call should take; how, and in how many seconds."""
-    beta = torch.ones(len(z), dtype=torch.float64, device=z.device)
+    evaluate: Evaluate,
+    z: Tensor,
+    compile: bool,
+    *data: Tensor,
+) -> Batched:
+    """The gradient of all particles, compiled for as many as a call should take."""
+    beta = torch.ones(
+        len(z),
+        dtype=torch.float64,
+        device=z.device,
+    )
     size = len(z)
     if compile or data:
         size = at_once(lambda points: evaluate(points, beta[: len(points)], *data)[:2], z)
     step = compiled(
-        evaluate, z[:size].contiguous(), beta[:size], *data, enabled=compile, name="the model"
+        evaluate,
+        z[:size].contiguous(),
+        beta[:size],
+        *data,
+        enabled=compile,
+        name="the model",
     )
 
     def in_parts(z: Tensor, beta: Tensor, *data: Tensor) -> Any:
@@ -125,11 +145,15 @@ def batched(
         filled = torch.cat([z, z[-1:].expand(missing, -1)])
         betas = beta.expand(len(z))
         betas = torch.cat([betas, betas[-1:].expand(missing)])
-        pieces = zip(filled.split(size), betas.split(size), strict=True)
+        pieces = zip(
+            filled.split(size),
+            betas.split(size),
+            strict=True,
+        )
         results = [step(points, point_betas, *data) for points, point_betas in pieces]
         return [torch.cat(pieces_of_one)[: len(z)] for pieces_of_one in zip(*results)]
 
-    return in_parts, step.mode, step.seconds
+    return Batched(in_parts, step.mode, step.seconds)
 
 
 def at_once(gradient: Gradient, z: Tensor) -> int:
@@ -195,46 +219,33 @@ def lag(rungs: list[Rung]) -> float:
     return sum((after.beta - rung.beta) * rung.rise for rung, after in pairwise(rungs))
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Population:
-    """Particles in islands that never mix, each of which estimates the evidence for itself.
+    """Particles in islands that never mix, each of which estimates the evidence for itself, at one temperature.
 
-    All positions that the particles pass at a temperature are draws from its density: all are weighed, and those of the
-    next are resampled from them. ``z`` are draws from the prior (island × particle, dim), island by island. The ladder
-    of temperatures, metric, step size and number of moves are adapted to all islands together.
-
-    The base density may be any other, of which ``z`` are draws, and the remainder what is added to it by β.
+    Positions ``z`` (island × particle, dim), island by island, with the gradient (island × particle, dim) of the
+    tempered density, log base density and log likelihood (island × particle,) there; which of its island's first
+    particles each descends from; the log evidence (island,) of the way up to here; ``states``, the positions and log
+    likelihoods that were passed at this temperature.
     """
 
-    evaluate: Evaluate
     z: Tensor
-    num_islands: int
-    seed: int
-    max_leapfrogs: int = 64
-    max_moves: int = 10
-    #: first one; correlation below which particles count as moved; whether the metric is dense; whether only a random
-    #: share of the particles is moved, twice the weights' coefficient of variation: 1,000 draws are worth about 900
-    #: after 100 updates so, 950 where all are moved
-    step_size: float | None = None
-    moved_below: float = 0.1
-    dense: bool = False
-    partly: bool = False
+    gradient: Tensor
+    base: Tensor
+    log_likelihood: Tensor
+    ancestor: Tensor
+    log_evidence: Tensor
+    keys: Tensor
+    step_size: float
+    states: tuple[tuple[Tensor, Tensor], ...]
+    beta: float = 0.0
+    num_moves: int = 0
+    num_gradients: int = 0
 
-    def __post_init__(self) -> None:
-        device = self.z.device
-        count = len(self.z)
-        self.beta = 0.0
-        self.num_moves = 0
-        self.num_gradients = 0
-        particles = torch.arange(count, device=device)
-        self._keys = rng.key(torch.tensor(self.seed, device=device), particles)
-        self.ancestor = particles[: self.num_each].repeat(self.num_islands)
-        self.log_evidence = torch.zeros(self.num_islands, dtype=torch.float64, device=device)
-        self._step = self.step_size or 0.5 * self.z.shape[1] ** -0.25
-        self._gradient, self._base, self.log_likelihood = self._values()
-        # what the base density does not hold for possible cannot be moved
-        self.log_likelihood = torch.where(self._base.isfinite(), self.log_likelihood, -math.inf)
-        self._states = [(self.z, self.log_likelihood)]
+    @property
+    def num_islands(self) -> int:
+        """Groups of particles that never mix."""
+        return len(self.log_evidence)
 
     @property
     def num_each(self) -> int:
@@ -247,167 +258,282 @@ class Population:
 
     def passed(self) -> Tensor:
         """Log likelihood of all positions at this temperature (island, particle · position), those of one together."""
-        log_likelihoods = [log_likelihood for _, log_likelihood in self._states]
+        log_likelihoods = [log_likelihood for _, log_likelihood in self.states]
         return torch.stack(log_likelihoods, -1).reshape(self.num_islands, -1)
 
-    def climb(self, ess: float) -> Rung:
-        """One temperature more: weights worth the share ``ess``, evidence, resampling, moves."""
-        passed = self.passed()
-        beta = next_beta(passed, self.beta, ess)
-        step = beta - self.beta
-        worth = float(share(passed, step).mean())
-        log_sum = (step * passed).logsumexp(1)
-        self.log_evidence = self.log_evidence + log_sum - math.log(passed.shape[1])
-        # an island's chance has the key of its first particle, which never counts down
-        size = self.num_each
-        chance = rng.chances(rng.stream(self._keys[::size], ~(self.num_moves + 1)))[0]
-        index = systematic((step * passed).softmax(1), size, chance)
-        island = torch.arange(self.num_islands, device=index.device).unsqueeze(1)
-        particle = (index // len(self._states) + size * island).flatten()
-        state = (index % len(self._states)).flatten()
-        self.z = torch.stack([z for z, _ in self._states])[state, particle]
-        self.ancestor = self.ancestor[particle]
-        self.beta = beta
-        self._gradient, self._base, self.log_likelihood = self._values()
-        return self.moved(worth)
-
-    def moved(self, worth: float = 1.0) -> Rung:
-        """Move every particle until it has forgotten where it was, or goes no farther."""
-        scale = self._spread()
-        metric = self._metric(scale)
-        rows = self._picked(worth)
-        start = self.z[rows]
-        before = self.log_likelihood[rows]
-        variance = (before - before.mean()).square().mean().clamp(min=1e-300)
-        # mean squared changes of position and log likelihood, in units of their variances
-        changes = (0.0, 0.0)
-        rate = 0.0
-        self._states = [(self.z, self.log_likelihood)]
-        for _ in range(self.max_moves):
-            rate = self._move(metric, rows)
-            self._states.append((self.z, self.log_likelihood))
-            distance = ((self.z[rows] - start) / scale).double().square().mean()
-            change = (self.log_likelihood[rows] - before).square().mean() / variance
-            earlier = changes
-            changes = (float(distance), float(change))
-            still = _no_farther(changes, earlier) and rate >= 0.5 * _TARGET_ACCEPT
-            if still or self._forgotten(changes):
-                break
-        return Rung(
-            beta=self.beta,
-            ess=worth,
-            acceptance_rate=rate,
-            step_size=self._step,
-            moves=len(self._states) - 1,
-            rise=float((self.log_likelihood[rows] - before).mean()),
-            left=1.0 - changes[1] / 2.0,
-        )
-
-    def _forgotten(self, changes: tuple[float, float]) -> bool:
-        """Whether the particles have little correlation with where they began."""
-        return all(1.0 - change / 2.0 <= self.moved_below for change in changes)
-
-    def _picked(self, worth: float) -> Tensor:
-        """Which particles (index,) are moved: evenly spaced, as copies are neighbours, from a random start."""
-        share = 1.0
-        if self.partly:
-            variation = math.sqrt(max(1.0 / worth - 1.0, 0.0))
-            share = min(1.0, max(0.1, 2.0 * variation))
-        chance = rng.chances(rng.stream(self._keys[:: self.num_each], ~(self.num_moves + 1)))[1]
-        particle = torch.arange(self.num_each + 1, device=self.z.device)
-        places = (particle + chance.unsqueeze(1)) * share
-        return places.floor().diff(dim=1).flatten().nonzero()[:, 0]
-
-    def _move(self, metric: Tensor, rows: Tensor) -> float:
-        """One trajectory of the particles ``rows``, accepted or not; the mean acceptance rate, which tunes the step."""
-        keys = rng.stream(self._keys, self.num_moves + 1)[rows]
-        self.num_moves += 1
-        uniform, jitter = rng.chances(keys)[:2]
-        size = self._step * (1.0 + 0.2 * (2.0 * jitter - 1.0))  # no path is periodic
-        size = size.to(self.z.dtype).unsqueeze(1)
-        r = rng.normal(keys, self.z.shape[1], self.z.dtype)
-        start_log_density = (self._base + self.beta * self.log_likelihood)[rows]
-        start_energy = 0.5 * r.square().sum(1, dtype=torch.float64) - start_log_density
-        z, gradient, base, log_likelihood, r = self._leapfrogs(rows, r, size, metric)
-        end_kinetic = 0.5 * r.square().sum(1, dtype=torch.float64)
-        error = end_kinetic - (base + self.beta * log_likelihood) - start_energy
-        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
-        self._accept(rows, uniform < chance, z, gradient, base, log_likelihood)
-        rate = float(chance.mean())
-        self._step *= math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
-        return rate
-
-    def _accept(
-        self,
-        rows: Tensor,
-        accepted: Tensor,
-        z: Tensor,
-        gradient: Tensor,
-        base: Tensor,
-        log_likelihood: Tensor,
-    ) -> None:
-        """Let those of the particles ``rows`` that are ``accepted`` take their new places."""
-        target = (rows[accepted],)
-        self.z = self.z.index_put(target, z[accepted])
-        self._gradient = self._gradient.index_put(target, gradient[accepted])
-        self._base = self._base.index_put(target, base[accepted])
-        self.log_likelihood = self.log_likelihood.index_put(target, log_likelihood[accepted])
-
-    def _path_length(self) -> int:
-        """Leapfrog steps of a path: half to one and a half of a quarter period, in units of the particles' sd."""
-        quarter_periods = 0.5 + float(rng.chances(self._keys[:1] + self.num_moves)[0])
-        longest = math.pi / 2 / self._step * quarter_periods
-        return max(1, min(self.max_leapfrogs, round(longest)))
-
-    def _leapfrogs(
-        self, rows: Tensor, r: Tensor, size: Tensor, metric: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Position, gradient, log base density, log likelihood and momentum at the end of the paths."""
-        length = self._path_length()
-        z = self.z[rows]
-        gradient = self._gradient[rows]
-        beta = torch.tensor(self.beta, dtype=torch.float64, device=z.device)
-        for _ in range(length):
-            r = r + 0.5 * size * pulled(gradient, metric)
-            z = z + size * unwhiten(r, metric)
-            gradient, base, log_likelihood = self.evaluate(z, beta)
-            r = r + 0.5 * size * pulled(gradient, metric)
-        self.num_gradients += length * len(z)
-        return z, gradient, base, log_likelihood, r
-
-    def _metric(self, scale: Tensor) -> Tensor:
-        """What whitens the particles: their spread, or the islands' pooled covariance."""
-        if not self.dense:
-            return scale
-        counts = torch.full((self.num_islands,), self.num_each, device=self.z.device)
-        return whitening(self.z.unflatten(0, (self.num_islands, -1)), counts, scale.diag())
-
-    def _spread(self) -> Tensor:
+    def spread(self) -> Tensor:
         """The particles' sd (dim,), from their central 68 %: it is finite for any tails."""
         ordered = self.z.sort(0).values
         low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.16, 0.84))
         spread = 0.5 * (high - low)
         return torch.where(spread > 0, spread, self.z.std(0) + torch.finfo(self.z.dtype).eps)
 
-    def _values(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient, log base density and log likelihood where the particles are."""
-        beta = torch.tensor(self.beta, dtype=torch.float64, device=self.z.device)
-        gradient, base, log_likelihood = self.evaluate(self.z, beta)
-        self.num_gradients += len(self.z)
+    def level(self, num: int) -> Level:
+        """Positions of every island at this temperature, at most ``num``, with their scale and the step of a path."""
+        count = min(num, self.num_each)
+        places = torch.linspace(
+            0,
+            self.num_each - 1,
+            count,
+            device=self.z.device,
+        )
+        islands = self.z.unflatten(0, (self.num_islands, -1))
+        return Level(self.beta, islands[:, places.round().long()], self.spread(), self.step_size)
+
+    def log_joint(self) -> Tensor:
+        """Log joint density in unconstrained space (island × particle,)."""
+        return self.base + self.log_likelihood
+
+    def chances(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Two uniform numbers and a sign of this move for each island (island,), by its first particle's key."""
+        # the stream of a move's particles counts up from one, this one down: they never meet
+        return rng.chances(rng.stream(self.keys[:: self.num_each], ~(self.num_moves + 1)))
+
+    def values(self, rows: Tensor) -> _Values:
+        """Positions of the particles ``rows``, and what belongs to them."""
+        return _Values(self.z, self.gradient, self.base, self.log_likelihood).at(rows)
+
+    def changed(self, rows: Tensor, values: _Values) -> Population:
+        """The particles, ``rows`` of which have these values."""
+        target = (rows,)
+        return replace(
+            self,
+            z=self.z.index_put(target, values.z),
+            gradient=self.gradient.index_put(target, values.gradient),
+            base=self.base.index_put(target, values.base),
+            log_likelihood=self.log_likelihood.index_put(target, values.log_likelihood),
+        )
+
+
+class _Values(NamedTuple):
+    """Positions (particle, dim), with the gradient, log base density and log likelihood there."""
+
+    z: Tensor
+    gradient: Tensor
+    base: Tensor
+    log_likelihood: Tensor
+
+    def at(self, rows: Tensor) -> _Values:
+        """Those of some particles."""
+        return _Values(*(values[rows] for values in self))
+
+    def energy(self, r: Tensor, beta: float) -> Tensor:
+        """Kinetic energy of the momentum ``r`` (particle, dim) and the tempered potential, float64 (particle,)."""
+        log_density = self.base + beta * self.log_likelihood
+        return 0.5 * r.square().sum(1, dtype=torch.float64) - log_density
+
+
+@dataclass(frozen=True, eq=False)
+class Tempering:
+    """What leads particles from one temperature to the next.
+
+    All positions that the particles pass at a temperature are draws from its density: all are weighed, and those of the
+    next are resampled from them. The temperatures, metric, step size and number of moves are adapted to all islands
+    together.
+
+    ``moved_below`` is the correlation below which particles count as moved; ``dense`` says whether the metric is dense;
+    ``partly`` whether only a random share of the particles is moved, twice the weights' coefficient of variation: 1,000
+    draws are worth about 900 after 100 updates so, 950 where all are moved.
+    """
+
+    evaluate: Evaluate
+    max_leapfrogs: int = 64
+    max_moves: int = 10
+    moved_below: float = 0.1
+    dense: bool = False
+    partly: bool = False
+
+    def start(
+        self,
+        z: Tensor,
+        num_islands: int,
+        seed: int,
+        step_size: float | None = None,
+    ) -> Population:
+        """Particles at draws ``z`` (island × particle, dim) from the base density, island by island.
+
+        It is the prior, or any other, and the remainder is what β adds to it. ``step_size`` is the first one.
+        """
+        particles = torch.arange(len(z), device=z.device)
+        gradient, base, log_likelihood = self._values(z, 0.0)
+        # what the base density does not hold for possible cannot be moved
+        log_likelihood = torch.where(base.isfinite(), log_likelihood, -math.inf)
+        return Population(
+            z=z,
+            gradient=gradient,
+            base=base,
+            log_likelihood=log_likelihood,
+            ancestor=particles[: len(z) // num_islands].repeat(num_islands),
+            log_evidence=torch.zeros(
+                num_islands,
+                dtype=torch.float64,
+                device=z.device,
+            ),
+            keys=rng.key(torch.tensor(seed, device=z.device), particles),
+            step_size=step_size or 0.5 * z.shape[1] ** -0.25,
+            states=((z, log_likelihood),),
+            num_gradients=len(z),
+        )
+
+    def _values(self, z: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, log base density and log likelihood."""
+        tempered = torch.tensor(
+            beta,
+            dtype=torch.float64,
+            device=z.device,
+        )
+        gradient, base, log_likelihood = self.evaluate(z, tempered)
         impossible = -math.inf
         log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
         return gradient, base, log_likelihood
 
-    def level(self, num: int) -> Level:
-        """Positions of every island at this temperature, at most ``num``, with their scale and the step of a path."""
-        count = min(num, self.num_each)
-        places = torch.linspace(0, self.num_each - 1, count, device=self.z.device)
-        islands = self.z.unflatten(0, (self.num_islands, -1))
-        return Level(self.beta, islands[:, places.round().long()], self._spread(), self._step)
+    def climb(self, particles: Population, ess: float) -> tuple[Population, Rung]:
+        """One temperature more: weights worth the share ``ess``, evidence, resampling, moves."""
+        passed = particles.passed()
+        beta = next_beta(passed, particles.beta, ess)
+        step = beta - particles.beta
+        worth = float(share(passed, step).mean())
+        log_sum = (step * passed).logsumexp(1)
+        size = particles.num_each
+        index = systematic((step * passed).softmax(1), size, particles.chances()[0])
+        island = torch.arange(particles.num_islands, device=index.device).unsqueeze(1)
+        particle = (index // len(particles.states) + size * island).flatten()
+        state = (index % len(particles.states)).flatten()
+        z = torch.stack([z for z, _ in particles.states])[state, particle]
+        gradient, base, log_likelihood = self._values(z, beta)
+        resampled = replace(
+            particles,
+            z=z,
+            gradient=gradient,
+            base=base,
+            log_likelihood=log_likelihood,
+            ancestor=particles.ancestor[particle],
+            log_evidence=particles.log_evidence + log_sum - math.log(passed.shape[1]),
+            beta=beta,
+            num_gradients=particles.num_gradients + len(z),
+        )
+        return self.moved(resampled, worth)
 
-    def log_joint(self) -> Tensor:
-        """Log joint density in unconstrained space (island × particle,)."""
-        return self._base + self.log_likelihood
+    def moved(self, particles: Population, worth: float = 1.0) -> tuple[Population, Rung]:
+        """Move every particle until it has forgotten where it was, or goes no farther."""
+        scale = particles.spread()
+        metric = self._metric(particles, scale)
+        rows = self._picked(particles, worth)
+        start = particles.values(rows)
+        changes = (0.0, 0.0)
+        rate = 0.0
+        states = [(particles.z, particles.log_likelihood)]
+        for _ in range(self.max_moves):
+            particles, rate = self._move(particles, metric, rows)
+            states.append((particles.z, particles.log_likelihood))
+            earlier = changes
+            changes = _changes(start, particles.values(rows), scale)
+            still = _no_farther(changes, earlier) and rate >= 0.5 * _TARGET_ACCEPT
+            if still or self._forgotten(changes):
+                break
+        rung = Rung(
+            beta=particles.beta,
+            ess=worth,
+            acceptance_rate=rate,
+            step_size=particles.step_size,
+            moves=len(states) - 1,
+            rise=float((particles.log_likelihood[rows] - start.log_likelihood).mean()),
+            left=1.0 - changes[1] / 2.0,
+        )
+        return replace(particles, states=tuple(states)), rung
+
+    def _forgotten(self, changes: tuple[float, float]) -> bool:
+        """Whether the particles have little correlation with where they began."""
+        return all(1.0 - change / 2.0 <= self.moved_below for change in changes)
+
+    def _picked(self, particles: Population, worth: float) -> Tensor:
+        """Which particles (index,) are moved: evenly spaced, as copies are neighbours, from a random start."""
+        share = 1.0
+        if self.partly:
+            variation = math.sqrt(max(1.0 / worth - 1.0, 0.0))
+            share = min(1.0, max(0.1, 2.0 * variation))
+        particle = torch.arange(particles.num_each + 1, device=particles.z.device)
+        places = (particle + particles.chances()[1].unsqueeze(1)) * share
+        return places.floor().diff(dim=1).flatten().nonzero()[:, 0]
+
+    def _move(
+        self,
+        particles: Population,
+        metric: Tensor,
+        rows: Tensor,
+    ) -> tuple[Population, float]:
+        """One trajectory of the particles ``rows``, accepted or not; the mean acceptance rate, which tunes the step."""
+        keys = rng.stream(particles.keys, particles.num_moves + 1)[rows]
+        particles = replace(particles, num_moves=particles.num_moves + 1)
+        uniform, jitter = rng.chances(keys)[:2]
+        size = particles.step_size * (1.0 + 0.2 * (2.0 * jitter - 1.0))  # no path is periodic
+        size = size.to(particles.z.dtype).unsqueeze(1)
+        r = rng.normal(keys, particles.z.shape[1], particles.z.dtype)
+        start = particles.values(rows)
+        start_energy = start.energy(r, particles.beta)
+        length = self._path_length(particles)
+        end, r = self._leapfrogs(start, r, particles.beta, (length, size, metric))
+        error = end.energy(r, particles.beta) - start_energy
+        chance = torch.where(error.isfinite(), (-error).clamp(max=0.0).exp(), 0.0)
+        accepted = uniform < chance
+        rate = float(chance.mean())
+        factor = math.exp(max(-1.0, min(0.5, 2.0 * (rate - _TARGET_ACCEPT))))
+        moved = replace(
+            particles.changed(rows[accepted], end.at(accepted)),
+            step_size=particles.step_size * factor,
+            num_gradients=particles.num_gradients + length * len(rows),
+        )
+        return moved, rate
+
+    def _path_length(self, particles: Population) -> int:
+        """Leapfrog steps of a path: half to one and a half of a quarter period, in units of the particles' sd."""
+        chance = rng.chances(particles.keys[:1] + particles.num_moves)[0]
+        quarter_periods = 0.5 + float(chance)
+        longest = math.pi / 2 / particles.step_size * quarter_periods
+        return max(1, min(self.max_leapfrogs, round(longest)))
+
+    def _leapfrogs(
+        self,
+        start: _Values,
+        r: Tensor,
+        beta: float,
+        path: tuple[int, Tensor, Tensor],
+    ) -> tuple[_Values, Tensor]:
+        """The values and the momentum at the end of paths of this length, step size and metric."""
+        length, size, metric = path
+        z, gradient, base, log_likelihood = start
+        tempered = torch.tensor(
+            beta,
+            dtype=torch.float64,
+            device=z.device,
+        )
+        for _ in range(length):
+            r = r + 0.5 * size * pulled(gradient, metric)
+            z = z + size * unwhiten(r, metric)
+            gradient, base, log_likelihood = self.evaluate(z, tempered)
+            r = r + 0.5 * size * pulled(gradient, metric)
+        return _Values(z, gradient, base, log_likelihood), r
+
+    def _metric(self, particles: Population, scale: Tensor) -> Tensor:
+        """What whitens the particles: their spread, or the islands' pooled covariance."""
+        if not self.dense:
+            return scale
+        islands = particles.num_islands
+        counts = torch.full(
+            (islands,),
+            particles.num_each,
+            device=particles.z.device,
+        )
+        return whitening(particles.z.unflatten(0, (islands, -1)), counts, scale.diag())
+
+
+def _changes(start: _Values, end: _Values, scale: Tensor) -> tuple[float, float]:
+    """Mean squared changes of position and log likelihood, in units of their variances."""
+    before = start.log_likelihood
+    variance = (before - before.mean()).square().mean().clamp(min=1e-300)
+    distance = ((end.z - start.z) / scale).double().square().mean()
+    change = (end.log_likelihood - before).square().mean() / variance
+    return float(distance), float(change)
 
 
 def _no_farther(changes: tuple[float, float], earlier: tuple[float, float]) -> bool:

@@ -35,7 +35,15 @@ from pyrobnn.inference.smc import (
     student_interval,
     student_width,
 )
-from pyrobnn.inference.tempering import Evaluate, Population, Rung, batched, evaluator, lag
+from pyrobnn.inference.tempering import (
+    Evaluate,
+    Population,
+    Rung,
+    Tempering,
+    batched,
+    evaluator,
+    lag,
+)
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import why_not_batched
@@ -143,7 +151,13 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
     return posterior.rows.checked()
 
 
-def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int) -> Posterior:
+def _changed(
+    posterior: Posterior,
+    rows: Rows,
+    change: Tensor,
+    after: Rows,
+    seed: int,
+) -> Posterior:
     """The posterior whose weights of ``rows`` have changed by ``change`` (N,), and which then holds ``after``."""
     check_count("seed", seed, minimum=0)
     started = time.perf_counter()
@@ -157,11 +171,19 @@ def _changed(posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed
         "updates": [*before, {"rows": int(change.sum()), **facts}],
         "timings": posterior.meta.get("timings", {}) | {"update": seconds},
     }
-    return replace(result, meta=result.meta | entries, rows=after)
+    return replace(
+        result,
+        meta=result.meta | entries,
+        rows=after,
+    )
 
 
 def _recentred(
-    posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int
+    posterior: Posterior,
+    rows: Rows,
+    change: Tensor,
+    after: Rows,
+    seed: int,
 ) -> tuple[Posterior, dict[str, Any]]:
     r"""Laplace's Gaussian, led by L-BFGS in its own units to where the gradient is what it was at the old centre.
 
@@ -177,32 +199,32 @@ def _recentred(
     method = _laplace_of(posterior)
     way = _find_centre(q, before, now, method.compile)
     values = q.layout.constrain(way.z) | fixed
-    centre = Posterior(posterior.model, {name: value[None, None] for name, value in values.items()})
-    num_draws = posterior.num_draws
+    centre = {name: value[None, None] for name, value in values.items()}
     refit = method.fit(
         posterior.model,
         after.x,
         after.y,
-        init=centre,
-        num_draws=num_draws,
+        init=Posterior(posterior.model, centre),
+        num_draws=posterior.num_draws,
         seed=seed,
         device=now.device,
     )
-    notes = _outside(rows.x, change > 0)
-    if way.is_far(int((change != 0).sum()) * after.y[0].numel()):
-        notes.append(Finding("far_update", way.facts))
+    num_values = int((change != 0).sum()) * after.y[0].numel()
+    notes = _outside(rows.x, change > 0) + way.notes(num_values)
     warn(notes)
-    added = None
-    if refit.log_evidence is not None and posterior.log_evidence is not None:
-        added = refit.log_evidence - posterior.log_evidence
     entries = {"settings": meta["settings"], "tuned": meta["tuned"]} | _with_notes(refit, notes)
     facts = {
-        "log_evidence_added": added,
+        "log_evidence_added": _gain(posterior.log_evidence, refit.log_evidence),
         "log_evidence_added_error": None,
         "gradients": way.num_calls,
         **way.facts,
     }
     return replace(refit, meta=meta | refit.meta | entries), facts
+
+
+def _gain(before: float | None, after: float | None) -> float | None:
+    """What the log evidence gained; None where one is not known."""
+    return None if before is None or after is None else after - before
 
 
 def _laplace_of(posterior: Posterior) -> Laplace:
@@ -230,23 +252,21 @@ class _Way(NamedTuple):
         """How far the centre went."""
         return {"distance": float(self.end.norm()), "dip": self.dip}
 
-    def is_far(self, num_values: int) -> bool:
-        """Whether it is farther than so many new or removed values should lead."""
+    def notes(self, num_values: int) -> list[Finding]:
+        """What the user has to know where it is farther than so many new or removed values should lead."""
         limit = 2.0 + math.sqrt(min(num_values, len(self.end)))
-        return self.dip > 0.1 or float(self.end.norm()) > limit
+        far = self.dip > 0.1 or float(self.end.norm()) > limit
+        return [Finding("far_update", self.facts)] if far else []
 
 
-def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool) -> _Way:
+def _find_centre(
+    q: BlockGaussian,
+    before: Density,
+    now: Density,
+    compile: bool,
+) -> _Way:
     """Lead the centre to where the gradient of the density ``now`` is what that of ``before`` was at the old centre."""
-    sizes = [len(block.index) for block in q.blocks]
     calls = itertools.count(1)
-
-    def moved(w: Tensor) -> Tensor:  # by w standard deviations of the Gaussian
-        z = q.loc.clone()
-        for block, step in zip(q.blocks, w.split(sizes)):
-            z[block.index] += block.sample(step[None])[0].to(z)
-        return z
-
     with full_float32(now.device):
         old_gradient = torch.func.grad(before.log_joint)(q.loc)
 
@@ -254,12 +274,16 @@ def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool)
             return now.log_joint(z) - old_gradient @ z
 
         def slope(w: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(objective)(moved(w))
+            gradient, value = torch.func.grad_and_value(objective)(_at_deviations(q, w))
             whitened = [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
             return -torch.cat(whitened), -value
 
         start = torch.zeros_like(q.loc[q.index])
-        traced = compiled(slope, start, enabled=compile and "trace")
+        traced = compiled(
+            slope,
+            start,
+            enabled=compile and "trace",
+        )
 
         def counted(w: Tensor) -> tuple[Tensor, Tensor]:
             next(calls)
@@ -267,7 +291,12 @@ def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool)
 
         if not bool(traced(start)[1].isfinite()):
             raise Refused("the new rows are impossible at the centre: check their values")
-        end, distance = descend(counted, start, num_steps=1000, patience=100)
+        end, distance = descend(
+            counted,
+            start,
+            num_steps=1000,
+            patience=100,
+        )
         if not distance <= 0.05 * math.sqrt(len(end)):
             raise Refused(
                 f"after 1,000 steps the new centre is still {distance:.2g} standard deviations away: fit again"
@@ -275,25 +304,84 @@ def _find_centre(q: BlockGaussian, before: Density, now: Density, compile: bool)
         # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
         heights = [float(traced(end * tenth / 10)[1]) for tenth in range(11)]
         dip = max(heights) - float(traced(start)[1])
-    return _Way(end, moved(end), dip, next(calls))
+    return _Way(end, _at_deviations(q, end), dip, next(calls))
+
+
+def _at_deviations(q: BlockGaussian, w: Tensor) -> Tensor:
+    """The position (dim,) that is ``w`` standard deviations of the Gaussian from its centre."""
+    z = q.loc.clone()
+    sizes = [len(block.index) for block in q.blocks]
+    for block, step in zip(q.blocks, w.split(sizes)):
+        z[block.index] += block.sample(step[None])[0].to(z)
+    return z
+
+
+class _Journey(NamedTuple):
+    """Particles at the end of the way, and what happened at its steps."""
+
+    particles: Population
+    rungs: list[Rung]
+
+    def by_island(self, values: Tensor) -> Tensor:
+        """Values of the particles (island × particle, …) as (island, particle, …)."""
+        return values.unflatten(0, (self.particles.num_islands, self.particles.num_each))
+
+    @property
+    def num_ancestors(self) -> int:
+        """Of the particles at the beginning, those that the particles at the end descend from."""
+        return sum(len(island.unique()) for island in self.by_island(self.particles.ancestor))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``meta`` holds of this update."""
+        added = self.particles.log_evidence
+        return {
+            "log_evidence_added": log_mean(added),
+            "log_evidence_added_error": standard_error(added),
+            "log_evidence_added_interval": student_interval(added),
+            "gradients": self.particles.num_gradients,
+            "ess": [round(rung.ess, 4) for rung in self.rungs],
+            "ancestors": self.num_ancestors,
+        }
+
+    @property
+    def notes(self) -> list[Finding]:
+        """What the user has to know of the way."""
+        notes = []
+        count = len(self.particles.z)
+        steps = len(self.rungs)
+        ancestors = self.num_ancestors
+        if steps > _FAR or ancestors < 0.05 * count:
+            values = {
+                "steps": steps,
+                "ancestors": ancestors,
+                "draws": count,
+            }
+            gradients = {"gradients": self.particles.num_gradients}
+            notes.append(Finding("far_update", values | gradients))
+        nats = lag(self.rungs)
+        if nats > 0.5 + 2.0 * (standard_error(self.particles.log_evidence) or 0.0):
+            notes.append(Finding("particles_lag", {"lag": nats}))
+        return notes
 
 
 def _led(
-    posterior: Posterior, rows: Rows, change: Tensor, after: Rows, seed: int
+    posterior: Posterior,
+    rows: Rows,
+    change: Tensor,
+    after: Rows,
+    seed: int,
 ) -> tuple[Posterior, dict[str, Any]]:
     """Draws of chains, led by weights and moves."""
-    meta = posterior.meta
-    fixed = {name: posterior.draws[name][0, 0] for name in meta.get("point_sites", ())}
+    point_sites = posterior.meta.get("point_sites", ())
+    fixed = {name: posterior.draws[name][0, 0] for name in point_sites}
     density = _density(posterior, rows, fixed)
     with full_float32(density.device), torch.no_grad():
-        particles = _population(posterior, rows, density, change, seed)
-        rungs = _travel(particles)
-        shape = particles.num_islands, particles.num_each
-        draws = density.constrain(particles.z.unflatten(0, shape))
+        journey = _travel(*_population(posterior, rows, density, change, seed))
+        draws = density.constrain(journey.by_island(journey.particles.z))
+    shape = next(iter(draws.values())).shape[:2]
     draws |= {name: value.expand(*shape, *value.shape) for name, value in fixed.items()}
-    ancestors = particles.ancestor.unflatten(0, shape)
-    distinct = sum(len(island.unique()) for island in ancestors)
-    notes = _notes(rungs, distinct, particles) + _outside(rows.x, change > 0)
+    notes = journey.notes + _outside(rows.x, change > 0)
     entries: dict[str, Any] = {}
     if not isinstance(posterior.model, BNN):
         program = _density(posterior, after, fixed)
@@ -301,49 +389,55 @@ def _led(
         draws |= deterministic
         notes += notes_of_program
     warn(notes)
+    entries |= {"step_size": journey.rungs[-1].step_size, **_with_notes(posterior, notes)}
+    return _arrived(posterior, journey, draws, entries), journey.facts
+
+
+def _arrived(
+    posterior: Posterior,
+    journey: _Journey,
+    draws: dict[str, Tensor],
+    entries: dict[str, Any],
+) -> Posterior:
+    """The posterior with the draws and the evidence that a journey led to, and these entries of ``meta``."""
+    particles = journey.particles
     total, uncertainty = _total_evidence(posterior, particles.log_evidence)
-    entries |= {"step_size": rungs[-1].step_size, **_with_notes(posterior, notes), **uncertainty}
-    meta = meta | entries
+    meta = posterior.meta | entries | uncertainty
     meta.pop("log_evidence_by_island", None)
-    result = replace(
+    statistics = {"lp": particles.log_joint(), "ancestor": particles.ancestor}
+    return replace(
         posterior,
         draws=draws,
-        sample_stats={"lp": particles.log_joint().unflatten(0, shape), "ancestor": ancestors},
+        sample_stats={name: journey.by_island(values) for name, values in statistics.items()},
         log_evidence=total,
-        history=rung_history(rungs),
+        history=rung_history(journey.rungs),
         meta=meta,
     )
-    return result, _facts(particles, rungs, distinct)
-
-
-def _facts(particles: Population, rungs: list[Rung], ancestors: int) -> dict[str, Any]:
-    """What ``meta`` holds of this update."""
-    return {
-        "log_evidence_added": log_mean(particles.log_evidence),
-        "log_evidence_added_error": standard_error(particles.log_evidence),
-        "log_evidence_added_interval": student_interval(particles.log_evidence),
-        "gradients": particles.num_gradients,
-        "ess": [round(rung.ess, 4) for rung in rungs],
-        "ancestors": ancestors,
-    }
 
 
 def _population(
-    posterior: Posterior, rows: Rows, density: Density, change: Tensor, seed: int
-) -> Population:
-    """The posterior's draws as particles, at the beginning of the way."""
+    posterior: Posterior,
+    rows: Rows,
+    density: Density,
+    change: Tensor,
+    seed: int,
+) -> tuple[Tempering, Population]:
+    """The posterior's draws as particles at the beginning of the way, and what leads them."""
     meta = posterior.meta
     # draws of one call after the other must not move by the same random numbers
     mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     islands, z = _particles(posterior, density)
     compile = bool(meta.get("settings", {}).get("compile", True))
     step = _step(rows, density, z, change, compile)
-    size = _first_step(posterior)
     dense = form_of("auto", isinstance(posterior.model, BNN), density.dim) == "dense"
+    tempering = Tempering(
+        step,
+        moved_below=0.5,
+        dense=dense,
+        partly=True,
+    )
     try:
-        return Population(
-            step, z, islands, mixed, step_size=size, moved_below=0.5, dense=dense, partly=True
-        )
+        return tempering, tempering.start(z, islands, mixed, _first_step(posterior))
     except RuntimeError as unbatched:
         why = why_not_batched(unbatched)
         raise Refused(
@@ -372,8 +466,8 @@ def _with_notes(posterior: Posterior, notes: Sequence[Finding]) -> dict[str, lis
     }
 
 
-def _travel(particles: Population) -> list[Rung]:
-    """Lead the particles to the end of the way; what happened at its steps."""
+def _travel(tempering: Tempering, particles: Population) -> _Journey:
+    """Lead the particles to the end of the way."""
     if not particles.possible():
         raise Refused("the new rows are impossible at every draw of a chain: check their values")
     rungs: list[Rung] = []
@@ -382,8 +476,9 @@ def _travel(particles: Population) -> list[Rung]:
             raise Refused(
                 f"{_STEPS} steps led to beta = {particles.beta:.3g}, not 1: the rows are too far away. Fit again"
             )
-        rungs.append(particles.climb(0.5))
-    return rungs
+        particles, rung = tempering.climb(particles, 0.5)
+        rungs.append(rung)
+    return _Journey(particles, rungs)
 
 
 def _in_units(posterior: Posterior, rows: Rows) -> tuple[Tensor | None, Tensor]:
@@ -423,17 +518,29 @@ def _first_step(posterior: Posterior) -> float | None:
     return posterior.meta.get("step_size")
 
 
-def _split(density: Density, z: Tensor, args: _Data, num: int) -> tuple[Tensor, Tensor]:
+def _split(
+    density: Density,
+    z: Tensor,
+    args: _Data,
+    num: int,
+) -> tuple[Tensor, Tensor]:
     """Log joint at ``z`` (dim,) without the data, and the term of each row (num,), float64."""
     with density.floats():
         return _split_in_its_floats(density, z, args, num)
 
 
 def _split_in_its_floats(
-    density: Density, z: Tensor, args: _Data, num: int
+    density: Density,
+    z: Tensor,
+    args: _Data,
+    num: int,
 ) -> tuple[Tensor, Tensor]:
     base = density.log_jacobian(z).double()
-    terms = torch.zeros(num, dtype=torch.float64, device=z.device)
+    terms = torch.zeros(
+        num,
+        dtype=torch.float64,
+        device=z.device,
+    )
     for name, node in density.trace(density.constrain(z), args).items():
         if node["type"] != "sample" or is_subsample(node):
             continue
@@ -450,7 +557,13 @@ def _split_in_its_floats(
     return base, terms
 
 
-def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool) -> Evaluate:
+def _step(
+    rows: Rows,
+    density: Density,
+    z: Tensor,
+    change: Tensor,
+    compile: bool,
+) -> Evaluate:
     """The tempered gradient of these weights: that of the last update where its shapes are these."""
     num = len(rows)
     capacity = 1 << len(rows).bit_length()
@@ -462,7 +575,12 @@ def _step(rows: Rows, density: Density, z: Tensor, change: Tensor, compile: bool
     key = (z.shape, z.dtype, str(z.device), *((values.shape, values.dtype) for values in data))
     if rows.shared.get("key") != key:
         rows.shared.update(key=key, step=_padded(density, compile))
-    return partial(rows.shared["step"], keep=keep, added=added, data=data)
+    return partial(
+        rows.shared["step"],
+        keep=keep,
+        added=added,
+        data=data,
+    )
 
 
 def _filled(values: Tensor | None, capacity: int) -> Tensor | None:
@@ -472,7 +590,12 @@ def _filled(values: Tensor | None, capacity: int) -> Tensor | None:
     return torch.cat([values, values[-1:].expand(capacity - len(values), *values.shape[1:])])
 
 
-def _check_rows(density: Density, z: Tensor, args: _Data, num: int) -> None:
+def _check_rows(
+    density: Density,
+    z: Tensor,
+    args: _Data,
+    num: int,
+) -> None:
     """Refuse rows that depend on each other, by what further ones change."""
     base, terms = _split(density, z, density.args, num)
     try:
@@ -491,7 +614,12 @@ def _check_rows(density: Density, z: Tensor, args: _Data, num: int) -> None:
 def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Gradient, base and remainder at particles, over rows of any weights: by Python; compiled when called often."""
 
-    def parts(z: Tensor, keep: Tensor, added: Tensor, *data: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(
+        z: Tensor,
+        keep: Tensor,
+        added: Tensor,
+        *data: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         base, terms = _split(density, z, (None,) * (2 - len(data)) + data, len(keep))
         # a row that counts for nothing may be impossible
         unchanged = torch.where(keep != 0, terms * keep, 0.0).sum()
@@ -502,29 +630,21 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
     steps = dict[bool, Evaluate]()
 
     def step(
-        z: Tensor, beta: Tensor, *, keep: Tensor, added: Tensor, data: tuple[Tensor, ...]
+        z: Tensor,
+        beta: Tensor,
+        *,
+        keep: Tensor,
+        added: Tensor,
+        data: tuple[Tensor, ...],
     ) -> Any:
         often = compile and next(calls) >= _COMPILE_AFTER
         if often not in steps:
             # so many are moved at least, see Population
             count = -(-len(z) // 10) if often else len(z)
-            steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data)[0]
+            steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data).evaluate
         return steps[often](z, beta, keep, added, *data)
 
     return step
-
-
-def _notes(rungs: list[Rung], ancestors: int, particles: Population) -> list[Finding]:
-    """What the user has to know of the way."""
-    notes = []
-    count = len(particles.z)
-    if len(rungs) > _FAR or ancestors < 0.05 * count:
-        values = {"steps": len(rungs), "ancestors": ancestors, "draws": count}
-        notes.append(Finding("far_update", values | {"gradients": particles.num_gradients}))
-    nats = lag(rungs)
-    if nats > 0.5 + 2.0 * (standard_error(particles.log_evidence) or 0.0):
-        notes.append(Finding("particles_lag", {"lag": nats}))
-    return notes
 
 
 def _outside(x: Tensor | None, new: Tensor) -> list[Finding]:

@@ -13,8 +13,8 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.core.findings import Finding
-from pyrobnn.inference.exchange import bennett
-from pyrobnn.inference.smc import Signs, error_of_families
+from pyrobnn.inference.exchange import Estimate, bennett
+from pyrobnn.inference.smc import Signs, Weighing, error_of_families
 
 #: the most nats that a stated error may have, to be one
 MOST = 1.0
@@ -144,6 +144,34 @@ def test_each_sign_of_modes_is_enough():
         assert one._replace(**change).parted
 
 
+def test_the_heat_of_few_particles_may_be_larger_by_its_error():
+    warm = Signs(heat=1.9, worth=0.9, rise=1.0, families=1.2)
+    assert warm.parted and not warm._replace(heat_error=0.2).parted
+
+
+def weighing(evidence: float, before: float | None, drift: float = 0.0) -> Weighing:
+    """A run of ladders of these log evidences, each with an error of .05."""
+    estimates = [
+        None if value is None else Estimate(value, torch.tensor([value]), 0.05, drift, 0.1)
+        for value in (evidence, before)
+    ]
+    return Weighing(estimates[0], estimates[1], 1000.0, 1.0, 9, 16, 128, 10_000, 100_000)
+
+
+def test_ladders_are_at_rest_where_two_runs_agree():
+    assert weighing(0.0, 0.1).at_rest and weighing(0.0, 0.1).known
+    assert not weighing(0.0, None).at_rest and not weighing(0.0, None).known
+    assert not weighing(0.0, 0.5).at_rest and not weighing(0.0, 0.5).known
+    assert not weighing(0.0, 0.1, drift=0.5).at_rest and not weighing(0.0, 0.1, drift=0.5).known
+
+
+def test_a_budget_that_ends_before_rest_is_told(monkeypatch):
+    monkeypatch.setattr("pyrobnn.inference.smc._BUDGET", 1)
+    posterior, answer, _ = judged(pair(8.0, 4, 0.5), num_particles=1000, max_leapfrogs=16)
+    assert answer == "fail" and "exchange" not in posterior.meta
+    assert [finding["code"] for finding in posterior.meta["findings"]][-1] == "modes_unsettled"
+
+
 def test_weights_that_did_not_settle_fail():
     posterior = pb.SMC(num_particles=400, compile=False).fit(gaussian)
     assert pb.diagnose(posterior.to_datatree()).draws == "pass"
@@ -152,6 +180,7 @@ def test_weights_that_did_not_settle_fail():
     posterior.meta["warnings"] = [str(Finding("modes_unsettled", numbers))]
     verdict = pb.diagnose(posterior.to_datatree())
     assert verdict.draws == "fail" and "+1.5 nats" in verdict.worst("draws").evidence
+    assert "-2 nats" in str(Finding("modes_unsettled", numbers | {"change": -2.0}))
 
 
 def test_bennetts_ratio_of_two_gaussians_with_its_error():
