@@ -18,7 +18,8 @@ from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.fused import WrittenOut
-from pyrobnn.model.likelihoods.base import Likelihood, point
+from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.model.likelihoods.parameters import point
 from pyrobnn.model.weight_priors import Prior, SitePriors, move, site_priors
 
 NET = "net."

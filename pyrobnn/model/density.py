@@ -25,6 +25,7 @@ from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import guards
 from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import (
     RADIUS,
@@ -35,12 +36,11 @@ from pyrobnn.model.handlers import (
     own_store,
     wide,
 )
+from pyrobnn.model.log_terms import datum_terms, log_prob_sum, without_validation
 from pyrobnn.model.nodes import (
     Derived,
     Node,
-    datum_terms,
     device_of,
-    elementwise,
     is_datum,
     is_deterministic,
     is_latent,
@@ -48,8 +48,6 @@ from pyrobnn.model.nodes import (
     is_observed,
     is_replicated,
     is_subsample,
-    log_prob_sum,
-    without_validation,
 )
 
 Program = Callable[..., Any]

@@ -21,8 +21,8 @@ from torch.overrides import TorchFunctionMode
 from pyrobnn.core.private import replaced
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.trees import mapped
+from pyrobnn.model.distribution_kinds import is_improper
 from pyrobnn.model.fused import WrittenOut
-from pyrobnn.model.nodes import is_improper
 
 RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
 

@@ -32,7 +32,7 @@ from pyrobnn.model import Density
 from pyrobnn.model.compile import agreement, compiled, inductor, materialize
 from pyrobnn.model.compile.agreement import disagreement
 from pyrobnn.model.gradient import batched_gradient
-from pyrobnn.model.likelihoods.base import point
+from pyrobnn.model.likelihoods.parameters import point
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyrobnn"

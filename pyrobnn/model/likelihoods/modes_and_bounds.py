@@ -12,8 +12,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number
-from pyrobnn.model.likelihoods.base import Likelihood, Pair, Parameter, Params, Sampled, Targets
-from pyrobnn.model.likelihoods.catalogue import by_scipy
+from pyrobnn.model.likelihoods.base import Likelihood, Pair, Sampled, Targets
+from pyrobnn.model.likelihoods.parameters import Parameter, Params
+from pyrobnn.model.likelihoods.special_functions import by_scipy
 
 
 class MixtureDensity(Likelihood):
