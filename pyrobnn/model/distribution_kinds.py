@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyro.distributions as dist
 import torch
 from torch.distributions import Distribution
@@ -9,7 +11,7 @@ from torch.distributions import Distribution
 from pyrobnn.model.guards import kind_of
 
 
-def elementwise(fn: Distribution) -> Distribution:
+def elementwise(fn: Distribution) -> Any:
     """The distribution of one element, of a distribution of independent ones."""
     while isinstance(fn, torch.distributions.Independent):
         fn = fn.base_dist

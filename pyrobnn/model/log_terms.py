@@ -108,7 +108,7 @@ def _log_prob(fn: Distribution, value: Tensor, mask: _Mask) -> tuple[Tensor, Ten
         return _unmasked(fn, value), None
     mask = torch.as_tensor(mask, device=value.device)
     # where() alone would keep the value clean, but the gradient of what it drops is zero times NaN
-    value_mask = mask.reshape(mask.shape + (1,) * fn.event_dim)
+    value_mask = mask.reshape(mask.shape + (1,) * len(fn.event_shape))
     harmless = torch.where(value_mask, value, _in_support(fn, value))
     log_prob = _unmasked(fn, harmless)
     return torch.where(mask, log_prob, torch.zeros_like(log_prob)), mask
@@ -138,9 +138,10 @@ def _in_support(fn: Distribution, value: Tensor) -> Tensor:
     """A value of the distribution, of the shape of ``value``: the image of zero; zero itself for a discrete one."""
     zero = torch.zeros_like(value)
     try:
-        if fn.support.is_discrete:
+        support = fn.support
+        if support is None or support.is_discrete:
             return zero
-        transform = biject_to(fn.support)
+        transform = biject_to(support)
         return transform(zero.new_zeros(transform.inverse_shape(value.shape))).detach()
     except (NotImplementedError, AttributeError):  # a distribution that does not say its support
         return zero

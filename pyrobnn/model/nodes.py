@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.groups import SAMPLE_DIMS, variable
+from pyrobnn.model.compile.trees import Tree
 from pyrobnn.model.distribution_kinds import elementwise, is_improper
 
 Node = Mapping[str, Any]
+#: a node whose site is being run, which a handler may change
+Message = MutableMapping[str, Any]
 
 
 def is_observed(node: Node) -> bool:
@@ -47,7 +50,7 @@ def is_subsample(node: Node) -> bool:
     return type(node.get("fn")).__name__ == "_Subsample"
 
 
-def device_of(nodes: Mapping[str, Node], data: Iterable[Any]) -> torch.device:
+def device_of(nodes: Mapping[str, Node], data: Iterable[Tree]) -> torch.device:
     """Where a program computes: where anything that it names or of its ``data`` lies, unless all of it lies on the CPU.
 
     Not where its first site is: ``dist.Normal(0.0, 1.0)`` is drawn on the CPU wherever the data are.
@@ -102,12 +105,7 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
     Sites without any are omitted. A plate that is named as the sample dimensions or a site are, or that has two sizes
     in one program, names no axis.
     """
-    sizes: dict[str, set[int]] = {}
-    for node in nodes.values():
-        for plate in node.get("cond_indep_stack", ()):
-            sizes.setdefault(plate.name, set()).add(plate.size)
-    sites = {name for name, node in nodes.items() if not is_subsample(node)}
-    unclear = {name for name, counts in sizes.items() if len(counts) > 1} | {*SAMPLE_DIMS} | sites
+    unclear = _unclear_names(nodes)
     axes_by_site = {}
     for node in nodes.values():
         if node["type"] != "sample" or is_subsample(node) or not isinstance(node["value"], Tensor):
@@ -116,6 +114,17 @@ def axes(nodes: Mapping[str, Node]) -> dict[str, list[str | None]]:
         if any(names):
             axes_by_site[node["name"]] = names
     return axes_by_site
+
+
+def _unclear_names(nodes: Mapping[str, Node]) -> set[str]:
+    """The names that an axis may not have: of the sample dimensions, of sites, and of plates of two sizes."""
+    sizes: dict[str, set[int]] = {}
+    for node in nodes.values():
+        for plate in node.get("cond_indep_stack", ()):
+            sizes.setdefault(plate.name, set()).add(plate.size)
+    of_two_sizes = {name for name, counts in sizes.items() if len(counts) > 1}
+    sites = {name for name, node in nodes.items() if not is_subsample(node)}
+    return {*SAMPLE_DIMS} | sites | of_two_sizes
 
 
 def _axes_of(node: Node, unclear: Collection[str]) -> list[str | None]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import pyro
@@ -267,6 +267,14 @@ class Likelihood:
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
+class _Drawn(Protocol):
+    """A likelihood that defines its log density and its draws itself."""
+
+    def log_prob(self, f: Tensor, y: Tensor, params: Params) -> Tensor: ...
+
+    def draw(self, f: Tensor, params: Params) -> Tensor: ...
+
+
 class Sampled(TorchDistribution):
     """The law of a datum as Pyro takes it, of a likelihood that defines ``log_prob`` and ``draw`` itself.
 
@@ -280,7 +288,7 @@ class Sampled(TorchDistribution):
 
     def __init__(
         self,
-        likelihood: Any,
+        likelihood: _Drawn,
         f: Tensor,
         params: Params,
         columns: int,
@@ -295,7 +303,7 @@ class Sampled(TorchDistribution):
             validate_args=False,
         )
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Sampled:
+    def expand(self, batch_shape: Sequence[int], _instance: Sampled | None = None) -> Sampled:
         return Sampled(
             self.likelihood,
             self.f.expand(*batch_shape, self.f.shape[-1]),
@@ -307,7 +315,7 @@ class Sampled(TorchDistribution):
         return self.likelihood.log_prob(self.f, value, self.params)
 
     @torch.no_grad()
-    def sample(self, sample_shape: Any = ()) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         return self.likelihood.draw(self.f.expand(*sample_shape, *self.f.shape), self.params)
 
 

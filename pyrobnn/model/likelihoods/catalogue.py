@@ -485,6 +485,10 @@ class _Censored(Likelihood):
             return below, torch.where(known, below, 1.0)
         return torch.where(known, below, 0.0), below
 
+    def draw(self, f: Tensor, params: Params) -> Tensor:
+        """A value for each row, (\\*batch, N, 2), as one that was observed."""
+        raise NotImplementedError
+
     def _logs(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         """Log density at y, and log probability of the side where a censored Y lies."""
         raise NotImplementedError
