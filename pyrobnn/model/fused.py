@@ -97,7 +97,7 @@ def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Recurrence:
     """One layer of a recurrent net in one direction."""
 
