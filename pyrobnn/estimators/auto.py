@@ -17,8 +17,8 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian
-from pyrobnn.model.nodes import elementwise
 from pyrobnn.posterior import Posterior
 
 #: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12), and minutes; weights

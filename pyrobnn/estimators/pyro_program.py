@@ -25,10 +25,11 @@ from pyrobnn.diagnostics import Verdict, diagnose
 from pyrobnn.inference import NUTS
 from pyrobnn.inference.method import Method, check_method
 from pyrobnn.model import Density
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply, at_many_points, own_store
-from pyrobnn.model.nodes import elementwise, without_validation
+from pyrobnn.model.log_terms import without_validation
 
 #: what is predicted of a distribution of n rows, and of uniform noise (n,): (n, …)
 Statistic = Callable[[TorchDistribution, Tensor], Tensor]

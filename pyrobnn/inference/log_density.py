@@ -22,7 +22,7 @@ from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model.density import bijection
 from pyrobnn.model.handlers import RADIUS, Supply
-from pyrobnn.model.nodes import without_validation
+from pyrobnn.model.log_terms import without_validation
 from pyrobnn.posterior import Posterior
 
 Function = Callable[[dict[str, Tensor]], Tensor]

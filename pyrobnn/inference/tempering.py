@@ -27,8 +27,10 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
 from pyrobnn.model import NET, Density
 from pyrobnn.model.compile import compiled, library_elements
+from pyrobnn.model.distribution_kinds import is_improper
 from pyrobnn.model.gradient import Gradient
-from pyrobnn.model.nodes import is_improper, is_observed, is_subsample, log_prob_sum
+from pyrobnn.model.log_terms import log_prob_sum
+from pyrobnn.model.nodes import is_observed, is_subsample
 
 #: positions (particle, dim) and β to the gradient (particle, dim), log base density and log likelihood (particle,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]

@@ -47,7 +47,8 @@ from pyrobnn.inference.tempering import (
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import why_not_batched
-from pyrobnn.model.nodes import is_datum, is_subsample, log_prob_sum, row_terms
+from pyrobnn.model.log_terms import log_prob_sum, row_terms
+from pyrobnn.model.nodes import is_datum, is_subsample
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES, density_of
 from pyrobnn.posterior.rows import Rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import pyro
@@ -18,8 +18,12 @@ from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.model.architectures import Exposed
 from pyrobnn.model.fused import WrittenOut
-from pyrobnn.model.likelihoods.base import Likelihood, point
+from pyrobnn.model.likelihoods.base import Likelihood
+from pyrobnn.model.likelihoods.parameters import point
 from pyrobnn.model.weight_priors import Prior, SitePriors, move, site_priors
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 NET = "net."
 
@@ -373,7 +377,12 @@ def _separated(net: nn.Module) -> nn.Module:
     return net
 
 
-def check_data(model: BNN, x: Any, y: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+def check_data(
+    model: BNN,
+    x: ArrayLike | None,
+    y: ArrayLike | None,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
     """Inputs and targets as tensors on ``device`` in the shapes and dtypes the model computes with.
 
     Raises:

@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -24,23 +24,24 @@ from torch.distributions.transforms import Transform, identity_transform
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import guards
-from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import (
     RADIUS,
     Supply,
+    Value,
     all_rows,
     at_many_points,
     in_float64,
     own_store,
     wide,
 )
+from pyrobnn.model.log_terms import datum_terms, log_prob_sum, without_validation
 from pyrobnn.model.nodes import (
     Derived,
     Node,
-    datum_terms,
     device_of,
-    elementwise,
     is_datum,
     is_deterministic,
     is_latent,
@@ -48,8 +49,6 @@ from pyrobnn.model.nodes import (
     is_observed,
     is_replicated,
     is_subsample,
-    log_prob_sum,
-    without_validation,
 )
 
 Program = Callable[..., Any]
@@ -140,7 +139,7 @@ class Density:
     def __init__(
         self,
         program: Program,
-        args: tuple[Any, ...] = (),
+        args: tuple[Tree, ...] = (),
         *,
         points: Literal["free", "held"] = "free",
         values: Mapping[str, Tensor] | None = None,
@@ -155,36 +154,50 @@ class Density:
         self.device = device_of({}, leaves_of(args))
         self.sites: tuple[Site, ...] = ()
         self.in_double = False
-        if double:
-            self._compute_in_float64()
-        nodes = self._first_run()
-        self.own_dtypes = {n: node["value"].dtype for n, node in nodes.items() if _is_value(node)}
-        if self.owner is None and len(set(self.own_dtypes.values())) > 1:
-            self._compute_in_float64()
-            nodes = self._first_run()
+        nodes, self.own_dtypes = self._run_in_one_type(double)
         self.device = device_of(nodes, leaves_of(args))
-        with self.floats():
-            self._check_nodes(nodes)
-            self.sites = self._layout(nodes)
+        self.sites = self._laid_out(nodes)
         # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
         if self.owner is None:
             self._held = self.initial_points | self._held
         self.dim = sum(site.size for site in self.sites)
-        if not self.dim:
+        self._by_name = {site.name: site for site in self.sites}
+        self.dtype = _common_dtype(nodes, self._by_name)
+        self.derived = Derived.of(nodes)
+        self.observes = _observes(nodes)
+        self.observed = _data_sites(nodes)
+        self.masked = tuple(name for name in self._latent_names() if is_masked(nodes[name]))
+        self.dependent: tuple[str, ...] = ()
+        self.dependent = self._find_dependent(nodes)
+
+    def _run_in_one_type(self, double: bool) -> tuple[Mapping[str, Node], dict[str, torch.dtype]]:
+        """The nodes of a first run, and the types of its sites and point parameters as the program has them.
+
+        The run is in float64 where that is asked for, and where the sites of a plain program are of several types.
+        """
+        if double:
+            self._compute_in_float64()
+        nodes = self._first_run()
+        dtypes = {name: node["value"].dtype for name, node in nodes.items() if _is_value(node)}
+        if self.owner is None and len(set(dtypes.values())) > 1:
+            self._compute_in_float64()
+            nodes = self._first_run()
+        return nodes, dtypes
+
+    def _laid_out(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
+        """The sites of a run and their places in the vector; ValueError where there is nothing to infer."""
+        with self.floats():
+            self._check_nodes(nodes)
+            sites = self._layout(nodes)
+        if not any(site.size for site in sites):
             raise ValueError(
                 "the program has no latent site to infer: add a pyro.sample without obs="
             )
-        dtypes = [nodes[site.name]["value"].dtype for site in self.sites]
-        self.dtype = functools.reduce(torch.promote_types, dtypes)
-        self.derived = Derived.of(nodes)
-        observed = [node for node in nodes.values() if is_observed(node)]
-        self.observes = any(not is_deterministic(node) for node in observed)
-        self.observed = tuple(name for name, node in nodes.items() if is_datum(node))
-        latent = [site.name for site in self.sites if site.kind == "latent"]
-        self.masked = tuple(name for name in latent if is_masked(nodes[name]))
-        self._by_name = {site.name: site for site in self.sites}
-        self.dependent: tuple[str, ...] = ()
-        self.dependent = self._find_dependent(nodes)
+        return sites
+
+    def _latent_names(self) -> list[str]:
+        """The latent sites of the vector, in its order."""
+        return [site.name for site in self.sites if site.kind == "latent"]
 
     def _check_nodes(self, nodes: Mapping[str, Node]) -> None:
         """Refuse sites that no density here can hold; in a plain program also those of half precision."""
@@ -349,7 +362,7 @@ class Density:
     @_in_its_floats
     def _find_dependent(self, nodes: Mapping[str, Node]) -> tuple[str, ...]:
         """The latent sites whose support differs between the run of ``nodes`` and one with other values."""
-        latent = [site.name for site in self.sites if site.kind == "latent"]
+        latent = self._latent_names()
         bounded = [name for name in latent if _bounds(nodes[name]["fn"].support)]
         if not bounded:
             return ()
@@ -369,7 +382,7 @@ class Density:
         parts = {site.name: (site, u) for site, u in self.parts(z)}
         transforms = {}
 
-        def follow(name: str, fn: Any) -> Tensor:
+        def follow(name: str, fn: Distribution) -> Tensor:
             transforms[name] = bijection(name, fn.support)
             return transforms[name](parts[name][1])
 
@@ -391,7 +404,7 @@ class Density:
     # -- densities of one vector (dim,); batch them with torch.func.vmap -------------------------------------------
 
     @_in_its_floats
-    def log_joint(self, z: Tensor, *args: Any, jacobian: bool = True) -> Tensor:
+    def log_joint(self, z: Tensor, *args: Tree, jacobian: bool = True) -> Tensor:
         """Log joint density at ``z`` (dim,), accumulated in float64, in nats; a scalar.
 
         Args:
@@ -404,7 +417,7 @@ class Density:
         return total + self.log_jacobian(z).double() if jacobian else total
 
     @_in_its_floats
-    def log_parts(self, z: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+    def log_parts(self, z: Tensor, *args: Tree) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
         nodes = self.trace(self.constrain(z), args).values()
         prior = [node for node in nodes if is_latent(node)]
@@ -419,7 +432,7 @@ class Density:
         return sum(jacobians, _total(z, [nodes[name] for name in names]))
 
     @_in_its_floats
-    def data_terms(self, z: Tensor, *args: Any) -> dict[str, Tensor]:
+    def data_terms(self, z: Tensor, *args: Tree) -> dict[str, Tensor]:
         """What each datum contributes to the log joint at ``z`` (dim,), site → (\\*axes), or (data,) under a mask.
 
         Not scaled to the rows that a plate leaves out; with the weight that ``poutine.scale`` gives a datum; without
@@ -428,7 +441,7 @@ class Density:
         nodes = self.trace(self.constrain(z), args)
         return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
 
-    def log_likelihood(self, z: Tensor, *args: Any) -> Tensor:
+    def log_likelihood(self, z: Tensor, *args: Tree) -> Tensor:
         """As :meth:`data_terms`, of all observed sites together, (data,)."""
         terms_by_site = [terms.reshape(-1) for terms in self.data_terms(z, *args).values()]
         return torch.cat(terms_by_site) if terms_by_site else z.new_zeros(0)
@@ -502,9 +515,7 @@ class Density:
     # -- running the program ---------------------------------------------------------------------------------------
 
     @_in_its_floats
-    def trace(
-        self, values: Mapping[str, Tensor | Callable[[Any], Tensor]], args: tuple[Any, ...] = ()
-    ) -> Mapping[str, Node]:
+    def trace(self, values: Mapping[str, Value], args: tuple[Tree, ...] = ()) -> Mapping[str, Node]:
         """The nodes by name of one run of the program, with sites and point parameters at ``values``.
 
         With ``args`` or its own data; with all rows of a plate that draws a subsample, unless :meth:`subsampled`.
@@ -601,6 +612,22 @@ class Density:
                 if name not in frozen:
                     supports[name] = support
         return supports
+
+
+def _common_dtype(nodes: Mapping[str, Node], names: Iterable[str]) -> torch.dtype:
+    """The floating type that holds the values of all of the sites."""
+    return functools.reduce(torch.promote_types, [nodes[name]["value"].dtype for name in names])
+
+
+def _data_sites(nodes: Mapping[str, Node]) -> tuple[str, ...]:
+    """The names of the sites that hold data."""
+    return tuple(name for name, node in nodes.items() if is_datum(node))
+
+
+def _observes(nodes: Mapping[str, Node]) -> bool:
+    """Whether a site holds data or is a factor."""
+    observed = [node for node in nodes.values() if is_observed(node)]
+    return any(not is_deterministic(node) for node in observed)
 
 
 def _is_value(node: Node) -> bool:
@@ -718,7 +745,7 @@ def is_identity(transform: Transform) -> bool:
     return getattr(transform, "base_transform", transform) == identity_transform
 
 
-def bijection(name: str, support: constraints.Constraint) -> Transform:
+def bijection(name: str, support: constraints.Constraint | None) -> Transform:
     """From the real line to the support of a site; that of a mixture is the support of its components."""
     inner: Any = support
     events = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from pyro.poutine.messenger import Messenger
@@ -13,7 +12,7 @@ from torch import Tensor
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model.density import Density
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.nodes import is_replicated
+from pyrobnn.model.nodes import Message, is_replicated
 
 Values = dict[str, Tensor]
 _RUNS = 64  # of a program at once
@@ -72,7 +71,7 @@ def prior_runs(
 class _Forget(Messenger):
     """Makes latent again what holds data: the site draws from its distribution."""
 
-    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if is_replicated(msg):
             msg["is_observed"] = False
             msg["value"] = None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.density import Density, Program
 
 _CASTS = {
@@ -43,16 +43,10 @@ def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]
 
 def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) -> str:
     """What to cast so that the program runs, found by trying; empty where types are not what stops it."""
+    cast = _cast_that_helps(program, data)
+    if cast:
+        return cast
     args = tuple(data.values())
-    names: list[str] = []
-    for argument, value in data.items():
-        names += _names(argument, value)
-    leaves = leaves_of(args)
-    for target in dict.fromkeys((torch.get_default_dtype(), *_CASTS)):
-        for group in _groups(leaves, target):
-            if group and _runs(program, _cast(args, group, target)):
-                dtypes = [leaves[index].dtype for index in group]
-                return _sentence([names[index] for index in group], dtypes, target)
     message = str(error).strip().partition("\n")[0]
     if any(word in message for word in _WORDS) or _runs(program, args, double=True):
         return (
@@ -63,26 +57,39 @@ def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) ->
     return ""
 
 
-def _groups(leaves: list[Any], target: torch.dtype) -> list[list[int]]:
+def _cast_that_helps(program: Program, data: Mapping[str, Any]) -> str:
+    """The first cast of data with which the program runs, in words; empty where none is found."""
+    args = tuple(data.values())
+    names: list[str] = []
+    for argument, value in data.items():
+        names += _names(argument, value)
+    leaves = leaves_of(args)
+    for target in dict.fromkeys((torch.get_default_dtype(), *_CASTS)):
+        for group in _groups(leaves, target):
+            if group and _runs(program, _cast(args, group, target)):
+                dtypes = [leaves[index].dtype for index in group]
+                return _sentence([names[index] for index in group], dtypes, target)
+    return ""
+
+
+def _groups(leaves: list[Tree], target: torch.dtype) -> list[list[int]]:
     """The numbers of leaves to try to cast: one alone, then all that are floating, then all."""
-    castable = [
-        index
-        for index, leaf in enumerate(leaves)
-        if isinstance(leaf, Tensor) and leaf.dtype != target
-    ]
+    tensors = {index: leaf for index, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    castable = [index for index, tensor in tensors.items() if tensor.dtype != target]
     groups = [[index] for index in castable]
     if target.is_floating_point:
-        groups.append([index for index in castable if leaves[index].is_floating_point()])
+        groups.append([index for index in castable if tensors[index].is_floating_point()])
         groups.append(castable)
     return groups
 
 
-def _names(name: str, tree: Any) -> list[str]:
+def _names(name: str, tree: Tree) -> list[str]:
     """How a user writes each leaf of an argument, in the order of :func:`leaves_of`."""
+    fields = getattr(tree, "_fields", None)
     if isinstance(tree, dict):
         branches = [(f"{name}[{key!r}]", value) for key, value in tree.items()]
-    elif hasattr(tree, "_fields"):
-        branches = [(f"{name}.{field}", getattr(tree, field)) for field in tree._fields]
+    elif fields is not None:
+        branches = [(f"{name}.{field}", getattr(tree, field)) for field in fields]
     elif isinstance(tree, list | tuple):
         branches = [(f"{name}[{index}]", value) for index, value in enumerate(tree)]
     else:
@@ -93,18 +100,19 @@ def _names(name: str, tree: Any) -> list[str]:
     return names
 
 
-def _cast(args: tuple[Any, ...], group: list[int], target: torch.dtype) -> tuple[Any, ...]:
+def _cast(args: tuple[Tree, ...], group: list[int], target: torch.dtype) -> tuple[Any, ...]:
     """The arguments with the leaves of these numbers cast."""
     numbers = iter(range(len(leaves_of(args))))
 
-    def cast_leaf(leaf: Any) -> Any:
-        return leaf.to(target) if next(numbers) in group else leaf
+    def cast_leaf(leaf: Tree) -> Tree:
+        is_chosen = next(numbers) in group
+        return leaf.to(target) if is_chosen and isinstance(leaf, Tensor) else leaf
 
     cast: tuple[Any, ...] = mapped(cast_leaf, args)
     return cast
 
 
-def _runs(program: Program, args: tuple[Any, ...], double: bool = False) -> bool:
+def _runs(program: Program, args: tuple[Tree, ...], double: bool = False) -> bool:
     """Whether the program has a log density with these arguments."""
     try:
         density = Density(program, args, double=double)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.scan import scan
+from pyrobnn.model.torch_calls import Call, CallHandler
 
 State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
 #: on h: the matrix, the bias, and of an LSTM the projection
@@ -20,7 +21,7 @@ Weights = tuple[Tensor, Tensor | None, Tensor | None]
 Step = Callable[[Tensor, State, Weights], State]
 
 
-class WrittenOut(TorchFunctionMode):
+class WrittenOut(CallHandler):
     """The handler under which recurrent layers are loops over time and attention is two products and a softmax.
 
     The kernels of ``nn.LSTM``, ``nn.GRU``, ``nn.RNN``, attention and ``weight_norm`` have no batching rule
@@ -28,23 +29,17 @@ class WrittenOut(TorchFunctionMode):
     predictions and Hessians need. A packed sequence is left to torch.
     """
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _ATTENTION:
+    def answer(self, call: Call) -> Any:
+        function = call.function
+        if function in _ATTENTION:
             with _PLAIN_ATTENTION:
-                return func(*args, **kwargs)
+                return call.result()
         # a packed sequence has its weights here
-        if func in _SEQUENCES and not kwargs and isinstance(args[3], bool):
-            return _sequence(_SEQUENCES[func], *args)
-        if func.__name__ == "_weight_norm" and not kwargs:
-            return _of_length(*args)
-        return func(*args, **kwargs)
+        if function in _SEQUENCES and not call.options and isinstance(call.args[3], bool):
+            return _sequence(_SEQUENCES[function], *call.args)
+        if function.__name__ == "_weight_norm" and not call.options:
+            return _of_length(*call.args)
+        return call.result()
 
 
 def _plain_attention() -> AbstractContextManager[Any]:
@@ -102,6 +97,36 @@ def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Recurrence:
+    """One layer of a recurrent net in one direction."""
+
+    step: Step
+    start: State
+    #: as torch has them: on x and on h; their biases where there are any; of an LSTM the projection where there is one
+    weights: Sequence[Tensor]
+    has_biases: bool
+    backwards: bool
+
+    def run(self, x: Tensor) -> tuple[Tensor, State]:
+        """Outputs (time, B, …) of inputs (time, B, …), and the last state."""
+        biases: Sequence[Tensor | None] = (None, None)
+        w_x, w_h, *projection = self.weights
+        if self.has_biases:
+            biases = projection[:2]
+            projection = projection[2:]
+        b_x, b_h = biases
+        recurrent = (w_h, b_h, projection[0] if projection else None)
+
+        def turn(state: State, gates: Tensor) -> tuple[State, Tensor]:
+            state = self.step(gates, state, recurrent)
+            return state, state[0]
+
+        gates = functional.linear(x, w_x, b_x)
+        end, outputs = scan(turn, self.start, gates.flip(0) if self.backwards else gates)
+        return outputs.flip(0) if self.backwards else outputs, end
+
+
 def _sequence(
     step: Step,
     x: Tensor,
@@ -115,49 +140,41 @@ def _sequence(
     batch_first: bool,
 ) -> State:
     """Outputs of the last layer (time, B, …), or (B, time, …), and the last state of every layer and direction."""
-    directions = 2 if bidirectional else 1
-    # (layer and direction, B, hidden) each
+    directions = 1 + int(bidirectional)
     starts = (state,) if isinstance(state, Tensor) else tuple(state)
-    size = len(weights) // (num_layers * directions)
+    recurrences = _recurrences(step, starts, weights, has_biases, directions)
     ends: list[State] = []
     out = x.transpose(0, 1) if batch_first else x
     for layer in range(num_layers):
         if layer and dropout and train:
             out = functional.dropout(out, dropout)
-        passes = []
-        for backwards in range(directions):
-            index = layer * directions + backwards
-            layer_weights = weights[index * size : (index + 1) * size]
-            start = tuple(state[index] for state in starts)
-            outputs, end = _pass(step, out, start, layer_weights, has_biases, bool(backwards))
-            passes.append(outputs)
+        outputs = []
+        for recurrence in recurrences[layer * directions : (layer + 1) * directions]:
+            output, end = recurrence.run(out)
+            outputs.append(output)
             ends.append(end)
-        out = torch.cat(passes, -1)
+        out = torch.cat(outputs, -1)
     out = out.transpose(0, 1) if batch_first else out
     return out, *(torch.stack(states) for states in zip(*ends, strict=True))
 
 
-def _pass(
+def _recurrences(
     step: Step,
-    x: Tensor,
-    start: State,
+    starts: State,
     weights: Sequence[Tensor],
     has_biases: bool,
-    backwards: bool,
-) -> tuple[Tensor, State]:
-    """Outputs (time, B, …) of one layer in one direction, and its last state."""
-    biases: Sequence[Tensor | None] = (None, None)
-    w_x, w_h, *projection = weights
-    if has_biases:
-        biases = projection[:2]
-        projection = projection[2:]
-    b_x, b_h = biases
-    recurrent = (w_h, b_h, projection[0] if projection else None)
-
-    def turn(state: State, gates: Tensor) -> tuple[State, Tensor]:
-        state = step(gates, state, recurrent)
-        return state, state[0]
-
-    gates = functional.linear(x, w_x, b_x)
-    end, outputs = scan(turn, start, gates.flip(0) if backwards else gates)
-    return outputs.flip(0) if backwards else outputs, end
+    directions: int,
+) -> list[_Recurrence]:
+    """Each layer in each direction, layer by layer; ``starts`` are (layer and direction, B, hidden) each."""
+    count = len(starts[0])
+    size = len(weights) // count
+    return [
+        _Recurrence(
+            step,
+            start=tuple(state[index] for state in starts),
+            weights=weights[index * size : (index + 1) * size],
+            has_biases=has_biases,
+            backwards=index % directions == 1,
+        )
+        for index in range(count)
+    ]

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.private import without_fallback_warnings
 from pyrobnn.core.threads import Shared
-from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
+from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: `warnings.catch_warnings` would change the filters of all threads, and of two that overlap leave one's for good
 _UNWARNED = Shared(without_fallback_warnings)
 
+T = TypeVar("T")
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
@@ -53,11 +54,11 @@ def why_not_batched(error: RuntimeError) -> str:
 
 
 def at_each(
-    function: Callable[..., Any],
-    *points: Any,
+    function: Callable[..., T],
+    *points: Tree,
     batch: torch.Size | None = None,
     at_once: int | None = None,
-) -> Any:
+) -> T:
     """``function`` of the first element of every argument, of the second and so on, stacked.
 
     Args:
@@ -71,15 +72,15 @@ def at_each(
         if not batch:
             return function(*points)
         flat = mapped(lambda leaf: leaf.reshape(-1, *leaf.shape[len(batch) :]), points)
-        results = at_each(function, *flat)
-        return mapped(lambda leaf: leaf.reshape(batch + leaf.shape[1:]), results)
+        flat_results = at_each(function, *flat)
+        return mapped(lambda leaf: leaf.reshape(batch + leaf.shape[1:]), flat_results)
     if at_once is not None:
         count = len(leaves_of(points)[0])
         blocks = [slice(start, start + at_once) for start in range(0, count, at_once)]
-        results = [at_each(function, *_indexed(points, block)) for block in blocks]
-        return mapped(lambda *leaves: torch.cat(leaves), *results)
+        block_results = [at_each(function, *_indexed(points, block)) for block in blocks]
+        return mapped(lambda *leaves: torch.cat(leaves), *block_results)
 
-    def at_point(*point: Any) -> Any:
+    def at_point(*point: Tree) -> T:
         with _BatchedEmpty(leaves_of(point)[0]):
             return function(*point)
 
@@ -92,16 +93,16 @@ def at_each(
         return mapped(lambda *leaves: torch.stack(leaves), *results)
 
 
-def _indexed(points: tuple[Any, ...], index: int | slice) -> tuple[Any, ...]:
+def _indexed(points: tuple[Tree, ...], index: int | slice) -> tuple[Tree, ...]:
     """One point, or some of them."""
-    indexed: tuple[Any, ...] = mapped(operator.itemgetter(index), points)
+    indexed: tuple[Tree, ...] = mapped(operator.itemgetter(index), points)
     return indexed
 
 
 _EMPTY = {torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty}
 
 
-class _BatchedEmpty(TorchFunctionMode):
+class _BatchedEmpty(CallHandler):
     """A tensor that is allocated empty inside ``vmap`` is batched: each point has its own.
 
     Distributions fill such tensors in place with random numbers, which ``vmap`` refuses where all points share them.
@@ -111,15 +112,9 @@ class _BatchedEmpty(TorchFunctionMode):
         super().__init__()
         self.point = point
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if func not in _EMPTY:
+    def answer(self, call: Call) -> Any:
+        out = call.result()
+        if call.function not in _EMPTY:
             return out
         batched = (self.point == self.point).any().to(out.device)  # since the point is
         return torch.where(batched, out, out)

@@ -14,7 +14,7 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, SupportsIndex, TypeVar
 
 import pyro.distributions as dist
 import torch
@@ -28,8 +28,10 @@ from torch.distributions.utils import lazy_property
 from pyrobnn.core.private import depends, distributions_born, factor_of
 
 #: how far outside a value may lie by rounding, relative to its bound: what torch allows the sum of a simplex
-ROUNDING = 1e-6
-LogProb = Callable[[Any, Tensor], Tensor]
+_ROUNDING = 1e-6
+_Shape = torch.Size | Sequence[int]
+_LogProb = Callable[[Any, Tensor], Tensor]
+T = TypeVar("T")
 Kind = Any  # type[Distribution], which mypy does not take to be hashable
 #: distributions that leave out what their mask says, and so may have impossible parameters there
 _SELECTING = (dist.MaskedDistribution, dist.MaskedMixture)
@@ -57,22 +59,22 @@ class Impossible(NamedTuple):
 # -- distributions that know when they are impossible ------------------------------------------------------------------
 
 
-class _Guarded:
+class _Guarded(Distribution):
     """What the class of a distribution gets in front when it is made while a program runs."""
 
-    def log_prob(self: Any, value: Tensor) -> Tensor:
+    def log_prob(self, value: Tensor) -> Tensor:
         with _evaluating(self):
             return log_prob(self, value, _plain(type(self)).log_prob)
 
-    def sample(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def sample(self, *args: _Shape, **kwargs: _Shape) -> Tensor:
         with _explained(self):
             return _plain(type(self)).sample(self, *args, **kwargs)
 
-    def rsample(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+    def rsample(self, *args: _Shape, **kwargs: _Shape) -> Tensor:
         with _explained(self):
             return _plain(type(self)).rsample(self, *args, **kwargs)
 
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         return _new, (_plain(type(self)),), dict(self.__dict__)
 
 
@@ -131,7 +133,7 @@ def _explained(fn: Distribution) -> Iterator[None]:
 # -- the mask and the log density --------------------------------------------------------------------------------------
 
 
-def log_prob(fn: Distribution, value: Tensor, evaluate: LogProb) -> Tensor:
+def log_prob(fn: Distribution, value: Tensor, evaluate: _LogProb) -> Tensor:
     """``evaluate(fn, value)``, −∞ with a gradient of zero where a parameter of ``fn`` is impossible."""
     inside = possible(fn)
     if inside is None:
@@ -307,35 +309,43 @@ def _holds(fn: Distribution, constraint: Constraint, value: Tensor) -> Tensor | 
         return None
 
 
-def _room(bound: Any) -> Any:
+class _Bounded(Protocol):
+    """A constraint between bounds, which a constraint from below alone lacks one of."""
+
+    lower_bound: float | Tensor
+    upper_bound: float | Tensor
+
+
+def _room(bound: float | Tensor) -> float | Tensor:
     """What rounding may add to a bound."""
-    return ROUNDING * (abs(bound) + 1)
+    size = bound.abs() if isinstance(bound, Tensor) else abs(bound)
+    return _ROUNDING * (size + 1)
 
 
-def _above(constraint: Any, value: Tensor) -> Tensor:
+def _above(constraint: _Bounded, value: Tensor) -> Tensor:
     return value >= constraint.lower_bound - _room(constraint.lower_bound)
 
 
-def _between(constraint: Any, value: Tensor) -> Tensor:
+def _between(constraint: _Bounded, value: Tensor) -> Tensor:
     highest = constraint.upper_bound + _room(constraint.upper_bound)
     return _above(constraint, value) & (value <= highest)
 
 
-def _half_open(constraint: Any, value: Tensor) -> Tensor:
+def _half_open(constraint: _Bounded, value: Tensor) -> Tensor:
     return _above(constraint, value) & (value < constraint.upper_bound)
 
 
-def _whole(constraint: Any, value: Tensor) -> Tensor:
+def _whole(constraint: _Bounded, value: Tensor) -> Tensor:
     return _above(constraint, value) & ((value - value.round()).abs() <= _room(value))
 
 
-def _probabilities(constraint: Any, value: Tensor) -> Tensor:
+def _probabilities(constraint: Constraint, value: Tensor) -> Tensor:
     # each of the probabilities is rounded, and so is each sum of them
-    error = max(ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
-    return (value >= -ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
+    error = max(_ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
+    return (value >= -_ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
 
 
-def _increasing(constraint: Any, value: Tensor) -> Tensor:
+def _increasing(constraint: Constraint, value: Tensor) -> Tensor:
     return (value[..., 1:] >= value[..., :-1]).all(-1)  # two may be the same by rounding
 
 
@@ -366,6 +376,17 @@ def _has_factor(fn: Distribution, matrix: Tensor) -> Tensor:
 # -- gradients ---------------------------------------------------------------------------------------------------------
 
 
+class _Context(Protocol):
+    """What the forward pass hands to the derivatives."""
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    def save_for_forward(self, *tensors: Tensor) -> None: ...
+
+
 class _Masked(torch.autograd.Function):
     """The identity, with a gradient of zero where a mask is false, whatever comes back; ``torch.where`` costs more.
 
@@ -379,22 +400,22 @@ class _Masked(torch.autograd.Function):
         return value.view_as(value)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: _Context, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1])
         ctx.save_for_forward(inputs[1])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, *gradients: Tensor) -> tuple[Tensor, None]:
         (inside,) = ctx.saved_tensors
         return torch.where(inside, gradients[0], 0.0), None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Tensor) -> Tensor:
+    def jvp(ctx: _Context, *tangents: Tensor) -> Tensor:
         (inside,) = ctx.saved_tensors
         return torch.where(inside, tangents[0], 0.0)
 
 
-def _shield(value: Any, inside: Tensor, events: int) -> Any:
+def _shield(value: T, inside: Tensor, events: int) -> T:
     """``value`` itself, of which nothing impossible gets a gradient; ``inside`` lacks its last ``events`` axes."""
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return value

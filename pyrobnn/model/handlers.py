@@ -7,23 +7,29 @@ that are not fused (:mod:`pyrobnn.model.fused`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import pyro
 import torch
+from pyro.distributions.torch_distribution import TorchDistributionMixin
+from pyro.params.param_store import StateDict
 from pyro.poutine.messenger import Messenger
 from pyro.poutine.subsample_messenger import SubsampleMessenger
 from torch import Tensor
 from torch.distributions import biject_to, transform_to
-from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.private import replaced
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.trees import mapped
+from pyrobnn.model.distribution_kinds import is_improper
 from pyrobnn.model.fused import WrittenOut
-from pyrobnn.model.nodes import is_improper
+from pyrobnn.model.nodes import Message
+from pyrobnn.model.torch_calls import Call, CallHandler
 
+T = TypeVar("T")
+#: a value of a site, or what makes it of the site's distribution
+Value = Tensor | Callable[[TorchDistributionMixin], Tensor]
 RADIUS = 2.0  # of the box in unconstrained space that holds starts, as in Stan
 
 _CHOLESKY = {torch.linalg.cholesky, torch.cholesky, Tensor.cholesky}
@@ -42,10 +48,10 @@ class Supply(Messenger):
 
     def __init__(
         self,
-        values: Mapping[str, Any],
+        values: Mapping[str, Value],
         points: Mapping[str, Tensor],
         *,
-        stored: Mapping[str, Any] | None = None,
+        stored: StateDict | None = None,
         like: Tensor | None = None,
     ):
         super().__init__()
@@ -56,11 +62,11 @@ class Supply(Messenger):
         # the initial values that this run has stated
         self.initial: dict[str, Tensor] = {}
 
-    def _pyro_supplied(self, msg: dict[str, Any]) -> None:
+    def _pyro_supplied(self, msg: Message) -> None:
         msg["value"] = True
         msg["done"] = True
 
-    def _pyro_sample(self, msg: dict[str, Any]) -> None:
+    def _pyro_sample(self, msg: Message) -> None:
         if msg["is_observed"]:
             return
         if msg["name"] in self.values:
@@ -74,7 +80,7 @@ class Supply(Messenger):
             msg["value"] = transform(like.new_empty(shape).uniform_(-RADIUS, RADIUS))
             msg["done"] = True
 
-    def _pyro_param(self, msg: dict[str, Any]) -> None:
+    def _pyro_param(self, msg: Message) -> None:
         name = msg["name"]
         if name in self.values:
             value = self.values[name]
@@ -85,7 +91,7 @@ class Supply(Messenger):
         msg["value"] = value
         msg["done"] = True
 
-    def _initial(self, msg: dict[str, Any]) -> Tensor:
+    def _initial(self, msg: Message) -> Tensor:
         """Where a point parameter begins: where the program says, else where Pyro's store has it."""
         name = msg["name"]
         init = msg["args"][1] if len(msg["args"]) > 1 else msg["kwargs"].get("init_tensor")
@@ -105,7 +111,7 @@ class Supply(Messenger):
 
 
 @contextlib.contextmanager
-def own_store() -> Iterator[Mapping[str, Any]]:
+def own_store() -> Iterator[StateDict]:
     """Inside, Pyro's parameter store is empty, and afterwards as it was; yields what it holds otherwise.
 
     The store belongs to the process: one thread at a time.
@@ -131,13 +137,13 @@ def all_rows(sizes: dict[str, int]) -> Iterator[None]:
     plate = kind.__init__
 
     def whole(
-        self: Any,
+        self: SubsampleMessenger,
         name: str,
         size: Any = None,
-        subsample_size: Any = None,
+        subsample_size: int | None = None,
         subsample: Tensor | None = None,
-        *arguments: Any,
-        **options: Any,
+        *arguments: bool | str | None,
+        **options: bool | str | None,
     ) -> None:
         if subsample is None and subsample_size is not None and subsample_size < size:
             sizes[name] = int(size)
@@ -163,43 +169,30 @@ def at_many_points() -> Iterator[None]:
         yield
 
 
-class _Factors(TorchFunctionMode):
+class _Factors(CallHandler):
     """Cholesky factors that are NaN where the matrix is not positive definite, instead of an error.
 
     A covariance whose smallest eigenvalue is below the resolution of its dtype has no factor in it, at one point among
     the many that are evaluated together: a sampler has to see that the density of this one is not finite.
     """
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func not in _CHOLESKY or "out" in kwargs:
-            return func(*args, **kwargs)
-        factor, info = torch.linalg.cholesky_ex(*args, **kwargs)
+    def answer(self, call: Call) -> Any:
+        if call.function not in _CHOLESKY or "out" in call.options:
+            return call.result()
+        factor, info = torch.linalg.cholesky_ex(*call.args, **call.options)
         return torch.where((info == 0)[..., None, None], factor, torch.nan)
 
 
-class _Widen(TorchFunctionMode):
+class _Widen(CallHandler):
     """Every float32 tensor that goes into an operation is made float64 first, and none is asked for."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Any = None,
-    ) -> Any:
-        if func is Tensor.double:
-            return func(*args)
-        return func(*mapped(wide, args), **mapped(wide, kwargs or {}))
+    def answer(self, call: Call) -> Any:
+        if call.function is Tensor.double:
+            return call.result()
+        return call.function(*mapped(wide, call.args), **mapped(wide, call.options))
 
 
-def wide(value: Any) -> Any:
+def wide(value: T) -> T | Tensor | torch.dtype:
     """A float32 tensor, or the type float32 itself, as float64; anything else as it is."""
     if isinstance(value, Tensor):
         return value.double() if value.dtype == torch.float32 else value

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, cast
 
 import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
 
 from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
+from pyrobnn.model.torch_calls import Call, CallHandler
 
+#: what one option of a prior names: a parameter, a module, a type of module, or a function that says so
+Entry = str | bool | nn.Module | type[nn.Module] | Callable[[nn.Module, str], bool]
+Selection = Entry | Collection[Entry] | None
 #: what "hide" and "expose" may be followed by
 _KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
 #: kinds that say it of all parameters
@@ -39,24 +42,25 @@ class Selective(Prior):
         ValueError: hide and expose together; when a model is built, an entry that names no parameter.
     """
 
-    def __init__(self, **selection: Any):
+    def __init__(self, **selection: Selection):
+        for name in selection:
+            if _kind(name) not in _KINDS:
+                raise TypeError(
+                    f"{name!r} is not an option of a prior: hide or expose, with {[*_KINDS]}"
+                )
         options = {
             name: value
             for name, value in selection.items()
             if value is not None and value is not False
         }
-        unknown = [name for name in selection if _kind(name) not in _KINDS]
-        if unknown:
-            raise TypeError(
-                f"{unknown[0]!r} is not an option of a prior: hide or expose, with {[*_KINDS]}"
-            )
         _refuse_contradiction(list(options))
         #: option → its entries
         self.entries = {name: _as_entries(value) for name, value in options.items()}
-        whole = [name for name in options if _kind(name) in _WHOLE]
-        settings: dict[str, Any] = {name: tuple(self.entries[name]) for name in options}
-        settings |= {name: options[name] for name in whole}
-        super().__init__(**{"expose_all": not settings, **settings})
+        settings: dict[str, Any] = {"expose_all": not options}
+        for name, value in options.items():
+            is_whole = _kind(name) in _WHOLE
+            settings[name] = value if is_whole else tuple(self.entries[name])
+        super().__init__(**settings)
 
     def check_effect(self, net: nn.Module) -> None:
         """Raise ValueError where an entry names no parameter of ``net``."""
@@ -65,7 +69,7 @@ class Selective(Prior):
                 self._check_entry(option, entry, net)
 
     @staticmethod
-    def _check_entry(option: str, entry: Any, net: nn.Module) -> None:
+    def _check_entry(option: str, entry: Entry, net: nn.Module) -> None:
         kind = _kind(option)
         exposed = {f"expose{kind}": entry if kind in _WHOLE else (entry,)}
         alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
@@ -85,20 +89,30 @@ def _kind(option: str) -> str:
     return option.removeprefix("hide").removeprefix("expose")
 
 
-def _as_entries(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, (list, tuple, set)) else [value]
+def _as_entries(value: Selection) -> list[Entry]:
+    if isinstance(value, (list, tuple, set)):
+        return list(value)
+    return [cast(Entry, value)]
 
 
 def _refuse_contradiction(options: Sequence[str]) -> None:
     """Refuse hide and expose together, and any option beside one that says it of all parameters."""
-    hides = [name for name in options if name.startswith("hide")]
     whole = [name for name in options if _kind(name) in _WHOLE]
-    mixed = 0 < len(hides) < len(options)
-    if len(options) > 1 and (whole or mixed):
-        winner = (whole or hides)[0]
-        loser = next(name for name in options if name != winner and (whole or name not in hides))
+    if whole:
+        contradicted = [*options]
+        contradicted.remove(whole[0])
+        _refuse_beside(whole[0], contradicted)
+        return
+    hides = [name for name in options if name.startswith("hide")]
+    if hides:
+        _refuse_beside(hides[0], [name for name in options if name not in hides])
+
+
+def _refuse_beside(option: str, contradicted: Sequence[str]) -> None:
+    """Refuse an option where there are some that it contradicts."""
+    if contradicted:
         raise ValueError(
-            f"{winner!r} together with {loser!r} has no effect: say what to hide, or what to expose"
+            f"{option!r} together with {contradicted[0]!r} has no effect: say what to hide, or what to expose"
         )
 
 
@@ -157,7 +171,7 @@ class ScaleMixture(Selective):
         pi: float = 0.5,
         scale1: float = 1.0,
         scale2: float = math.exp(-6),
-        **selection: Any,
+        **selection: Selection,
     ):
         super().__init__(**selection)
         share = check_number("pi", pi, above=0, below=1)
@@ -199,7 +213,7 @@ class FanInNormal(Selective):
         self,
         scale: float = 1.0,
         bias_scale: float = 1.0,
-        **selection: Any,
+        **selection: Selection,
     ):
         super().__init__(**selection)
         self.scale = check_number("scale", scale, above=0)
@@ -320,7 +334,7 @@ def _kind_of(value: Tensor, like: Tensor) -> tuple[torch.dtype, torch.device]:
     return (value.dtype if value.is_floating_point() else like.dtype), value.device
 
 
-class _Copies(TorchFunctionMode):
+class _Copies(CallHandler):
     """Tensors that ``copy.deepcopy`` meets inside the block come out in the dtype and on the device of ``like``."""
 
     def __init__(self, like: Tensor):
@@ -328,16 +342,10 @@ class _Copies(TorchFunctionMode):
         self.like = like
         self.changed = False
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        value = args[0]
+    def answer(self, call: Call) -> Any:
+        if call.function is not Tensor.__deepcopy__:
+            return call.result()
+        value = call.args[0]
         moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
         # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
         graph = value.requires_grad and not isinstance(value, nn.Parameter)

@@ -266,17 +266,17 @@ def test_the_version_is_told_and_the_package_runs_as_a_module():
 def test_a_read_only_cache_or_a_user_without_a_name_costs_a_word_and_no_run(
     user, tmp_path, monkeypatch
 ):
-    from pyrobnn.model.compile import inductor
+    from pyrobnn.model.compile import code_folder
 
-    monkeypatch.setenv(inductor.FOLDER, "/proc/none/cache")
+    monkeypatch.setenv(code_folder.FOLDER, "/proc/none/cache")
     if user == "name":  # of a container's user
-        monkeypatch.delenv(inductor.FOLDER)
-        monkeypatch.setattr(inductor.getpass, "getuser", lambda: {}["uid not found: 1234"])
-    monkeypatch.setattr(inductor.tempfile, "tempdir", str(tmp_path))
+        monkeypatch.delenv(code_folder.FOLDER)
+        monkeypatch.setattr(code_folder.getpass, "getuser", lambda: {}["uid not found: 1234"])
+    monkeypatch.setattr(code_folder.tempfile, "tempdir", str(tmp_path))
     with pytest.warns(UserWarning, match="set TORCHINDUCTOR_CACHE_DIR"):
-        inductor.provide_folder()
-    assert Path(inductor.os.environ[inductor.FOLDER]).parent == tmp_path
-    inductor.provide_folder()  # which it now does not say again
+        code_folder.provide_folder()
+    assert Path(code_folder.os.environ[code_folder.FOLDER]).parent == tmp_path
+    code_folder.provide_folder()  # which it now does not say again
 
 
 class Answers:

@@ -16,7 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import pyrobnn as pb
 from pyrobnn.core.private import trace
 from pyrobnn.model.compile import CudaGraph, compiled, inductor
-from pyrobnn.model.compile.inductor import DECOMPOSITIONS, library_calls
+from pyrobnn.model.compile.code_folder import FOLDER
+from pyrobnn.model.compile.graph_nodes import library_calls
+from pyrobnn.model.compile.products import DECOMPOSITIONS
+from pyrobnn.model.compile.right_code import Code, identity_of
 
 SLOW = pytest.mark.slow
 
@@ -232,7 +235,7 @@ compiled(write, z, out)
 from torch._inductor.codegen import common
 print(common.device_codegens["cpu"].cpp_wrapper_codegen.__name__)
 """
-    env = os.environ | {inductor.FOLDER: str(tmp_path)}
+    env = os.environ | {FOLDER: str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env
     )
@@ -272,8 +275,8 @@ def test_fits_of_one_density_are_one_compiled_code(fits, monkeypatch):
 
     def graph_alone(fn, inputs):
         graph = trace(fn, inputs, DECOMPOSITIONS)
-        found.append(inductor._identity(graph, inputs))
-        return inductor.Code(graph, lambda: graph, graph)
+        found.append(identity_of(graph, inputs, {}))
+        return Code(graph, lambda: graph, graph)
 
     monkeypatch.setattr("pyrobnn.model.compile.machine_code", graph_alone)
     support = {"z": dist.Normal(torch.zeros(2), 1.0)}

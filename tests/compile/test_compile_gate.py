@@ -29,10 +29,17 @@ from torch.torch_version import TorchVersion
 import pyrobnn as pb
 from pyrobnn.core import private
 from pyrobnn.model import Density
-from pyrobnn.model.compile import agreement, compiled, inductor, materialize
+from pyrobnn.model.compile import (
+    agreement,
+    code_folder,
+    compiled,
+    inductor,
+    materialize,
+    right_code,
+)
 from pyrobnn.model.compile.agreement import disagreement
 from pyrobnn.model.gradient import batched_gradient
-from pyrobnn.model.likelihoods.base import point
+from pyrobnn.model.likelihoods.parameters import point
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pyrobnn"
@@ -41,8 +48,8 @@ PACKAGE = ROOT / "pyrobnn"
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch, tmp_path):
     """Every graph is checked, also one that another test or an earlier run has compiled."""
-    inductor.RIGHT.clear()
-    monkeypatch.setattr(inductor, "_record", lambda identity: tmp_path / "right" / identity)
+    right_code.RIGHT.clear()
+    monkeypatch.setattr(right_code, "_record", lambda identity: tmp_path / "right" / identity)
 
 
 def gradient(z):
@@ -122,12 +129,12 @@ def test_a_graph_is_checked_once_whatever_its_data(monkeypatch):
 
 def test_the_next_process_loads_what_was_found_right_without_inductor(monkeypatch, tmp_path):
     assert_right()
-    inductor.RIGHT.clear()  # as in a new process
+    right_code.RIGHT.clear()  # as in a new process
     with monkeypatch.context() as without:
         for used in ("pyrobnn.core.private.compile_graph", "pyrobnn.model.compile.disagreement"):
             without.setattr(used, lambda *_: pytest.fail("a library is there"))
         assert_right()
-    inductor.RIGHT.clear()
+    right_code.RIGHT.clear()
     for record in (tmp_path / "right").iterdir():
         record.write_text(str(tmp_path / "gone.so"))
     assert_right()  # and makes it again where the library is gone
@@ -439,8 +446,8 @@ def test_a_library_that_a_killed_compile_left_half_written_is_removed(monkeypatc
         path.write_bytes(whole.read_bytes()[:3000])
     for path in (whole, torn):
         os.utime(path, (0, 0))
-    monkeypatch.setenv(inductor.FOLDER, str(tmp_path))
-    inductor.remove_torn.__wrapped__()
+    monkeypatch.setenv(code_folder.FOLDER, str(tmp_path))
+    code_folder.remove_torn.__wrapped__()
     assert whole.exists() and young.exists() and not torn.exists()
 
 

@@ -6,7 +6,7 @@ import torch
 
 from pyrobnn.core import private
 from pyrobnn.model.compile import compiled
-from pyrobnn.model.compile.inductor import _compute_indices
+from pyrobnn.model.compile.indices import compute_indices
 
 
 def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
@@ -21,7 +21,7 @@ def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
 
     z = torch.tensor([1.0, 10.0, 100.0])
     graph = private.trace(fn, [z])
-    _compute_indices(graph)
+    compute_indices(graph)
     names = [name for name, _ in graph.named_buffers() if name.startswith("_computed")]
     assert len(names) == 2  # data.long() and data > .5
     again = torch.tensor([1.0, 1.0, 1.0, 1.0]) * 2  # the trace has added one

@@ -15,7 +15,7 @@ from helpers import seeded
 import pyrobnn as pb
 from pyrobnn.model import Density, derived
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.nodes import without_validation
+from pyrobnn.model.log_terms import without_validation
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -24,7 +24,7 @@ from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import batched_gradient
 from pyrobnn.model.handlers import at_many_points
 from pyrobnn.model.likelihoods.base import Likelihood, Targets
-from pyrobnn.model.nodes import without_validation
+from pyrobnn.model.log_terms import without_validation
 
 
 def real(*values):

@@ -31,7 +31,8 @@ from pyrobnn.inference.vi import kl_schedules
 from pyrobnn.inference.vi.elbo import elbo_findings
 from pyrobnn.inference.vi.families import FullRank
 from pyrobnn.model.compile import compiled
-from pyrobnn.model.compile.inductor import DECOMPOSITIONS, library_calls
+from pyrobnn.model.compile.graph_nodes import library_calls
+from pyrobnn.model.compile.products import DECOMPOSITIONS
 
 BEST_MEAN_FIELD_ELBO = -503.79427
 

@@ -23,8 +23,8 @@ from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model.density import Site
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.likelihoods.base import log_predictive
-from pyrobnn.model.nodes import elementwise
 
 #: bound of log τ
 _BOUND = 18.0

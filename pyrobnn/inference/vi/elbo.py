@@ -23,15 +23,10 @@ from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
+from pyrobnn.model.distribution_kinds import elementwise, is_normal
 from pyrobnn.model.gradient import at_each
-from pyrobnn.model.nodes import (
-    Node,
-    elementwise,
-    is_normal,
-    is_observed,
-    is_subsample,
-    log_prob_sum,
-)
+from pyrobnn.model.log_terms import log_prob_sum
+from pyrobnn.model.nodes import Node, is_observed, is_subsample
 from pyrobnn.posterior.approximation import Approximation
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws

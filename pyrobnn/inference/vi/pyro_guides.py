@@ -29,9 +29,11 @@ from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
 from pyrobnn.model import Density
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply
-from pyrobnn.model.nodes import Node, elementwise, is_subsample, log_prob_sum, without_validation
+from pyrobnn.model.log_terms import log_prob_sum, without_validation
+from pyrobnn.model.nodes import Node, is_subsample
 from pyrobnn.posterior.approximation import state_points
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one

@@ -21,24 +21,20 @@ from pyrobnn.core.private import Gone, trace
 from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.agreement import disagreement, snapshot
+from pyrobnn.model.compile.code_folder import provide_folder
+from pyrobnn.model.compile.graph_nodes import library_calls, size
 from pyrobnn.model.compile.inductor import (
-    DECOMPOSITIONS,
-    RIGHT,
-    Code,
     Untraceable,
     first_line,
-    keep,
-    library_calls,
     machine_code,
-    materialize,
-    provide_folder,
     public_code,
-    size,
     tolerable,
     traced,
 )
 from pyrobnn.model.compile.interrupts import raised_by_handlers
-from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.products import DECOMPOSITIONS, materialize
+from pyrobnn.model.compile.right_code import RIGHT, Code, keep
+from pyrobnn.model.compile.trees import TensorFunction, Tree, leaves_of, mapped
 
 __all__ = ["Compiled", "CudaGraph", "compiled", "first_line", "library_elements", "materialize"]
 _log = logging.getLogger(__name__)
@@ -58,22 +54,22 @@ class Compiled:
 
     def __init__(
         self,
-        call: Callable[..., Any],
+        call: TensorFunction,
         mode: str,
         seconds: float,
-        example: tuple[Any, ...] = (),
+        example: tuple[Tree, ...] = (),
     ) -> None:
-        self.unchecked = call
+        self.unchecked: Callable[..., Any] = call
         self.mode = mode
         self.seconds = seconds
         self._layouts = [_layout(leaf) for leaf in leaves_of(example)] if mode != "eager" else None
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Tree) -> Any:
         self.check(*args)
         with torch.no_grad():
             return self.unchecked(*args)
 
-    def check(self, *args: Any) -> None:
+    def check(self, *args: Tree) -> None:
         """Raise a ValueError unless the arguments are laid out in memory as the example was."""
         if self._layouts is None:
             return
@@ -92,8 +88,8 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def compiled(
-    fn: Callable[..., Any],
-    *example: Any,
+    fn: TensorFunction,
+    *example: Tree,
     enabled: bool | str = True,
     name: str = "the function",
     clone: bool = True,
@@ -125,11 +121,7 @@ def compiled(
         3.0
     """
     leaves = leaves_of(example)
-    foreign = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
-    if foreign:
-        raise TypeError(
-            f"the example holds a {foreign[0]} but only tensors are arguments: close over the rest"
-        )
+    _check_tensors(leaves)
     if not enabled:
         return Compiled(fn, "eager", 0.0)
     start = time.perf_counter()
@@ -157,6 +149,15 @@ def compiled(
     return Compiled(call, mode, time.perf_counter() - start, example)
 
 
+def _check_tensors(leaves: Sequence[Tree]) -> None:
+    """Refuse an example that holds anything but tensors."""
+    foreign = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Tensor)]
+    if foreign:
+        raise TypeError(
+            f"the example holds a {foreign[0]} but only tensors are arguments: close over the rest"
+        )
+
+
 @contextlib.contextmanager
 def _tracing(inputs: Sequence[Tensor]) -> Iterator[None]:
     """The context in which a user's Python is traced: one thread, no gradients, random states as before."""
@@ -165,10 +166,10 @@ def _tracing(inputs: Sequence[Tensor]) -> Iterator[None]:
         yield
 
 
-def _of_trees(flat_call: Callable[..., Any]) -> Callable[..., Any]:
+def _of_trees(flat_call: TensorFunction) -> Callable[..., Any]:
     """A function of flat tensors as one of trees of tensors."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: Tree) -> Any:
         return flat_call(*leaves_of(args))
 
     return call
@@ -181,9 +182,7 @@ class _Failure(NamedTuple):
     details: str
 
 
-def _checked(
-    fn: Callable[..., Any], inputs: list[Tensor], name: str
-) -> tuple[Callable[..., Any], str]:
+def _checked(fn: TensorFunction, inputs: list[Tensor], name: str) -> tuple[Callable[..., Any], str]:
     """Machine code whose results on the inputs are those of ``fn``, or else the traced graph; and which of the two."""
     before = snapshot(inputs)
     code = _attempt(machine_code, fn, inputs, before)
@@ -214,7 +213,7 @@ def _checked(
 
 def _attempt(
     way: Callable[..., Code],
-    fn: Callable[..., Any],
+    fn: TensorFunction,
     inputs: list[Tensor],
     before: list[Tensor],
 ) -> Code | _Failure:
@@ -231,7 +230,7 @@ def _attempt(
     return code if difference is None else _Failure("wrong numbers", difference)
 
 
-def library_elements(fn: Callable[..., Any], *example: Tensor) -> int:
+def library_elements(fn: TensorFunction, *example: Tensor) -> int:
     """Elements of the largest tensor that a matrix product or convolution of ``fn`` touches; 0 if untraceable."""
     try:
         with _tracing(example):
@@ -280,7 +279,7 @@ class CudaGraph:
         RuntimeError: The function synchronises, or cannot be captured for another reason.
     """
 
-    def __init__(self, fn: Callable[..., Any], *buffers: Tensor) -> None:
+    def __init__(self, fn: TensorFunction, *buffers: Tensor) -> None:
         wrong = [str(buffer.device) for buffer in buffers if not buffer.is_cuda]
         if wrong or not buffers:
             raise ValueError(

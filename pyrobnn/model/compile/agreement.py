@@ -15,14 +15,14 @@ import itertools
 import math
 from collections.abc import Callable
 from operator import getitem
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from pyrobnn.core.seeding import generator, kept
-from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.trees import TensorFunction, Tree, leaves_of, mapped
 
 # units in the last place that are allowed, of an element and of the largest
 _PLAIN = 1000
@@ -38,8 +38,8 @@ Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 def disagreement(
-    fn: Callable[..., Any],
-    call: Callable[..., Any],
+    fn: TensorFunction,
+    call: TensorFunction,
     inputs: list[Tensor],
     trace: Callable[[], GraphModule],
 ) -> str | None:
@@ -68,7 +68,7 @@ def disagreement(
     return None
 
 
-def _results(run: Callable[..., Any], inputs: list[Tensor]) -> tuple[list[Kind], list[Tensor]]:
+def _results(run: TensorFunction, inputs: list[Tensor]) -> tuple[list[Kind], list[Tensor]]:
     """What a function returns and writes into copies of its arguments, in numbers that round; and the kinds of it."""
     arguments = snapshot(inputs)
     with kept(*{tensor.device for tensor in inputs}):
@@ -136,7 +136,7 @@ def _difference(result: Tensor, exact: Tensor, spread: Tensor | float = 0.0) -> 
     return f"a difference of {worst:.3g} (the largest value is {float(largest):.3g})"
 
 
-def _rounds(value: Any) -> bool:
+def _rounds(value: Tree) -> TypeGuard[Tensor]:
     """Whether it is a tensor of numbers that operations round."""
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
@@ -170,7 +170,7 @@ class _WithNoise(Interpreter):
             leaf.untyped_storage().data_ptr() for leaf in inputs if isinstance(leaf, Tensor)
         }
 
-        def off(leaf: Any) -> Any:
+        def off(leaf: Tree) -> Tree:
             if not _rounds(leaf) or leaf.untyped_storage().data_ptr() in storages:
                 return leaf
             return self._off(leaf, n)

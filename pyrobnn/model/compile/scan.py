@@ -21,21 +21,23 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
-from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.compile.inductor import tolerable
-from pyrobnn.model.compile.trees import leaves_of, mapped
+from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
+from pyrobnn.model.torch_calls import Call, CallHandler
 
 T = TypeVar("T")
 Tensors = list[Tensor]
+#: (carry, x) → (carry, y)
+Step = Callable[..., tuple[Tree, Tree]]
 # steps in one turn of the loop: up to so many operations, and so many steps
 _OPERATIONS = 96
 _STEPS = 4
@@ -45,9 +47,9 @@ _STEPS = 4
 
 
 def scan(
-    step: Callable[[Any, Any], tuple[Any, Any]],
-    carry: Any,
-    xs: Any = None,
+    step: Step,
+    carry: Tree,
+    xs: Tree = None,
     *,
     length: int | None = None,
 ) -> tuple[Any, Any]:
@@ -89,7 +91,7 @@ def scan(
     return _unrolled(step, carry, xs, range(count))
 
 
-def _number_of_steps(xs: Any, length: int | None) -> int:
+def _number_of_steps(xs: Tree, length: int | None) -> int:
     slices = [] if xs is None else leaves_of(xs)
     if not all(isinstance(leaf, Tensor) and leaf.ndim for leaf in slices):
         raise TypeError(f"'xs' must be tensors with a leading axis, got {xs!r}")
@@ -104,9 +106,9 @@ def _number_of_steps(xs: Any, length: int | None) -> int:
 
 
 def _unrolled(
-    step: Callable[..., Any],
-    carry: Any,
-    xs: Any,
+    step: Step,
+    carry: Tree,
+    xs: Tree,
     steps: range,
 ) -> tuple[Any, Any]:
     """The loop in Python."""
@@ -127,7 +129,7 @@ def _unrolled(
 # -- trees of tensors --------------------------------------------------------------------------------------------------
 
 
-def _at(xs: Any, t: int) -> Any:
+def _at(xs: Tree, t: int) -> Any:
     """The slice of each tensor that step t takes; None where there are no tensors."""
     return None if xs is None else mapped(lambda leaf: leaf[t], xs)
 
@@ -137,22 +139,22 @@ def _stacked(*outputs: Tensor | None) -> Tensor | None:
     return None if outputs[0] is None else torch.stack(outputs)  # type: ignore[arg-type]
 
 
-def _kinds(tree: Any) -> Any:
+def _kinds(tree: Tree) -> Any:
     """The shape and dtype of each tensor."""
     return mapped(lambda v: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else type(v), tree)
 
 
-def _in_order_of(tree: Any, same: Any) -> Any:
+def _in_order_of(tree: Tree, same: Tree) -> Any:
     """An equal tree whose dicts have the order of the keys of ``tree``."""
     return mapped(lambda _, leaf: leaf, tree, same)
 
 
-def _tensors(tree: Any) -> Tensors:
+def _tensors(tree: Tree) -> Tensors:
     """The leaves that are not None."""
     return [leaf for leaf in leaves_of(tree) if leaf is not None]
 
 
-def _filled(tree: Any, tensors: Iterable[Tensor]) -> Any:
+def _filled(tree: Tree, tensors: Iterable[Tensor]) -> Any:
     """The tree with these tensors in place of its own: the inverse of :func:`_tensors`."""
     remaining = iter(tensors)
     return mapped(lambda leaf: None if leaf is None else next(remaining), tree)
@@ -233,7 +235,7 @@ class _Unrolled(Exception):
     """A step that cannot be a body of its own."""
 
 
-class _ForeignTensors(TorchFunctionMode):
+class _ForeignTensors(CallHandler):
     """Sees the tensors that a step uses and neither makes nor is given."""
 
     def __init__(self, arguments: Tensors) -> None:
@@ -241,19 +243,15 @@ class _ForeignTensors(TorchFunctionMode):
         self._alive: list[Any] = list(arguments)  # an id belongs to what is alive
         self._known = {id(tensor) for tensor in arguments}
 
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        result = func(*mapped(self.resolved, args), **mapped(self.resolved, kwargs or {}))
+    def answer(self, call: Call) -> Any:
+        args = mapped(self.resolved, call.args)
+        options = mapped(self.resolved, call.options)
+        result = call.function(*args, **options)
         self._alive.append(result)
         self._known.update(id(leaf) for leaf in leaves_of(result) if isinstance(leaf, Tensor))
         return result
 
-    def resolved(self, value: Any) -> Any:
+    def resolved(self, value: T) -> T | Tensor:
         """What the step is to compute with in place of a value."""
         if not isinstance(value, Tensor) or id(value) in self._known:
             return value
@@ -313,9 +311,9 @@ class _TracedStep:
     def of(
         cls,
         tracer: Tracer,
-        step: Callable[..., Any],
-        carry: Any,
-        x: Any,
+        step: Step,
+        carry: Tree,
+        x: Tree,
     ) -> _TracedStep:
         """The step traced beside the trace under way; raises _Unrolled where it cannot be."""
         arguments = [*_tensors(carry), *_tensors(x)]
@@ -385,9 +383,9 @@ class _TracedStep:
 
 def _rolled(
     tracer: Tracer,
-    step: Callable[..., Any],
-    carry: Any,
-    xs: Any,
+    step: Step,
+    carry: Tree,
+    xs: Tree,
     count: int,
 ) -> tuple[Any, Any]:
     """The loop as one node of the graph that is being traced."""
@@ -596,6 +594,29 @@ def _key(graph: GraphModule, example: Tensors) -> str:
 # -- backward: the reverse pass ----------------------------------------------------------------------------------------
 
 
+class _Context(Protocol):
+    """What the forward pass hands to the backward pass."""
+
+    loop: _Loop
+
+    @property
+    def saved_tensors(self) -> tuple[Tensor, ...]: ...
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]: ...
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+    def set_materialize_grads(self, value: bool) -> None: ...
+
+
+class _Points(Protocol):
+    """What ``vmap`` says of the points at which the loop is run together."""
+
+    @property
+    def batch_size(self) -> int: ...
+
+
 class _Scan(torch.autograd.Function):
     """The loop as one function for autograd and ``torch.func``; its derivatives are such loops again."""
 
@@ -605,7 +626,11 @@ class _Scan(torch.autograd.Function):
         return tuple(leaf.clone() for leaf in itertools.chain(*results))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(
+        ctx: _Context,
+        inputs: tuple[_Loop, *tuple[Tensor, ...]],
+        output: tuple[Tensor, ...],
+    ) -> None:
         loop, *flat = inputs
         _, slices, captures = loop.inputs(flat)
         ctx.loop = loop
@@ -613,8 +638,8 @@ class _Scan(torch.autograd.Function):
         ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, *flat_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        loop: _Loop = ctx.loop
+    def backward(ctx: _Context, *flat_gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        loop = ctx.loop
         turns = loop.inputs(ctx.saved_tensors)
         needed = loop.inputs(ctx.needs_input_grad[1:])
         gradients = loop.results(flat_gradients)
@@ -629,8 +654,8 @@ class _Scan(torch.autograd.Function):
 
     @staticmethod
     def vmap(
-        info: Any,
-        in_dims: Any,
+        info: _Points,
+        in_dims: tuple[int | None, ...],
         loop: _Loop,
         *flat: Tensor,
     ) -> Any:

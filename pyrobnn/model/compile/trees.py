@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+
+#: a tensor, a number or None, or a dict, list or tuple of trees
+Tree: TypeAlias = "Tensor | float | None | Mapping[Any, Tree] | Sequence[Tree]"
+#: a function of tensors, or of trees of tensors, that returns such
+TensorFunction = Callable[..., Tree]
 
 
 def leaves_of(tree: Any) -> list[Any]:

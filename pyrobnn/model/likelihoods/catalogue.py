@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from numbers import Integral
 
-import numpy as np
 import pyro.distributions as dist
 import torch
 import torch.distributions.constraints as constraints
@@ -14,18 +12,11 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number, check_type
-from pyrobnn.model.likelihoods.base import (
-    SITE,
-    Likelihood,
-    Pair,
-    Parameter,
-    Params,
-    Sampled,
-    Targets,
-    reweighted,
-)
+from pyrobnn.model.likelihoods.base import Likelihood, Pair, Sampled, Targets, reweighted
+from pyrobnn.model.likelihoods.parameters import SITE, Parameter, Params
+from pyrobnn.model.likelihoods.special_functions import by_scipy, log_ndtr, log_normal_density
 
-GAPS = f"{SITE}gaps"
+_GAPS = f"{SITE}gaps"
 
 
 # -- numbers ----------------------------------------------------------------------------------------------------------
@@ -331,9 +322,9 @@ class Ordinal(_Labels):
             return
         kind = check_choice("cutpoints", cutpoints, ("learned", "inferred"))
         if num_gaps and kind == "inferred":
-            self.own.priors = {GAPS: dist.LogNormal(0.0, 1.0).expand((num_gaps,)).to_event(1)}
+            self.own.priors = {_GAPS: dist.LogNormal(0.0, 1.0).expand((num_gaps,)).to_event(1)}
         elif num_gaps:
-            self.own.points = {GAPS: (torch.ones(num_gaps), constraints.positive)}
+            self.own.points = {_GAPS: (torch.ones(num_gaps), constraints.positive)}
 
     def width(self, num: int) -> int:
         return 1
@@ -344,7 +335,7 @@ class Ordinal(_Labels):
             return self.own.fixed["cutpoints"].to(f)
         if self.num_classes == 2:
             return f.new_zeros(1)
-        cuts = F.pad(params[GAPS], (1, 0)).cumsum(-1)
+        cuts = F.pad(params[_GAPS], (1, 0)).cumsum(-1)
         return (cuts - cuts.mean(-1, keepdim=True)).unsqueeze(-2)
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
@@ -494,6 +485,10 @@ class _Censored(Likelihood):
             return below, torch.where(known, below, 1.0)
         return torch.where(known, below, 0.0), below
 
+    def draw(self, f: Tensor, params: Params) -> Tensor:
+        """A value for each row, (\\*batch, N, 2), as one that was observed."""
+        raise NotImplementedError
+
     def _logs(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         """Log density at y, and log probability of the side where a censored Y lies."""
         raise NotImplementedError
@@ -541,7 +536,7 @@ class CensoredNormal(_Censored):
 
     def _logs(self, f: Tensor, y: Tensor, params: Params) -> Pair:
         z, scale = self._standard(f, y, params)
-        return _log_normal(z) - scale.log(), log_ndtr(self._outwards(z))
+        return log_normal_density(z) - scale.log(), log_ndtr(self._outwards(z))
 
     def _below(self, f: Tensor, y: Tensor, params: Params) -> Tensor:
         return torch.special.ndtr(self._standard(f, y, params)[0])
@@ -563,7 +558,7 @@ class CensoredNormal(_Censored):
         r"""Of a censored row the observed information :math:`h (h - z) / \sigma^2`, with the hazard h at its limit."""
         z, scale = self._standard(f, y[:, :1], params)
         z = -self._outwards(z)
-        hazard = (_log_normal(z) - log_ndtr(-z)).exp()
+        hazard = (log_normal_density(z) - log_ndtr(-z)).exp()
         share = (hazard * (hazard - z)).clamp(0.0, 1.0)
         return (torch.where(y[:, 1:] == 1, 1.0, share).sqrt() / scale).unsqueeze(-1)
 
@@ -628,25 +623,3 @@ class Weibull(_Censored):
         """
         shape = self.own.value("shape", f, params)
         return (shape * (shape * (y[:, :1].log() - f) / 2).exp()).unsqueeze(-1)
-
-
-def by_scipy(function: str, *values: Tensor) -> Tensor:
-    """An elementwise function of ``scipy.special`` that torch does not have, in float64 and without gradient."""
-    from scipy import special  # imported late: a fit needs none of it
-
-    arrays = [value.detach().double().cpu().numpy() for value in values]
-    with np.errstate(all="ignore"):
-        result = getattr(special, function)(*arrays)
-    return torch.from_numpy(np.asarray(result)).to(values[0].device)
-
-
-def _log_normal(z: Tensor) -> Tensor:
-    return -0.5 * z.square() - 0.5 * math.log(2 * math.pi)
-
-
-def log_ndtr(z: Tensor) -> Tensor:
-    """Log of the normal distribution function; torch's own has no batching rule."""
-    low = z.clamp_max(-1.0)
-    high = z.clamp_min(-1.0)
-    lower = (torch.special.erfcx(-low * math.sqrt(0.5)) / 2).log() - 0.5 * low.square()
-    return torch.where(z < -1.0, lower, (torch.special.erfc(-high * math.sqrt(0.5)) / 2).log())

@@ -12,8 +12,9 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number
-from pyrobnn.model.likelihoods.base import Likelihood, Pair, Parameter, Params, Sampled, Targets
-from pyrobnn.model.likelihoods.catalogue import by_scipy
+from pyrobnn.model.likelihoods.base import Likelihood, Pair, Sampled, Targets
+from pyrobnn.model.likelihoods.parameters import Parameter, Params
+from pyrobnn.model.likelihoods.special_functions import by_scipy
 
 
 class MixtureDensity(Likelihood):
@@ -67,20 +68,39 @@ class MixtureDensity(Likelihood):
         share = law.mixture_distribution.logits
         normal = law.component_distribution
         slope = f.double().unflatten(-1, (3, -1, self.num_components))[..., 2, :, :].sigmoid()
-        nodes, weights = (torch.tensor(v).to(share) for v in np.polynomial.hermite_e.hermegauss(40))
-        # (N, out, K·node)
-        y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(-2)
-        weight = (share.exp().unsqueeze(-1) * weights / math.sqrt(2 * math.pi)).flatten(-2)
-        score = _score_of_components(share, normal, slope, y)
-        fisher = torch.einsum("noq,noqa,noqb->noab", weight, score, score)
+        fisher = _fisher_of_components(share, normal, slope)
         values, vectors = torch.linalg.eigh(fisher)
-        # (N, out, 3K, 3K)
         root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
-        num, out, width = root.shape[:3]
-        whole = root.new_zeros(num, 3, out, self.num_components, out, width)
-        for output in range(out):
-            whole[:, :, output, :, output] = root[:, output].unflatten(1, (3, -1))
-        return whole.reshape(num, out * width, out * width).to(f.dtype)
+        return _in_order_of_heads(root).to(f.dtype)
+
+
+def _fisher_of_components(
+    log_share: Tensor, normal: torch.distributions.Normal, slope: Tensor
+) -> Tensor:
+    """The Fisher information of each output in its logits, means and ρ, (N, out, 3K, 3K), by Gauss-Hermite quadrature.
+
+    Args:
+        log_share, normal: the components of each output, (N, out, K).
+        slope: the derivative of their scales in ρ.
+    """
+    nodes, weights = (torch.tensor(v).to(log_share) for v in np.polynomial.hermite_e.hermegauss(40))
+    # (N, out, K·node)
+    y = (normal.loc.unsqueeze(-1) + normal.scale.unsqueeze(-1) * nodes).flatten(-2)
+    weight = (log_share.exp().unsqueeze(-1) * weights / math.sqrt(2 * math.pi)).flatten(-2)
+    score = _score_of_components(log_share, normal, slope, y)
+    return torch.einsum("noq,noqa,noqb->noab", weight, score, score)
+
+
+def _in_order_of_heads(root: Tensor) -> Tensor:
+    """The roots (N, out, 3K, 3K) of all outputs as one, (N, 3·out·K, 3·out·K), its rows in the order of the network's.
+
+    The network returns the logits of all outputs, then their means, then their ρ.
+    """
+    num, out, width = root.shape[:3]
+    whole = root.new_zeros(num, 3, out, width // 3, out, width)
+    for output in range(out):
+        whole[:, :, output, :, output] = root[:, output].unflatten(1, (3, -1))
+    return whole.reshape(num, out * width, out * width)
 
 
 def _score_of_components(
