@@ -336,7 +336,10 @@ class MAP(Trained):
                 # a few gradients on all of the data, where they are to be had cheaply and without noise
                 cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None
                 if cheap and not result.interrupted:
-                    meta |= unfinished(gain_left(density.log_joint, theta), density.dim)
+                    gain = result.path.get("gain_left")
+                    if gain is None:
+                        gain = gain_left(density.log_joint, theta)
+                    meta |= unfinished(gain, density.dim)
             except KeyboardInterrupt:
                 result = replace(result, stopped="interrupt")
         return self._posterior(problem, theta, run.seed, result, meta)
