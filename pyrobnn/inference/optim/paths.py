@@ -295,37 +295,38 @@ class Search:
     def best(self, start: Tensor) -> Result:
         """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
         ends = self._ends(start)
-        slope = self._refining_slope(ends)
-        if self.refinement is not None and slope is not None:
-            ends = ends.refined(slope, self.refinement.num_steps)
-        compared = ends.highest(MAX_COMPARED) if start.dim() == 1 else ends
-        worths = self._worths_of(compared)
-        numbers = best_ends(worths)
-        plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
-        chosen = [compared.runs[end] for end in numbers]
-        record = {
-            "noise_held": [float(compared.shares.flatten()[end]) for end in numbers],
-            "path_gain": [float(worths.flatten()[end] - plain[end]) for end in numbers],
-        }
+        # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
+        alike = self.num_paths == 1 or len(ends.runs) == 1 or ends.runs[0].interrupted
+        if self.refinement is None or alike:
+            return self._chosen(ends, start.dim() == 1)
+        slope = self._slope(ends, self.refinement)
+        refined = ends.refined(slope, self.refinement.num_steps)
         if start.dim() > 1:
-            return replace(together(chosen), path=record)
-        end = replace(chosen[0], path={name: values[0] for name, values in record.items()})
-        if slope is None or self.refinement is None or not self.refinement.polish_steps:
+            return self._chosen(refined, False)
+        end = self._chosen(refined.highest(MAX_COMPARED), True)
+        if not self.refinement.polish_steps:
             return end
         return _polished(end, alone(slope, len(ends.runs)), self.refinement.polish_steps)
 
-    def _refining_slope(self, ends: Ends) -> Slope | None:
-        """Gradients and values of the loss on all data at the ends together; None where they are compared as they are.
+    def _chosen(self, ends: Ends, single: bool) -> Result:
+        """The best of each member's ends as one run; of a ``single`` member with parameters (dim,)."""
+        worths = self._worths_of(ends)
+        numbers = best_ends(worths)
+        plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
+        chosen = [ends.runs[end] for end in numbers]
+        record = {
+            "noise_held": [float(ends.shares.flatten()[end]) for end in numbers],
+            "path_gain": [float(worths.flatten()[end] - plain[end]) for end in numbers],
+        }
+        if single:
+            return replace(chosen[0], path={name: values[0] for name, values in record.items()})
+        return replace(together(chosen), path=record)
 
-        The step of the search has its code already.
-        """
-        # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
-        end = ends.runs[0]
-        if self.refinement is None or self.num_paths == 1 or len(ends.runs) == 1 or end.interrupted:
-            return None
-        step = end.slope
-        if step is None:
-            return self.refinement.slope(torch.stack([run.params for run in ends.runs]))
+    def _slope(self, ends: Ends, refinement: Refinement) -> Slope:
+        """Gradients and values of the loss on all data at the ends together, by the code of the search's own step."""
+        step = ends.runs[0].slope
+        if step is None:  # its gradients are clipped
+            return refinement.slope(torch.stack([run.params for run in ends.runs]))
         free = torch.zeros(len(ends.runs), len(self.noise.spread)).to(self.noise.spread)
         batch = (free, *next(self.batches()))
 
