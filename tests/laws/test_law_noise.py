@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
 
@@ -11,12 +12,14 @@ import torch
 from models import diabetes_linear, diabetes_model, normal_prior, toy_net
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.initial import fresh_starts
+from pyrobnn.inference.fitting.initial import fresh_starts, starts_of
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
 from pyrobnn.inference.optim import paths
 from pyrobnn.inference.optim.descent import descend_each
+from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.occam import log_evidences
+from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.likelihoods import HeteroskedasticGaussian, HomoskedasticGaussian
 from pyrobnn.model.likelihoods.base import HeldScale
 
@@ -73,6 +76,103 @@ def test_no_method_takes_the_function_for_noise(method):
     assert float(scales.median()) < 0.25
     if isinstance(method, pb.DeepEnsemble):
         assert float(scales.max()) < 0.25 and scales.unique().numel() == 3
+
+
+def _several_inputs(generator):
+    x = 4 * torch.rand(80, 2, generator=generator) - 2
+    y = torch.sin(3 * x[:, :1]) * x[:, 1:] + 0.1 * torch.randn(80, 1, generator=generator)
+    net = pb.networks.mlp(2, (15,), seed=6)
+    return pb.BNN(net, normal_prior(), HomoskedasticGaussian(dist.HalfNormal(1.0))), x, y
+
+
+def _few_and_small(generator):
+    x = 4 * torch.rand(30, 1, generator=generator) - 2
+    y = 0.2 * torch.sin(5 * x) + 0.01 * torch.randn(30, 1, generator=generator)
+    net = pb.networks.mlp(1, (20,), seed=19)
+    return pb.BNN(net, normal_prior(), HomoskedasticGaussian(dist.HalfCauchy(1.0))), x, y
+
+
+def _noise_that_varies(generator):
+    x = 4 * torch.rand(120, 1, generator=generator) - 2
+    scale = 0.05 + 0.3 * torch.sigmoid(3 * x)
+    y = torch.sin(4 * x) + scale * torch.randn(120, 1, generator=generator)
+    net = pb.networks.mlp(1, (20,), 2, seed=8)
+    return pb.BNN(net, normal_prior(), HeteroskedasticGaussian()), x, y
+
+
+def best_of_many(problem, num_starts=24):
+    """The highest log joint of so many long searches with the noise held first at the truth's order of size."""
+    density = problem.density
+    noise = paths.FreeNoise.of(problem)
+    points = torch.cat([density.sample_prior(num_starts // 2, seed=7) / 2] * 2)
+    net_starts = starts_of(problem, range(500, 500 + num_starts // 2))
+    points[: len(net_starts)] = net_starts
+    levels = torch.outer(torch.tensor([0.05, 0.1, 0.2, 0.4]).repeat(num_starts // 4), noise.spread)
+
+    def loss(z, level):
+        with noise.at(level) as held:
+            return -held.log_joint(z, jacobian=False) / problem.num_rows
+
+    half = itertools.repeat((levels,), 2000)
+    batches = itertools.chain(half, itertools.repeat((torch.zeros_like(levels),)))
+    training = Training(4000, 0.05, Optimizer(schedule="cosine"))
+    ends = minimize(torch.func.vmap(loss), points, batches, training).params
+    slope = torch.func.vmap(torch.func.grad_and_value(lambda z: -density.log_joint(z)))
+    return float(-slope(descend_each(slope, ends, 300))[1].min())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [_several_inputs, _few_and_small, _noise_that_varies])
+def test_the_mode_is_near_the_best_of_many_searches(case):
+    bnn, x, y = case(torch.Generator().manual_seed(6))
+    problem = prepare(bnn, x, y, points="free")
+    best = best_of_many(problem)
+    for seed in (0, 1):
+        posterior = pb.MAP().fit(bnn, x, y, seed=seed)
+        values = {name: value[0, 0] for name, value in posterior.draws.items()}
+        # three nats are what the search may miss
+        assert float(problem.density.log_joint(problem.density.unconstrain(values))) > best - 3
+
+
+def test_a_path_that_diverges_leaves_the_others_alone():
+    problem = prepare(model(), *waves(), points="free")
+    start = problem.density.initial(model().initial_values())
+    runs = [
+        Result(theta, torch.zeros(1), 1, "num_steps", torch.zeros(()), {}, 1)
+        for theta in (start, torch.full_like(start, math.nan), start + 0.01)
+    ]
+
+    def slope(points):
+        return torch.func.vmap(torch.func.grad_and_value(lambda z: -problem.density.log_joint(z)))(
+            points
+        )
+
+    refined = paths.Ends(runs, torch.zeros(1, 3)).refined(slope, 20)
+    assert all(bool(run.params.isfinite().all()) for run in refined.runs)
+    assert len(refined.highest(2).runs) == 2 and refined.highest(2).runs[0] is refined.runs[0]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", lambda params: torch.optim.SGD(params, lr=0.1)])
+def test_the_code_of_a_step_gives_gradients_elsewhere(optimizer):
+    centre = torch.tensor([1.0, 2.0])
+
+    def losses(thetas, target):
+        return 0.5 * (thetas - target).square().sum(1)
+
+    rates = torch.tensor([1.0, 10.0]) if optimizer == "adam" else None
+    result = minimize(
+        losses,
+        torch.zeros(2, 2),
+        itertools.repeat((centre,)),
+        Training(20, 0.01, optimizer, compile=False),
+        rates=rates,
+    )
+    points = torch.tensor([[3.0, 0.0], [1.0, 1.0]])
+    gradients, values = result.slope(points, (centre,))
+    torch.testing.assert_close(gradients, points - centre)
+    torch.testing.assert_close(values.float(), losses(points, centre))
+    moved = result.params.norm(dim=1)
+    assert (float(moved[1]) > 5 * float(moved[0])) == (optimizer == "adam")
 
 
 def test_what_is_noise_stays_noise():

@@ -103,7 +103,7 @@ def descend_each(
     earlier = values
     for step in range(num_steps):
         if step % _LOOK_EVERY == 0 and step:
-            near = values <= values.min() + _OUT_OF_REACH
+            near = values <= values.nan_to_num(nan=math.inf).min() + _OUT_OF_REACH
             if float((earlier - values)[near].max()) < _STANDS_STILL:
                 break
             earlier = values

@@ -7,6 +7,7 @@ averaging and the record of the losses are one graph (``pyrobnn.model.compile``)
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,13 +38,15 @@ EPS = 1e-8
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What :func:`minimize` found.
+    r"""What :func:`minimize` found.
 
     Attributes: ``params``, (P,) or (members, P), the average of the last iterates where one was asked for; ``losses``
         (step,) or (step, members), float64, on the CPU, and ``tracked`` scalars by name, shaped alike; ``num_steps``
         done, of ``asked``; ``stopped``: ``"num_steps"``, ``"callback"`` or ``"interrupt"``; ``grad_norm``, () or
         (members,), of the last gradient; ``timings``, seconds of ``compile`` and ``fit``; ``factors`` (asked,) of the
-        learning rate; ``path``, for ``meta``: which of several paths it was, see :mod:`pyrobnn.inference.optim.paths`.
+        learning rate; ``path``, for ``meta``: which of several paths it was, see :mod:`pyrobnn.inference.optim.paths`;
+        ``slope``, (params, \*batch) → their gradients and losses, by the code of the step: it asks for no other trace;
+        None where gradients were clipped.
     """
 
     params: Tensor
@@ -56,6 +59,7 @@ class Result:
     tracked: dict[str, Tensor] = field(default_factory=dict)
     factors: Tensor = field(default_factory=lambda: torch.ones(0))
     path: dict[str, Any] = field(default_factory=dict)
+    slope: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     @property
     def interrupted(self) -> bool:
@@ -94,6 +98,7 @@ def minimize(
     name: str = "the objective",
     explain: Callable[[Tensor], str] | None = None,
     num_paths: int = 1,
+    rates: Tensor | None = None,
 ) -> Result:
     r"""Minimise ``objective(theta, *batch)`` over a flat vector, or over several at once.
 
@@ -114,7 +119,8 @@ def minimize(
         name: what is minimised, for messages.
         explain: says of parameters why the loss is not finite there; empty where it does not know.
         num_paths: of so many members in a row only the best counts: the loss that callbacks are told is the mean of
-            the smallest of each.
+            the smallest of each, and the others may diverge.
+        rates: factors (members,) of the learning rate of each member; of Adam alone.
 
     Raises:
         FloatingPointError: a loss that is not finite; names the step, the loss and the remedy.
@@ -136,6 +142,8 @@ def minimize(
         training,
         name,
     )
+    if rates is not None:
+        stepper.vary(rates)
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
         rows = stepper.rows[begin:end].cpu()
@@ -143,7 +151,7 @@ def minimize(
 
     def metrics() -> dict[str, Any]:
         losses, tracked_rows = record(step - 1, step)
-        best = losses[-1].reshape(-1, num_paths).min(1).values
+        best = losses[-1].reshape(-1, num_paths).nan_to_num(nan=math.inf).min(1).values
         report: dict[str, Any] = {"loss": float(best.mean()), "lr": stepper.rate()}
         report["grad_norm"] = float(stepper.grad_norm.mean())
         report |= {scalar: float(values[-1].mean()) for scalar, values in tracked_rows.items()}
@@ -153,7 +161,7 @@ def minimize(
 
     def worth_keeping() -> bool:
         done = int(stepper.step)
-        return done > 0 and bool(torch.isfinite(record(0, done)[0]).all())
+        return done > 0 and bool(_any_finite(record(0, done)[0], num_paths).all())
 
     watch = Watch(
         num_steps,
@@ -179,7 +187,8 @@ def minimize(
                     if step in stepper.averaging_checks:
                         stepper.restart_average_if_falling()
             losses, _ = record(looked, step)
-            _check_finite(losses, looked, training, name, partial(_reason, explain, stepper))
+            reason = partial(_reason, explain, stepper)
+            _check_finite(losses, looked, training, name, reason, num_paths)
             looked = step
             if watch.active and watch.tell(step, metrics()):
                 watch.stopped = "callback"
@@ -196,6 +205,7 @@ def minimize(
         asked=num_steps,
         tracked=tracked_rows,
         factors=stepper.table[:num_steps, 3].cpu(),
+        slope=stepper.slope if training.optimizer.clip_norm is None else None,
     )
 
 
@@ -225,11 +235,22 @@ def _reason(explain: Callable[[Tensor], str] | None, stepper: _Step) -> str:
     return "" if explain is None else explain(stepper.final())
 
 
+def _any_finite(losses: Tensor, num_paths: int) -> Tensor:
+    """Of losses (step, \\*members), whether one of each ``num_paths`` members in a row is finite."""
+    finite = torch.isfinite(losses)
+    return finite if num_paths == 1 else finite.unflatten(1, (-1, num_paths)).any(2)
+
+
 def _check_finite(
-    losses: Tensor, before: int, training: Training, name: str, reason: Callable[[], str]
+    losses: Tensor,
+    before: int,
+    training: Training,
+    name: str,
+    reason: Callable[[], str],
+    num_paths: int = 1,
 ) -> None:
-    """Stop a run of which the losses (step, \\*members) after ``before`` steps are not all finite."""
-    if bool(torch.isfinite(losses).all()):
+    """Stop a run whose losses (step, \\*members) after ``before`` steps are not finite on any path of a member."""
+    if bool(_any_finite(losses, num_paths).all()):
         return
     row, *member = (~torch.isfinite(losses)).nonzero()[0].tolist()
     whose = f" of member {member[0]}" if member else ""
@@ -296,6 +317,13 @@ class _Step:
         """Make one step."""
         raise NotImplementedError
 
+    def vary(self, rates: Tensor) -> None:
+        """Give every member its factor (members,) of the rate; of an optimizer with one rate for all nothing."""
+
+    def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """Gradients and losses at points shaped as the parameters, by the code of the step."""
+        raise NotImplementedError
+
     def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
@@ -339,6 +367,8 @@ class _AdamStep(_Step):
         super().__init__(*args)
         zeros = torch.zeros_like(self.theta)
         self.state = self.theta, zeros, zeros.clone(), self.mean, self.step, self.grad_norm
+        # of the rate, of each member
+        self.factors: tuple[Tensor, ...] = ()
         pairs = zip(self.rows.split(self.block), self.table.split(self.block), strict=True)
         # the block of every step
         self.blocks = itertools.chain.from_iterable(
@@ -347,10 +377,25 @@ class _AdamStep(_Step):
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         state = (*self.state, *next(self.blocks))
-        self.kernel(self._update, state, batch).unchecked(*state, *batch)
+        inputs = (*self.factors, *batch)
+        self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
+
+    def vary(self, rates: Tensor) -> None:
+        self.factors = (rates.to(self.theta)[:, None],)
+
+    def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        # a first step of no length: the moments that it leaves are those of the gradient
+        others = [torch.zeros_like(value) for value in self.state[1:]]
+        record, table = (torch.zeros_like(block[: self.block]) for block in (self.rows, self.table))
+        state = (points.clone(), *others, record, table)
+        inputs = (*self.factors, *batch)
+        with torch.no_grad():
+            self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
+        return others[0] / (1 - BETA1), record[0, 0]
 
     def _update(self, *state: Tensor) -> None:
-        theta, first_moment, second_moment, mean, step, grad_norm, record, table, *batch = state
+        theta, first_moment, second_moment, mean, step, grad_norm, record, table, *inputs = state
+        batch = inputs[len(self.factors) :]
         row = step % self.block
         slope, rows, norm = self.gradient(theta, *batch)
         # by an index tensor: no .item()
@@ -358,7 +403,8 @@ class _AdamStep(_Step):
         first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
         second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
         # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
-        theta.sub_(rate * first_moment / ((second_moment * root).sqrt() + EPS))
+        move = rate * first_moment / ((second_moment * root).sqrt() + EPS)
+        theta.sub_(inputs[0] * move if self.factors else move)
         mean.copy_(mean + weight * (theta - mean))
         record.index_put_((row,), rows)
         grad_norm.copy_(norm)
@@ -376,6 +422,10 @@ class _TorchStep(_Step):
         )
         factors = self.table[:, 3].tolist() + [1.0]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
+
+    def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        gradients, rows, _ = self.kernel(self.gradient, (self.theta,), batch)(points, *batch)
+        return gradients, rows[0]
 
     def rate(self) -> float:
         """The learning rate of the optimiser's first group."""

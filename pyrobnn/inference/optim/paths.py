@@ -3,7 +3,8 @@ r"""The paths of a search that finds the noise along with the function.
 Where the scale of the noise is free, a search may take the function for noise: the scale grows to the spread of the
 targets before the function is learned, and then a nearly flat function is a mode (Seitzer et al., 2022). So such a
 search follows several paths: the plain one, and continuations that fit the function as if the noise were known to be
-small for their first steps, and free it then. The best end is kept.
+small for their first steps, and free it then. A continuation has a larger rate besides: at a small one it stays in the
+first basin, whose mode may be tens of nats below others. The best end is kept.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ from pyrobnn.model.compile import compiled
 from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 
 #: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
-LEVELS = (0.1, 0.05, 0.2)
+LEVELS = (0.1, 0.05, 0.2, 0.4)
+#: factors of the learning rate of a continuation beside the plain path, in the order of their use
+RATE_FACTORS = (10.0, 3.0, 30.0)
+#: rate that no factor leads beyond
+LARGEST_RATE = 0.3
 #: share of the steps for which it does
 HELD_SHARE = 0.5
 #: of the plain path's steps, those of a continuation that runs after it
@@ -41,16 +46,24 @@ SECOND_SHARE = 0.4
 #: numbers (rows times parameters times paths) up to which a step of all paths together costs about as much as of one
 MAX_TOGETHER = 200_000
 #: paths of a search for one point where they are followed together
-MAX_PATHS = 8
+MAX_PATHS = 24
+#: ends of a search for one point that are compared, of all that are refined
+MAX_COMPARED = 8
 #: L-BFGS evaluations of the ends before they are compared
 REFINING_STEPS = 150
 #: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
 PATIENCE = 20
+#: evaluations after that which say whether the search is finished
+FURTHER_STEPS = 10
 #: of the targets' standard deviation: a smaller noise without a prior, of a net that may pass through every row, is the
 #: way to a density without bound
 COLLAPSED = 0.01
 #: nats by which a member of an ensemble may end below the best end of the search
 TOLERATED_GAP = 10.0
+
+
+#: points → gradients and values of a loss in nats
+Slope = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class FreeNoise:
@@ -127,11 +140,13 @@ class Paths:
     """Where the paths of a search start, and how.
 
     Attributes: ``starts`` (member, path, dim); ``shares`` (member, path), the scale at which the noise is held first,
-        of the targets' standard deviation; zero of a plain path.
+        of the targets' standard deviation; zero of a plain path; ``rates`` (member, path), factors of the learning
+        rate, one of a plain path.
     """
 
     starts: Tensor
     shares: Tensor
+    rates: Tensor
 
 
 def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor] | None) -> Paths:
@@ -147,16 +162,19 @@ def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor]
     num_others = num_paths - num_own if other_starts is not None else 0
     num_paths = num_own + num_others
     shares = torch.zeros(num_members, num_paths)
+    rates = torch.ones(num_members, num_paths)
     for member in range(num_members):
         for path in range(1, num_paths):
             if path != num_own:  # the first from another start is plain
-                shares[member, path] = LEVELS[(path + member - 1) % len(LEVELS)]
+                turn = path + member - 1
+                shares[member, path] = LEVELS[turn % len(LEVELS)]
+                rates[member, path] = RATE_FACTORS[turn % len(RATE_FACTORS)]
     starts = start[:, None].repeat(1, num_paths, 1)
     if other_starts is not None and num_others:
         starts[:, num_own:] = other_starts(num_members * num_others).reshape(
             num_members, num_others, dim
         )
-    return Paths(starts, shares)
+    return Paths(starts, shares, rates)
 
 
 def best_ends(worths: Tensor) -> list[int]:
@@ -193,15 +211,13 @@ class Refinement:
     polish_steps: int
     trace: bool
 
-    def slope(self, points: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
         single = torch.func.grad_and_value(lambda z: -self.density.log_joint(z, jacobian=False))
         return compiled(torch.func.vmap(single), points, enabled="trace" if self.trace else False)
 
 
-def alone(
-    slope: Callable[[Tensor], tuple[Tensor, Tensor]], number: int
-) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def alone(slope: Slope, number: int) -> Slope:
     """The slope of ``number`` points for one, (dim,): another trace would cost more than the others' evaluations."""
 
     def first(theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -209,6 +225,44 @@ def alone(
         return gradients[0], values[0]
 
     return first
+
+
+@dataclass(frozen=True, eq=False)
+class Ends:
+    """Where the paths of a search end.
+
+    Attributes: ``runs`` of all paths, member by member; ``shares`` (member, path), as of :class:`Paths`; ``values``
+        (path,) of the loss in nats, where the ends are refined.
+    """
+
+    runs: list[Result]
+    shares: Tensor
+    values: Tensor | None = None
+
+    def refined(self, slope: Slope, num_steps: int) -> Ends:
+        """The ends nearer to their modes, each by itself. What diverged takes the place of the first that did not."""
+        points = torch.stack([run.params for run in self.runs])
+        finite = points.isfinite().all(1)
+        points[~finite] = points[int(finite.int().argmax())].clone()
+        points = descend_each(slope, points, num_steps)
+        runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
+        return replace(self, runs=runs, values=slope(points)[1].nan_to_num(nan=math.inf))
+
+    def highest(self, number: int) -> Ends:
+        """Of one member's ends the plain one and those with the smallest losses; all where they are not refined."""
+        if self.values is None or number >= len(self.runs):
+            return self
+        order = [path for path in self.values.argsort().tolist() if path > 0][: number - 1]
+        paths = [0, *sorted(order)]
+        return Ends([self.runs[path] for path in paths], self.shares[:, paths])
+
+
+def _polished(end: Result, slope: Slope, num_steps: int) -> Result:
+    """The end at its very mode, with the norm of the gradient there and the nats that further steps would gain."""
+    params, norm = descend(slope, end.params, num_steps, PATIENCE)
+    further, _ = descend(slope, params, FURTHER_STEPS)
+    gain = max(0.0, float(slope(params)[1] - slope(further)[1]))
+    return replace(end, params=params, path=end.path | {"gradient_norm": norm, "gain_left": gain})
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,47 +294,60 @@ class Search:
 
     def best(self, start: Tensor) -> Result:
         """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
-        ends, shares = self._ends(start)
-        refinement = self.refinement
+        ends = self._ends(start)
         # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
-        if self.num_paths == 1 or len(ends) == 1 or ends[0].interrupted:
-            refinement = None
-        if refinement is not None:
-            points = torch.stack([end.params for end in ends])
-            slope = refinement.slope(points)
-            points = descend_each(slope, points, refinement.num_steps)
-            ends = [replace(end, params=point) for end, point in zip(ends, points, strict=True)]
-        worths = self._worths_of(ends, shares)
+        alike = self.num_paths == 1 or len(ends.runs) == 1 or ends.runs[0].interrupted
+        if self.refinement is None or alike:
+            return self._chosen(ends, start.dim() == 1)
+        slope = self._slope(ends, self.refinement)
+        refined = ends.refined(slope, self.refinement.num_steps)
+        if start.dim() > 1:
+            return self._chosen(refined, False)
+        end = self._chosen(refined.highest(MAX_COMPARED), True)
+        if not self.refinement.polish_steps:
+            return end
+        return _polished(end, alone(slope, len(ends.runs)), self.refinement.polish_steps)
+
+    def _chosen(self, ends: Ends, single: bool) -> Result:
+        """The best of each member's ends as one run; of a ``single`` member with parameters (dim,)."""
+        worths = self._worths_of(ends)
         numbers = best_ends(worths)
         plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
-        chosen = [ends[end] for end in numbers]
+        chosen = [ends.runs[end] for end in numbers]
         record = {
-            "noise_held": [float(shares.flatten()[end]) for end in numbers],
+            "noise_held": [float(ends.shares.flatten()[end]) for end in numbers],
             "path_gain": [float(worths.flatten()[end] - plain[end]) for end in numbers],
         }
-        if start.dim() > 1:
-            return replace(together(chosen), path=record)
-        end = replace(chosen[0], path={name: values[0] for name, values in record.items()})
-        if refinement is None or not refinement.polish_steps:
-            return end
-        params, norm = descend(
-            alone(slope, len(ends)), end.params, refinement.polish_steps, PATIENCE
-        )
-        return replace(end, params=params, path=end.path | {"gradient_norm": norm})
+        if single:
+            return replace(chosen[0], path={name: values[0] for name, values in record.items()})
+        return replace(together(chosen), path=record)
 
-    def _worths_of(self, ends: Sequence[Result], shares: Tensor) -> Tensor:
+    def _slope(self, ends: Ends, refinement: Refinement) -> Slope:
+        """Gradients and values of the loss on all data at the ends together, by the code of the search's own step."""
+        step = ends.runs[0].slope
+        if step is None:  # its gradients are clipped
+            return refinement.slope(torch.stack([run.params for run in ends.runs]))
+        free = torch.zeros(len(ends.runs), len(self.noise.spread)).to(self.noise.spread)
+        batch = (free, *next(self.batches()))
+
+        def slope(points: Tensor) -> tuple[Tensor, Tensor]:
+            gradients, losses = step(points, batch)
+            return self.problem.num_rows * gradients, self.problem.num_rows * losses
+
+        return slope
+
+    def _worths_of(self, ends: Ends) -> Tensor:
         """The worths (member, path) of the ends; none of a continuation whose noise is on its way to zero."""
-        return _without_collapsed(self.worths(ends), ends, shares, self.noise)
+        return _without_collapsed(self.worths(ends.runs), ends.runs, ends.shares, self.noise)
 
-    def _ends(self, start: Tensor) -> tuple[list[Result], Tensor]:
-        """The runs of all paths, row by row, and their shares (member, path)."""
+    def _ends(self, start: Tensor) -> Ends:
         if self.num_paths > 1:
             # another path may diverge where the plain one does not
             with contextlib.suppress(FloatingPointError):
                 return self._all_at_once(start)
         return self._in_turn(start)
 
-    def _all_at_once(self, start: Tensor) -> tuple[list[Result], Tensor]:
+    def _all_at_once(self, start: Tensor) -> Ends:
         paths = planned(start.reshape(-1, start.shape[-1]), self.num_paths, self.other_starts)
         num_paths = paths.shares.shape[1]
         values_of = torch.func.vmap(
@@ -291,23 +358,31 @@ class Search:
             rows = thetas.unflatten(0, (-1, num_paths))
             # a snapshot takes nothing from the search's random numbers
             with seeded(0, thetas.device):
-                numbers = values_of(thetas).reshape(-1, num_paths).argmax(1)
+                values = values_of(thetas).nan_to_num(nan=-math.inf)
+            numbers = values.reshape(-1, num_paths).argmax(1)
             best = rows[torch.arange(len(rows)), numbers]
             return best[0] if start.dim() == 1 else best
 
         shown = None if self.snapshot is None else _composed(self.snapshot, best_of_paths)
+        lr = self.training.lr
+        rates = (lr * paths.rates.flatten()).clamp(max=max(lr, LARGEST_RATE)) / lr
         result = self._run(
-            paths.starts.flatten(0, 1), paths.shares.flatten(), self.training, shown, num_paths
+            paths.starts.flatten(0, 1),
+            paths.shares.flatten(),
+            self.training,
+            shown,
+            num_paths,
+            rates,
         )
-        return members_of(result), paths.shares
+        return Ends(members_of(result), paths.shares)
 
-    def _in_turn(self, start: Tensor) -> tuple[list[Result], Tensor]:
+    def _in_turn(self, start: Tensor) -> Ends:
         """The plain path, and then a continuation of fewer steps."""
         num_members = 1 if start.dim() == 1 else len(start)
         plain = self._run(start, torch.zeros(num_members), self.training, self.snapshot, 1)
         shares = torch.tensor([LEVELS[member % len(LEVELS)] for member in range(num_members)])
         if plain.stopped != "num_steps":
-            return members_of(plain), torch.zeros(num_members, 1)
+            return Ends(members_of(plain), torch.zeros(num_members, 1))
         training = replace(
             self.training, num_steps=max(1, round(SECOND_SHARE * self.training.num_steps))
         )
@@ -315,15 +390,17 @@ class Search:
         try:
             continuation = quiet._run(start, shares, training, None, 1)
         except FloatingPointError:
-            return members_of(plain), torch.zeros(num_members, 1)
+            return Ends(members_of(plain), torch.zeros(num_members, 1))
         except KeyboardInterrupt:
             continuation = replace(plain, stopped="interrupt")
         if continuation.interrupted:
-            return members_of(replace(plain, stopped="interrupt")), torch.zeros(num_members, 1)
+            return Ends(
+                members_of(replace(plain, stopped="interrupt")), torch.zeros(num_members, 1)
+            )
         ends: list[Result] = []
         for pair in zip(members_of(plain), members_of(continuation), strict=True):
             ends += pair
-        return ends, torch.stack([torch.zeros(num_members), shares], 1)
+        return Ends(ends, torch.stack([torch.zeros(num_members), shares], 1))
 
     def _run(
         self,
@@ -332,8 +409,12 @@ class Search:
         training: Training,
         snapshot: Callable[[Tensor], Any] | None,
         num_paths: int,
+        rates: Tensor | None = None,
     ) -> Result:
-        """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``shares`` (end,) first."""
+        """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``shares`` (end,) first.
+
+        Where ``rates`` (end,) are given, each end's rate is so many times the usual one.
+        """
 
         def loss(theta: Tensor, level: Tensor, *batch: Tensor) -> Tensor:
             with self.noise.at(level) as density:
@@ -359,6 +440,7 @@ class Search:
             name=self.name,
             explain=self._why_impossible,
             num_paths=num_paths,
+            rates=rates,
         )
 
     def _why_impossible(self, thetas: Tensor) -> str:
