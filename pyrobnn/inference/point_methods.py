@@ -136,7 +136,11 @@ class Trained(Method):
 
     def _worths(self, problem: Problem, ends: Sequence[Result]) -> Tensor:
         """By what the ends of several paths are compared, (end,) in nats."""
-        return worths_of(problem, ends, evidence=self.by_evidence)
+        return worths_of(
+            problem,
+            ends,
+            evidence=self.by_evidence,
+        )
 
     def _is_whole(self, problem: Problem) -> bool:
         """Whether a batch holds all of the data: one of as many rows is that by another name."""
@@ -162,7 +166,12 @@ class Trained(Method):
         )
 
     def _plain_search(
-        self, problem: Problem, start: Tensor, run: FitRun, ys: Tensor | None, snapshot: Callable
+        self,
+        problem: Problem,
+        start: Tensor,
+        run: FitRun,
+        ys: Tensor | None,
+        snapshot: Callable,
     ) -> Result:
         """Along one path. A program that subsamples draws a subsample at every call, for every member another."""
         density = problem.density.subsampled()
@@ -173,7 +182,11 @@ class Trained(Method):
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
             randomness = "error" if density.stochastic is None else "different"
             in_dims = (0, *(None for _ in batch)) if ys is None else (0, None, 0)
-            return torch.func.vmap(loss, in_dims=in_dims, randomness=randomness)(thetas, *batch)
+            return torch.func.vmap(
+                loss,
+                in_dims=in_dims,
+                randomness=randomness,
+            )(thetas, *batch)
 
         batches: Iterator[tuple[Tensor, ...]] | None = None
         if ys is not None:
@@ -211,7 +224,14 @@ class Trained(Method):
         if result is not None:
             account = result.account(self, problem.num_rows, problem.density.dim)
             meta |= account.pop("meta") | dict(mode_meta or {})
-        return make_posterior(problem, self, draws, seed=seed, meta=meta, **account)
+        return make_posterior(
+            problem,
+            self,
+            draws,
+            seed=seed,
+            meta=meta,
+            **account,
+        )
 
 
 @register("mle", quick={"num_steps": 500, "compile": False})
@@ -257,7 +277,11 @@ class MLE(Trained):
         return density.log_parts(theta, *batch)[1]
 
 
-@register("map", standard=True, quick={"num_steps": 500, "compile": False})
+@register(
+    "map",
+    standard=True,
+    quick={"num_steps": 500, "compile": False},
+)
 @dataclass(frozen=True)
 class MAP(Trained):
     r"""Maximum a posteriori: one set of parameters, the mode of the joint density over the constrained sites.
@@ -310,7 +334,11 @@ class MAP(Trained):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_count("polish_steps", self.polish_steps, minimum=0)
+        check_count(
+            "polish_steps",
+            self.polish_steps,
+            minimum=0,
+        )
 
     @property
     def _refining_steps(self) -> int:
@@ -347,7 +375,11 @@ class MAP(Trained):
         return self._posterior(problem, theta, run.seed, result, meta)
 
 
-@register("ensemble", standard=True, quick={"num_steps": 500, "compile": False})
+@register(
+    "ensemble",
+    standard=True,
+    quick={"num_steps": 500, "compile": False},
+)
 @dataclass(frozen=True)
 class DeepEnsemble(Trained):
     r"""Deep ensemble: the same net trained from several random starts, all members in one batched update.

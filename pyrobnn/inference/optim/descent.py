@@ -132,13 +132,24 @@ def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
     rates = torch.where(products > 0, 1 / products.clamp_min(1e-30), 0.0)
     steps = gradients
     shares = []
-    for move, turn, rate in zip(moves.flip(0), turns.flip(0), rates.flip(0), strict=True):
+    for move, turn, rate in zip(
+        moves.flip(0),
+        turns.flip(0),
+        rates.flip(0),
+        strict=True,
+    ):
         shares.append(rate * (move * steps).sum(1, keepdim=True))
         steps = steps - shares[-1] * turn
     squares = turns[-1].square().sum(1, keepdim=True)
     sizes = 1 / gradients.norm(dim=1, keepdim=True).clamp_min(1.0)
     steps = steps * torch.where(products[-1] > 0, products[-1] / squares.clamp_min(1e-30), sizes)
-    for move, turn, rate, share in zip(moves, turns, rates, reversed(shares), strict=True):
+    for move, turn, rate, share in zip(
+        moves,
+        turns,
+        rates,
+        reversed(shares),
+        strict=True,
+    ):
         steps = steps + (share - rate * (turn * steps).sum(1, keepdim=True)) * move
     return steps
 
@@ -186,7 +197,10 @@ def stopped_short(meta: Mapping[str, Any]) -> list[Finding]:
 
 
 def unfinished_by_losses(
-    result: Any, losses: Tensor, scale: float, num_params: int
+    result: Any,
+    losses: Tensor,
+    scale: float,
+    num_params: int,
 ) -> dict[str, float]:
     """`unfinished` of a run by its losses; nothing of one that a callback ended, which was asked for."""
     fall = still_falling(result, losses, scale)

@@ -74,7 +74,11 @@ class Result:
 
     def account(self, method: Any, num_rows: int, num_params: int) -> dict[str, Any]:
         """What `make_posterior` needs of a run whose loss is per datum."""
-        meta = {"num_steps": self.num_steps, "stopped": self.stopped, **self.path}
+        meta = {
+            "num_steps": self.num_steps,
+            "stopped": self.stopped,
+            **self.path,
+        }
         return {
             "timings": self.timings,
             "history": {"loss": self.losses if self.losses.dim() == 1 else self.losses.mean(1)},
@@ -223,7 +227,11 @@ def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gr
             slope, rows = objective(theta, *batch)
         else:
             slope, rows = torch.func.grad(total, has_aux=True)(theta, *batch)
-        norm = torch.linalg.vector_norm(slope, dim=-1, keepdim=True)
+        norm = torch.linalg.vector_norm(
+            slope,
+            dim=-1,
+            keepdim=True,
+        )
         if clip_norm is not None:
             slope = slope * (clip_norm / norm.clamp_min(1e-30)).clamp_max(1.0)
         return slope, rows, norm.squeeze(-1)
@@ -280,27 +288,48 @@ class _Step:
     block = 1024
 
     def __init__(
-        self, gradient: Gradient, start: Tensor, num_tracked: int, training: Training, name: str
+        self,
+        gradient: Gradient,
+        start: Tensor,
+        num_tracked: int,
+        training: Training,
+        name: str,
     ):
         self.gradient = gradient
         self.training = training
         self.name = name
         self.theta = start.detach().clone()
         self.mean = torch.zeros_like(self.theta)
-        self.step = torch.zeros((), dtype=torch.int64, device=start.device)
+        self.step = torch.zeros(
+            (),
+            dtype=torch.int64,
+            device=start.device,
+        )
         members = start.shape[:-1]
         num_steps = training.num_steps
         padding = -num_steps % self.block
         self.rows = torch.zeros(
-            num_steps + padding, 1 + num_tracked, *members, dtype=torch.float64, device=start.device
+            num_steps + padding,
+            1 + num_tracked,
+            *members,
+            dtype=torch.float64,
+            device=start.device,
         )
-        self.grad_norm = torch.zeros(members, dtype=start.dtype, device=start.device)
+        self.grad_norm = torch.zeros(
+            members,
+            dtype=start.dtype,
+            device=start.device,
+        )
         window = round((training.optimizer.average or 0.0) * num_steps)
         self.average_from = num_steps - window
         self.averaging_checks = (
             {self.average_from + window * k // 4 for k in (1, 2, 3)} if window >= 80 else set()
         )
-        t = torch.arange(1, num_steps + 1, dtype=torch.float64)
+        t = torch.arange(
+            1,
+            num_steps + 1,
+            dtype=torch.float64,
+        )
         factor = learning_rate_factors(num_steps, training.optimizer.schedule)
         begin = self.average_from
         weight = torch.where(t > begin, 1 / (t - begin).clamp_min(1), torch.zeros_like(t))
@@ -324,13 +353,22 @@ class _Step:
         """Gradients and losses at points shaped as the parameters, by the code of the step."""
         raise NotImplementedError
 
-    def kernel(self, fn: Callable[..., Any], args: tuple, batch: Sequence[Tensor]) -> Compiled:
+    def kernel(
+        self,
+        fn: Callable[..., Any],
+        args: tuple,
+        batch: Sequence[Tensor],
+    ) -> Compiled:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
             if self.training.compile:
                 self.announce(COMPILING)
             self._kernels[key] = compiled(
-                fn, *args, *batch, enabled=self.training.compile, name=self.name
+                fn,
+                *args,
+                *batch,
+                enabled=self.training.compile,
+                name=self.name,
             )
             self.compile_seconds += self._kernels[key].seconds
         return self._kernels[key]
@@ -369,7 +407,11 @@ class _AdamStep(_Step):
         self.state = self.theta, zeros, zeros.clone(), self.mean, self.step, self.grad_norm
         # of the rate, of each member
         self.factors: tuple[Tensor, ...] = ()
-        pairs = zip(self.rows.split(self.block), self.table.split(self.block), strict=True)
+        pairs = zip(
+            self.rows.split(self.block),
+            self.table.split(self.block),
+            strict=True,
+        )
         # the block of every step
         self.blocks = itertools.chain.from_iterable(
             itertools.repeat(pair, self.block) for pair in pairs

@@ -62,7 +62,11 @@ def _log_det(problem: Problem, theta: Tensor) -> Tensor:
     for site in density.sites:
         if not site.name.startswith(NET):
             noise_indices += range(site.start, site.stop)
-    weights = torch.ones(density.dim, dtype=torch.bool, device=theta.device)
+    weights = torch.ones(
+        density.dim,
+        dtype=torch.bool,
+        device=theta.device,
+    )
     weights[noise_indices] = False
     prior = -_row_sums(_log_prior(problem), theta)[weights].double()
     prior = prior.clamp_min(SMALLEST)

@@ -73,7 +73,12 @@ class FreeNoise:
         :class:`pyrobnn.model.likelihoods.base.HeldScale`; ``spread`` (out,), the standard deviation of the targets.
     """
 
-    def __init__(self, density: Density, likelihood: HeldScale, spread: Tensor):
+    def __init__(
+        self,
+        density: Density,
+        likelihood: HeldScale,
+        spread: Tensor,
+    ):
         self.density = density
         self.spread = spread
         self._likelihood = likelihood
@@ -95,7 +100,11 @@ class FreeNoise:
         sites = [site for site in self.density.sites if site.name == SCALE and site.kind == "point"]
         num_targets = len(self.density.args[1]) * len(self.spread)
         if not sites or self.density.dim < num_targets:
-            return torch.zeros(len(points), dtype=torch.bool, device=points.device)
+            return torch.zeros(
+                len(points),
+                dtype=torch.bool,
+                device=points.device,
+            )
         scale = self.density.constrain(points)[SCALE].reshape(len(points), -1)
         return (scale < COLLAPSED * self.spread.mean()).any(1)
 
@@ -116,12 +125,19 @@ def _under(density: Density, likelihood: HeldScale) -> Density:
     model.likelihood = likelihood
     renewed = copy.copy(density)
     renewed.program = partial(
-        getattr(model, program.func.__name__), *program.args, **program.keywords
+        getattr(model, program.func.__name__),
+        *program.args,
+        **program.keywords,
     )
     return renewed
 
 
-def num_together(problem: Problem, batch_size: int | None, num_members: int, max_paths: int) -> int:
+def num_together(
+    problem: Problem,
+    batch_size: int | None,
+    num_members: int,
+    max_paths: int,
+) -> int:
     """Paths of each member that one step can follow at little more than the cost of one.
 
     One where there is no room, or where the net runs for a single point only.
@@ -214,7 +230,11 @@ class Refinement:
     def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
         single = torch.func.grad_and_value(lambda z: -self.density.log_joint(z, jacobian=False))
-        return compiled(torch.func.vmap(single), points, enabled="trace" if self.trace else False)
+        return compiled(
+            torch.func.vmap(single),
+            points,
+            enabled="trace" if self.trace else False,
+        )
 
 
 def alone(slope: Slope, number: int) -> Slope:
@@ -246,7 +266,11 @@ class Ends:
         points[~finite] = points[int(finite.int().argmax())].clone()
         points = descend_each(slope, points, num_steps)
         runs = [replace(run, params=point) for run, point in zip(self.runs, points, strict=True)]
-        return replace(self, runs=runs, values=slope(points)[1].nan_to_num(nan=math.inf))
+        return replace(
+            self,
+            runs=runs,
+            values=slope(points)[1].nan_to_num(nan=math.inf),
+        )
 
     def highest(self, number: int) -> Ends:
         """Of one member's ends the plain one and those with the smallest losses; all where they are not refined."""
@@ -262,7 +286,11 @@ def _polished(end: Result, slope: Slope, num_steps: int) -> Result:
     params, norm = descend(slope, end.params, num_steps, PATIENCE)
     further, _ = descend(slope, params, FURTHER_STEPS)
     gain = max(0.0, float(slope(params)[1] - slope(further)[1]))
-    return replace(end, params=params, path=end.path | {"gradient_norm": norm, "gain_left": gain})
+    return replace(
+        end,
+        params=params,
+        path=end.path | {"gradient_norm": norm, "gain_left": gain},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -386,7 +414,11 @@ class Search:
         training = replace(
             self.training, num_steps=max(1, round(SECOND_SHARE * self.training.num_steps))
         )
-        quiet = replace(self, callbacks=(), name=f"{self.name}, noise held first")
+        quiet = replace(
+            self,
+            callbacks=(),
+            name=f"{self.name}, noise held first",
+        )
         try:
             continuation = quiet._run(start, shares, training, None, 1)
         except FloatingPointError:
@@ -398,7 +430,11 @@ class Search:
                 members_of(replace(plain, stopped="interrupt")), torch.zeros(num_members, 1)
             )
         ends: list[Result] = []
-        for pair in zip(members_of(plain), members_of(continuation), strict=True):
+        for pair in zip(
+            members_of(plain),
+            members_of(continuation),
+            strict=True,
+        ):
             ends += pair
         return Ends(ends, torch.stack([torch.zeros(num_members), shares], 1))
 
@@ -422,9 +458,11 @@ class Search:
 
         def losses(thetas: Tensor, levels: Tensor, *batch: Tensor) -> Tensor:
             in_dims = (0, 0, *(None for _ in batch))
-            return torch.func.vmap(loss, in_dims=in_dims, randomness="different")(
-                thetas, levels, *batch
-            )
+            return torch.func.vmap(
+                loss,
+                in_dims=in_dims,
+                randomness="different",
+            )(thetas, levels, *batch)
 
         levels = torch.outer(shares.to(self.noise.spread), self.noise.spread)
         if starts.dim() == 1:
@@ -485,13 +523,22 @@ def search_each(
     levels = torch.cat([torch.outer(shares, noise.spread) for noise in noises])
     shared = noises[0]
 
-    def loss(theta: Tensor, level: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def loss(
+        theta: Tensor,
+        level: Tensor,
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         with shared.at(level) as density:
             return -target(density, theta, x, y) / problem.num_rows
 
     batch = (problem.x, ys.repeat_interleave(len(shares), 0))
     result = minimize(
-        torch.func.vmap(loss, in_dims=(0, 0, None, 0), randomness="different"),
+        torch.func.vmap(
+            loss,
+            in_dims=(0, 0, None, 0),
+            randomness="different",
+        ),
         paths.starts.flatten(0, 1).repeat(len(ys), 1),
         _with_level(itertools.repeat(batch), levels, round(HELD_SHARE * training.num_steps)),
         training,
@@ -515,7 +562,10 @@ def _given(problem: Problem, y: Tensor) -> Problem:
 
 
 def _without_collapsed(
-    worths: Tensor, ends: Sequence[Result], shares: Tensor, noise: FreeNoise
+    worths: Tensor,
+    ends: Sequence[Result],
+    shares: Tensor,
+    noise: FreeNoise,
 ) -> Tensor:
     """Worths (end,) as (member, path); none of a continuation whose noise is on its way to zero."""
     rows = worths.cpu().reshape(shares.shape)
@@ -560,7 +610,12 @@ def members_of(result: Result) -> list[Result]:
     for column, params in enumerate(result.params):
         losses = result.losses[:, column]
         members.append(
-            replace(result, params=params, losses=losses, grad_norm=result.grad_norm[column])
+            replace(
+                result,
+                params=params,
+                losses=losses,
+                grad_norm=result.grad_norm[column],
+            )
         )
     return members
 

@@ -54,8 +54,19 @@ class Optimizer:
             raise ValueError(
                 f"'schedule' must be None, 'cosine', 'hold_cosine' or a function step -> factor, got {self.schedule!r}"
             )
-        check_optional(check_number, "clip_norm", self.clip_norm, above=0)
-        check_optional(check_number, "average", self.average, minimum=0, maximum=1)
+        check_optional(
+            check_number,
+            "clip_norm",
+            self.clip_norm,
+            above=0,
+        )
+        check_optional(
+            check_number,
+            "average",
+            self.average,
+            minimum=0,
+            maximum=1,
+        )
 
     @classmethod
     def of(cls, given: Any, schedule: Schedule) -> Optimizer:
