@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite
-from pyrobnn.core.private import given
+from pyrobnn.core.private_pyro import given
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.model.architectures import Exposed

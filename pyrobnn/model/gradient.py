@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from pyrobnn.core.private import without_fallback_warnings
+from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.trees import leaves_of, mapped
 

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.distributions import Distribution, biject_to
 
 from pyrobnn.core.groups import SAMPLE_DIMS, variable
-from pyrobnn.core.private import values_unchecked
+from pyrobnn.core.private_pyro import DETERMINISTIC, draws_rows, mask_of
+from pyrobnn.core.private_torch import values_unchecked
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import guards
 
@@ -46,12 +47,12 @@ def is_datum(node: Node) -> bool:
 
 def is_deterministic(node: Node) -> bool:
     """Whether the site is a ``pyro.deterministic``, which Pyro records as an observed site of density one."""
-    return is_observed(node) and bool(node["infer"].get("_deterministic", False))
+    return is_observed(node) and bool(node["infer"].get(DETERMINISTIC, False))
 
 
 def is_subsample(node: Node) -> bool:
     """Whether it is the choice of rows of a ``pyro.plate``."""
-    return type(node.get("fn")).__name__ == "_Subsample"
+    return draws_rows(node.get("fn"))
 
 
 def device_of(nodes: Mapping[str, Node], data: Iterable[Any]) -> torch.device:
@@ -230,7 +231,7 @@ def _log_prob(fn: Any, value: Tensor, mask: Mask) -> tuple[Tensor, Tensor | None
     """
     mask = True if mask is None else mask
     if isinstance(fn, dist.MaskedDistribution):
-        return _log_prob(fn.base_dist, value, mask & fn._mask)
+        return _log_prob(fn.base_dist, value, mask & mask_of(fn))
     if isinstance(fn, dist.NanMaskedNormal):  # which picks the known values by a mask of each point
         return _log_prob(dist.Normal(fn.loc, fn.scale), value, mask & value.isfinite())
     if isinstance(fn, torch.distributions.Independent):

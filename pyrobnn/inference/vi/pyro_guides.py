@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused, check_type
+from pyrobnn.core.private_pyro import draws_rows, flat_site
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
@@ -173,19 +174,12 @@ class _Given(Messenger):
         sites = [site for site in density.sites if site.name in values]
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
         # a guide of several parts has a flat vector for each
-        self.flat = {
-            f"_{module._pyro_name}_latent": tuple(module._unconstrained_shapes)
-            for module in guide.modules()
-            if isinstance(module, AutoContinuous)
-        }
+        parts = [module for module in guide.modules() if isinstance(module, AutoContinuous)]
+        self.flat = dict(map(flat_site, parts))
 
     def _pyro_sample(self, msg: dict) -> None:
         name = msg["name"]
-        if (
-            not self.unconstrained
-            or name in self.unconstrained
-            or type(msg["fn"]).__name__ == "_Subsample"
-        ):
+        if not self.unconstrained or name in self.unconstrained or draws_rows(msg["fn"]):
             return  # a model site is a Delta at the image of the auxiliary draw
         owner = name.removesuffix("_unconstrained")
         if owner in self.unconstrained:

@@ -16,7 +16,7 @@ from pyro.distributions.torch_distribution import TorchDistribution, TorchDistri
 from torch import Tensor
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite, check_number, check_type
-from pyrobnn.core.private import given
+from pyrobnn.core.private_pyro import given
 from pyrobnn.core.seeding import generator
 from pyrobnn.model.weight_priors import move
 
