@@ -6,10 +6,10 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.density import Program
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.rows import Rows
@@ -129,7 +130,7 @@ def check_writable(folder: str | Path) -> None:
         ) from error
 
 
-def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
+def load(path: str | Path, model: BNN | Program) -> Posterior:
     """Read a posterior written by :func:`save`.
 
     Args:
@@ -190,7 +191,7 @@ def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
     return replace(posterior, approximation=FlatApproximation(layout, family, state))
 
 
-def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Callable[..., Any]) -> None:
+def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -> None:
     """ValueError where the draws of the file ``name`` do not have the sites of a BNN and their shapes."""
     for site, prior in getattr(model, "priors", {}).items():
         drawn = tuple(draws[site].shape[2:]) if site in draws else None
