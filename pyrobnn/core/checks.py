@@ -192,7 +192,7 @@ def as_tensor(name: str, value: _Values) -> Tensor:
         )
     if array.dtype.kind == "f" and array.itemsize > 8:
         array = array.astype(np.float64)
-    # torch takes neither foreign byte orders nor negative strides, and warns of arrays that cannot be written to
+    # WORKAROUND(torch<=2.13): it takes neither foreign byte orders nor negative strides, and warns of read-only arrays
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 

@@ -104,10 +104,10 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def callable_in_a_trace() -> _Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
-    # from torch 2.14 on, of a thread
     untraced = find("torch.fx._symbolic_trace._is_fx_tracing_context")
     if untraced is not None:
         return untraced(False)
+    # WORKAROUND(torch<2.14): the flag is of the process, not of a thread
     tracing = find("torch.fx._symbolic_trace")
     if hasattr(tracing, "_is_fx_tracing_flag"):
         return replaced(tracing, "_is_fx_tracing_flag", False)
@@ -245,7 +245,7 @@ def _intermediates_on_the_stack() -> Iterator[None]:
     calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
-        # by release
+        # WORKAROUND(torch<2.13): the second is the name that it had
         for name in ("get_device_include_path_jit", "get_device_include_path"):
             if name in vars(calls):
                 method = staticmethod(getattr(calls.__base__, name))

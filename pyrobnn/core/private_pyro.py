@@ -87,7 +87,8 @@ def flat_site(guide: AutoContinuous) -> tuple[str, tuple[str, ...]]:
 
 
 def hear_kinetic_energy(kernel: HMC, hear: Callable[[Tensor], None]) -> None:
-    """From now on ``hear`` is called with each kinetic energy that the kernel computes: Pyro has no hook for it."""
+    """From now on ``hear`` is called with each kinetic energy that the kernel computes."""
+    # WORKAROUND(pyro-ppl<=1.9.2): it has no hook for energies
     compute = kernel._kinetic_energy
 
     def heard(momenta: dict) -> Tensor:

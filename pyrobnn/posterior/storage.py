@@ -77,7 +77,8 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     # a bit that a disk or a transfer flips is an error at reading; HDF5 has no checksums of strings
     checksums = {node.path: _checksums(node) for node in tree.subtree}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    # HDF5 ends the whole process where a write fails, Python raises: what fits in memory is written by it
+    # WORKAROUND(h5py<=3.16): HDF5 ends the whole process where a write fails, Python raises: what fits in memory is
+    # written by it
     num_bytes = sum(node.to_dataset().nbytes for node in tree.subtree)
     try:
         if num_bytes < 2**30:

@@ -39,7 +39,7 @@ def sample(
         chain = _Chain(log_density, start.dtype, dense, config)
         finished.append(chain)
         with seeded(run.seed * 1_000_003 + number, z.device):
-            # Pyro mixes the dtypes of energies and positions
+            # WORKAROUND(pyro-ppl<=1.9.2): it mixes the dtypes of energies and positions, so all are float64
             mcmc = MCMC(
                 chain.kernel,
                 run.num_draws,

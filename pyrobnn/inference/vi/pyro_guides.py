@@ -247,7 +247,8 @@ def _run_guide(
     normal: Callable[[Tensor], Tensor] = torch.randn_like,
 ) -> tuple[Mapping[str, Node], Tensor]:
     """Run the guide with these parameters, at given draws or at fresh ones: its sites and log density."""
-    # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
+    # WORKAROUND(pyro-ppl<=1.9.2): it ties a weak reference, which cannot be pickled, to the tensors it reads: here to
+    # views that pass
     named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
     with process_state():  # the guide's module holds them meanwhile
         return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
@@ -269,7 +270,7 @@ def _build(
     options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
 
     def program(*args: Any, **kwargs: Any) -> Any:
-        # Pyro's modules of local parameters refuse a pyro.param of the model
+        # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
         with Supply({}, density.initial_points):
             return density.program(*args, **kwargs)
 

@@ -166,7 +166,8 @@ def provide_folder() -> None:
         UserWarning: that compiled code is not kept for the next process.
     """
     try:
-        # a user without a name, as in another's container: KeyError, since Python 3.13 OSError, on Windows ImportError
+        # WORKAROUND(python<3.13): a user without a name, as in another's container, is a KeyError there; since then
+        # it is an OSError, and on Windows an ImportError
         path = _folder()
         path.mkdir(parents=True, exist_ok=True)
         wrong = None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to"
@@ -481,7 +482,8 @@ def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
             call: Callable[..., Any] = torch.compile(graph.forward, options=settings)
             call(*inputs)
     finally:
-        pyro.settings.set(**before)  # Dynamo turns the validation of distributions off for good
+        # WORKAROUND(torch<=2.13): Dynamo turns the validation of distributions off for good
+        pyro.settings.set(**before)
     return call
 
 
