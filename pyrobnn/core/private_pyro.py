@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 import pyro
 import pyro.distributions as dist
 import torch
-from pyro.infer.autoguide import AutoContinuous
-from pyro.infer.mcmc import HMC
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
@@ -20,6 +19,10 @@ from pyro.poutine.runtime import am_i_wrapped, effectful
 from torch import Tensor
 
 from pyrobnn.core import private
+
+if TYPE_CHECKING:
+    from pyro.infer.autoguide import AutoContinuous
+    from pyro.infer.mcmc import HMC
 
 #: in ``node["infer"]`` of a ``pyro.deterministic``
 DETERMINISTIC = "_deterministic"

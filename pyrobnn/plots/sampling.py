@@ -52,7 +52,7 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
         return figure
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Curve:
     """A smoothed scalar of one fit: its label, the fit's number, the steps (step,) and the values (step,)."""
 
@@ -62,7 +62,7 @@ class _Curve:
     values: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Pane:
     """One axes: its title, and a curve for each fit."""
 

@@ -178,7 +178,7 @@ def moved_functions(
     return dataset
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _State:
     """Draws as a posterior, and their log densities (chain, draw) in float64."""
 
@@ -186,7 +186,7 @@ class _State:
     log_density: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Moves:
     """Draws before and after their Hamiltonian moves, and the share of these that was accepted."""
 
