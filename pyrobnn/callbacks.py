@@ -16,13 +16,17 @@ import math
 import sys
 import warnings
 from collections import deque
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Self, cast
 
 from torch import Tensor
 from tqdm import TqdmWarning
 
 from pyrobnn.core.checks import check_count
+
+#: what a method reports: numbers, words, and a function that returns the current posterior
+_Metrics = Mapping[str, Tensor | float | str | Callable[[], Any]]
 
 __all__ = ["EarlyStopping", "ProgressBar", "scalars"]
 
@@ -39,7 +43,7 @@ _ENDINGS = {
 _SMOOTHING = 0.1
 
 
-def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) -> dict[str, float]:
+def scalars(metrics: _Metrics, names: tuple[str, ...] | None = None) -> dict[str, float]:
     """The metrics that are single numbers (no truth values), among ``names`` when given: what a tracker takes.
 
     Example:
@@ -53,7 +57,7 @@ def scalars(metrics: Mapping[str, Any], names: tuple[str, ...] | None = None) ->
         if isinstance(value, Tensor) and value.ndim == 0:
             value = value.item()
         if name in chosen and type(value) in (int, float):
-            numbers[name] = float(value)
+            numbers[name] = float(cast(float, value))
     return numbers
 
 
@@ -93,7 +97,7 @@ class ProgressBar:
         self._bar: Any = None
         self._untimed = True  # what is reported next was not made in the time of steps alone
 
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def __call__(self, step: int, metrics: _Metrics) -> None:
         if self._bar is None or step <= self.step:
             self._open()
         shown = {name: f"{value:.4g}" for name, value in scalars(metrics, self.metrics).items()}
@@ -154,7 +158,12 @@ class ProgressBar:
         self._open()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.close()
         elif issubclass(kind, KeyboardInterrupt):
@@ -221,7 +230,7 @@ class EarlyStopping:
         self.metric = metric
         self._last_step = sys.maxsize
 
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool:
+    def __call__(self, step: int, metrics: _Metrics) -> bool:
         if self.metric not in metrics:
             raise ValueError(
                 f"early stopping watches {self.metric!r}, which this method does not report: "
@@ -232,7 +241,7 @@ class EarlyStopping:
             self._best = math.inf
             self._best_step = 0
         self._last_step = step
-        self._values.append(float(metrics[self.metric]))
+        self._values.append(float(cast(float, metrics[self.metric])))
         mean = sum(self._values) / len(self._values)
         if len(self._values) < self.window:
             self._best_step = step

@@ -27,7 +27,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
-from pyrobnn.plots.canvas import EPISTEMIC, MUTED, panels, style
+from pyrobnn.plots.canvas import panels
+from pyrobnn.plots.look import EPISTEMIC, MUTED, style
 from pyrobnn.posterior import storage
 
 #: SVI of the study: 2,000 steps with all points, means within 0.008 of zero there, at the net's own weights here

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from botorch.models.ensemble import EnsembleModel
 from torch import Size, Tensor
@@ -44,7 +42,7 @@ class BNNModel(EnsembleModel):
         f = values(self.bnn_posterior, self._draws, X.reshape(-1, X.shape[-1]))
         return f.reshape(len(f), *X.shape[:-1], -1).movedim(0, -3).to(X)
 
-    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: Any) -> BNNModel:
+    def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: int) -> BNNModel:
         """The model given further rows (n, d) and (n, out) as well, by ``posterior.update``.
 
         Raises:

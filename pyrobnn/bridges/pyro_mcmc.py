@@ -6,13 +6,14 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import pyro
 import torch
 from pyro.infer.autoguide.initialization import InitMessenger, init_to_uniform
 from pyro.infer.mcmc import util
 from torch import Tensor
+from torch.distributions import Transform
 
 from pyrobnn.core.checks import (
     Refused,
@@ -26,9 +27,12 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
 from pyrobnn.model import Density
+from pyrobnn.model.density import Program
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.model.handlers import Supply, own_store
 from pyrobnn.posterior import Posterior
+
+_Value = TypeVar("_Value")
 
 
 class _Kernel:
@@ -116,7 +120,7 @@ class MCMC:
         mp_context: str | None = None,
         disable_progbar: bool = False,
         disable_validation: bool | None = True,
-        transforms: Mapping[str, Any] | None = None,
+        transforms: Mapping[str, Transform] | None = None,
         save_params: Sequence[str] | None = None,
     ) -> None:
         check_type(
@@ -154,8 +158,9 @@ class MCMC:
     def run(self, *args: Any, **kwargs: Any) -> None:
         """Draw from the posterior of the model given ``args`` and ``kwargs``; warns of divergences and the like."""
         seed = torch.initial_seed() % 2**32
-        program = self._program(args, kwargs)
-        self._density = self._checked_density(program, args, kwargs)
+        call = _Call(self.kernel.model, args, kwargs)
+        program = self._program(call)
+        self._density = self._checked_density(program, call)
         # without adaptation Pyro's warm-up is draws that are thrown away
         spare = 0 if self.kernel.options["adapt_step_size"] else self.warmup_steps
         posterior = self.method.fit(
@@ -182,16 +187,10 @@ class MCMC:
         """Draws in the space where the values live, of a kernel that has a transform of them."""
         return self.transforms[name].inv(values) if name in self.transforms else values
 
-    def _checked_density(
-        self,
-        program: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Density:
+    def _checked_density(self, program: Program, call: _Call) -> Density:
         """The density of the program, which runs once; data of a wrong type are explained."""
-        model = self.kernel.model
-        data = {} if model is None else _named(model, args, kwargs)
-        with types_explained(functools.partial(_positional, model, len(args), [*kwargs]), data):
+        data = {} if call.model is None else call.named()
+        with types_explained(call.positional, data):
             density = Density(program, points="held")
             density.log_joint(density.sample_prior(1, seed=0)[0])
         return density
@@ -226,13 +225,13 @@ class MCMC:
         util.print_summary(self._samples, prob=prob)
         print(f"Number of divergences: {int(self.posterior.sample_stats['diverging'].sum())}")  # noqa: T201
 
-    def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    def _program(self, call: _Call) -> Program:
         if self.kernel.potential_fn is None:
-            return functools.partial(_call, self.kernel.model, args, kwargs)
+            return functools.partial(_call, call.model, call.args, call.kwargs)
         start = {name: value[0] for name, value in self.initial_params.items()}
         return LogDensity(functools.partial(_negative, self.kernel.potential_fn), start)
 
-    def _starts(self, program: Callable[..., Any], seed: int) -> Posterior | None:
+    def _starts(self, program: Program, seed: int) -> Posterior | None:
         """Starts of the chains, by ``initial_params`` or by Pyro's strategy; None for the sampler's own, uniform."""
         strategy = self.kernel.options["init_strategy"]
         density = Density(program, points="held")
@@ -267,7 +266,7 @@ class MCMC:
 
     def _values_by_strategy(
         self,
-        program: Callable[..., Any],
+        program: Program,
         density: Density,
         seed: int,
     ) -> list[dict[str, Any]]:
@@ -297,7 +296,7 @@ class MCMC:
                 self.hook_fn(self.kernel, params, stage, i)  # type: ignore[misc]
 
 
-def _by_chain(initial_params: Mapping[str, Any], num_chains: int) -> dict[str, Tensor]:
+def _by_chain(initial_params: Mapping[str, Tensor], num_chains: int) -> dict[str, Tensor]:
     """The initial parameters as tensors (chain, …), checked."""
     tensors = {name: as_tensor(name, value) for name, value in initial_params.items()}
     if num_chains == 1:
@@ -316,37 +315,39 @@ def _without_first(values: Mapping[str, Tensor], spare: int) -> dict[str, Tensor
     return {name: value[:, spare:] for name, value in values.items()}
 
 
-def _named_chains(values: Sequence[Any]) -> dict[str, Any]:
+def _named_chains(values: Sequence[_Value]) -> dict[str, _Value]:
     return {f"chain {chain}": value for chain, value in enumerate(values)}
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """A model, None of a kernel with a potential, and the arguments of a run."""
+
+    model: Program
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def named(self) -> dict[str, Any]:
+        """The arguments by the names that the model gives them."""
+        names = [*inspect.signature(self.model).parameters][: len(self.args)]
+        names += [f"args[{index}]" for index in range(len(names), len(self.args))]
+        return dict(zip(names, self.args, strict=True)) | self.kwargs
+
+    def positional(self, *values: Any) -> Any:
+        """The model called with these values: those by position first, then those by name."""
+        count = len(self.args)
+        return self.model(*values[:count], **dict(zip(self.kwargs, values[count:], strict=True)))
+
+
 def _call(
-    model: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    x: Any = None,
-    y: Any = None,
+    model: Program,
+    args: tuple,
+    kwargs: dict,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
 ) -> Any:
+    """The program of a model whose arguments are known."""
     return model(*args, **kwargs)
-
-
-def _named(
-    model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> dict[str, Any]:
-    """The arguments of a model by the names that it gives them."""
-    names = [*inspect.signature(model).parameters][: len(args)]
-    names += [f"args[{index}]" for index in range(len(names), len(args))]
-    return dict(zip(names, args, strict=True)) | kwargs
-
-
-def _positional(
-    model: Callable[..., Any],
-    count: int,
-    names: list[str],
-    *values: Any,
-) -> Any:
-    """The model called with ``count`` values by position and the others by name."""
-    return model(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
 
 def _negative(

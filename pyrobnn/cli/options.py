@@ -84,8 +84,10 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         "response": (_RESPONSE, "gaussian", "likelihood of the target"),
     },
 }
+#: options by name, with the values that a file of YAML may give them
+Options = dict[str, Any]
 #: name → method and the options that a file gives it
-Methods = dict[str, tuple[str, dict[str, Any]]]
+Methods = dict[str, tuple[str, Options]]
 
 
 @dataclass(frozen=True)
@@ -128,37 +130,51 @@ def read(argv: Sequence[str], command: str) -> Config:
     Raises:
         ValueError, TypeError: an unknown name or a value of the wrong kind, in words.
     """
-    data_first = command == "fit" and argv and not argv[0].startswith("-")
-    words = ["--data", *argv] if data_first else list(argv)
-    study_words, method_words = _split(words)
+    study_words, method_words = _split(_with_data(argv, command))
     parser = _study_parser(command)
     options_only = [word for word in study_words if word not in _HELP]
     line = _parsed(parser, {}, options_only)
     if _HELP & set(study_words):
         _print_help(parser, line)
         sys.exit(0)
-    written: dict[str, Any] = {}
-    listed: Methods = {}
-    if line.config:
-        written, listed = _content(line.config)
+    written, listed = _content(line.config) if line.config else ({}, {})
     study = _parsed(parser, written, options_only)
     methods = _methods_to_run(command, line, listed)
-    unknown = [label for label in method_words if label not in methods]
-    if unknown:
-        words = method_words[unknown[0]]
-        raise ValueError(f"unrecognized arguments: {words[0]}: name the method in --methods")
+    _check_labels(method_words, methods)
     if line.quick and not written.get("quick"):
         methods = _without_quick_options(methods)
     configured, plain_methods = _configurations(methods, method_words, study)
-    values = json.loads(
-        parser.dump(
-            study,
-            format="json",
-            skip_unset=False,
-        )
+    plain = _plain_study(parser, study) | {"methods": plain_methods}
+    return Config(study, configured, plain)
+
+
+def _with_data(argv: Sequence[str], command: str) -> list[str]:
+    """The words, with ``--data`` before the data that ``fit`` takes as its first."""
+    names_data = command == "fit" and argv and not argv[0].startswith("-")
+    return ["--data", *argv] if names_data else list(argv)
+
+
+def _check_labels(method_words: Mapping[str, Sequence[str]], methods: Methods) -> None:
+    """ValueError where options are of a method that is not run."""
+    for label, words in method_words.items():
+        if label not in methods:
+            raise ValueError(f"unrecognized arguments: {words[0]}: name the method in --methods")
+
+
+def _plain_study(parser: ArgumentParser, study: Namespace) -> dict[str, Any]:
+    """The options of the study that a file keeps, as plain values."""
+    values = _plain_values(parser, study)
+    return {name: value for name, value in values.items() if name not in _OF_ONE_CALL}
+
+
+def _plain_values(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
+    """What was parsed as plain values, by name."""
+    written = parser.dump(
+        parsed,
+        format="json",
+        skip_unset=False,
     )
-    plain = {name: value for name, value in values.items() if name not in _OF_ONE_CALL}
-    return Config(study, configured, plain | {"methods": plain_methods})
+    return json.loads(written)
 
 
 def _configurations(
@@ -205,7 +221,7 @@ def _methods_to_run(command: str, line: Namespace, listed: Methods) -> Methods:
     return _chosen(words or standard, listed)
 
 
-def _content(path: str) -> tuple[dict[str, Any], Methods]:
+def _content(path: str) -> tuple[Options, Methods]:
     """The options and the methods of a YAML file (JSON is YAML too)."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path!r} does not exist")
@@ -360,7 +376,7 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
     return parser
 
 
-def _parsed(parser: ArgumentParser, written: Mapping[str, Any], words: Sequence[str]) -> Namespace:
+def _parsed(parser: ArgumentParser, written: Options, words: Sequence[str]) -> Namespace:
     """What a file and then the command line say."""
     try:
         return parser.parse_args(list(words), namespace=parser.parse_object(dict(written)))
@@ -371,7 +387,7 @@ def _parsed(parser: ArgumentParser, written: Mapping[str, Any], words: Sequence[
 def _configured(
     label: str,
     name: str,
-    options: Mapping[str, Any],
+    options: Options,
     words: Sequence[str],
     study: Namespace,
 ) -> tuple[Method, dict[str, Any], dict[str, Any]]:
@@ -381,13 +397,7 @@ def _configured(
     parsed = _parsed(parser, {key: dict(options)}, words)
     if study.no_compile and "compile" in parsed[key]:
         parsed[key].compile = False
-    plain = json.loads(
-        parser.dump(
-            parsed,
-            format="json",
-            skip_unset=False,
-        )
-    )[key]
+    plain = _plain_values(parser, parsed)[key]
     values = vars(parser.instantiate(parsed)[key])
     cls = METHODS[name].cls
     fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -396,8 +406,11 @@ def _configured(
         method = cls(**settings)
     except (ValueError, TypeError) as error:
         raise type(error)(f"{label}: {error}") from error
-    arguments = {option: value for option, value in values.items() if option not in fields}
-    arguments = {option: value for option, value in arguments.items() if value is not None}
+    arguments = {
+        option: value
+        for option, value in values.items()
+        if option not in fields and value is not None
+    }
     return method, arguments, plain
 
 

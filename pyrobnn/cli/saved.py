@@ -132,7 +132,7 @@ def predict(argv: Sequence[str], command: str) -> int:
     options = parser.parse_args(argv)
 
     from pyrobnn.data.table import read_features
-    from pyrobnn.studies.study import columns_of, load_run, outside, prediction_table
+    from pyrobnn.studies.saved_runs import columns_of, load_run, outside, prediction_table
 
     if options.out is not None:
         check_file(options.out, "predictions.csv")
@@ -363,7 +363,8 @@ def _columns(
     words: bool = False,
 ) -> pd.DataFrame:
     """Columns without gaps, as numbers; with ``words`` a column of text stays as it is."""
-    from pyrobnn.data.columns import check_columns, numbers, only_numbers, refuse_gaps
+    from pyrobnn.data.cells import numbers, only_numbers
+    from pyrobnn.data.columns import check_columns, refuse_gaps
 
     check_columns(where, names, list(frame.columns))
     read = numbers if words else only_numbers

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 class OneLineParser(argparse.ArgumentParser):
     """A parser whose errors are raised, to be printed in one line, and that takes no abbreviations."""
 
-    def __init__(self, **options: object) -> None:
+    def __init__(self, **options: str) -> None:
         super().__init__(allow_abbrev=False, **options)  # type: ignore[arg-type]
 
     def error(self, message: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""R-hat and effective sample sizes, of chains and of SMC by ancestors: the one place where they are computed.
+"""R-hat, effective sample sizes (of chains, and of SMC by ancestors) and divergences: where they are computed.
 
 *Rank-normalization, folding, and localization: an improved R-hat* (Vehtari et al., 2021),
 https://doi.org/10.1214/20-BA1221
@@ -7,10 +7,13 @@ https://doi.org/10.1214/20-BA1221
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
 
 #: R-hat that every quantity of converged chains has at most (Vehtari et al., 2021, section 4)
 RHAT_LIMIT = 1.01
@@ -20,7 +23,7 @@ RHAT_NOTED = 1.05
 MIN_DRAWS = 4
 
 
-def rhat(draws: Any) -> np.ndarray:
+def rhat(draws: ArrayLike) -> np.ndarray:
     """Rank-normalised split R-hat, the larger of bulk and tail.
 
     Args:
@@ -38,7 +41,7 @@ def rhat(draws: Any) -> np.ndarray:
     return _of_each(_rank_normalised_split_rhat, draws)
 
 
-def ess(draws: Any, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarray:
+def ess(draws: ArrayLike, kind: Literal["bulk", "tail", "mean"] = "bulk") -> np.ndarray:
     """Effective sample size: by Geyer's initial monotone sequence over the halves of all chains.
 
     Args:
@@ -129,7 +132,7 @@ def _geyer(draws: np.ndarray) -> float:
     return size / max(tau, 1 / np.log10(size))
 
 
-def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
+def _of_each(compute: Callable[[np.ndarray], float], draws: ArrayLike) -> np.ndarray:
     """A statistic of each quantity of draws (…, chain, draw); NaN where one is not finite."""
     draws = np.asarray(draws)
     if draws.ndim < 2 or draws.shape[-1] < MIN_DRAWS:
@@ -141,6 +144,21 @@ def _of_each(compute: Callable[[np.ndarray], Any], draws: Any) -> np.ndarray:
     with np.errstate(all="ignore"):  # what does not move
         statistics[finite] = [compute(quantity) for quantity in draws[finite]]
     return statistics
+
+
+def divergences_by_chance(num_transitions: int) -> int:
+    """Divergences that a run may have whose draws are right: more of them happen to one such run in fifty.
+
+    Of NUTS at its default target five transitions in ten thousand diverge where nothing is wrong (eight nets: 0 to 15
+    of 16,000, two in the median); 26 where an sd is 6 % too small, 143 in eight schools, centred.
+
+    >>> divergences_by_chance(100), divergences_by_chance(800), divergences_by_chance(4000)
+    (1, 2, 5)
+    """
+    mean = torch.tensor(5e-4 * num_transitions, dtype=torch.float64)
+    counts = torch.arange(10 + 2 * int(mean), dtype=torch.float64)
+    distribution_function = torch.special.gammaincc(counts + 1, mean)  # Poisson's
+    return int((distribution_function < 0.98).sum())
 
 
 def ess_of_families(draws: np.ndarray, ancestor: np.ndarray) -> np.ndarray:

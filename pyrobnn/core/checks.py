@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import reprlib
-import sys
 from collections.abc import Callable, Sequence
 from math import inf
 from numbers import Integral, Real
-from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 import numpy as np
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    _Values = ArrayLike | Tensor
+
+_Value = TypeVar("_Value")
+_Options = ParamSpec("_Options")
+_Checked = TypeVar("_Checked")
 
 
 class Refused(ValueError):
@@ -26,7 +31,12 @@ class Refused(ValueError):
     """
 
 
-def check_type(name: str, value: Any, wanted: Any, words: str) -> Any:
+def check_type(
+    name: str,
+    value: _Value,
+    wanted: Any,  # a type, or several: mypy has no word for ``Mapping | None``
+    words: str,
+) -> _Value:
     """Return ``value`` if it is a ``wanted``, a type or several; else a TypeError that says so in ``words``."""
     if not isinstance(value, wanted) or (isinstance(value, bool) and wanted in (Integral, Real)):
         raise TypeError(
@@ -35,7 +45,7 @@ def check_type(name: str, value: Any, wanted: Any, words: str) -> Any:
     return value
 
 
-def check_count(name: str, value: Any, minimum: int = 1) -> int:
+def check_count(name: str, value: int | Integral, minimum: int = 1) -> int:
     """Return ``value`` if it is an integer of at least ``minimum``."""
     check_type(name, value, Integral, "an integer")
     if value < minimum:
@@ -47,7 +57,7 @@ def check_count(name: str, value: Any, minimum: int = 1) -> int:
 
 def check_number(
     name: str,
-    value: Any,
+    value: float,
     *,
     above: float = -inf,
     minimum: float = -inf,
@@ -69,7 +79,7 @@ def check_number(
     return value
 
 
-def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
+def check_choice(name: str, value: str, options: Sequence[str]) -> str:
     """Return ``value`` if it is one of ``options``; else a ValueError lists them."""
     if not isinstance(value, str) or value not in options:  # an array is equal to each in parts
         raise ValueError(f"'{name}' must be one of {', '.join(map(repr, options))}, got {value!r}")
@@ -77,15 +87,15 @@ def check_choice(name: str, value: Any, options: Sequence[str]) -> str:
 
 
 def check_optional(
-    check: Callable[..., Any],
+    check: Callable[Concatenate[str, _Value, _Options], _Checked],
     name: str,
-    value: Any,
-    *wanted: Any,
-    **bounds: Any,
+    value: _Value | None,
+    *options: _Options.args,
+    **bounds: _Options.kwargs,
 ) -> None:
     """``check(name, value, …)`` of an option that may be None."""
     if value is not None:
-        check(name, value, *wanted, **bounds)
+        check(name, value, *options, **bounds)
 
 
 @overload
@@ -162,7 +172,7 @@ def _sorted_columns(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1).double().sort(0).values
 
 
-def as_tensor(name: str, value: Any) -> Tensor:
+def as_tensor(name: str, value: _Values) -> Tensor:
     """Return a tensor over ``value`` (tensor, NumPy array, DataFrame, Series or nested list), without its gradient.
 
     Raises:
@@ -177,14 +187,12 @@ def as_tensor(name: str, value: Any) -> Tensor:
     except (TypeError, ValueError) as error:
         raise TypeError(f"'{name}' must be a tensor or a numeric array: {error}") from error
     if array.dtype.kind not in "biuf":
-        columns = _columns_without_numbers(value)
-        where = f" in the columns {', '.join(columns)}" if columns else ""
         raise TypeError(
-            f"'{name}' must be a tensor or a numeric array, but holds{where} {_contents(name, value, array)}"
+            f"'{name}' must be a tensor or a numeric array, but holds{_contents(name, value, array)}"
         )
     if array.dtype.kind == "f" and array.itemsize > 8:
         array = array.astype(np.float64)
-    # torch takes neither foreign byte orders nor negative strides, and warns of arrays that cannot be written to
+    # WORKAROUND(torch<=2.13): it takes neither foreign byte orders nor negative strides, and warns of read-only arrays
     return torch.from_numpy(np.require(array, array.dtype.newbyteorder("="), ["C", "W"]))
 
 
@@ -196,13 +204,13 @@ def _dense_real(name: str, value: Tensor) -> Tensor:
     return value.detach()
 
 
-def _as_array(value: Any) -> np.ndarray:
+def _as_array(value: _Values) -> np.ndarray:
     array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
     # columns of different types: NumPy finds the one that holds them all
     return np.array(array.tolist()) if array.dtype.kind == "O" else array
 
 
-def _columns_without_numbers(value: Any) -> list[str]:
+def _columns_without_numbers(value: _Values) -> list[str]:
     """The names of such columns of a DataFrame; none of anything else."""
     if getattr(value, "ndim", 0) != 2 or not hasattr(value, "dtypes"):
         return []
@@ -210,59 +218,17 @@ def _columns_without_numbers(value: Any) -> list[str]:
     return [str(column) for column, dtype in types if getattr(dtype, "kind", "O") not in "biuf"]
 
 
-def _contents(name: str, value: Any, array: np.ndarray) -> str:
-    """What is there instead of numbers, and how to make numbers of it."""
+def _contents(name: str, value: _Values, array: np.ndarray) -> str:
+    """What is there instead of numbers, in which columns, and how to make numbers of it."""
+    columns = _columns_without_numbers(value)
+    where = f" in the columns {', '.join(columns)}" if columns else ""
     items = np.asarray(value, dtype=object).reshape(-1)
     text = next((item for item in items if isinstance(item, str)), None)
     if text is None:
-        return f"{array.dtype}: make real numbers of it, and drop or impute what is missing"
+        return f"{where} {array.dtype}: make real numbers of it, and drop or impute what is missing"
     if name == "y":
-        return f"text such as {text!r}: make integers of the labels, classes, y = numpy.unique(y, return_inverse=True)"
-    return f"text such as {text!r}: make columns of numbers, pandas.get_dummies(x, dtype=float)"
-
-
-def divergences_by_chance(num_transitions: int) -> int:
-    """Divergences that a run may have whose draws are right: more of them happen to one such run in fifty.
-
-    Of NUTS at its default target five transitions in ten thousand diverge where nothing is wrong (eight nets: 0 to 15
-    of 16,000, two in the median); 26 where an sd is 6 % too small, 143 in eight schools, centred.
-
-    >>> divergences_by_chance(100), divergences_by_chance(800), divergences_by_chance(4000)
-    (1, 2, 5)
-    """
-    mean = torch.tensor(5e-4 * num_transitions, dtype=torch.float64)
-    counts = torch.arange(10 + 2 * int(mean), dtype=torch.float64)
-    distribution_function = torch.special.gammaincc(counts + 1, mean)  # Poisson's
-    return int((distribution_function < 0.98).sum())
-
-
-class NotEnoughMemory(Refused, MemoryError):
-    """More memory than the device has free; the message has the bytes and what to change."""
-
-
-def require(
-    needed: int,
-    device: torch.device,
-    subject: str,
-    remedies: str,
-) -> None:
-    """NotEnoughMemory where ``subject`` needs more bytes than are free; ``remedies`` says what to do instead."""
-    free = free_bytes(device)
-    if needed > free:
-        raise NotEnoughMemory(f"{subject} needs {needed:,} bytes but {free:,} are free: {remedies}")
-
-
-def free_bytes(device: torch.device) -> int:
-    """Bytes free on ``device``; without limit where the system does not tell, so that nothing is refused on a guess."""
-    if device.type == "cuda":
-        # the driver counts as taken what torch's allocator keeps for later
-        reserve = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + reserve
-    with contextlib.suppress(AttributeError, ValueError, OSError):
-        table = Path("/proc/meminfo")
-        if table.exists():
-            lines = table.read_text(encoding="utf-8").splitlines()
-            fields = dict(line.split(":", 1) for line in lines)
-            return int(fields["MemAvailable"].split()[0]) * 1024
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return sys.maxsize
+        return (
+            f"{where} text such as {text!r}: make integers of the labels, "
+            "classes, y = numpy.unique(y, return_inverse=True)"
+        )
+    return f"{where} text such as {text!r}: make columns of numbers, pandas.get_dummies(x, dtype=float)"

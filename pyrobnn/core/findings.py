@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Sentences = dict[str, str | Callable[..., str]]
+_Sentences = dict[str, str | Callable[..., str]]
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def _new_categories(column: str, rows: int, new: list[str]) -> str:
 
 #: code → a template of the values, or a function of them: of the draws (these alone lower a verdict on them), of the
 #: model and its data, of the run, of the log evidence, and of tables and their rows
-DRAWS: Sentences = {
+DRAWS: _Sentences = {
     "elbo_not_finite": (
         "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, "
         "Optimizer(clip_norm=…), or a simpler guide"
@@ -301,7 +301,7 @@ DRAWS: Sentences = {
         "smaller lr than {lr:g}"
     ),
 }
-MODEL: Sentences = {
+MODEL: _Sentences = {
     "tuning_at_bound": "tuning ended at its bound: the data set no limit to this prior precision or noise",
     "cross_validation_at_edge": (
         "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data set no limit to "
@@ -325,7 +325,7 @@ MODEL: Sentences = {
     "deterministic_failed": "the deterministic {names} could not be computed at every draw ({reason}) and are not kept",
     "deterministic_gaps": "the deterministic {name!r} is NaN or infinite in {count} of {draws} draws",
 }
-RUN: Sentences = {
+RUN: _Sentences = {
     "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
     "float64_run": (
         "the run went on in float64, 1.3 to 2.4 times as slow: {reason}. The draws are float64, and "
@@ -336,7 +336,7 @@ RUN: Sentences = {
         "slower than on the CPU"
     ),
 }
-EVIDENCE: Sentences = {
+EVIDENCE: _Sentences = {
     "one_island": (
         "there is one island, which shows neither the error of log_evidence nor whether the particles were enough: "
         "use num_islands=4"
@@ -346,7 +346,7 @@ EVIDENCE: Sentences = {
         "and each island has as many of the draws as any other: use more num_particles"
     ),
 }
-TABLES: Sentences = {
+TABLES: _Sentences = {
     "constant_features": _constant,
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
     "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",

@@ -1,7 +1,8 @@
-"""Every name that torch and Pyro do not promise to keep, looked up when it is used: what is gone costs speed, no fit.
+"""Names of torch's tracer and compiler that torch does not promise to keep: what is gone costs speed, no fit.
 
-No other file uses such a name (a test searches the source), and the same test takes each of them away: what inductor
-lacks, :mod:`pyrobnn.model.compile` leaves to the public ``torch.compile``.
+They are looked up when they are used. No file but this one, :mod:`pyrobnn.core.private_torch` and
+:mod:`pyrobnn.core.private_pyro` uses such a name (a test searches the source), and the same test takes each of them
+away: what inductor lacks, :mod:`pyrobnn.model.compile` leaves to the public ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ import inspect
 import logging
 import os
 import pkgutil
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.machinery import ExtensionFileLoader, ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyro
 import torch
-from pyro.poutine.block_messenger import BlockMessenger
-from pyro.poutine.condition_messenger import ConditionMessenger
-from pyro.poutine.replay_messenger import ReplayMessenger
-from pyro.poutine.runtime import am_i_wrapped, effectful
 from torch import Tensor
 from torch.fx import GraphModule
+
+if TYPE_CHECKING:
+    import sympy
+
+    #: what a traced function returns
+    # tensors, or trees of them
+    _Outputs = Tensor | float | Mapping | Sequence | None
 
 
 class Gone(ImportError):
@@ -36,7 +38,7 @@ class Gone(ImportError):
 
 #: what a name that has moved, or has another signature, raises
 MOVED = (ImportError, AttributeError, KeyError, TypeError, AssertionError)
-Context = contextlib.AbstractContextManager[Any]
+_Context = contextlib.AbstractContextManager[Any]
 
 
 def find(name: str) -> Any:
@@ -66,8 +68,15 @@ def origin(error: BaseException) -> BaseException:
 # -- tracing -----------------------------------------------------------------------------------------------------------
 
 
-def trace(fn: Callable[..., Any], inputs: list[Tensor], decompositions: Any = None) -> GraphModule:
-    """The flat graph of ATen operators of ``fn``, which runs once; raises Gone where this torch has no tracer."""
+def trace(
+    fn: Callable[..., _Outputs],
+    inputs: list[Tensor],
+    decompositions: Mapping | None = None,
+) -> GraphModule:
+    """The flat graph of ATen operators of ``fn``, which runs once; raises Gone where this torch has no tracer.
+
+    ``decompositions``: operator → a function that does the same by others.
+    """
     make_fx = _required("torch.fx.experimental.proxy_tensor.make_fx")
     try:
         # one mode for the shapes of all that is traced: torch would make one for every operation, half of the time
@@ -78,7 +87,7 @@ def trace(fn: Callable[..., Any], inputs: list[Tensor], decompositions: Any = No
         return make_fx(fn, decomposition_table=decompositions)(*inputs)
 
 
-def _tracing(**options: Any) -> Context:
+def _tracing(**options: Any) -> _Context:
     fake_mode = _required("torch._subclasses.fake_tensor.FakeTensorMode")(**options)
     return _required("torch._guards.tracing")(_required("torch._guards.TracingContext")(fake_mode))
 
@@ -94,12 +103,12 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         setattr(owner, name, before)
 
 
-def callable_in_a_trace() -> Context:
+def callable_in_a_trace() -> _Context:
     """Inside, what ``torch.compile`` has made runs also while something else is traced; torch would refuse it."""
-    # from torch 2.14 on, of a thread
     untraced = find("torch.fx._symbolic_trace._is_fx_tracing_context")
     if untraced is not None:
         return untraced(False)
+    # WORKAROUND(torch<2.14): the flag is of the process, not of a thread
     tracing = find("torch.fx._symbolic_trace")
     if hasattr(tracing, "_is_fx_tracing_flag"):
         return replaced(tracing, "_is_fx_tracing_flag", False)
@@ -111,7 +120,7 @@ class Tracer:
 
     def __init__(
         self,
-        pause: Callable[[], Context],
+        pause: Callable[[], _Context],
         is_wrapped: Callable[[Tensor], bool],
         unwrapped: Callable[[Tensor], Tensor],
     ) -> None:
@@ -171,7 +180,7 @@ def lacks_compiler() -> bool:
 def compile_graph(
     graph: GraphModule,
     inputs: list[Tensor],
-    settings: dict[str, Any],
+    settings: Mapping[str, bool | int | str | Callable],
     on_stack: bool,
     scalar: bool,
 ) -> Callable[..., Any]:
@@ -237,7 +246,7 @@ def _intermediates_on_the_stack() -> Iterator[None]:
     calls = _required("torch._inductor.codegen.cpp_wrapper_cpu_array_ref.CppWrapperCpuArrayRef")
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(common.device_codegens["cpu"], "cpp_wrapper_codegen", calls))
-        # by release
+        # WORKAROUND(torch<2.13): the second is the name that it had
         for name in ("get_device_include_path_jit", "get_device_include_path"):
             if name in vars(calls):
                 method = staticmethod(getattr(calls.__base__, name))
@@ -293,7 +302,7 @@ def _instruction_sets_of_the_cpu() -> list[Any]:
     return [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
 
 
-def _few_headers_precompiled() -> Context:
+def _few_headers_precompiled() -> _Context:
     """The headers of calls, of the stack and of kernels precompiled together, without those of torch's own tensors.
 
     Each compile reads the headers of kernels otherwise, and instantiates the templates of all: together three quarters
@@ -303,7 +312,7 @@ def _few_headers_precompiled() -> Context:
     of_kernels = cache._get_cpp_prefix_header
     folder = "torch/csrc/inductor"
 
-    def headers_of_calls(device: str, *args: Any, **options: Any) -> str:
+    def headers_of_calls(device: str, *args: bool, **options: bool) -> str:
         headers = [
             f"{folder}/aoti_runtime/arrayref_tensor.h",
             f"{folder}/aoti_runtime/thread_local.h",
@@ -325,7 +334,7 @@ def _quick_lookups() -> Iterator[None]:
     types = common.DtypePropagationOpsHandler
 
     @functools.cache
-    def stride(index: Any, variable: Any, *length: int) -> Any:
+    def stride(index: sympy.Expr, variable: sympy.Symbol, *length: int) -> sympy.Expr:
         affine = hasattr(index, "is_polynomial") and index.is_polynomial(variable)
         derivative = index.diff(variable) if affine else variable
         return of_any(index, variable, *length) if derivative.has(variable) else derivative
@@ -335,204 +344,3 @@ def _quick_lookups() -> Iterator[None]:
         replaced(common, types.__name__, functools.cache(types)),
     ):
         yield
-
-
-# -- vmap --------------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def without_fallback_warnings() -> Iterator[None]:
-    """Inside, torch does not warn of an operation without a batching rule, in any thread: it is only slower."""
-    switch = find("torch._C._functorch._set_vmap_fallback_warning_enabled") or bool
-    switch(False)
-    try:
-        yield
-    finally:
-        switch(True)
-
-
-# -- random numbers ----------------------------------------------------------------------------------------------------
-
-
-class Inseparable(RuntimeError):
-    """An operation draws from the generator of the process and takes no other."""
-
-
-def drawing_from(generator_on: Callable[[torch.device], torch.Generator]) -> Context | None:
-    """Inside, operations of this thread draw from other generators than the process's; None where torch cannot.
-
-    Raises Inseparable inside, before anything is drawn by an operation that takes no generator.
-    """
-    mode = _generator_mode()
-    return None if mode is None else mode(generator_on)
-
-
-@functools.cache
-def _generator_mode() -> Any:
-    dispatch_mode = find("torch.utils._python_dispatch.TorchDispatchMode")
-    if dispatch_mode is None:
-        return None
-
-    class GeneratorMode(dispatch_mode):  # type: ignore[misc, valid-type]
-        def __init__(self, generator_on: Callable[[torch.device], torch.Generator]) -> None:
-            super().__init__()
-            self.generator_on = generator_on
-
-        def __torch_dispatch__(
-            self,
-            func: Any,
-            types: Any,
-            args: Any = (),
-            kwargs: Any = None,
-        ) -> Any:
-            kwargs = kwargs or {}
-            arguments = [*args, *kwargs.values()]
-            seeded_by_user = any(isinstance(value, torch.Generator) for value in arguments)
-            if torch.Tag.nondeterministic_seeded not in func.tags or seeded_by_user:
-                return func(*args, **kwargs)
-            names = [argument.name for argument in func._schema.arguments]
-            takes_generator = "generator" in names
-            draws = func if takes_generator else getattr(func.overloadpacket, "generator", None)
-            if draws is None:
-                raise Inseparable(f"{func} takes no generator")
-            devices = [value.device for value in arguments if isinstance(value, Tensor)]
-            device = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
-            return draws(
-                *args,
-                **kwargs,
-                generator=self.generator_on(device),
-            )
-
-    return GeneratorMode
-
-
-# -- Pyro --------------------------------------------------------------------------------------------------------------
-
-
-def given(name: str) -> Tensor | None:
-    """The value that draws or a guide's trace hold of ``name``, or None.
-
-    ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
-    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them. They are asked here by
-    a ``sample`` statement that no other handler hears, such as a trace, which would record it.
-
-    Raises:
-        Gone: this Pyro does not let its handlers be asked, and some may hold a value.
-    """
-    if not am_i_wrapped():
-        return None
-    blocked = find("pyro.poutine.messenger.block_messengers")
-    if blocked is None:
-        _check_supplied(name)
-        return None
-    with blocked(lambda handler: True) as handlers, contextlib.ExitStack() as answering:
-        for handler in handlers:  # outermost first
-            if isinstance(handler, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
-                answering.enter_context(handler)
-        value = pyro.sample(name, _no_value)  # type: ignore[arg-type]  # any function of no arguments will do
-    return None if value is _NO_VALUE else value
-
-
-_NO_VALUE = torch.empty(0)
-
-
-def _no_value() -> Tensor:
-    return _NO_VALUE
-
-
-def _check_supplied(name: str) -> None:
-    """Gone unless this library runs the program itself, with all its values: other handlers may hold ``name``."""
-    if not effectful(lambda: False, type="supplied")():
-        raise Gone(
-            f"pyro-ppl {pyro.__version__} has no pyro.poutine.messenger.block_messengers, by which {name!r} would be "
-            "read from draws or a guide: use posterior.predict instead of pyro.infer.Predictive, or pyro-ppl 1.9"
-        )
-
-
-@contextlib.contextmanager
-def values_unchecked() -> Iterator[None]:
-    """Distributions take any value in this thread: those expanded while validation was on carry a flag of their own.
-
-    A torch without the method has it inside; whatever checks values there instead still checks those of such a flag.
-    """
-    distributions: Any = torch.distributions.Distribution
-    method = "_validate_sample"
-    check = getattr(distributions, method, None)
-    thread = threading.get_ident()
-
-    def unchecked(distribution: torch.distributions.Distribution, value: Any) -> None:
-        if check is not None and threading.get_ident() != thread:
-            check(distribution, value)
-
-    if check is not None:
-        with replaced(distributions, method, unchecked):
-            yield
-        return
-    setattr(distributions, method, unchecked)
-    try:
-        yield
-    finally:
-        # an outer context may have taken it away already
-        with contextlib.suppress(AttributeError):
-            delattr(distributions, method)
-
-
-class _Births(threading.local):
-    """What this thread does with every distribution that it makes; the innermost counts."""
-
-    hooks: tuple[Callable[[Any], None], ...] = ()
-
-
-_BIRTHS = _Births()
-_births_lock = threading.Lock()
-_births_watched = 0  # by how many runs, of all threads
-_born = torch.distributions.Distribution.__init__
-
-
-def _watched_birth(self: Any, *args: Any, **options: Any) -> None:
-    _born(self, *args, **options)
-    if _BIRTHS.hooks:
-        _BIRTHS.hooks[-1](self)
-
-
-@contextlib.contextmanager
-def distributions_born(hook: Callable[[Any], None]) -> Iterator[None]:
-    """Inside, ``hook`` is called with every distribution that this thread makes, as soon as it has its parameters.
-
-    That is where torch validates them. No handler and no mode sees a distribution being made, so the constructor of
-    the base class is replaced, while any thread is inside; those of other threads pass through it unchanged.
-    """
-    global _births_watched
-    kind: Any = torch.distributions.Distribution
-    with _births_lock:
-        _births_watched += 1
-        kind.__init__ = _watched_birth
-    before = _BIRTHS.hooks
-    _BIRTHS.hooks = (*before, hook)
-    try:
-        yield
-    finally:
-        _BIRTHS.hooks = before
-        with _births_lock:
-            _births_watched -= 1
-            if not _births_watched:
-                kind.__init__ = _born
-
-
-def depends(value: Tensor) -> bool:
-    """Whether a tensor has a gradient, or a value of its own at each of the points that ``vmap`` has put together."""
-    names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
-    is_wrapped, axis, unwrapped = (find(f"torch._C._functorch.{name}") for name in names)
-    if None in (is_wrapped, axis, unwrapped):
-        return True
-    while is_wrapped(value):
-        if value.requires_grad or axis(value) >= 0:
-            return True
-        value = unwrapped(value)
-    return value.requires_grad
-
-
-def factor_of(fn: torch.distributions.Distribution) -> Tensor | None:
-    """The Cholesky factor that a multivariate distribution computed when it was made; None where it has none."""
-    names = ("_unbroadcasted_scale_tril", "_capacitance_tril")
-    return next((getattr(fn, name) for name in names if hasattr(fn, name)), None)

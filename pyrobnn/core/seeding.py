@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from pyrobnn.core.checks import check_type
-from pyrobnn.core.private import Inseparable, drawing_from
+from pyrobnn.core.private_torch import Inseparable, drawing_from
 from pyrobnn.core.threads import process_state
 
 Result = TypeVar("Result")

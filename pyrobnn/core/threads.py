@@ -11,7 +11,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable
-from typing import Any
+from types import TracebackType
 
 
 class Turn(contextlib.ContextDecorator):
@@ -26,7 +26,12 @@ class Turn(contextlib.ContextDecorator):
             self._renew()
         self._lock.acquire()
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._lock.release()
 
     def _renew(self) -> None:
@@ -56,11 +61,11 @@ class Shared:
         make: returns the context; it may be left by another thread than the one that entered it.
     """
 
-    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
+    def __init__(self, make: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self._inside = 0
-        self._change: contextlib.AbstractContextManager[Any] | None = None
+        self._change: contextlib.AbstractContextManager[None] | None = None
 
     def __enter__(self) -> None:
         with self._lock:
@@ -70,7 +75,12 @@ class Shared:
                 self._change = change
             self._inside += 1
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         with self._lock:
             self._inside -= 1
             if self._inside == 0 and self._change is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -55,7 +55,7 @@ def breast_cancer() -> Dataset:
     return bundled("breast_cancer", "diagnosis")
 
 
-def bundled(name: str, target: str, **options: Any) -> Dataset:
+def bundled(name: str, target: str, **options: bool) -> Dataset:
     """A set of scikit-learn's by the name of its loader, float32; ``options`` are the loader's."""
     from sklearn import datasets
 
@@ -140,11 +140,16 @@ def load(
         raise ValueError(
             f"data set {key!r} has its own target and features: leave out {options[0]!r}"
         )
-    if key in REAL:
-        return REAL[key]()
-    if key.startswith("study_"):
-        return synthetic.study(key.removeprefix("study_"))
-    if key == "polynomial_heteroskedastic":
+    return _made(key, seed)
+
+
+def _made(name: str, seed: int) -> Dataset:
+    """A data set by a name that is known, one of a study without its seed."""
+    if name in REAL:
+        return REAL[name]()
+    if name.startswith("study_"):
+        return synthetic.study(name.removeprefix("study_"))
+    if name == "polynomial_heteroskedastic":
         return synthetic.polynomial(noise="heteroskedastic", seed=seed)
-    made: Dataset = getattr(synthetic, key)(seed=seed)
+    made: Dataset = getattr(synthetic, name)(seed=seed)
     return made

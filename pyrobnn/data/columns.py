@@ -14,16 +14,24 @@ import pandas as pd
 
 from pyrobnn.core.checks import check_choice
 from pyrobnn.core.findings import Finding, warn
+from pyrobnn.data.cells import (
+    DATE,
+    TIME,
+    as_text,
+    day_first_of,
+    days,
+    is_boolean,
+    numbers,
+    one_spelling,
+    only_numbers,
+)
 
 Missing = Literal["refuse", "drop", "impute"]
 Kind = Literal["number", "boolean", "category", "date", "time"]
 #: categories that get an input each, the most frequent
-MAX_CATEGORIES = 50
-DATE = r"\s*\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}([ T].*)?"
-_TIME = r"\d{1,2}:\d{2}(:\d{2}(\.\d+)?)?( ?[AaPp][Mm])?"
-_THOUSANDS = r"[+-]?\d{1,3}([,'’\s]\d{3})+(\.\d*)?"
+_MAX_CATEGORIES = 50
 #: days of the cycles of a date, a year of the Gregorian calendar
-CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
+_CYCLES = {"day": 1.0, "week": 7.0, "year": 365.2425}
 
 
 @dataclass(frozen=True)
@@ -64,7 +72,7 @@ class Column:
             filled = values.fillna(self.fill).to_numpy()
             inputs = [filled]
             for cycle in self.cycles:
-                angle = 2 * np.pi * filled / CYCLES[cycle]
+                angle = 2 * np.pi * filled / _CYCLES[cycle]
                 inputs += [np.sin(angle), np.cos(angle)]
         if self.indicator:
             inputs.append((values.isna() | (values == "")).to_numpy())
@@ -83,7 +91,7 @@ class Column:
         if cells.isna().all():
             return pd.Series(np.nan, index=cells.index)
         if self.kind in ("date", "time"):
-            return _days(
+            return days(
                 where,
                 cells,
                 self.day_first,
@@ -96,7 +104,7 @@ class Column:
         if self.kind == "category":
             unseen = sorted(set(values.fillna("").unique()) - set(self.categories))
             # of more categories than have an input each, the others were seen
-            if unseen and len(self.categories) < MAX_CATEGORIES:
+            if unseen and len(self.categories) < _MAX_CATEGORIES:
                 rows = int(values.fillna("").isin(unseen).sum())
                 evidence = {
                     "column": self.name,
@@ -196,12 +204,11 @@ class Columns:
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Columns:
         """From the values of :meth:`settings`, also after JSON has made lists of tuples."""
-
-        def column(values: Mapping[str, Any]) -> Column:
+        columns = []
+        for values in settings["columns"]:
             lists = {key: tuple(value) for key, value in values.items() if isinstance(value, list)}
-            return Column(**{**values, **lists})
-
-        return cls(tuple(map(column, settings["columns"])), settings["missing"])
+            columns.append(Column(**{**values, **lists}))
+        return cls(tuple(columns), settings["missing"])
 
 
 def plain(frame: pd.DataFrame) -> pd.DataFrame:
@@ -254,133 +261,55 @@ def check_columns(
     )
 
 
-def numbers(where: str, column: pd.Series) -> np.ndarray | None:
-    """The column, of numbered rows, as float64, NaN where it has gaps or is infinite, "5 %" as 5; None if it is text.
-
-    Raises:
-        ValueError: numbers with a few cells of something else among them, or with decimal commas.
-    """
-    if is_boolean(column):
-        return column.astype("boolean").to_numpy(dtype=np.float64, na_value=np.nan)
-    if pd.api.types.is_timedelta64_dtype(column):
-        return (column / pd.Timedelta(days=1)).to_numpy(dtype=np.float64)
-    if pd.api.types.is_numeric_dtype(column):
-        values = column.to_numpy(dtype=np.float64, na_value=np.nan)
-        return np.where(np.isinf(values), np.nan, values)
-    text = column.dropna().astype(str).str.strip().str.replace("−", "-")
-    plain_text = _without_thousands(_without_units(text))
-    values = pd.to_numeric(plain_text, errors="coerce")
-    stray = text[values.isna()]
-    begin = f"{where}: column {column.name!r} holds numbers"
-    if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
-        raise ValueError(f"{begin} with commas, such as {stray.iloc[0]!r}: write points")
-    if 2 * len(stray) >= len(text):
-        return None
-    if len(stray):
-        raise ValueError(
-            f"{begin} but for {len(stray)} of {len(text)} cells, first {stray.iloc[0]!r} in row {stray.index[0] + 1}: "
-            "fix the cells or drop their rows (a target of classes: task='classification')"
-        )
-    return values.reindex(column.index).to_numpy(dtype=np.float64)
-
-
-def _without_units(text: pd.Series) -> pd.Series:
-    """Without a sign of currency or percent, where all cells have the same one."""
-    units = text.str.extract("((?:^|^-)[$€£¥]|[%$€£¥]$)")[0].str.lstrip("-")
-    if len(units) and units.nunique(dropna=False) == 1:
-        return text.str.replace(
-            r"^(-?)[$€£¥]\s*|\s*[%$€£¥]$",
-            r"\1",
-            regex=True,
-        )
-    return text
-
-
-def _without_thousands(text: pd.Series) -> pd.Series:
-    """Without what separates the thousands."""
-    digits = text.str.replace(r"[,'’\s]", "", regex=True)
-    return text.mask(text.str.fullmatch(_THOUSANDS), digits)
-
-
-def only_numbers(where: str, column: pd.Series) -> np.ndarray:
-    """As :func:`numbers`; ValueError where the column is text."""
-    values = numbers(where, column)
-    if values is None:
-        example = as_text(column).dropna().iloc[0]
-        raise ValueError(
-            f"{where}: column {column.name!r} holds text such as {example!r}, not numbers"
-        )
-    return values
-
-
-def is_boolean(column: pd.Series) -> bool:
-    """Whether a column holds truth values and gaps."""
-    return pd.api.types.infer_dtype(column, skipna=True) == "boolean"
-
-
-def as_text(column: pd.Series) -> pd.Series:
-    """Cells as text without spaces around, 1.0 as 1, None for gaps and empty text."""
-
-    def words(cell: Any) -> str:
-        return str(int(cell) if isinstance(cell, float) and cell.is_integer() else cell).strip()
-
-    text = column.astype(object).map(words, na_action="ignore")
-    return text.where(text.notna() & (text != ""), None).astype(object)
-
-
-def one_spelling(text: pd.Series) -> pd.Series:
-    """Of words that differ in case alone, the most frequent."""
-    spellings = text.value_counts().sort_index()
-    common = dict[str, str]()
-    for spelling in spellings.sort_values(kind="stable").index:
-        common[spelling.casefold()] = spelling
-    return text.map(lambda cell: common[cell.casefold()], na_action="ignore")
-
-
 def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     """What the column is; None where it is to be left out."""
-    name = str(column.name)
     gaps = column.isna()
     if gaps.all():
-        raise ValueError(f"{where}: column {name!r} holds no value: drop it")
+        raise ValueError(f"{where}: column {str(column.name)!r} holds no value: drop it")
     indicator = impute and bool(gaps.any())
     if pd.api.types.is_datetime64_any_dtype(column):
         return _dates(where, column, None, indicator)
-    are_labels = isinstance(column.dtype, pd.CategoricalDtype)
-    values = None if are_labels else numbers(where, column)
-    if values is not None:
-        kind: Kind = "boolean" if is_boolean(column) else "number"
-        fill = float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0
-        indicator = impute and bool(np.isnan(values).any())
-        return Column(
-            name,
-            kind,
-            fill=fill,
-            indicator=indicator,
-        )
+    values = None if _are_labels(column) else numbers(where, column)
+    if values is None:
+        return _learned_of_text(where, column, indicator)
+    return Column(
+        str(column.name),
+        "boolean" if is_boolean(column) else "number",
+        fill=float(np.nanmedian(values)) if np.isfinite(values).any() else 0.0,
+        indicator=impute and bool(np.isnan(values).any()),
+    )
+
+
+def _are_labels(column: pd.Series) -> bool:
+    """Whether a column was declared to be of categories."""
+    return isinstance(column.dtype, pd.CategoricalDtype)
+
+
+def _learned_of_text(where: str, column: pd.Series, indicator: bool) -> Column | None:
+    """What a column of text is: times, dates, or categories; None where it is a label of the rows."""
     text = as_text(column).dropna()
-    if text.str.fullmatch(_TIME).all():
-        fill = float(_days(where, column, None, time=True).median())
+    if text.str.fullmatch(TIME).all():
+        fill = float(days(where, column, None, time=True).median())
         return Column(
-            name,
+            str(column.name),
             "time",
             fill=fill,
             indicator=indicator,
             cycles=("day",),
         )
     if text.str.fullmatch(DATE).all():
-        return _dates(where, column, _day_first(where, text), indicator)
+        return _dates(where, column, day_first_of(where, text), indicator)
     distinct = text.nunique()
-    if not are_labels and len(text) >= 10 and 2 * distinct > len(text):
-        evidence = {
-            "column": name,
-            "values": distinct,
-            "rows": len(text),
-            "first": text.iloc[0],
-        }
-        report(where, Finding("column_of_labels", evidence))
-        return None
-    return _categories(where, column, indicator)
+    if _are_labels(column) or len(text) < 10 or 2 * distinct <= len(text):
+        return _categories(where, column, indicator)
+    evidence = {
+        "column": str(column.name),
+        "values": distinct,
+        "rows": len(text),
+        "first": text.iloc[0],
+    }
+    report(where, Finding("column_of_labels", evidence))
+    return None
 
 
 def _categories(where: str, column: pd.Series, indicator: bool) -> Column:
@@ -388,15 +317,15 @@ def _categories(where: str, column: pd.Series, indicator: bool) -> Column:
     name = str(column.name)
     text = one_spelling(as_text(column))
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()
-    if len(counts) > MAX_CATEGORIES:
+    if len(counts) > _MAX_CATEGORIES:
         evidence = {
             "column": name,
             "categories": len(counts),
-            "kept": MAX_CATEGORIES,
+            "kept": _MAX_CATEGORIES,
         }
-        evidence["rest"] = int(counts.iloc[MAX_CATEGORIES:].sum())
+        evidence["rest"] = int(counts.iloc[_MAX_CATEGORIES:].sum())
         report(where, Finding("rare_categories", evidence))
-    categories = tuple(sorted(counts.index[:MAX_CATEGORIES]))
+    categories = tuple(sorted(counts.index[:_MAX_CATEGORIES]))
     return Column(
         name,
         "category",
@@ -412,77 +341,14 @@ def _dates(
     indicator: bool,
 ) -> Column:
     """With the cycles that the dates span twice and resolve."""
-    known = _days(where, column, day_first).dropna()
+    known = days(where, column, day_first).dropna()
     steps = np.diff(np.unique(known))
     span = float(np.ptp(known))
     finest = float(steps.min()) if len(steps) else 0.0
     cycles = tuple(
-        name for name, days in CYCLES.items() if 2 * finest <= days <= (span + finest) / 2
+        name for name, days in _CYCLES.items() if 2 * finest <= days <= (span + finest) / 2
     )
     return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
-
-
-def _day_first(where: str, text: pd.Series) -> bool | None:
-    """Whether dates that do not begin with the year begin with the day: None where all begin with the year."""
-    parts = text.str.extract(r"^(\d{1,2})([-/.])(\d{1,2})[-/.](\d+)").dropna()
-    if parts.empty:
-        return None
-    begin = parts[0].astype(int)
-    middle = parts[2].astype(int)
-    end = parts[3].astype(int)
-    begins_with_no_month = bool((begin > 12).any())
-    # 24-02-05 may begin with the year
-    if (parts[1] == ".").all() or (begins_with_no_month and (end > 31).any()):
-        return True
-    if (middle > 12).any():
-        return False
-    unclear = "year" if begins_with_no_month else "month"
-    raise ValueError(
-        f"{where}: column {text.name!r} holds dates such as {text[parts.index[0]]!r}, where day and "
-        f"{unclear} cannot be told apart: write year-month-day, such as 2024-12-31"
-    )
-
-
-def _days(
-    where: str,
-    column: pd.Series,
-    day_first: bool | None,
-    time: bool = False,
-) -> pd.Series:
-    """Days since 1970, or of times of day the share of the day, float64, NaN for gaps."""
-    if not pd.api.types.is_datetime64_any_dtype(column):
-        cells = as_text(column)
-        text = "1970-01-01 " + cells if time else cells
-        if day_first is None and not time:
-            day_first = _day_first(where, cells.dropna())
-        if day_first:
-            text = text.str.replace(
-                r"^(\d{1,2})[-/. ](\d{1,2})[-/. ]",
-                r"\2/\1/",
-                regex=True,
-            )
-        # of 28-01-2024 pandas makes one of January, also where the month is to come first
-        month = text.str.extract(r"^(\d{1,2})[-/.]\d{1,2}[-/.]")[0].astype(float)
-        column = pd.to_datetime(
-            text.mask(month > 12),
-            errors="coerce",
-            format="mixed",
-            utc=True,
-        )
-        stray = (column.isna() & cells.notna()).to_numpy()
-        if stray.any():
-            order = {
-                None: "",
-                True: " with the day first",
-                False: " with the month first",
-            }[day_first]
-            row = int(stray.argmax())
-            kind = "times of day" if time else f"dates{order}"
-            cell = f"{cells.iloc[row]!r} in row {row + 1}"
-            raise ValueError(f"{where}: column {column.name!r} holds {kind}, but {cell} is not")
-    if column.dt.tz is not None:
-        column = column.dt.tz_convert("UTC").dt.tz_localize(None)
-    return ((column - pd.Timestamp(0)) / pd.Timedelta(days=1)).astype(np.float64)
 
 
 def report(where: str, finding: Finding) -> None:

@@ -156,44 +156,50 @@ def study(name: str) -> Dataset:
 def studies() -> dict[str, Callable[[str], Dataset]]:
     """The recipes of :func:`study`, by name."""
     four, two = _shapes()
-
-    def even(
-        seed: int,
-        ends: float,
-        num_data: int,
-        f: Function,
-        factor: Function,
-    ) -> Callable[[str], Dataset]:
-        x = torch.linspace(-ends, ends, num_data)[:, None]
-        return lambda name: _observed(name, f, x, factor(x), torch.Generator().manual_seed(seed))
-
-    def uniform(name: str) -> Dataset:
-        generator = torch.Generator().manual_seed(42)
-        x = 10 * torch.rand(150, 1, generator=generator)
-        return _observed(name, torch.sin, x, torch.full_like(x, 0.3), generator)
-
-    def clustered(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
-        def make(name: str) -> Dataset:
-            generator = torch.Generator().manual_seed(906)
-            size = 400 // len(shape[0])
-            sds, widths, lefts = (torch.tensor(values).repeat_interleave(size) for values in shape)
-            u = torch.cat([torch.rand(size, generator=generator) for _ in shape[0]])
-            x = u * widths + lefts
-            return _observed(name, f, x[:, None], sds[:, None], generator)
-
-        return make
-
     return {
-        "uncertainty": even(42, 1, 100, _polynomial, _constant(0.2)),
-        "uncertainty_heteroskedastic": even(42, 1, 100, _polynomial, lambda x: 0.1 + 0.4 * x),
-        "laplace": uniform,
-        "four_clusters": clustered(torch.cos, four),
-        "four_cubic_clusters": clustered(_cubic, four),
-        "two_clusters": clustered(torch.cos, two),
-        "two_cubic_clusters": clustered(_cubic, two),
-        "variational": even(0, 0.5, 92, _period, _constant(2.0)),
-        "swag": even(1355, 5, 500, lambda x: 3 * torch.sin(x), _growing),
+        "uncertainty": _even(42, 1, 100, _polynomial, _constant(0.2)),
+        "uncertainty_heteroskedastic": _even(42, 1, 100, _polynomial, lambda x: 0.1 + 0.4 * x),
+        "laplace": _scattered,
+        "four_clusters": _of_shape(torch.cos, four),
+        "four_cubic_clusters": _of_shape(_cubic, four),
+        "two_clusters": _of_shape(torch.cos, two),
+        "two_cubic_clusters": _of_shape(_cubic, two),
+        "variational": _even(0, 0.5, 92, _period, _constant(2.0)),
+        "swag": _even(1355, 5, 500, lambda x: 3 * torch.sin(x), _growing),
     }
+
+
+def _even(
+    seed: int,
+    ends: float,
+    num_data: int,
+    f: Function,
+    factor: Function,
+) -> Callable[[str], Dataset]:
+    """The recipe of even inputs on [-ends, ends]."""
+    x = torch.linspace(-ends, ends, num_data)[:, None]
+    return lambda name: _observed(name, f, x, factor(x), torch.Generator().manual_seed(seed))
+
+
+def _scattered(name: str) -> Dataset:
+    """150 uniform inputs on [0, 10] and a sine."""
+    generator = torch.Generator().manual_seed(42)
+    x = 10 * torch.rand(150, 1, generator=generator)
+    return _observed(name, torch.sin, x, torch.full_like(x, 0.3), generator)
+
+
+def _of_shape(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
+    """The recipe of clusters of one shape, whose inputs are drawn one cluster after the other."""
+
+    def recipe(name: str) -> Dataset:
+        generator = torch.Generator().manual_seed(906)
+        size = 400 // len(shape[0])
+        sds, widths, lefts = (torch.tensor(values).repeat_interleave(size) for values in shape)
+        u = torch.cat([torch.rand(size, generator=generator) for _ in shape[0]])
+        x = u * widths + lefts
+        return _observed(name, f, x[:, None], sds[:, None], generator)
+
+    return recipe
 
 
 def _shapes() -> tuple[_Shape, _Shape]:

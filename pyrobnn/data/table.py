@@ -14,17 +14,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from pyrobnn.core.checks import check_choice, check_type
+from pyrobnn.core.checks import check_choice, check_optional, check_type
 from pyrobnn.core.findings import Finding
+from pyrobnn.data.cells import DATE, is_boolean, numbers, one_spelling
 from pyrobnn.data.columns import (
-    DATE,
     Columns,
     Missing,
     check_columns,
     check_names,
-    is_boolean,
-    numbers,
-    one_spelling,
     plain,
     refuse_gaps,
     report,
@@ -146,23 +143,19 @@ def from_frame(
         ('size', 'kind=a', 'kind=b')
     """
     check_type("frame", frame, pd.DataFrame, "a pandas.DataFrame")
-    frame = plain(frame)
-    check_names(name, list(frame.columns))
-    if task is not None:
-        check_choice("task", task, ("regression", "classification"))
-    if frame.empty:
-        raise ValueError(f"{name} holds no rows of data")
-    frame = _chosen(name, frame, target, features, drop)
+    check_optional(check_choice, "task", task, ("regression", "classification"))
+    frame = _chosen(name, _checked(name, frame), target, features, drop)
     gaps = frame.isna() | frame.isin([np.inf, -np.inf])
     columns = Columns.fit(frame.drop(columns=[target]), missing, name)
     if missing == "refuse":
         refuse_gaps(name, gaps, "use missing='drop' or missing='impute' (command line: --missing)")
     x, keep = columns.transform(frame, name)
     known = ~gaps[target].to_numpy()
-    dropped = int((~(keep & known)).sum())
-    if dropped:
-        report(name, Finding("rows_dropped", {"count": dropped, "rows": len(frame)}))
-    y, class_names = _target(name, frame[target][keep & known], task)
+    whole = keep & known
+    if not whole.all():
+        evidence = {"count": int((~whole).sum()), "rows": len(frame)}
+        report(name, Finding("rows_dropped", evidence))
+    y, class_names = _target(name, frame[target][whole], task)
     dataset = Dataset(
         x=torch.tensor(x[known[keep]]),
         y=y,
@@ -173,11 +166,25 @@ def from_frame(
         class_names=class_names,
         columns=columns,
     )
-    for finding in constant_features(x, columns.inputs):
-        report(name, finding)
-    if dataset.task == "regression":
-        _report_copies(name, dataset)
+    _report_useless(dataset, x)
     return dataset
+
+
+def _checked(name: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with names of text, of which none repeats, and with rows."""
+    frame = plain(frame)
+    check_names(name, list(frame.columns))
+    if frame.empty:
+        raise ValueError(f"{name} holds no rows of data")
+    return frame
+
+
+def _report_useless(dataset: Dataset, x: np.ndarray) -> None:
+    """Warn of features that are constant over all rows ``x`` (n, feature), or equal a target of numbers."""
+    for finding in constant_features(x, dataset.feature_names):
+        report(dataset.name, finding)
+    if dataset.task == "regression":
+        _report_copies(dataset.name, dataset)
 
 
 def _report_copies(where: str, dataset: Dataset) -> None:
@@ -242,6 +249,15 @@ def _target(
             return torch.tensor(values).unsqueeze(-1), ()
         if task == "regression":
             raise ValueError(f"{where}: target {name!r} is not numeric: use task='classification'")
+    labels, class_names = _labels(where, column, task)
+    if len(class_names) < 2:
+        raise ValueError(f"{where}: target {name!r} holds a single class, {class_names[0]!r}")
+    return torch.tensor(labels, dtype=torch.int64), class_names
+
+
+def _labels(where: str, column: pd.Series, task: Task | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The class of each cell (N,), and the names of the classes in their order."""
+    name = str(column.name)
     numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
     if task == "classification" and numeric and bool((column != column.round()).any()):
         raise ValueError(f"{where}: target {name!r} holds fractions, which cannot be class labels")
@@ -254,9 +270,7 @@ def _target(
         report(where, Finding("merged_classes", evidence))
     cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
     classes, labels = np.unique(cells, return_inverse=True)
-    if len(classes) < 2:
-        raise ValueError(f"{where}: target {name!r} holds a single class, {str(classes[0])!r}")
-    return torch.tensor(labels, dtype=torch.int64), tuple(map(str, classes))
+    return labels, tuple(map(str, classes))
 
 
 def _target_numbers(where: str, column: pd.Series, task: Task | None) -> np.ndarray | None:
@@ -313,13 +327,10 @@ def read_frame(path: str | Path) -> pd.DataFrame:
         problem = "is a folder" if path.is_dir() else "does not exist"
         raise ValueError(f"{str(path)!r} {problem}: check the path")
     suffix = path.suffix.lower()
-    excel = suffix.startswith(".xls")
     separator = ","
     try:
         if suffix in BINARY:
-            frame = pd.read_excel(path) if excel else pd.read_parquet(path)
-            named = [name for name in frame.index.names if name is not None]
-            frame = frame.reset_index(named) if named else frame
+            frame = _binary(path)
         else:
             frame, separator = _text(path)
     except Exception as error:  # each library has errors of its own; one that is missing is named
@@ -327,16 +338,33 @@ def read_frame(path: str | Path) -> pd.DataFrame:
         kind = suffix[1:] if suffix in BINARY else text
         raise ValueError(f"{path.name} cannot be read as {kind}: {_reason(error)}") from error
     frame = frame.set_axis(pd.Index(list(map(_column_name, frame.columns))), axis=1)
-    names = list(frame.columns)
-    check_names(path.name, names)
+    check_names(path.name, list(frame.columns))
     if frame.empty:
-        sheet = ", on its first sheet" if excel else ""
+        sheet = ", on its first sheet" if _is_excel(path) else ""
         raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
-    unnamed = names.count("")
-    if unnamed:
-        report(path.name, Finding("unnamed_columns", {"count": unnamed, "total": len(names)}))
-        frame = frame.loc[:, [name != "" for name in names]]
+    frame = _named_columns(path.name, frame)
     return _decimal_commas(path.name, frame) if separator == ";" else frame
+
+
+def _is_excel(path: Path) -> bool:
+    return path.suffix.lower().startswith(".xls")
+
+
+def _binary(path: Path) -> pd.DataFrame:
+    """The table of a file that is not text; an index that has a name is a column."""
+    frame = pd.read_excel(path) if _is_excel(path) else pd.read_parquet(path)
+    named = [name for name in frame.index.names if name is not None]
+    return frame.reset_index(named) if named else frame
+
+
+def _named_columns(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns that have a name; warns of the others."""
+    names = list(frame.columns)
+    unnamed = names.count("")
+    if not unnamed:
+        return frame
+    report(file, Finding("unnamed_columns", {"count": unnamed, "total": len(names)}))
+    return frame.loc[:, [name != "" for name in names]]
 
 
 def _column_name(name: Hashable) -> str:
@@ -358,13 +386,14 @@ def _text(path: Path) -> tuple[pd.DataFrame, str]:
     """The table and its separator."""
     for encoding in ("utf-8-sig", "utf-16", "cp1252"):
         try:
-            return _decoded(path, {"encoding": encoding, "skipinitialspace": True})
+            return _decoded(path, encoding)
         except UnicodeError as error:
             wrong = error
     raise wrong
 
 
-def _decoded(path: Path, options: dict[str, Any]) -> tuple[pd.DataFrame, str]:
+def _decoded(path: Path, encoding: str) -> tuple[pd.DataFrame, str]:
+    options: dict[str, Any] = {"encoding": encoding, "skipinitialspace": True}
     plain: dict[str, Any] = {
         "header": None,
         "nrows": 1,

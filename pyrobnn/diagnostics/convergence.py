@@ -10,8 +10,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.core.chains import MIN_DRAWS, ess, ess_of_families, rhat
-from pyrobnn.core.checks import divergences_by_chance
+from pyrobnn.core.chains import MIN_DRAWS, divergences_by_chance, ess, ess_of_families, rhat
 from pyrobnn.core.groups import FUNCTION, POSTERIOR, SAMPLE_DIMS, SAMPLE_STATS
 from pyrobnn.diagnostics.evidence import WEIGHTS, Evidence, flattened, labels, spread, statistic
 from pyrobnn.diagnostics.verdict import Found, Status, grade

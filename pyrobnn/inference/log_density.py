@@ -135,7 +135,7 @@ def _site(name: str, value: Tensor, support: Constraint | dist.Distribution) -> 
     if isinstance(support, Constraint):
         return dist.ImproperUniform(support, (), value.shape)
     kind = dist.torch_distribution.TorchDistributionMixin
-    reference = check_type(
+    reference: Any = check_type(
         f"support[{name!r}]", support, kind, "a constraint or a distribution of Pyro"
     )
     with seeded(0, value.device):

@@ -18,9 +18,9 @@ from pyrobnn.core.checks import (
     check_count,
     check_number,
     check_optional,
-    require,
 )
 from pyrobnn.core.findings import Finding
+from pyrobnn.core.memory import require
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
 from pyrobnn.inference.fitting.initial import common_start, start_chains

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.chains import RHAT_LIMIT, ess_of_families, rhat
-from pyrobnn.core.checks import Refused, check_count, check_number, require
+from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.findings import Finding
+from pyrobnn.core.memory import require
 from pyrobnn.core.seeding import generator
 from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage
 from pyrobnn.inference.fitting.floats import full_float32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
 
 import pyro
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite
-from pyrobnn.core.private import given
+from pyrobnn.core.private_pyro import given
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
 from pyrobnn.model.architectures import Exposed
@@ -390,7 +390,7 @@ def check_data(
         ValueError: empty, NaN or infinite, lengths or widths that do not fit, labels out of range, columns of
             which float32 keeps too little.
     """
-    x = as_tensor("x", x).to(device)
+    x = as_tensor("x", cast("ArrayLike", x)).to(device)  # what is None is refused
     y = model.likelihood.targets.read(y).to(device)
     if x.dim() == 0 or len(x) == 0:
         raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one data point")
@@ -401,11 +401,11 @@ def check_data(
     check_finite("x", x)
     x = model.standard_inputs(x)
     y = model.standard_targets(y)
-    cast = model.cast_inputs(x)
-    check_cast("x", x, cast)
+    inputs = model.cast_inputs(x)
+    check_cast("x", x, inputs)
     if y.is_floating_point() and not model.likelihood.targets.classes:
         check_cast("y", y, y.to(model.dtype))
-    return cast, model.likelihood.target(y, output_width(model, cast), model.dtype)
+    return inputs, model.likelihood.target(y, output_width(model, inputs), model.dtype)
 
 
 def _as_columns(model: BNN, f: Any) -> str:

@@ -146,7 +146,9 @@ class Density:
         double: bool = False,
     ):
         self.program = check_type("program", program, Callable, "a Pyro program")
-        self.args = check_type("args", args, tuple, "the tuple of its arguments, (x, y)")
+        self.args: tuple[Any, ...] = check_type(
+            "args", args, tuple, "the tuple of its arguments, (x, y)"
+        )
         self.points = points
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}

@@ -25,7 +25,7 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import lazy_property
 
-from pyrobnn.core.private import depends, distributions_born, factor_of
+from pyrobnn.core.private_torch import depends, distributions_born, factor_of
 
 #: how far outside a value may lie by rounding, relative to its bound: what torch allows the sum of a simplex
 _ROUNDING = 1e-6

@@ -118,7 +118,7 @@ def own_store() -> Iterator[StateDict]:
     """
     with process_state():
         store = pyro.get_param_store()
-        # reading its state, Pyro takes these links from the user's parameters
+        # WORKAROUND(pyro-ppl<=1.9.2): reading its state, it takes these links from the user's parameters
         links = [(value, vars(value).get("unconstrained")) for _, value in store.named_parameters()]
         stored = store.get_state()
         try:
@@ -133,7 +133,8 @@ def own_store() -> Iterator[StateDict]:
 @contextlib.contextmanager
 def all_rows(sizes: dict[str, int]) -> Iterator[None]:
     """Plates that would draw a subsample take all their rows; their names and sizes are added to ``sizes``."""
-    kind: Any = SubsampleMessenger  # no handler can change how many rows a plate takes
+    # WORKAROUND(pyro-ppl<=1.9.2): no handler can change how many rows a plate takes
+    kind: Any = SubsampleMessenger
     plate = kind.__init__
 
     def whole(

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, biject_to
 
-from pyrobnn.core.private import values_unchecked
+from pyrobnn.core.private_pyro import mask_of
+from pyrobnn.core.private_torch import values_unchecked
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import guards
 from pyrobnn.model.distribution_kinds import elementwise
@@ -90,7 +91,7 @@ def _log_prob(fn: Distribution, value: Tensor, mask: _Mask) -> tuple[Tensor, Ten
     """
     mask = True if mask is None else mask
     if isinstance(fn, dist.MaskedDistribution):
-        return _log_prob(fn.base_dist, value, mask & fn._mask)
+        return _log_prob(fn.base_dist, value, mask & mask_of(fn))
     if isinstance(fn, dist.NanMaskedNormal):  # which picks the known values by a mask of each point
         return _log_prob(dist.Normal(fn.loc, fn.scale), value, mask & value.isfinite())
     if isinstance(fn, torch.distributions.Independent):

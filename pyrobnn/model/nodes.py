@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.groups import SAMPLE_DIMS, variable
+from pyrobnn.core.private_pyro import DETERMINISTIC, draws_rows
 from pyrobnn.model.compile.trees import Tree
 from pyrobnn.model.distribution_kinds import elementwise, is_improper
 
@@ -42,12 +43,12 @@ def is_datum(node: Node) -> bool:
 
 def is_deterministic(node: Node) -> bool:
     """Whether the site is a ``pyro.deterministic``, which Pyro records as an observed site of density one."""
-    return is_observed(node) and bool(node["infer"].get("_deterministic", False))
+    return is_observed(node) and bool(node["infer"].get(DETERMINISTIC, False))
 
 
 def is_subsample(node: Node) -> bool:
     """Whether it is the choice of rows of a ``pyro.plate``."""
-    return type(node.get("fn")).__name__ == "_Subsample"
+    return draws_rows(node.get("fn"))
 
 
 def device_of(nodes: Mapping[str, Node], data: Iterable[Tree]) -> torch.device:

@@ -10,7 +10,7 @@ gets a panel that names them, never an error. Traces, ranks, energies, Pareto k-
 
 from __future__ import annotations
 
-from pyrobnn.plots.canvas import style
+from pyrobnn.plots.look import style
 from pyrobnn.plots.predictive import (
     calibration,
     predicted_vs_observed,

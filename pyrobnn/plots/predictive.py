@@ -28,21 +28,15 @@ from pyrobnn.diagnostics.points import (
 )
 from pyrobnn.diagnostics.scores import expected_calibration_error, num_outputs
 from pyrobnn.plots.canvas import (
-    ALEATORIC,
-    EPISTEMIC,
-    INK,
-    MUTED,
-    PALETTE,
     bands,
     brief,
     empty_panel,
-    fit_line,
     legend_below,
     one_each,
     panels,
     reference_line,
-    style,
 )
+from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, fit_line, style
 
 MAX_POINTS = 400
 
@@ -326,9 +320,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
         read,
         draw,
         missing,
-        size=(3.1, 3.1),
-        sharex=True,
-        sharey=True,
+        side=3.1,
     )
 
 
@@ -348,19 +340,17 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     Returns:
         A figure with one line per tree.
     """
-    trees = gather(trees)
     levels = np.linspace(0.0, 1.0, 41)
     with style():
         figure, axes = panels(1, size=(4.2, 3.6))
         ax = axes[0, 0]
         counts = []
-        for index, (label, evidence) in enumerate(trees.items()):
+        for index, (label, evidence) in enumerate(gather(trees).items()):
             points = regression_points(evidence, output)
             if points is not None and points.pit is not None:
-                covered = (np.abs(points.pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
                 ax.plot(
                     levels,
-                    covered,
+                    _covered(points.pit, levels),
                     label=label,
                     **fit_line(index),
                 )
@@ -368,38 +358,45 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
         if not counts:
             empty_panel(ax, "no predictive draws with known outcomes")
             return figure
-        fewest = min(counts)
-        low, high = (stats.binom.ppf(q, fewest, levels) / fewest for q in (0.025, 0.975))
-        look: dict[str, Any] = {
-            "color": MUTED,
-            "alpha": 0.15,
-            "lw": 0,
-            "zorder": 0,
-        }
-        ax.fill_between(
-            levels,
-            low,
-            high,
-            label="calibrated, 95 % range",
-            **look,
-        )
-        reference_line(ax)
-        ax.set(
-            xlim=(0, 1),
-            ylim=(0, 1),
-            xlabel="claimed coverage",
-            ylabel="observed coverage",
-        )
-        text: dict[str, Any] = {"ha": "right", "color": MUTED, "fontsize": 8}
-        ax.text(
-            0.97,
-            0.04,
-            "below: overconfident",
-            transform=ax.transAxes,
-            **text,
-        )
+        _draw_calibrated(ax, levels, min(counts))
         legend_below(figure, ax)
         return figure
+
+
+def _covered(pit: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The share of outcomes, of these PITs (point,), in the central intervals of each level, (level,)."""
+    return (np.abs(pit - 0.5)[:, None] <= 0.5 * levels + 1e-12).mean(0)
+
+
+def _draw_calibrated(ax: Axes, levels: np.ndarray, num_points: int) -> None:
+    """What a calibrated model covers: the diagonal, and the 95 % range of so many points."""
+    low, high = (stats.binom.ppf(q, num_points, levels) / num_points for q in (0.025, 0.975))
+    ax.fill_between(
+        levels,
+        low,
+        high,
+        label="calibrated, 95 % range",
+        color=MUTED,
+        alpha=0.15,
+        lw=0,
+        zorder=0,
+    )
+    reference_line(ax)
+    ax.set(
+        xlim=(0, 1),
+        ylim=(0, 1),
+        xlabel="claimed coverage",
+        ylabel="observed coverage",
+    )
+    ax.text(
+        0.97,
+        0.04,
+        "below: overconfident",
+        transform=ax.transAxes,
+        ha="right",
+        color=MUTED,
+        fontsize=8,
+    )
 
 
 def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -472,7 +469,5 @@ def reliability(trees: Trees) -> Figure:
         class_points,
         draw,
         missing,
-        size=(3.0, 3.0),
-        sharex=True,
-        sharey=True,
+        side=3.0,
     )

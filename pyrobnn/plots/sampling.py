@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +12,8 @@ from matplotlib.lines import Line2D
 
 from pyrobnn.core.groups import HISTORY
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather, spread
-from pyrobnn.plots.canvas import empty_panel, fit_line, panels, style
+from pyrobnn.plots.canvas import empty_panel, panels
+from pyrobnn.plots.look import fit_line, style
 
 #: points of a line that are drawn: more cannot be distinguished
 MAX_POINTS = 300
@@ -35,59 +37,107 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     """
     evidences = gather(trees)
     tracked = {label: histories(evidence) for label, evidence in evidences.items()}
-    methods = {label: evidence.text("method") for label, evidence in evidences.items()}
-    scalars = _chosen_scalars(tracked, names)
-    # one axes per scalar and method, in the order of the scalars
-    subjects: dict[tuple[str, str], list[str]] = {}
-    for name in scalars:
-        for label in tracked:
-            if name in tracked[label]:
-                subjects.setdefault((name, methods[label]), []).append(label)
-    names_methods = len(set(methods.values())) > 1
-    order = {label: index for index, label in enumerate(tracked)}
+    panes = _panes(evidences, tracked, _chosen_scalars(tracked, names))
     with style():
         figure, axes = panels(
-            max(1, len(subjects)),
+            max(1, len(panes)),
             size=(3.4, 2.5),
             max_columns=3,
         )
-        if not subjects:
+        if not panes:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
-        lines: dict[str, Line2D] = {}
-        for ((name, method), labels), ax in zip(subjects.items(), axes.flat, strict=False):
-            curves = [_smoothed(evidences[label], tracked[label][name]) for label in labels]
-            for label, (steps, values) in zip(labels, curves, strict=True):
-                at = spread(len(values), MAX_POINTS)
-                look = fit_line(order[label])
-                (lines[label],) = ax.plot(steps[at], values[at], lw=1.3, **look)
-            # the first tenth would flatten the rest
-            _set_range(ax, np.concatenate([values[len(values) // 10 :] for _, values in curves]))
-            suffix = f", {method}" if method and names_methods else ""
-            ax.set(xlabel="step", title=name.replace("_", " ") + suffix)
-        if len(lines) > 1:
-            columns = min(5, len(lines))
-            handles = list(lines.values())
-            figure.legend(
-                handles,
-                list(lines),
-                loc="outside lower center",
-                ncols=columns,
-            )
+        for pane, ax in zip(panes, axes.flat, strict=False):
+            _draw(pane, ax)
+        _name_the_fits(figure, panes)
         return figure
+
+
+@dataclass(frozen=True, eq=False)
+class _Curve:
+    """A smoothed scalar of one fit: its label, the fit's number, the steps (step,) and the values (step,)."""
+
+    label: str
+    fit: int
+    steps: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class _Pane:
+    """One axes: its title, and a curve for each fit."""
+
+    title: str
+    curves: list[_Curve]
+
+
+def _panes(
+    evidences: Mapping[str, Evidence],
+    tracked: Mapping[str, Mapping[str, np.ndarray]],
+    scalars: Sequence[str],
+) -> list[_Pane]:
+    """One for each scalar and method, in the order of the scalars; the title names the method where there are more."""
+    several_methods = len({evidence.text("method") for evidence in evidences.values()}) > 1
+    curves: dict[tuple[str, str], list[_Curve]] = {}
+    for scalar in scalars:
+        for fit, (label, evidence) in enumerate(evidences.items()):
+            if scalar in tracked[label]:
+                steps, values = _smoothed(evidence, tracked[label][scalar])
+                subject = (scalar, evidence.text("method"))
+                curves.setdefault(subject, []).append(_Curve(label, fit, steps, values))
+    panes = []
+    for (scalar, method), of_subject in curves.items():
+        suffix = f", {method}" if method and several_methods else ""
+        panes.append(_Pane(scalar.replace("_", " ") + suffix, of_subject))
+    return panes
+
+
+def _draw(pane: _Pane, ax: Axes) -> None:
+    for curve in pane.curves:
+        at = spread(len(curve.values), MAX_POINTS)
+        look = fit_line(curve.fit)
+        ax.plot(
+            curve.steps[at],
+            curve.values[at],
+            lw=1.3,
+            label=curve.label,
+            **look,
+        )
+    # the first tenth would flatten the rest
+    later = [curve.values[len(curve.values) // 10 :] for curve in pane.curves]
+    _set_range(ax, np.concatenate(later))
+    ax.set(xlabel="step", title=pane.title)
+
+
+def _name_the_fits(figure: Figure, panes: Sequence[_Pane]) -> None:
+    """A legend of all axes, where there are several fits."""
+    lines: dict[str, Line2D] = {}
+    for ax in figure.axes[: len(panes)]:
+        for line in ax.get_lines():
+            lines[str(line.get_label())] = line
+    if len(lines) > 1:
+        handles = list(lines.values())
+        figure.legend(
+            handles,
+            list(lines),
+            loc="outside lower center",
+            ncols=min(5, len(lines)),
+        )
 
 
 def _chosen_scalars(
     tracked: Mapping[str, Mapping[str, np.ndarray]], names: Sequence[str] | None
 ) -> list[str]:
     """The scalars that are asked for, or else those that vary in one of the trees."""
-    known: dict[str, bool] = {}
+    varies: dict[str, bool] = {}
     for scalars in tracked.values():
         for name, values in scalars.items():
-            known[name] = known.get(name, False) or bool(np.ptp(values) > 0)
-    missing = [name for name in names or () if name not in known]
+            varies[name] = varies.get(name, False) or bool(np.ptp(values) > 0)
+    if not names:
+        return [name for name in varies if varies[name]]
+    missing = [name for name in names if name not in varies]
     if missing:
-        raise ValueError(f"'names' has {missing}, but the histories have {list(known)}")
-    return list(names or [name for name, varies in known.items() if varies])
+        raise ValueError(f"'names' has {missing}, but the histories have {list(varies)}")
+    return list(names)
 
 
 def _smoothed(evidence: Evidence, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import Field
+from typing import Any, ClassVar, Protocol, Self
 
 import pyro
 import pyro.distributions as dist
@@ -14,7 +15,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, Density
-from pyrobnn.model.density import Site
+from pyrobnn.model.density import Program, Site
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
@@ -32,12 +33,52 @@ FAMILIES: dict[str, Callable[[Mapping[str, Tensor]], Any]] = {
 #: draws of which the log joint is taken together
 DRAWS_AT_ONCE = 64
 
-Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
+_Restore = Callable[[Any, Density, str, Mapping[str, Tensor]], Any]
 #: family that is more than a distribution over the flat vector → (posterior without approximation, layout of its latent
 #: sites with point parameters at their fitted values, family, its tensors) ↦ the posterior with what belongs to it
-RESTORERS: dict[str, Restore] = {}
+RESTORERS: dict[str, _Restore] = {}
 #: what `Posterior.update` and `remove` do, by name; :mod:`pyrobnn.inference.update` adds them
 CHANGES: dict[str, Callable[..., Any]] = {}
+
+
+class PosteriorLike(Protocol):
+    """What is asked of a :class:`pyrobnn.Posterior` here and where its draws are put to a test."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]
+
+    @property
+    def model(self) -> BNN | Program:
+        """The BNN or the plain Pyro program."""
+
+    @property
+    def draws(self) -> dict[str, Tensor]:
+        """Site → (chain, draw, \\*shape)."""
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The method and what it says of its draws."""
+
+    @property
+    def approximation(self) -> Approximation | None:
+        """q, of a method that has one."""
+
+    @property
+    def network(self) -> Callable[[Mapping[str, Tensor], Tensor], Tensor] | None:
+        """(params, x) → f where it isn't the model's own ``forward``."""
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains."""
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws per chain."""
+
+    def thin(self, num_draws: int) -> Self:
+        """The same with at most so many draws of each chain."""
+
+    def function(self, x: Tensor) -> Tensor:
+        """Every draw's mean of y or logits, (chain, draw, point, out)."""
 
 
 class Approximation(Protocol):
@@ -230,9 +271,9 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
 
 
 def density_of(
-    posterior: Any,
-    program: BNN | Callable[..., Any],
-    args: tuple[Any, Any],
+    posterior: PosteriorLike,
+    program: BNN | Program,
+    args: tuple[Tensor | None, Tensor | None],
     fixed: Mapping[str, Tensor],
 ) -> Density:
     """The density of a program and its data, in float64 where the draws are finer than the program's own tensors.

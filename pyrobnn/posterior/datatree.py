@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -16,24 +16,23 @@ from typing import Any, cast
 import numpy as np
 import torch
 import xarray as xr
-from arviz_base import dict_to_dataset
-from torch import Tensor, nn
+from torch import Tensor
 
 from pyrobnn.core import groups as group
-from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.model import BNN, NET, Density, derived
-from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.invariance import moved_functions, posterior_density
+from pyrobnn.core.seeding import seeded
+from pyrobnn.model import BNN, NET, Density
+from pyrobnn.posterior.arrays import MAX_PAIRS, few_draws, sample_dataset, site_dataset, to_numpy
+from pyrobnn.posterior.invariance import moved_functions, posterior_density, stein_statistics
+from pyrobnn.posterior.model_words import describe_model
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
+from pyrobnn.posterior.probes import probes
+from pyrobnn.posterior.program_tree import log_densities_by_site
 
-#: (draws × points) above which draws are thinned in the groups that hold one value for each pair
-MAX_PAIRS = 50_000_000
 #: draws by which the linearised net is compared with the net itself, and roundings of a value that are no difference
 _LINEARIZED_DRAWS = 100
 _ROUNDINGS = 8.0
 MOMENTS = ("mean", "aleatoric_var", "epistemic_var")
-Dims = Mapping[str, Sequence[str | None]]
 
 #: also a function: ``to_datatree(posterior, x, y)``
 to_datatree = Posterior.to_datatree
@@ -74,9 +73,9 @@ def whole_tree(
     posterior: Posterior, groups: dict[str, xr.Dataset], label: str | None
 ) -> xr.DataTree:
     """The tree of a posterior's own groups and of those made of data, with its provenance."""
-    of_fit = {group.POSTERIOR: _draws(posterior.draws, posterior.meta.get("axes", {}))}
+    of_fit = {group.POSTERIOR: site_dataset(posterior.draws, posterior.meta.get("axes", {}))}
     if posterior.sample_stats:
-        of_fit[group.SAMPLE_STATS] = _draws(posterior.sample_stats, {})
+        of_fit[group.SAMPLE_STATS] = site_dataset(posterior.sample_stats, {})
     if posterior.history:
         steps = {name: ((f"step_{name}",), to_numpy(v)) for name, v in posterior.history.items()}
         of_fit[group.HISTORY] = xr.Dataset(steps)
@@ -91,7 +90,7 @@ def _data_groups(
     y: Tensor,
     seed: int,
 ) -> dict[str, xr.Dataset]:
-    thinned = _thinned(posterior, len(y))
+    thinned = few_draws(posterior, len(y))
     log_prior, log_likelihood = log_densities(thinned, x, y)
     # of use only to methods of few draws
     fewest = 200 if len(x) * 200 <= MAX_PAIRS else 0
@@ -99,25 +98,12 @@ def _data_groups(
     inputs = to_numpy(x.reshape(len(x), -1))
     replicates = _replicates(thinned, thinned.predict(x), y, "obs", fewest, seed)
     return {
-        group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
+        group.LOG_PRIOR: sample_dataset(log_prior=(log_prior,)),
         group.OBSERVED_DATA: observed,
-        group.LOG_LIKELIHOOD: _dataset(y=(log_likelihood, "obs")),
+        group.LOG_LIKELIHOOD: sample_dataset(y=(log_likelihood, "obs")),
         group.CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), inputs)}),
         group.POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
     }
-
-
-def _dataset(**values: tuple[Any, ...]) -> xr.Dataset:
-    """Draws (chain, draw, …), each with the names of its other dimensions."""
-    variables = {}
-    for name, (value, *dims) in values.items():
-        variables[name] = ((*group.SAMPLE_DIMS, *dims), to_numpy(value))
-    return xr.Dataset(variables)
-
-
-def _thinned(posterior: Posterior, num_points: int) -> Posterior:
-    """Few enough draws to hold one value for each and every point."""
-    return posterior.thin(max(1, MAX_PAIRS // max(num_points * posterior.num_chains, 1)))
 
 
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +113,7 @@ def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, T
     that belong to no datum are counted with the prior.
     """
     if not isinstance(posterior.model, BNN):
-        log_prior, terms = _log_densities_by_site(
+        log_prior, terms = log_densities_by_site(
             posterior, cast(Density, posterior_density(posterior, x, y))
         )
         flat = [value.flatten(2) for value in terms.values()]
@@ -151,7 +137,7 @@ def _function_groups(
 ) -> dict[str, xr.Dataset]:
     norms = layer_norms(posterior.draws)
     likelihood = posterior.bnn.likelihood
-    dataset = _dataset(
+    dataset = sample_dataset(
         f=(posterior.function(probe_x), "probe", "output"),
         layer_norm=(torch.stack(list(norms.values()), -1), "layer"),
     )
@@ -177,8 +163,8 @@ def _prior_groups(
     if num_draws == 0:
         return {}
     prior = prior_posterior(model, num_draws, seed)
-    functions = _dataset(f=(prior.function(probe_x), "probe", "output"))
-    return {group.PRIOR: _draws(prior.draws, {}), group.PRIOR_PREDICTIVE: functions}
+    functions = sample_dataset(f=(prior.function(probe_x), "probe", "output"))
+    return {group.PRIOR: site_dataset(prior.draws, {}), group.PRIOR_PREDICTIVE: functions}
 
 
 def linearization_error(posterior: Posterior, x: Tensor) -> float:
@@ -248,15 +234,15 @@ def _grid_group(
 def held_out_groups(
     posterior: Posterior,
     x: Tensor,
-    y: Any,
+    y: Tensor,
     seed: int,
 ) -> dict[str, xr.Dataset]:
     """The groups of held-out points: what is predicted there, and what was observed."""
     x = torch.as_tensor(x)
     y = posterior.bnn.likelihood.targets.read(y)
-    thinned = _thinned(posterior, len(x))
+    thinned = few_draws(posterior, len(x))
     prediction = thinned.predict(x)
-    dataset = _dataset(f=(prediction.f, "pred_point", "output"))
+    dataset = sample_dataset(f=(prediction.f, "pred_point", "output"))
     dataset["log_prob"] = (("pred_point",), to_numpy(prediction.log_prob(y)))
     dataset = dataset.assign(_replicates(thinned, prediction, y, "pred_point", 1000, seed))
     if prediction.likelihood.targets.classes:
@@ -271,6 +257,12 @@ def held_out_groups(
         group.PREDICTIONS: dataset,
         group.HELD_OUT: _observed(thinned.bnn, y, "pred_point").assign(x=inputs),
     }
+
+
+def stein_group(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> dict[str, xr.Dataset]:
+    """The group of Stein's identities; none where they cannot be taken."""
+    statistics = stein_statistics(posterior, x, y)
+    return {} if statistics is None else {group.STEIN: statistics}
 
 
 def _replicates(
@@ -312,52 +304,6 @@ def _targets(y: Tensor, *dims: str) -> tuple[tuple[str, ...], np.ndarray]:
     return dims, to_numpy(y)
 
 
-def probes(x: Tensor) -> tuple[Tensor, list[str]]:
-    """Inputs where functions are compared: ten train points, five gaps between neighbours, and four points outside.
-
-    Args:
-        x: training inputs (N, …).
-
-    Returns:
-        Probe inputs (probe, …) and the kind of each, ``"train"``, ``"between"`` or ``"outside"``. Images and other
-        structured inputs have train probes only.
-    """
-    order = _along_spread(x)
-    train = x[order[torch.linspace(0, len(x) - 1, min(10, len(x))).round().long().unique()]]
-    if x.dim() != 2 or not x.is_floating_point() or len(x) < 3:
-        return train, ["train"] * len(train)
-    ordered = x[order]
-    gaps = (ordered[1:] - ordered[:-1]).norm(dim=1)
-    # in one dimension the widest gaps; in many, midpoints of neighbours along the spread, which are as far apart as any
-    widest = gaps.topk(min(5, len(gaps))).indices.sort().values
-    between = (ordered[widest] + ordered[widest + 1]) / 2
-    center = x.mean(0)
-    far = torch.stack([ordered[0], ordered[-1]])
-    reach = torch.tensor([1.25, 1.5], dtype=x.dtype)
-    outside = (center + reach[:, None, None] * (far - center)).reshape(-1, x.shape[1])
-    kinds = ["train"] * len(train) + ["between"] * len(between) + ["outside"] * len(outside)
-    return torch.cat([train, between, outside]), kinds
-
-
-def _along_spread(x: Tensor) -> Tensor:
-    """Order of the points along their first principal axis."""
-    flat = x.reshape(len(x), -1).double()
-    if flat.shape[1] == 1:
-        return flat[:, 0].argsort()
-    centered = flat - flat.mean(0)
-    scale = centered.std(0, correction=0)
-    centered = centered / torch.where(scale > 0, scale, torch.ones_like(scale))
-    direction = torch.randn(
-        flat.shape[1],
-        dtype=flat.dtype,
-        generator=generator(0),
-    )
-    for _ in range(20):  # power iteration: no need for the whole decomposition
-        direction = centered.T @ (centered @ direction)
-        direction = direction / direction.norm().clamp_min(1e-300)
-    return (centered @ direction).argsort()
-
-
 def layer_norms(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Norm of all weights of each layer, (chain, draw), which no exchange of hidden units changes."""
     squares: dict[str, Tensor] = {}
@@ -385,202 +331,10 @@ def _attributes(posterior: Posterior, label: str | None) -> dict[str, str | floa
     return attributes
 
 
-def _attribute(value: Any) -> str | float | int:
+def _attribute(value: str | float | list | dict) -> str | float | int:
     """A value of ``meta`` as an attribute of a netCDF file: a text or a number, JSON of anything else."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, (str, int, float)) and value == value:
         return value
     return json.dumps(value)
-
-
-def describe_model(model: BNN | Callable[..., Any]) -> dict[str, str]:
-    """Net, prior and likelihood of a BNN, each in a few words; of a plain program its name.
-
-    Example:
-        >>> import pyrobnn as pb
-        >>> noise = pb.likelihoods.HomoskedasticGaussian(0.1)
-        >>> describe_model(pb.BNN(pb.networks.mlp(3, (20,), seed=0), pb.priors.FanInNormal(), noise))["net"]
-        '3-20-1, Tanh, 101 weights'
-    """
-    if not isinstance(model, BNN):
-        return {"program": getattr(model, "__name__", type(model).__name__)}
-    likelihood = [repr(model.likelihood)]
-    for name, prior in model.likelihood.own.priors.items():
-        likelihood.append(f"{name.rpartition('.')[-1]} ~ {_written(prior)}")
-    numbers = not model.likelihood.targets.classes
-    units = " (in standard units)" if model.standardizer is not None and numbers else ""
-    return {
-        "net": f"{_layers_in_words(model.net)}, {model.num_weights:,} weights",
-        "prior": _written(model.prior),
-        "likelihood": "; ".join(likelihood) + units,
-    }
-
-
-def _layers_in_words(net: nn.Module) -> str:
-    """The widths of a net of linear layers and the names of its other modules; else its name and theirs."""
-    layers = [module for module in net.modules() if not list(module.children())]
-    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
-    with_weights = [layer for layer in layers if list(layer.parameters(recurse=False))]
-    names = [*dict.fromkeys(type(layer).__name__ for layer in layers)]
-    if "Linear" in names:
-        names.remove("Linear")
-    if linear and linear == with_weights:
-        widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        return ", ".join(["-".join(map(str, widths)), *names])
-    if linear:
-        names.insert(0, "Linear")
-    return f"{type(net).__name__} of {', '.join(names)}"
-
-
-def _written(prior: Any) -> str:
-    """A prior or distribution as one would write it: its name and its numbers."""
-    while type(prior).__name__ in ("Independent", "ExpandedDistribution"):
-        prior = prior.base_dist
-    if isinstance(prior, torch.distributions.Distribution):
-        arguments = {name: getattr(prior, name, None) for name in prior.arg_constraints}
-    else:
-        arguments = dict(vars(prior))
-    shown = {}
-    for name, value in arguments.items():
-        words = _argument(value)
-        if words is not None:
-            shown[name.lstrip("_")] = words
-    written = ", ".join(f"{name}={words}" for name, words in shown.items())
-    return f"{type(prior).__name__}({written})"
-
-
-def _argument(value: Any) -> str | None:
-    """A text, a number or a distribution as one would write it; None of anything else."""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, torch.distributions.Distribution):
-        return _written(value)
-    if isinstance(value, float) or (isinstance(value, Tensor) and value.numel() == 1):
-        return format(float(value), ".4g")
-    return None
-
-
-# -- plain programs: every observed site under its own name ----------------------------------------------------------
-
-
-def program_groups(
-    posterior: Posterior,
-    x: Any,
-    y: Any,
-    num_prior_draws: int,
-    seed: int,
-) -> dict[str, xr.Dataset]:
-    """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
-    density = cast(Density, posterior_density(posterior, x, y))
-    axes = density.derived.axes
-    sizes = density.derived.replicated
-    thinned = _thinned(posterior, max(sum(sizes.values()), 1))
-    log_prior, terms = _log_densities_by_site(thinned, density)
-    prior_draws: dict[str, Tensor] = {}
-    prior_data: dict[str, Tensor] = {}
-    if num_prior_draws:
-        prior_draws, prior_data = derived.prior(density, num_prior_draws, seed)
-    values = _values_at(density, thinned.draws, (0, 0))
-    values_at_last = _values_at(density, thinned.draws, (-1, -1))
-    data = {n: values[n] for n in sizes if _is_data(values[n], values_at_last[n])}
-    replicates = derived.replicates(density, thinned.draws, seed)
-    groups = {
-        group.LOG_PRIOR: _dataset(log_prior=(log_prior,)),
-        group.LOG_LIKELIHOOD: _draws(terms, _axes_of_terms(terms, values, axes)),
-        group.OBSERVED_DATA: _draws(data, axes, sample_dims=[]),
-        group.POSTERIOR_PREDICTIVE: _draws({name: replicates[name] for name in data}, axes),
-        group.PRIOR: _draws(prior_draws, axes),
-        group.PRIOR_PREDICTIVE: _draws(
-            {name: value for name, value in prior_data.items() if name in data}, axes
-        ),
-    }
-    if isinstance(x, Tensor) and x.dim():
-        groups[group.CONSTANT_DATA] = _program_inputs(x, data, axes)
-    moved = moved_functions(posterior, x, y, None)
-    if moved is not None:
-        groups[group.MOVED] = moved
-    return {name: dataset for name, dataset in groups.items() if dataset.data_vars}
-
-
-def _values_at(
-    density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
-) -> dict[str, Tensor]:
-    """The values of all sites in a run of the program at the draw ``index`` (chain, draw)."""
-    nodes = density.trace({name: value[index] for name, value in draws.items()})
-    return {name: node["value"] for name, node in nodes.items() if "value" in node}
-
-
-def _is_data(value: Tensor, at_last_draw: Tensor) -> bool:
-    """Whether an observed site has the same value at two draws, for half of its scalars or more.
-
-    Residuals that a program computes from latent values are not data; gaps that those fill may stay.
-    """
-    same = (value == at_last_draw) | (value.isnan() & at_last_draw.isnan())
-    return 2 * int(same.sum()) >= value.numel()
-
-
-def _axes_of_terms(terms: Mapping[str, Tensor], values: Mapping[str, Tensor], axes: Dims) -> Dims:
-    """The names of the axes of each datum's terms (chain, draw, …), where those are the first axes of its site."""
-    names = {}
-    for site, term in terms.items():
-        shape = values[site].shape[: term.dim() - 2]
-        if site in axes and term.shape[2:] == shape:
-            names[site] = axes[site][: len(shape)]
-    return names
-
-
-def _program_inputs(x: Tensor, data: Mapping[str, Tensor], axes: Dims) -> xr.Dataset:
-    """Inputs whose rows have the name of the observed sites' one first axis, if it is as long; else ``"obs"``."""
-    names = set()
-    for site, value in data.items():
-        if value.dim():
-            names.add((axes[site][0] if site in axes else None, len(value)))
-    name, length = names.pop() if len(names) == 1 else (None, None)
-    dims = (name if name and length == len(x) else "obs", "feature")
-    return xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
-
-
-def _log_densities_by_site(
-    posterior: Posterior, density: Density
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Log prior (chain, draw) with the factors of no datum, and each datum's terms, site → (chain, draw, \\*axes)."""
-    z = density.unconstrain(posterior.draws)
-
-    def densities(point: Tensor) -> dict[str, Tensor]:
-        # no site has the name ""
-        return {"": density.log_base(point), **density.data_terms(point)}
-
-    terms = at_each(
-        densities,
-        z.reshape(-1, density.dim),
-        at_once=64,
-    )
-    base = terms.pop("").reshape(z.shape[:-1])
-    by_site = {}
-    for name, value in terms.items():
-        by_site[name] = value.reshape(*z.shape[:-1], *(value.shape[1:] or (1,)))
-    return base, by_site
-
-
-def _draws(
-    values: Mapping[str, Tensor], dims: Dims, sample_dims: Sequence[str] = group.SAMPLE_DIMS
-) -> xr.Dataset:
-    """A dataset of (\\*sample_dims, \\*shape), its other dimensions named by ``dims``, else ``<site>_dim_0``."""
-    known: dict[Hashable, Sequence[Hashable]]
-    known = {group.variable(n): [*sample_dims, *dims[n]] for n in values if n in dims}
-    arrays = {group.variable(name): to_numpy(value) for name, value in values.items()}
-    # an interrupted run may have more chains than draws
-    dataset = dict_to_dataset(
-        arrays,
-        dims=known,
-        sample_dims=[*sample_dims],
-        check_conventions=False,
-    )
-    for site in values:
-        dataset[group.variable(site)].attrs["site"] = site
-    return dataset
-
-
-def to_numpy(value: Tensor) -> np.ndarray:
-    return value.detach().cpu().numpy()

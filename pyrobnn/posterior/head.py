@@ -96,9 +96,14 @@ def _paths(module: nn.Module, names: Sequence[str]) -> list[str]:
     if len(owners) > 1 and type(module) is not nn.Sequential:
         return []
     child = next(name for name in children if name in owners)
+    inner = _paths(children[child], _inside(child, names))
+    return [*(f"{child}.{path}" for path in inner), child]
+
+
+def _inside(child: str, names: Sequence[str]) -> list[str]:
+    """The names of the parameters of a child module, without its own name before them."""
     prefix = f"{child}."
-    inside = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-    return [*(prefix + path for path in _paths(children[child], inside)), child]
+    return [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
 
 
 def _from(net: nn.Module, path: Sequence[str]) -> nn.Module:

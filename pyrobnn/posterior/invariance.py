@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +12,7 @@ from torch import Tensor
 from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.gradient import Gradient, batched_gradient
-from pyrobnn.posterior.approximation import density_of
+from pyrobnn.posterior.approximation import PosteriorLike, density_of
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS = 4
@@ -27,7 +26,9 @@ _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
 
 
-def stein_statistics(posterior: Any, x: Tensor | None, y: Tensor | None) -> xr.Dataset | None:
+def stein_statistics(
+    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
+) -> xr.Dataset | None:
     r"""Virial and score of at most 200 thinned draws, by site, in unconstrained space.
 
     .. math:: E[-(z - a) \cdot \nabla \log p(z)] = d, \qquad E[\nabla \log p(z)] = 0
@@ -111,7 +112,9 @@ def _statistics_by_site(
     )
 
 
-def posterior_density(posterior: Any, x: Tensor | None, y: Tensor | None) -> Density | None:
+def posterior_density(
+    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
+) -> Density | None:
     """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
     model = posterior.model
     if isinstance(model, BNN):
@@ -131,7 +134,7 @@ def _single(g: Tensor) -> Tensor:
 
 
 def moved_functions(
-    posterior: Any,
+    posterior: PosteriorLike,
     x: Tensor | None,
     y: Tensor | None,
     probe_x: Tensor | None,
@@ -161,30 +164,63 @@ def moved_functions(
     if posterior.num_chains * posterior.num_draws < 200 or not judged:
         return None
     density = posterior_density(posterior, x, y)
-    if density is None:
+    num_draws = 0 if density is None else _draws_to_move(density, y, chains)
+    if density is None or num_draws == 0:
         return None
-    rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
-    work = density.dim * rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
-    if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
-        return None
-    num_draws = 2 * NUM_DRAWS if work < 2e8 else NUM_DRAWS
-    thinned = posterior.thin(max(1, num_draws // posterior.num_chains))
-    start = density.unconstrain(thinned.draws).detach()
-    flat = start.reshape(-1, density.dim)
-    gradient, _ = batched_gradient(density.log_joint, flat[:2])
-    end, acceptance = _moved(gradient, flat, flat.std(0))
-    moved = replace(thinned, draws=thinned.draws | density.constrain(end.reshape(start.shape)))
+    moves = _moves(density, posterior.thin(max(1, num_draws // posterior.num_chains)))
     dims = ("chain", "draw", "probe", "output")
-    dataset = xr.Dataset({"acceptance": acceptance})
-    for when, draws, z in (("before", thinned, flat), ("after", moved, end)):
+    dataset = xr.Dataset({"acceptance": moves.acceptance})
+    for when, state in (("before", moves.before), ("after", moves.after)):
+        draws = state.posterior
         f = _latent_values(density, draws) if probe_x is None else draws.function(probe_x)
         dataset[when] = (dims, f.double().cpu().numpy())
-        log_density = gradient(z)[1].detach().double().reshape(start.shape[:2])
-        dataset[f"density_{when}"] = (dims[:2], log_density.cpu().numpy())
+        dataset[f"density_{when}"] = (dims[:2], state.log_density.cpu().numpy())
     return dataset
 
 
-def _latent_values(density: Density, posterior: Any) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Draws as a posterior, and their log densities (chain, draw) in float64."""
+
+    posterior: PosteriorLike
+    log_density: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Moves:
+    """Draws before and after their Hamiltonian moves, and the share of these that was accepted."""
+
+    before: _State
+    after: _State
+    acceptance: float
+
+
+def _moves(density: Density, posterior: PosteriorLike) -> _Moves:
+    """Each draw of the posterior, moved."""
+    start = density.unconstrain(posterior.draws).detach()
+    flat = start.reshape(-1, density.dim)
+    gradient, _ = batched_gradient(density.log_joint, flat[:2])
+    end, acceptance = _moved(gradient, flat, flat.std(0))
+    draws = posterior.draws | density.constrain(end.reshape(start.shape))
+
+    def log_density(z: Tensor) -> Tensor:
+        return gradient(z)[1].detach().double().reshape(start.shape[:2])
+
+    before = _State(posterior, log_density(flat))
+    after = _State(replace(posterior, draws=draws), log_density(end))
+    return _Moves(before, after, acceptance)
+
+
+def _draws_to_move(density: Density, y: Tensor | None, chains: bool) -> int:
+    """How many draws are moved: 256 where a gradient is cheap, else 128; none where the moves would be too dear."""
+    rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
+    work = density.dim * rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
+    if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
+        return 0
+    return 2 * NUM_DRAWS if work < 2e8 else NUM_DRAWS
+
+
+def _latent_values(density: Density, posterior: PosteriorLike) -> Tensor:
     """The scalars of all latent sites, (chain, draw, scalar, 1)."""
     draws = [posterior.draws[site.name] for site in density.sites if site.kind == "latent"]
     scalars = [values.reshape(*values.shape[:2], -1) for values in draws]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_type
-from pyrobnn.core.groups import STEIN
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats
 from pyrobnn.posterior.head import Split, split
@@ -55,7 +55,7 @@ class Posterior:
             changed in place after the fit are other data; ``save`` writes them along.
     """
 
-    model: BNN | Callable[..., Any]
+    model: BNN | Program
     draws: dict[str, Tensor]
     sample_stats: MutableMapping[str, Tensor] = field(default_factory=dict)
     log_evidence: float | None = None
@@ -221,13 +221,18 @@ class Posterior:
     def _trunk(self, x: Tensor) -> Split | None:
         """Where the draws share the first parameters of the net: the split before those that they do not."""
         params = {name: value for name, value in self.draws.items() if name.startswith(NET)}
-        shared = [name for name in self.meta.get("point_sites", ()) if name in params]
-        if not shared or not all(_is_shared(params[name]) for name in shared):
-            return None
+        shared = self._shared(params)
         moving = [name for name in params if name not in shared]
+        if not shared or not moving:
+            return None
         draw = {name: value[0, 0] for name, value in params.items()}
         trunk = split(self.bnn, moving, draw, x)
-        return trunk if moving and trunk.path else None
+        return trunk if trunk.path else None
+
+    def _shared(self, params: Mapping[str, Tensor]) -> list[str]:
+        """The point parameters among ``params``, if each of them is the same in all draws; else none."""
+        points = [name for name in self.meta.get("point_sites", ()) if name in params]
+        return points if all(_is_shared(params[name]) for name in points) else []
 
     def to_datatree(
         self,
@@ -267,24 +272,22 @@ class Posterior:
         Raises:
             TypeError, ValueError: as :meth:`predict`. Refused: as :meth:`remove`, of ``exact_loo``.
         """
-        from pyrobnn.posterior import datatree, invariance
+        from pyrobnn.posterior import datatree, program_tree
 
         groups = {}
-        is_bnn = isinstance(self.model, BNN)
-        if is_bnn:
-            x = None if x is None else torch.atleast_1d(as_tensor("x", x))
-            y = None if y is None else self.bnn.likelihood.targets.read(y)
-        has_data = [x is not None, y is not None] == self.meta.get("data_given", [True, True])
-        if is_bnn and x is not None:
+        of_net = isinstance(self.model, BNN)
+        if of_net:
+            x, y = self._read(x, y)
+        has_data = self._are_of_fit(x, y)
+        if of_net and x is not None:
             groups = datatree.network_groups(
                 self, x, y, probe_x, grid, true_function, num_prior_draws, seed
             )
-        elif not is_bnn and has_data:
-            groups = datatree.program_groups(self, x, y, num_prior_draws, seed)
-        stein = invariance.stein_statistics(self, x, y) if has_data else None
-        if stein is not None:
-            groups[STEIN] = stein
-        if is_bnn and test is not None:
+        elif has_data and not of_net:
+            groups = program_tree.program_groups(self, x, y, num_prior_draws, seed)
+        if has_data:
+            groups |= datatree.stein_group(self, x, y)
+        if of_net and test is not None:
             groups |= datatree.held_out_groups(self, *test, seed)
         tree = datatree.whole_tree(self, groups, label)
         if exact_loo:
@@ -292,6 +295,16 @@ class Posterior:
             same = self._has_seen(Rows.of(self.model, x, y))
             judging.add_exact(tree, exact_loo, same, partial(self._left_out, seed=seed))
         return tree
+
+    def _read(self, x: Tensor | None, y: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """The data of a BNN as tensors."""
+        x = None if x is None else torch.atleast_1d(as_tensor("x", x))
+        y = None if y is None else self.bnn.likelihood.targets.read(y)
+        return x, y
+
+    def _are_of_fit(self, x: Tensor | None, y: Tensor | None) -> bool:
+        """Whether ``x`` and ``y`` are given where the fit was given them, and not where it was not."""
+        return [x is not None, y is not None] == self.meta.get("data_given", [True, True])
 
     def _has_seen(self, rows: Rows | None) -> bool:
         """Whether ``rows`` are those of the fit; also where either is not known."""
@@ -307,7 +320,7 @@ class Posterior:
         if y is None and self.rows is not None:
             x = self.rows.checked().x
             y = self.rows.y
-        if [x is not None, y is not None] != self.meta.get("data_given", [True, True]):
+        if not self._are_of_fit(x, y):
             raise TypeError(
                 "a posterior is judged with the data of its fit: give them, as diagnose(x, y)"
             )
@@ -401,7 +414,7 @@ class Posterior:
         return save(self, path)
 
     @staticmethod
-    def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
+    def load(path: str | Path, model: BNN | Program) -> Posterior:
         """Read what :meth:`save` wrote.
 
         Raises:

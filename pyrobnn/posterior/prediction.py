@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -170,10 +169,7 @@ class Prediction:
         rows = np.arange(len(y))
         strides = (num // 128, 1) if num >= 256 else (1,)
         for stride in strides:
-
-            def gap(at: np.ndarray, rows: np.ndarray, stride: int = stride) -> np.ndarray:
-                return self._below(np.floor(at) if whole else at, rows, stride) - level
-
+            gap = partial(self._gap, level=level, stride=stride)
             bracket = elementwise.bracket_root(
                 gap,
                 y - reach,
@@ -181,22 +177,29 @@ class Prediction:
                 args=(rows,),
             ).bracket
             tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
-            # steps of a count are told apart, and stepped over where F is q exactly
-            within: dict[str, Any] = {"xatol": 0.1} if whole else {"fatol": tolerance}
-            y = np.asarray(
-                elementwise.find_root(
-                    gap,
-                    bracket,
-                    args=(rows,),
-                    tolerances=within,
-                ).x
+            root = elementwise.find_root(
+                gap,
+                bracket,
+                args=(rows,),
+                # steps of a count are told apart, and stepped over where F is q exactly
+                tolerances={"xatol": 0.1} if whole else {"fatol": tolerance},
             )
+            y = np.asarray(root.x)
             reach = 1.0 if whole else 0.1
         if whole:
-            y = np.maximum(np.round(y), 0.0)
-            not_below = np.where(gap(y, rows) < 0, y + 1, y)
-            y = np.where(gap(y - 1, rows) >= 0, y - 1, not_below)
+            y = _least_count(y, lambda counts: gap(counts, rows))
         return torch.from_numpy(y).to(self.f.device)
+
+    def _gap(
+        self,
+        at: np.ndarray,
+        rows: np.ndarray,
+        level: float,
+        stride: int,
+    ) -> np.ndarray:
+        """By how much P(Y ≤ at) of every k-th draw exceeds the level, (k,); of counts at the whole number below."""
+        whole = self.likelihood.targets.kind == "count"
+        return self._below(np.floor(at) if whole else at, rows, stride) - level
 
     def _below(
         self,
@@ -347,12 +350,20 @@ def _mean(values: Tensor) -> Tensor:
     return values.flatten(0, 1).mean(0)
 
 
+def _least_count(y: np.ndarray, gap: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The least counts near y (k,) at which the gap, which rises, is not negative."""
+    y = np.maximum(np.round(y), 0.0)
+    not_below = np.where(gap(y) < 0, y + 1, y)
+    return np.where(gap(y - 1) >= 0, y - 1, not_below)
+
+
 def widest_layer(model: BNN, x: Tensor) -> int:
     """Scalars of the largest layer output for one point."""
     sizes = [x[0].numel()]
 
-    def note(name: str, inputs: object, out: object) -> None:
-        sizes.append(out.numel() if isinstance(out, Tensor) else 0)
+    def note(name: str, inputs: tuple, output: Tensor) -> None:
+        # a module may return several
+        sizes.append(output.numel() if isinstance(output, Tensor) else 0)
 
     with hooked(dict(model.eval_net.named_modules()), note):
         model.forward({}, x[:1])
@@ -361,7 +372,8 @@ def widest_layer(model: BNN, x: Tensor) -> int:
 
 @contextmanager
 def hooked(
-    modules: Mapping[str, torch.nn.Module], hook: Callable[[str, Any, Any], Any]
+    modules: Mapping[str, torch.nn.Module],
+    hook: Callable[[str, tuple, Tensor], Tensor | None],
 ) -> Iterator[None]:
     """Inside, ``hook(name, inputs, output)`` is called after each of the modules, and may return another output."""
     with ExitStack() as handles:

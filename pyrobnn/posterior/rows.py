@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.model import BNN
+from pyrobnn.model.density import Program
 
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
@@ -32,15 +33,15 @@ class Rows:
     @classmethod
     def of(
         cls,
-        model: BNN | Callable[..., Any],
-        x: Any,
-        y: Any,
+        model: BNN | Program,
+        x: Tensor | DataLoader | Dataset | None,
+        y: Tensor | None,
     ) -> Rows | None:
         """Of what ``fit`` was given; None where rows cannot be told from it (a loader, a program's own data)."""
         if isinstance(x, (DataLoader, Dataset)) or y is None:
             return None
         if isinstance(model, BNN):
-            x = as_tensor("x", x)
+            x = as_tensor("x", cast(Tensor, x))
             y = model.likelihood.targets.read(y)
         if not isinstance(y, Tensor) or not y.dim():
             return None
@@ -92,7 +93,7 @@ class Rows:
         return self.__dict__ | {"shared": {}}
 
 
-def _has_rows(x: Any, num: int) -> bool:
+def _has_rows(x: Tensor, num: int) -> bool:
     return isinstance(x, Tensor) and x.dim() > 0 and len(x) == num
 
 

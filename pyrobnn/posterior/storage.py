@@ -6,10 +6,10 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.density import Program
 from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.rows import Rows
@@ -76,7 +77,8 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     # a bit that a disk or a transfer flips is an error at reading; HDF5 has no checksums of strings
     checksums = {node.path: _checksums(node) for node in tree.subtree}
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    # HDF5 ends the whole process where a write fails, Python raises: what fits in memory is written by it
+    # WORKAROUND(h5py<=3.16): HDF5 ends the whole process where a write fails, Python raises: what fits in memory is
+    # written by it
     num_bytes = sum(node.to_dataset().nbytes for node in tree.subtree)
     try:
         if num_bytes < 2**30:
@@ -129,7 +131,7 @@ def check_writable(folder: str | Path) -> None:
         ) from error
 
 
-def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
+def load(path: str | Path, model: BNN | Program) -> Posterior:
     """Read a posterior written by :func:`save`.
 
     Args:
@@ -190,7 +192,7 @@ def load(path: str | Path, model: BNN | Callable[..., Any]) -> Posterior:
     return replace(posterior, approximation=FlatApproximation(layout, family, state))
 
 
-def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Callable[..., Any]) -> None:
+def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -> None:
     """ValueError where the draws of the file ``name`` do not have the sites of a BNN and their shapes."""
     for site, prior in getattr(model, "priors", {}).items():
         drawn = tuple(draws[site].shape[2:]) if site in draws else None

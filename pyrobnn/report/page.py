@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import xarray as xr
-from jinja2 import Environment
+from jinja2 import Environment, Template
 
 from pyrobnn.core.groups import POSTERIOR
 from pyrobnn.diagnostics import Verdict
@@ -66,15 +66,9 @@ def write_report(
         'report.html'
     """
     results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
-    pages = Environment(
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    template = pages.from_string(_packaged("page.html"))
     best = recommended(results.rows, results.verdicts)
     everything = [*results.rows, *results.floor]
-    html = template.render(
+    html = _template().render(
         title=title or "Can these posteriors be believed?",
         facts=facts(results.trees),
         headline=best and headline(best, results.trees[best], results.verdicts[best], everything),
@@ -94,6 +88,15 @@ def write_report(
         runs=[_run(label, evidence) for label, evidence in results.trees.items()],
     )
     return _write(path, html)
+
+
+def _template() -> Template:
+    pages = Environment(
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return pages.from_string(_packaged("page.html"))
 
 
 def _packaged(name: str) -> str:
@@ -227,5 +230,5 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
     }
 
 
-def _plain(value: object) -> str:
+def _plain(value: str | float) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -6,7 +6,6 @@ import functools
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -133,30 +132,14 @@ def _row(
         scored.update(score(evidence))
         return {name: entry.value for name, entry in scored.items()}
 
-    def seconds() -> dict[str, float | None]:
-        return {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")}
-
-    sources: dict[str, Callable[[], Mapping[str, float | None]]] = {
-        "scores": scores,
-        "R²": lambda: _explained(evidence),
-        "uncertainties": lambda: _uncertainties(evidence),
-        "gap": lambda: {"gap_ratio": getattr(widest_gap(evidence), "ratio", None)},
-        "convergence": lambda: _convergence(evidence),
-        "k-hat": lambda: {"khat": getattr(importance(evidence), "k", None)},
-        "distance": lambda: _distance(evidence, reference),
-        "seconds": seconds,
-    }
     values: dict[str, float] = {}
     lost = []
+    sources: dict[str, _Source] = {"scores": scores, **_sources(evidence, reference)}
     for name, source in sources.items():
         try:
-            with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-                with np.errstate(all="ignore"):
-                    numbers = source()
+            values |= _computed(source)
         except Exception as error:
             lost.append(f"{label}: no {name} ({said(error)})")
-        else:
-            values |= {key: value for key, value in numbers.items() if value is not None}
     finite = {key: float(value) for key, value in values.items() if np.isfinite(value)}
     not_finite = tuple(key for key in values if key not in finite)
     return Row(
@@ -168,6 +151,35 @@ def _row(
         points=_points(scored),
         ranked=ranked,
     )
+
+
+#: computes numbers by column key, None where one does not apply
+_Source = Callable[[], Mapping[str, float | None]]
+
+
+def _sources(evidence: Evidence, reference: Evidence | None) -> dict[str, _Source]:
+    """What computes the numbers of a tree that are no scores, by the name under which one that fails is reported."""
+
+    def seconds() -> dict[str, float | None]:
+        return {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")}
+
+    return {
+        "R²": lambda: _explained(evidence),
+        "uncertainties": lambda: _uncertainties(evidence),
+        "gap": lambda: {"gap_ratio": getattr(widest_gap(evidence), "ratio", None)},
+        "convergence": lambda: _convergence(evidence),
+        "k-hat": lambda: {"khat": getattr(importance(evidence), "k", None)},
+        "distance": lambda: _distance(evidence, reference),
+        "seconds": seconds,
+    }
+
+
+def _computed(source: _Source) -> dict[str, float]:
+    """The numbers of a source that apply, without warnings of those that are not finite."""
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        with np.errstate(all="ignore"):
+            numbers = source()
+    return {key: value for key, value in numbers.items() if value is not None}
 
 
 def _finite_errors(scored: Mapping[str, Score]) -> dict[str, float]:
@@ -221,19 +233,25 @@ def _uncertainties(evidence: Evidence) -> dict[str, float]:
     scale = np.ones(1) if class_points(evidence) is not None else units(evidence)
     if scale is None:
         return {}
-    by_output = [decomposed(evidence, output) for output in range(len(scale))]
-    several = len(by_output) > 1
+    several = len(scale) > 1
     uncertainties = {}
-    for index, name in enumerate(("aleatoric", "epistemic")):
-        values = [kinds[index] for kinds in by_output]
-        means = np.array([np.mean(points) for points in values if points is not None])
-        if len(means) < len(values):
-            continue
+    for name, means in _mean_uncertainties(evidence, len(scale)).items():
         uncertainties[f"{name}_standardized" if several else name] = float((means / scale).mean())
         if several:
             labelled = {f"{name}[{output}]": float(mean) for output, mean in enumerate(means)}
             uncertainties |= labelled
     return uncertainties
+
+
+def _mean_uncertainties(evidence: Evidence, num_outputs: int) -> dict[str, np.ndarray]:
+    """Kind → its mean over the points, of each output; without a kind that some output lacks."""
+    by_output = [decomposed(evidence, output) for output in range(num_outputs)]
+    means = {}
+    for name, values in zip(("aleatoric", "epistemic"), zip(*by_output, strict=True), strict=True):
+        known = [np.mean(points) for points in values if points is not None]
+        if len(known) == num_outputs:
+            means[name] = np.array(known)
+    return means
 
 
 def _convergence(evidence: Evidence) -> dict[str, float]:
@@ -256,20 +274,27 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
 
     The error is that of the paired difference from the best row, point by point of the held-out data.
     """
-    have = {row.label: row for row in rows if column.key in row.values and column.key in row.points}
-    if len(have) < 2 or not all(row.ranked for row in rows):
+    losses = _losses(rows, column)
+    if len(losses) < 2 or not all(row.ranked for row in rows):
         return set()
+    best = min(losses, key=lambda label: float(losses[label].mean()))
+    close = {label for label in losses if _is_close(losses[label], losses[best])}
+    return close | {best}
+
+
+def _losses(rows: list[Row], column: Column) -> dict[str, np.ndarray]:
+    """Label → what the row's number is the mean of, (point,), with its sign such that less is better."""
     sign = -1.0 if column.better == "higher" and column.key != "r2" else 1.0
-    best = min(have.values(), key=lambda row: sign * float(row.points[column.key].mean()))
-    theirs = best.points[column.key]
-    close = {best.label}
-    for label, row in have.items():
-        ours = row.points[column.key]
-        if ours.shape == theirs.shape and len(ours) > 1:
-            difference = sign * (ours - theirs)
-            if difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference)):
-                close.add(label)
-    return close
+    rows = [row for row in rows if column.key in row.values and column.key in row.points]
+    return {row.label: sign * row.points[column.key] for row in rows}
+
+
+def _is_close(losses: np.ndarray, best: np.ndarray) -> bool:
+    """Whether losses (point,) exceed the best's by no more than two standard errors of the paired difference."""
+    if losses.shape != best.shape or len(losses) < 2:
+        return False
+    difference = losses - best
+    return difference.mean() <= 2.0 * difference.std(ddof=1) / np.sqrt(len(difference))
 
 
 @dataclass(frozen=True, eq=False)
@@ -288,7 +313,7 @@ class Results:
     @classmethod
     def of(
         cls,
-        trees: Mapping[str, Any],
+        trees: Mapping[str, xr.DataTree | Evidence],
         verdicts: Mapping | None = None,
         left_out: Mapping | None = None,
     ) -> Results:

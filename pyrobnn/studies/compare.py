@@ -7,7 +7,7 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +58,20 @@ def run_study(
     """
     check_count("seed", seed, minimum=0)
     check_writable(out)
-    digest = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
-    marks = {name: digest | dict((attributes or {}).get(name, {})) for name in prepared}
-    waiting = dict(prepared)
-    for name in prepared:
-        tree = _finished(out / f"{name}.nc", marks[name]) if resume else None
-        if tree is not None:
-            announce(f"{name}: finished before, taken from {out / name}.nc")
-            del waiting[name]
-            yield name, tree
+    marks = _marks(study, prepared, attributes or {})
+    finished = _finished_before(out, marks) if resume else {}
+    for name, tree in finished.items():
+        announce(f"{name}: finished before, taken from {out / name}.nc")
+        yield name, tree
     shared = {
         "seed": seed,
         "device": device,
         "progress": progress,
     }
-    for name, (method, arguments) in waiting.items():
-        points = f"{study.train.num_data} points of {study.train.name}"
+    points = f"{study.train.num_data} points of {study.train.name}"
+    for name, (method, arguments) in prepared.items():
+        if name in finished:
+            continue
         announce(f"{name}: {type(method).__name__} on {points}")
         try:
             checkpoint = _checkpoint(method, out / f"{name}.checkpoint", resume)
@@ -91,6 +89,22 @@ def run_study(
         yield name, tree
         if interrupted:
             return
+
+
+def _marks(
+    study: Study,
+    names: Iterable[str],
+    attributes: Mapping[str, Mapping[str, str]],
+) -> dict[str, dict[str, str]]:
+    """Name → the attributes of its tree by which a later run knows what its numbers rest on."""
+    digest = {"data_digest": fingerprint({}, {"x": study.train.x, "y": study.train.y})}
+    return {name: digest | dict(attributes.get(name, {})) for name in names}
+
+
+def _finished_before(out: Path, marks: Mapping[str, Mapping[str, str]]) -> dict[str, DataTree]:
+    """The trees of the methods that an earlier run has finished."""
+    trees = {name: _finished(out / f"{name}.nc", marks[name]) for name in marks}
+    return {name: tree for name, tree in trees.items() if tree is not None}
 
 
 def _announce_failure(

@@ -116,6 +116,10 @@ def _small_digits() -> Dataset:
 
 def problems() -> dict[str, Problem]:
     """The problems by name."""
+    return _regressions() | _classifications()
+
+
+def _regressions() -> dict[str, Problem]:
     inferred = partial(likelihoods.HomoskedasticGaussian, dist.HalfNormal(1.0))
     fixed = partial(likelihoods.HomoskedasticGaussian, 0.4)
     varying = partial(likelihoods.HeteroskedasticGaussian, 0.05)
@@ -137,6 +141,11 @@ def problems() -> dict[str, Problem]:
         "polynomial_hetero_10": Problem(hetero, 100, (10,), varying, 2),
         "diabetes_10": Problem(diabetes, 60, (10,), inferred),
         "diabetes_hetero_5": Problem(diabetes, 60, (5,), varying, 2),
+    }
+
+
+def _classifications() -> dict[str, Problem]:
+    return {
         "iris_5": Problem(lambda: bundled("iris", "class"), 100, (5,), likelihoods.Categorical, 3),
         "wine_10": Problem(lambda: bundled("wine", "class"), 60, (10,), likelihoods.Categorical, 3),
         "breast_cancer_5": Problem(breast_cancer, 60, (5,), likelihoods.Bernoulli),

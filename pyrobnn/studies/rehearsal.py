@@ -136,11 +136,7 @@ def rehearse(
     Reference: `Posterior SBC: Simulation-Based Calibration Checking Conditional on Data (Säilynoja et al., 2025)
     <https://arxiv.org/abs/2502.03279>`_.
     """
-    check_count("num_worlds", num_worlds, minimum=2)
-    check_method(method)
-    check_type("model", model, BNN, "a pyrobnn.BNN, whose function and new rows are rehearsed")
-    check_type("worlds", worlds, Posterior | None, "a Posterior")
-    check_type("regions", regions, Mapping | None, "a dict of points by name")
+    _check_arguments(method, model, num_worlds, worlds, regions)
     check_data(model, x, y, model.device)
     x = as_tensor("x", x)
     y = model.likelihood.targets.read(y)
@@ -156,19 +152,37 @@ def rehearse(
     fit_seconds = time.perf_counter() - started
     source = worlds or _worlds(method, first_fit, x, y, seed)
     truths = _truths(source, num_worlds, seed)
+    count = method.default_draws if num_draws is None else num_draws
     points = torch.cat([*places.values()])
     started = time.perf_counter()
-    inside = []
-    count = method.default_draws if num_draws is None else num_draws
-    for index, fitted in enumerate(_refits(method, model, x, y, truths, count, seed + 1)):
-        inside.append(_inside(truths[index], fitted, points, seed + index))
+    refits = _refits(method, model, x, y, truths, count, seed + 1)
+    inside = [_inside(truths[i], refit, points, seed + i) for i, refit in enumerate(refits)]
     seconds = time.perf_counter() - started
-    whose = source.meta.get("method", "a posterior")
-    coverage = _coverages(inside, places)
-    return Rehearsal(type(method).__name__, num_worlds, whose, coverage, fit_seconds, seconds)
+    return Rehearsal(
+        method=type(method).__name__,
+        num_worlds=num_worlds,
+        worlds=source.meta.get("method", "a posterior"),
+        coverage=_coverages(inside, places),
+        fit_seconds=fit_seconds,
+        seconds=seconds,
+    )
 
 
-def _checked_places(regions: Mapping[str, Any], x: Tensor) -> dict[str, Tensor]:
+def _check_arguments(
+    method: Method,
+    model: BNN,
+    num_worlds: int,
+    worlds: Posterior | None,
+    regions: Mapping[str, Tensor] | None,
+) -> None:
+    check_count("num_worlds", num_worlds, minimum=2)
+    check_method(method)
+    check_type("model", model, BNN, "a pyrobnn.BNN, whose function and new rows are rehearsed")
+    check_type("worlds", worlds, Posterior | None, "a Posterior")
+    check_type("regions", regions, Mapping | None, "a dict of points by name")
+
+
+def _checked_places(regions: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     """The points of each region (point, …)."""
     places = {name: as_tensor("regions", points) for name, points in regions.items()}
     for name, points in places.items():

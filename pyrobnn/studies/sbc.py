@@ -240,19 +240,11 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
         raise ValueError(
             f"expected at least {2 * _MIN_PER_BIN} ranks in 0 … {num_ranked}, got {ranks.size}."
         )
-    num_bins = max(2, min(_MAX_BINS, ranks.size // _MIN_PER_BIN, num_ranked + 1))
-    edges = np.round(np.linspace(0, num_ranked + 1, num_bins + 1)).astype(int)
-    counts = np.histogram(ranks, bins=edges - 0.5)[0]
-    p_value = float(stats.chisquare(counts, ranks.size * np.diff(edges) / (num_ranked + 1)).pvalue)
-    points = np.unique(np.round(np.linspace(0, num_ranked, min(num_ranked + 1, 50))).astype(int))[
-        :-1
-    ]
+    p_value, num_bins = _chi_square(ranks, num_ranked)
+    evenly = np.linspace(0, num_ranked, min(num_ranked + 1, 50))
+    points = np.unique(np.round(evenly).astype(int))[:-1]
     grid = (points + 1) / (num_ranked + 1)
-    counted = np.arange(ranks.size + 1)[:, None]
-    # two-sided binomial tail probability of every count (row) at every grid point (column)
-    lower = stats.binom.cdf(counted, ranks.size, grid)
-    upper = stats.binom.sf(counted - 1, ranks.size, grid)
-    tails = 2.0 * np.minimum(lower, upper)
+    tails = _tail_probabilities(ranks.size, grid)
     simulated = np.random.default_rng(seed).integers(
         0,
         num_ranked + 1,
@@ -264,6 +256,23 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
     difference = (ranks[:, None] <= points).mean(axis=0) - grid
     outside = bool(_least_tail(ranks, points, tails) < level)
     return Uniformity(p_value, num_bins, grid, difference, low, high, outside)
+
+
+def _chi_square(ranks: np.ndarray, num_ranked: int) -> tuple[float, int]:
+    """The p-value of the χ² test of uniform ranks in 0 … ``num_ranked``, and the number of its bins."""
+    num_bins = max(2, min(_MAX_BINS, ranks.size // _MIN_PER_BIN, num_ranked + 1))
+    edges = np.round(np.linspace(0, num_ranked + 1, num_bins + 1)).astype(int)
+    counts = np.histogram(ranks, bins=edges - 0.5)[0]
+    expected = ranks.size * np.diff(edges) / (num_ranked + 1)
+    return float(stats.chisquare(counts, expected).pvalue), num_bins
+
+
+def _tail_probabilities(num_ranks: int, grid: np.ndarray) -> np.ndarray:
+    """Two-sided binomial tail probability of every count 0 … ``num_ranks`` (row) at every grid point (column)."""
+    counts = np.arange(num_ranks + 1)[:, None]
+    lower = stats.binom.cdf(counts, num_ranks, grid)
+    upper = stats.binom.sf(counts - 1, num_ranks, grid)
+    return 2.0 * np.minimum(lower, upper)
 
 
 def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> float:

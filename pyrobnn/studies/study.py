@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import pyro.distributions as dist
 import torch
 from torch import Tensor
@@ -17,21 +14,13 @@ from torch import Tensor
 from pyrobnn import likelihoods
 from pyrobnn.core.checks import check_choice, check_count, check_number
 from pyrobnn.data import Dataset, Standardizer, train_test_split
-from pyrobnn.inference import Posterior
 from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 from pyrobnn.model.likelihoods.base import Likelihood
-from pyrobnn.posterior.prediction import Prediction
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from pyrobnn.data.columns import Columns
 
 #: most rows of a quick run
 QUICK_ROWS = 500
-LEVELS = (0.025, 0.5, 0.975)
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
 Settings = Mapping[str, Any]
@@ -43,7 +32,7 @@ def _gaussian(settings: Settings) -> Likelihood:
     return likelihoods.HomoskedasticGaussian(_scale(settings))
 
 
-def _scale(settings: Settings) -> Any:
+def _scale(settings: Settings) -> float | str | dist.HalfNormal:
     noise = settings["noise"]
     if noise in ("inferred", "learned"):
         return dist.HalfNormal(1.0) if noise == "inferred" else noise
@@ -141,24 +130,13 @@ def make_study(
             f"'response' {response} is of {needed}, these data are of {dataset.task} (--task {needed})"
         )
     train, test = train_test_split(dataset, test_fraction, seed)
-    units = Standardizer.fit(train)
-    columns = dataset.x.shape[1]
-    settings: dict[str, Any] = {
-        "task": dataset.task,
-        "shape": list(dataset.x.shape[1:]),
-        "num_outputs": dataset.num_outputs,
-        "features": list(dataset.feature_names) or [f"x{i}" for i in range(columns)],
-        "columns": None if dataset.columns is None else dataset.columns.settings(),
-        "target": dataset.target_name,
-        "classes": list(dataset.class_names) or [str(i) for i in range(dataset.num_outputs)],
+    settings = _data_settings(dataset, train) | {
         "hidden": list(hidden),
         "activation": activation,
         "prior_scale": prior_scale,
         "noise": noise,
         "response": response,
         "seed": seed,
-        "ranges": _ranges(train.x),
-        "units": {name: _stored(getattr(units, name)) for name in UNITS},
     }
     likelihood = likelihood_of(settings)
     try:
@@ -167,6 +145,24 @@ def make_study(
         named = str(error).replace("'y'", repr(dataset.target_name))
         raise ValueError(f"{dataset.name}: {named}") from error
     return Study(train, test, build(settings), settings)
+
+
+def _data_settings(dataset: Dataset, train: Dataset) -> dict[str, Any]:
+    """What the model and its predictions need to know of the data: shapes, names, ranges, units."""
+    units = Standardizer.fit(train)
+    features = dataset.feature_names or [f"x{i}" for i in range(dataset.x.shape[1])]
+    classes = dataset.class_names or [str(i) for i in range(dataset.num_outputs)]
+    return {
+        "task": dataset.task,
+        "shape": list(dataset.x.shape[1:]),
+        "num_outputs": dataset.num_outputs,
+        "features": list(features),
+        "columns": None if dataset.columns is None else dataset.columns.settings(),
+        "target": dataset.target_name,
+        "classes": list(classes),
+        "ranges": _ranges(train.x),
+        "units": {name: _stored(getattr(units, name)) for name in UNITS},
+    }
 
 
 def _ranges(x: Tensor) -> list[list[float]] | None:
@@ -218,80 +214,6 @@ def build(settings: Settings) -> BNN:
         likelihood,
         standardizer=Standardizer(*units),
     )
-
-
-def load_run(path: str | Path) -> tuple[Posterior, dict[str, Any]]:
-    """A posterior that ``pyrobnn compare`` or ``fit`` saved, with its model rebuilt, and the settings of its study.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: not a file that ``pyrobnn compare`` wrote.
-    """
-    from pyrobnn.posterior import storage  # and xarray
-
-    written = storage.read(path).attrs.get("study")
-    if not isinstance(written, str):
-        raise ValueError(
-            f"{str(path)!r} does not say what model it belongs to: take a NAME.nc that 'pyrobnn fit' or 'compare' "
-            "wrote, or in Python with Posterior.load(path, model).predict(x)"
-        )
-    settings = json.loads(written)
-    return storage.load(path, build(settings)), settings
-
-
-def columns_of(settings: Settings) -> Columns:
-    """The columns of the table that a study was of; the features of a data set by name are numbers as they are."""
-    from pyrobnn.data.columns import Column, Columns  # and pandas
-
-    if settings.get("columns"):
-        return Columns.of(settings["columns"])
-    return Columns(tuple(Column(name, "number") for name in settings["features"]))
-
-
-def prediction_table(posterior: Posterior, x: Tensor, settings: Settings) -> pd.DataFrame:
-    """What is predicted at ``x`` (point, feature), one row each, in the units of the data.
-
-    Regression: ``mean``, ``aleatoric_sd``, ``epistemic_sd``, ``sd`` and quantiles ``q…``, with ``_0``, ``_1``, … for
-    several outputs. Classes: ``class``, the most probable one, ``p_…`` of each, and ``aleatoric_entropy`` and
-    ``epistemic_entropy`` in nats.
-    """
-    import pandas as pd
-
-    prediction = posterior.predict(x)
-    if settings["task"] == "classification":
-        return pd.DataFrame(_class_columns(prediction, settings["classes"]))
-    quantiles = prediction.quantile(torch.tensor(LEVELS, dtype=torch.float64))
-    columns = {
-        "mean": prediction.mean,
-        "aleatoric_sd": prediction.aleatoric_var.sqrt(),
-        "epistemic_sd": prediction.epistemic_var.sqrt(),
-        "sd": prediction.var.sqrt(),
-    }
-    columns |= {f"q{level:g}": values for level, values in zip(LEVELS, quantiles)}
-    count = settings["num_outputs"]
-    suffixes = [""] if count == 1 else [f"_{output}" for output in range(count)]
-    table = {}
-    for name, values in columns.items():
-        for suffix, output in zip(suffixes, values.cpu().numpy().T):
-            table[f"{name}{suffix}"] = output
-    return pd.DataFrame(table)
-
-
-def _class_columns(prediction: Prediction, names: Sequence[str]) -> dict[str, np.ndarray]:
-    probs = prediction.probs.cpu().numpy()
-    columns = {"class": np.array(names, dtype=object)[probs.argmax(1)]}
-    columns |= {f"p_{name}": probs[:, index] for index, name in enumerate(names)}
-    for kind in ("aleatoric_entropy", "epistemic_entropy"):
-        columns[kind] = getattr(prediction, kind).cpu().numpy()
-    return columns
-
-
-def outside(x: Tensor, settings: Settings) -> list[str]:
-    """Of each row of ``x`` (point, feature) the names of the features beyond those of the training data, joined."""
-    low, high = (torch.tensor(bound, dtype=x.dtype) for bound in settings["ranges"])
-    beyond = ((x < low) | (x > high)).cpu().numpy()
-    names = np.array(settings["features"], dtype=object)
-    return ["; ".join(names[row]) for row in beyond]
 
 
 def describe(study: Study) -> str:

@@ -11,7 +11,8 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn import cli
-from pyrobnn.studies.study import RESPONSES, likelihood_of, load_run, make_study
+from pyrobnn.studies.saved_runs import load_run
+from pyrobnn.studies.study import RESPONSES, likelihood_of, make_study
 
 FAST = [
     "--no-compile",

@@ -15,7 +15,8 @@ from pyrobnn.data import from_csv
 from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior.storage import write_atomically
 from pyrobnn.studies.compare import to_tree
-from pyrobnn.studies.study import load_run, make_study, prediction_table
+from pyrobnn.studies.saved_runs import load_run, prediction_table
+from pyrobnn.studies.study import make_study
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 KINDS = {

@@ -14,7 +14,8 @@ import torch
 
 from pyrobnn import data
 from pyrobnn.data import Standardizer
-from pyrobnn.data.columns import Column, Columns, numbers
+from pyrobnn.data.cells import numbers
+from pyrobnn.data.columns import Column, Columns
 
 
 def write(tmp_path, text):

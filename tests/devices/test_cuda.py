@@ -14,7 +14,7 @@ from models import normal_prior, toy_net
 from test_contract import METHODS, ONE_DRAW, X, Y, gaussian, num_draws
 
 import pyrobnn as pb
-from pyrobnn.core import checks
+from pyrobnn.core import memory
 from pyrobnn.core.checks import check_device
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.machine import Machine
@@ -104,7 +104,7 @@ def test_memory_that_torch_keeps_for_later_is_free(monkeypatch):
         "memory_allocated": 300,
     }.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
-    assert checks.free_bytes(torch.device("cuda")) == 100 + 400
+    assert memory.free_bytes(torch.device("cuda")) == 100 + 400
 
 
 # -- on a GPU, and on the CPU as far as that goes --------------------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from helpers import seeded
 from models import toy, toy_model
 
-from pyrobnn.core.checks import divergences_by_chance
+from pyrobnn.core.chains import divergences_by_chance
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.inference.fitting.problem import prepare

@@ -9,7 +9,7 @@ from models import toy_model
 from test_contract import METHODS, ONE_DRAW, X, Y, num_draws
 
 import pyrobnn as pb
-from pyrobnn.core.checks import NotEnoughMemory
+from pyrobnn.core.memory import NotEnoughMemory
 
 MANY = 10**12  # no machine holds as many draws of 25 weights
 
@@ -37,7 +37,7 @@ def test_the_last_draw_that_fits_is_drawn(name, monkeypatch):
     """Two copies of 6 draws of 25 weights in float32, of every chain."""
     chains = getattr(METHODS[name], "num_chains", 1)
     free = 2 * 6 * chains * 25 * 4
-    monkeypatch.setattr("pyrobnn.core.checks.free_bytes", lambda device: free)
+    monkeypatch.setattr("pyrobnn.core.memory.free_bytes", lambda device: free)
     posterior = METHODS[name].fit(toy_model(), X, Y, **num_draws(name))
     assert posterior.num_draws == 6
     with pytest.raises(pb.Refused, match="of 7 draws|14 draws"):

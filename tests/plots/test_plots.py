@@ -15,7 +15,8 @@ from matplotlib.text import Text
 from pyrobnn import plots
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
 from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
-from pyrobnn.plots.canvas import ALEATORIC, EPISTEMIC, PAGE, PALETTE, bands, panels, style
+from pyrobnn.plots.canvas import PAGE, bands, panels
+from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, PALETTE, style
 
 KINDS = {
     "regression_1d": factory.regression_1d(),

@@ -464,7 +464,8 @@ def _columns(density: Density, z: Tensor, index: Tensor | None) -> Iterator[tupl
     slope = torch.func.grad(lambda values: -density.log_joint(z.index_copy(0, index, values)))
 
     def product(direction: Tensor) -> Tensor:
-        # reverse over reverse: torch's forward mode mixes up dtypes where a float32 model is summed in float64
+        # WORKAROUND(torch<=2.13): reverse over reverse, for forward mode mixes up dtypes where a float32 model is
+        # summed in float64
         return torch.func.grad(lambda values: slope(values) @ direction)(centre)
 
     data = max((arg.numel() for arg in density.args if isinstance(arg, Tensor)), default=1)

@@ -200,10 +200,8 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
 
 @functools.cache
 def _load_decompositions() -> None:
-    """The first forward derivative in a process compiles torch's decompositions with the deprecated torch.jit.script.
-
-    It says so by a DeprecationWarning, from torch 2.14 on by a FutureWarning, which Python shows to every user.
-    """
+    """The first forward derivative in a process compiles torch's decompositions, in silence here."""
+    # WORKAROUND(torch<=2.14): by the deprecated torch.jit.script, of which Python warns every user from 2.14 on
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*torch.jit.script")
         point = torch.ones(())

@@ -12,8 +12,9 @@ import pyro
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import Refused, require
+from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding, of_meta
+from pyrobnn.core.memory import require
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.fitting.batches import forward_in_parts, in_parts
 from pyrobnn.inference.fitting.initial import start_values

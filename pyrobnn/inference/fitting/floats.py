@@ -29,7 +29,7 @@ def full_float32(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    # torch does not declare all of these flags
+    # WORKAROUND(torch<=2.13): it does not declare all of these flags
     cudnn: Any = torch.backends.cudnn
     matmul: Any = torch.backends.cuda.matmul
     mkldnn: Any = torch.backends.mkldnn

@@ -18,8 +18,9 @@ from pyro.nn import PyroModule
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import Refused, check_device, check_type, free_bytes, require
+from pyrobnn.core.checks import Refused, check_device, check_type
 from pyrobnn.core.findings import Finding, as_json, warn
+from pyrobnn.core.memory import free_bytes, require
 from pyrobnn.data import Dataset
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.derivative import wrong_derivative, wrong_gradient

@@ -35,7 +35,8 @@ def key(*parts: Tensor) -> Tensor:
 
 def stream(keys: Tensor, index: Tensor | int) -> Tensor:
     """The key of a numbered stream below each key: shape of ``keys`` and ``index`` (int64, below 2^31) together."""
-    # inductor takes arange * constant for an address, of 32 bits on a GPU, which does not hold it; not through ^
+    # WORKAROUND(torch<=2.13): inductor takes arange * constant for an address, of 32 bits on a GPU, which does not
+    # hold it; not through ^
     return _mix(keys + (index ^ 0) * _STEP)
 
 

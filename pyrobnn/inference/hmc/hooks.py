@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core import chains
-from pyrobnn.core.chains import RHAT_LIMIT, RHAT_NOTED
-from pyrobnn.core.checks import divergences_by_chance
+from pyrobnn.core.chains import RHAT_LIMIT, RHAT_NOTED, divergences_by_chance
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import COMPILING, Watch

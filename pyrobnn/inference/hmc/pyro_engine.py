@@ -10,6 +10,12 @@ import torch
 from pyro.infer import HMC, MCMC, NUTS
 from torch import Tensor
 
+from pyrobnn.core.private_pyro import (
+    divergent_draws,
+    hear_kinetic_energy,
+    mean_acceptance,
+    potential_energy,
+)
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.run import Draws
 from pyrobnn.inference.hmc.windows import STATS
@@ -33,7 +39,7 @@ def sample(
         chain = _Chain(log_density, start.dtype, dense, config)
         finished.append(chain)
         with seeded(run.seed * 1_000_003 + number, z.device):
-            # Pyro mixes the dtypes of energies and positions
+            # WORKAROUND(pyro-ppl<=1.9.2): it mixes the dtypes of energies and positions, so all are float64
             mcmc = MCMC(
                 chain.kernel,
                 run.num_draws,
@@ -86,12 +92,10 @@ class _Chain:
             self.calls += 1
             return -log_density(params["z"].to(dtype))
 
-        def kinetic(r: dict) -> Tensor:
-            energy = kinetic_energy(r)
+        def hear(kinetic: Tensor) -> None:
             if self._fresh:  # the first call of a transition is for its starting momenta
-                self._energy = float(energy) - self._lp
+                self._energy = float(kinetic) - self._lp
                 self._fresh = False
-            return energy
 
         options: dict[str, Any] = {"full_mass": dense, "target_accept_prob": config.target_accept}
         options |= {"potential_fn": potential, "step_size": config.step_size or 1.0}
@@ -104,9 +108,7 @@ class _Chain:
             )
         else:
             self.kernel = NUTS(max_tree_depth=config.max_tree_depth, **options)
-        kinetic_energy = self.kernel._kinetic_energy
-        # Pyro has no hook for energies
-        self.kernel._kinetic_energy = kinetic  # type: ignore[method-assign]
+        hear_kinetic_energy(self.kernel, hear)
         self.rows: list[tuple[Tensor, list[float]]] = []
         self.calls = self._before = 0
 
@@ -119,14 +121,15 @@ class _Chain:
     ) -> None:
         steps = self.calls - self._before
         self._before = self.calls
-        self._lp = -float(kernel._fetch_from_cache()[1])
+        self._lp = -potential_energy(kernel)
         energy = self._energy
         self._fresh = True
         if stage.startswith("Warmup"):
             return
         count = len(self.rows) + 1  # the kernel keeps a running mean over the kept draws
-        rate = count * kernel._mean_accept_prob - self._accept
-        self._accept = count * kernel._mean_accept_prob
+        total = count * mean_acceptance(kernel)
+        rate = total - self._accept
+        self._accept = total
         depth = math.floor(math.log2(steps + 1)) if steps else 0
         row = [self._lp, energy, 0.0, depth, steps, float(rate), float(kernel.step_size)]
         self.rows.append((params["z"].detach().clone(), row))
@@ -139,7 +142,7 @@ class _Chain:
             dtype=torch.float64,
             device=device,
         )
-        for index in self.kernel._divergences:
+        for index in divergent_draws(self.kernel):
             if index < len(stats):
                 stats[index, STATS.index("diverging")] = 1.0
         return torch.stack(positions), stats

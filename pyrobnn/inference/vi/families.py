@@ -16,7 +16,8 @@ from pyro.distributions.torch_distribution import TorchDistribution
 from torch import Tensor
 from torch.distributions import constraints
 
-from pyrobnn.core.checks import Refused, require
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.memory import require
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.model import Density
 from pyrobnn.posterior.approximation import FAMILIES, Approximation, FlatApproximation

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused, check_type
+from pyrobnn.core.private_pyro import draws_rows, flat_site
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
@@ -175,19 +176,12 @@ class _Given(Messenger):
         sites = [site for site in density.sites if site.name in values]
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
         # a guide of several parts has a flat vector for each
-        self.flat = {
-            f"_{module._pyro_name}_latent": tuple(module._unconstrained_shapes)
-            for module in guide.modules()
-            if isinstance(module, AutoContinuous)
-        }
+        parts = [module for module in guide.modules() if isinstance(module, AutoContinuous)]
+        self.flat = dict(map(flat_site, parts))
 
     def _pyro_sample(self, msg: dict) -> None:
         name = msg["name"]
-        if (
-            not self.unconstrained
-            or name in self.unconstrained
-            or type(msg["fn"]).__name__ == "_Subsample"
-        ):
+        if not self.unconstrained or name in self.unconstrained or draws_rows(msg["fn"]):
             return  # a model site is a Delta at the image of the auxiliary draw
         owner = name.removesuffix("_unconstrained")
         if owner in self.unconstrained:
@@ -255,7 +249,8 @@ def _run_guide(
     normal: Callable[[Tensor], Tensor] = torch.randn_like,
 ) -> tuple[Mapping[str, Node], Tensor]:
     """Run the guide with these parameters, at given draws or at fresh ones: its sites and log density."""
-    # Pyro ties a weak reference, which cannot be pickled, to the tensors it reads: here to views that pass
+    # WORKAROUND(pyro-ppl<=1.9.2): it ties a weak reference, which cannot be pickled, to the tensors it reads: here to
+    # views that pass
     named = {f"guide.{name}": value.view_as(value) for name, value in params.items()}
     with process_state():  # the guide's module holds them meanwhile
         return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
@@ -277,7 +272,7 @@ def _build(
     options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
 
     def program(*args: Any, **kwargs: Any) -> Any:
-        # Pyro's modules of local parameters refuse a pyro.param of the model
+        # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
         with Supply({}, density.initial_points):
             return density.program(*args, **kwargs)
 

@@ -24,7 +24,8 @@ def provide_folder() -> None:
         UserWarning: that compiled code is not kept for the next process.
     """
     try:
-        # a user without a name, as in another's container: KeyError, since Python 3.13 OSError, on Windows ImportError
+        # WORKAROUND(python<3.13): a user without a name, as in another's container, is a KeyError there; since then
+        # it is an OSError, and on Windows an ImportError
         path = code_folder()
         path.mkdir(parents=True, exist_ok=True)
         wrong = None if os.access(path, os.W_OK | os.X_OK) else f"{path} cannot be written to"

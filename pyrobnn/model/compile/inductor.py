@@ -185,7 +185,8 @@ def _publicly(graph: GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
             call: Callable[..., Any] = torch.compile(graph.forward, options=settings)
             call(*inputs)
     finally:
-        pyro.settings.set(**before)  # Dynamo turns the validation of distributions off for good
+        # WORKAROUND(torch<=2.13): Dynamo turns the validation of distributions off for good
+        pyro.settings.set(**before)
     return call
 
 

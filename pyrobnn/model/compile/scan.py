@@ -486,7 +486,8 @@ def _run(
     xs: list[Tensor],
     captures: list[Tensor],
 ) -> list[Tensor]:
-    """All carries, outputs and sums, and an empty tensor: C++ of torch 2.13 crashes on a list of one."""
+    """All carries, outputs and sums, and an empty tensor."""
+    # WORKAROUND(torch<=2.13): its C++ crashes on a list of one tensor, hence the empty one
     turn = _TURNS[key]
     memory = turn.memory(len(xs[0]), xs[0].device)
     for state, leaf in zip(memory.states, carry, strict=True):

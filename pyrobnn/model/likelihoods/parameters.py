@@ -11,7 +11,7 @@ from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor
 
 from pyrobnn.core.checks import check_number, check_type
-from pyrobnn.core.private import given
+from pyrobnn.core.private_pyro import given
 from pyrobnn.model.weight_priors import move
 
 SITE = "likelihood."

@@ -1,0 +1,117 @@
+"""Names of Pyro that it does not promise to keep, looked up when they are used.
+
+Torch's are in :mod:`pyrobnn.core.private` and :mod:`pyrobnn.core.private_torch`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import pyro
+import pyro.distributions as dist
+import torch
+from pyro.poutine.block_messenger import BlockMessenger
+from pyro.poutine.condition_messenger import ConditionMessenger
+from pyro.poutine.replay_messenger import ReplayMessenger
+from pyro.poutine.runtime import am_i_wrapped, effectful
+from torch import Tensor
+
+from pyrobnn.core import private
+
+if TYPE_CHECKING:
+    from pyro.infer.autoguide import AutoContinuous
+    from pyro.infer.mcmc import HMC
+
+#: in ``node["infer"]`` of a ``pyro.deterministic``
+DETERMINISTIC = "_deterministic"
+
+
+# -- handlers and sites ------------------------------------------------------------------------------------------------
+
+
+def given(name: str) -> Tensor | None:
+    """The value that draws or a guide's trace hold of ``name``, or None.
+
+    ``pyro.infer.Predictive`` hands a program only the sites of the guide's trace, by conditioning, and an ELBO by
+    replaying; both answer ``sample`` statements alone, so a ``pyro.param`` never hears of them. They are asked here by
+    a ``sample`` statement that no other handler hears, such as a trace, which would record it.
+
+    Raises:
+        Gone: this Pyro does not let its handlers be asked, and some may hold a value.
+    """
+    if not am_i_wrapped():
+        return None
+    blocked = private.find("pyro.poutine.messenger.block_messengers")
+    if blocked is None:
+        _check_supplied(name)
+        return None
+    with blocked(lambda handler: True) as handlers, contextlib.ExitStack() as answering:
+        for handler in handlers:  # outermost first
+            if isinstance(handler, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
+                answering.enter_context(handler)
+        value = pyro.sample(name, _no_value)  # type: ignore[arg-type]  # any function of no arguments will do
+    return None if value is _NO_VALUE else value
+
+
+_NO_VALUE = torch.empty(0)
+
+
+def _no_value() -> Tensor:
+    return _NO_VALUE
+
+
+def _check_supplied(name: str) -> None:
+    """Gone unless this library runs the program itself, with all its values: other handlers may hold ``name``."""
+    if not effectful(lambda: False, type="supplied")():
+        raise private.Gone(
+            f"pyro-ppl {pyro.__version__} has no pyro.poutine.messenger.block_messengers, by which {name!r} would be "
+            "read from draws or a guide: use posterior.predict instead of pyro.infer.Predictive, or pyro-ppl 1.9"
+        )
+
+
+def draws_rows(fn: torch.distributions.Distribution | None) -> bool:
+    """Whether the distribution of a site is the choice of rows of a ``pyro.plate``."""
+    return type(fn).__name__ == "_Subsample"
+
+
+def mask_of(fn: dist.MaskedDistribution) -> Tensor | bool:
+    """The mask of a masked distribution."""
+    return fn._mask
+
+
+def flat_site(guide: AutoContinuous) -> tuple[str, tuple[str, ...]]:
+    """The name of a guide's auxiliary site, a flat vector, and of the sites of which it is made, in their order."""
+    return f"_{guide._pyro_name}_latent", tuple(guide._unconstrained_shapes)
+
+
+# -- kernels of MCMC ---------------------------------------------------------------------------------------------------
+
+
+def hear_kinetic_energy(kernel: HMC, hear: Callable[[Tensor], None]) -> None:
+    """From now on ``hear`` is called with each kinetic energy that the kernel computes."""
+    # WORKAROUND(pyro-ppl<=1.9.2): it has no hook for energies
+    compute = kernel._kinetic_energy
+
+    def heard(momenta: dict) -> Tensor:
+        energy = compute(momenta)
+        hear(energy)
+        return energy
+
+    kernel._kinetic_energy = heard  # type: ignore[method-assign]
+
+
+def potential_energy(kernel: HMC) -> float:
+    """The potential energy of the kernel's latest state."""
+    return float(kernel._fetch_from_cache()[1])
+
+
+def mean_acceptance(kernel: HMC) -> float:
+    """The mean acceptance rate of the transitions after the warm-up, or of those of the warm-up so far."""
+    return kernel._mean_accept_prob
+
+
+def divergent_draws(kernel: HMC) -> Iterable[int]:
+    """The numbers of the draws at which the kernel diverged."""
+    return kernel._divergences

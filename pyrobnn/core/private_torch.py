@@ -1,0 +1,189 @@
+"""Names of torch's ``vmap``, random numbers and distributions that it does not promise to keep, looked up when used.
+
+The compiler's are in :mod:`pyrobnn.core.private`, Pyro's in :mod:`pyrobnn.core.private_pyro`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+from pyrobnn.core import private
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+# -- vmap --------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def without_fallback_warnings() -> Iterator[None]:
+    """Inside, torch does not warn of an operation without a batching rule, in any thread: it is only slower."""
+    switch = private.find("torch._C._functorch._set_vmap_fallback_warning_enabled") or bool
+    switch(False)
+    try:
+        yield
+    finally:
+        switch(True)
+
+
+# -- random numbers ----------------------------------------------------------------------------------------------------
+
+
+class Inseparable(RuntimeError):
+    """An operation draws from the generator of the process and takes no other."""
+
+
+def drawing_from(
+    generator_on: Callable[[torch.device], torch.Generator],
+) -> contextlib.AbstractContextManager[None] | None:
+    """Inside, operations of this thread draw from other generators than the process's; None where torch cannot.
+
+    Raises Inseparable inside, before anything is drawn by an operation that takes no generator.
+    """
+    mode = _generator_mode()
+    return None if mode is None else mode(generator_on)
+
+
+@functools.cache
+def _generator_mode() -> Any:
+    dispatch_mode = private.find("torch.utils._python_dispatch.TorchDispatchMode")
+    if dispatch_mode is None:
+        return None
+
+    class GeneratorMode(dispatch_mode):  # type: ignore[misc, valid-type]
+        def __init__(self, generator_on: Callable[[torch.device], torch.Generator]) -> None:
+            super().__init__()
+            self.generator_on = generator_on
+
+        def __torch_dispatch__(
+            self,
+            func: OpOverload,
+            types: Sequence[type],
+            args: tuple[Any, ...] = (),
+            kwargs: Mapping[str, Any] | None = None,
+        ) -> Any:
+            kwargs = kwargs or {}
+            arguments = [*args, *kwargs.values()]
+            seeded_by_user = any(isinstance(value, torch.Generator) for value in arguments)
+            if torch.Tag.nondeterministic_seeded not in func.tags or seeded_by_user:
+                return func(*args, **kwargs)
+            devices = [value.device for value in arguments if isinstance(value, Tensor)]
+            device = devices[0] if devices else torch.device(kwargs.get("device") or "cpu")
+            return _with_generator(func)(
+                *args,
+                **kwargs,
+                generator=self.generator_on(device),
+            )
+
+    return GeneratorMode
+
+
+def _with_generator(func: OpOverload) -> Callable[..., Any]:
+    """The overload of a random operation that takes a generator; raises Inseparable where it has none."""
+    names = [argument.name for argument in func._schema.arguments]
+    if "generator" in names:
+        return func
+    overload = getattr(func.overloadpacket, "generator", None)
+    if overload is None:
+        raise Inseparable(f"{func} takes no generator")
+    return overload
+
+
+# -- distributions -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def values_unchecked() -> Iterator[None]:
+    """Distributions take any value in this thread: those expanded while validation was on carry a flag of their own.
+
+    A torch without the method has it inside; whatever checks values there instead still checks those of such a flag.
+    """
+    distributions: Any = Distribution
+    method = "_validate_sample"
+    check = getattr(distributions, method, None)
+    thread = threading.get_ident()
+
+    def unchecked(distribution: Distribution, value: Tensor) -> None:
+        if check is not None and threading.get_ident() != thread:
+            check(distribution, value)
+
+    if check is not None:
+        with private.replaced(distributions, method, unchecked):
+            yield
+        return
+    setattr(distributions, method, unchecked)
+    try:
+        yield
+    finally:
+        # an outer context may have taken it away already
+        with contextlib.suppress(AttributeError):
+            delattr(distributions, method)
+
+
+class _Births(threading.local):
+    """What this thread does with every distribution that it makes; the innermost counts."""
+
+    hooks: tuple[Callable[[Distribution], None], ...] = ()
+
+
+_BIRTHS = _Births()
+_births_lock = threading.Lock()
+_births_watched = 0  # by how many runs, of all threads
+_born = Distribution.__init__
+
+
+def _watched_birth(self: Distribution, *args: Any, **options: Any) -> None:
+    _born(self, *args, **options)
+    if _BIRTHS.hooks:
+        _BIRTHS.hooks[-1](self)
+
+
+@contextlib.contextmanager
+def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
+    """Inside, ``hook`` is called with every distribution that this thread makes, as soon as it has its parameters.
+
+    That is where torch validates them. No handler and no mode sees a distribution being made, so the constructor of
+    the base class is replaced, while any thread is inside; those of other threads pass through it unchanged.
+    """
+    global _births_watched
+    kind: Any = Distribution
+    with _births_lock:
+        _births_watched += 1
+        kind.__init__ = _watched_birth
+    before = _BIRTHS.hooks
+    _BIRTHS.hooks = (*before, hook)
+    try:
+        yield
+    finally:
+        _BIRTHS.hooks = before
+        with _births_lock:
+            _births_watched -= 1
+            if not _births_watched:
+                kind.__init__ = _born
+
+
+def depends(value: Tensor) -> bool:
+    """Whether a tensor has a gradient, or a value of its own at each of the points that ``vmap`` has put together."""
+    names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
+    is_wrapped, axis, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
+    if None in (is_wrapped, axis, unwrapped):
+        return True
+    while is_wrapped(value):
+        if value.requires_grad or axis(value) >= 0:
+            return True
+        value = unwrapped(value)
+    return value.requires_grad
+
+
+def factor_of(fn: Distribution) -> Tensor | None:
+    """The Cholesky factor that a multivariate distribution computed when it was made; None where it has none."""
+    names = ("_unbroadcasted_scale_tril", "_capacitance_tril")
+    return next((getattr(fn, name) for name in names if hasattr(fn, name)), None)
