@@ -16,6 +16,7 @@ from pyrobnn.inference.hmc.windows import STATS
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
+    from pyrobnn.inference.nuts import NUTS as Config
 
 
 def sample(
@@ -23,7 +24,7 @@ def sample(
     z: Tensor,
     dense: bool,
     num_warmup: int,
-    config: Any,
+    config: Config,
     run: FitRun,
 ) -> Draws:
     """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
@@ -75,7 +76,7 @@ class _Chain:
         log_density: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
         dense: bool,
-        config: Any,
+        config: Config,
     ):
         self._fresh = True
         self._accept = 0.0
