@@ -225,10 +225,17 @@ class NUTS(Method):
             convergence = check_convergence(net, draws, result.stats)
             if convergence.enough and stopped == "num_draws":
                 stopped = "converged"
+        findings = run_findings(
+            net,
+            draws,
+            result,
+            self,
+            judged=convergence is not None,
+        )
         notes = [
             *self._notes(problem.device, run, result),
             *self._not_converged(convergence, stopped),
-            *with_reasons(run_findings(net, draws, result, self), density, result),
+            *with_reasons(findings, density, result),
         ]
         return make_posterior(
             problem,
@@ -243,7 +250,12 @@ class NUTS(Method):
             interrupted=result.interrupted,
         )
 
-    def _check_memory(self, density: Density, num_draws: int, form: Form) -> None:
+    def _check_memory(
+        self,
+        density: Density,
+        num_draws: int,
+        form: Form,
+    ) -> None:
         """Refused where the run does not fit into memory."""
         remedies = "lower num_draws or num_chains"
         if form == "dense":

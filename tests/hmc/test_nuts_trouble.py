@@ -96,7 +96,7 @@ def codes(stats, draws=None, problem=None, **result):
         lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held"
     )
     run = Draws(None, stats, 0.0, 0, torch.ones(0), {})._replace(**result)
-    found = run_findings(judged_net(problem), draws or {}, run, NUTS())
+    found = run_findings(judged_net(problem), draws or {}, run, NUTS(), judged=False)
     return [each.code for each in found], dict(found[-1].values) if found else {}
 
 

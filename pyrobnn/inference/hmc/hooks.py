@@ -82,7 +82,12 @@ class Hooks:
 class _Report:
     """The bar and the callbacks of a run."""
 
-    def __init__(self, run: FitRun, num_warmup: int, compiles: bool) -> None:
+    def __init__(
+        self,
+        run: FitRun,
+        num_warmup: int,
+        compiles: bool,
+    ) -> None:
         self._num_draws = run.num_draws
         self._num_warmup = num_warmup
         self._reported = -1

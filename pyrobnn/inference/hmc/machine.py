@@ -206,7 +206,11 @@ class Machine:
         )
         transition_keys = rng.stream(keys, scalars.transition.long())
         chances = rng.chances(rng.stream(transition_keys, scalars.steps.long()))
-        vectors = vectors._replace(q=leaf.place.q, r=leaf.r, g=leaf.place.g)
+        vectors = vectors._replace(
+            q=leaf.place.q,
+            r=leaf.r,
+            g=leaf.place.g,
+        )
         extend = self._extend_path if self.trajectory else self._extend_tree
         grown = extend(vectors, scalars, buffers, leaf, chances)
         rate = grown.scalars.accept / grown.scalars.steps
@@ -218,7 +222,12 @@ class Machine:
         state.dual.copy_(after.dual)
         return ()
 
-    def _leaf(self, vectors: Vectors, scalars: Scalars, scale: Tensor) -> _Leaf:
+    def _leaf(
+        self,
+        vectors: Vectors,
+        scalars: Scalars,
+        scale: Tensor,
+    ) -> _Leaf:
         """The next point of every trajectory."""
         gradient = whitened_gradient(self.gradient, scale)
         move = (scalars.step_size * scalars.sign).to(self.dtype).unsqueeze(-1)
@@ -227,7 +236,12 @@ class Machine:
         gain = scalars.energy0 - energy
         return _Leaf(place, r, energy, gain, gain >= -MAX_ENERGY_ERROR)  # false for NaN
 
-    def _record(self, grown: _Grown, rate: Tensor, buffers: Buffers) -> None:
+    def _record(
+        self,
+        grown: _Grown,
+        rate: Tensor,
+        buffers: Buffers,
+    ) -> None:
         """The proposal and the statistics of the transition, where the draw stands if this leaf has ended it."""
         scalars = grown.scalars
         chain = torch.arange(self.num_chains, device=self.device)
@@ -302,7 +316,12 @@ class Machine:
         across = (vectors.q - vectors.q0) * sign
         return ((across * vectors.r).sum(-1) <= 0) | ((across * vectors.r0).sum(-1) <= 0)
 
-    def _turning(self, leaf: _Leaf, scalars: Scalars, buffers: Buffers) -> Tensor:
+    def _turning(
+        self,
+        leaf: _Leaf,
+        scalars: Scalars,
+        buffers: Buffers,
+    ) -> Tensor:
         """Whether any complete subtree that ends at this leaf has turned.
 
         Leaf n, if even, is remembered at level popcount(n); an odd leaf n ends one subtree for each of its trailing

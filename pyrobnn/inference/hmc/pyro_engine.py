@@ -12,11 +12,11 @@ from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.run import Draws
+from pyrobnn.inference.hmc.transition_options import TransitionOptions
 from pyrobnn.inference.hmc.windows import STATS
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
-    from pyrobnn.inference.nuts import NUTS as Config
 
 
 def sample(
@@ -24,7 +24,7 @@ def sample(
     z: Tensor,
     dense: bool,
     num_warmup: int,
-    config: Config,
+    config: TransitionOptions,
     run: FitRun,
 ) -> Draws:
     """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
@@ -76,7 +76,7 @@ class _Chain:
         log_density: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
         dense: bool,
-        config: Config,
+        config: TransitionOptions,
     ):
         self._fresh = True
         self._accept = 0.0

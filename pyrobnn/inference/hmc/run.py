@@ -302,7 +302,12 @@ class Run:
             cut_short=False,
         )
 
-    def _check_precision(self, chains: Chains, window: Tensor, counts: Tensor) -> None:
+    def _check_precision(
+        self,
+        chains: Chains,
+        window: Tensor,
+        counts: Tensor,
+    ) -> None:
         """PrecisionLoss where the floats are too coarse for the positions."""
         if self.inspect is None or not bool(counts.all()):
             return
@@ -313,7 +318,12 @@ class Run:
         if reason:
             raise PrecisionLoss(reason, unwhiten(chains.place.q, chains.scale), chains.total_steps)
 
-    def _not_finished(self, chains: Chains, window: Tensor, counts: Tensor) -> str:
+    def _not_finished(
+        self,
+        chains: Chains,
+        window: Tensor,
+        counts: Tensor,
+    ) -> str:
         """Why the warm-up cannot end with this phase, in words; or empty."""
         stats = chains.stats[:, : self.num_window]
         if chains.plan[chains.phase].mass:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,11 +13,9 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.inference.hmc.chain_convergence import JudgedNet, check_convergence
 from pyrobnn.inference.hmc.retrace import impossible_ends
 from pyrobnn.inference.hmc.run import Draws
+from pyrobnn.inference.hmc.transition_options import TransitionOptions
 from pyrobnn.inference.hmc.windows import STATS, stuck_chains
 from pyrobnn.model import Density
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.nuts import NUTS
 
 #: fraction of missing information (BFMI) below which a chain's energy changes too slowly (Betancourt, 2016)
 MIN_BFMI = 0.3
@@ -30,12 +27,20 @@ def run_findings(
     net: JudgedNet | None,
     draws: Mapping[str, Tensor],
     result: Draws,
-    config: NUTS,
+    config: TransitionOptions,
+    *,
+    judged: bool,
 ) -> list[Finding]:
-    """Everything about the run that a user has to know; ``net`` is None for a plain program."""
+    """Everything about the run that a user has to know.
+
+    Args:
+        net: None for a plain program.
+        draws: site → (chain, draw, …).
+        judged: a test for convergence has ended the run, or would have.
+    """
     findings = _transition_findings(result.stats, config)
     num_chains, num = result.stats.shape[:2]
-    if config.until is None and num >= MIN_DRAWS and num_chains > 1:
+    if not judged and num >= MIN_DRAWS and num_chains > 1:
         if net is None:
             findings += _agreement(draws, result.stats)
         else:
@@ -59,7 +64,7 @@ def with_reasons(findings: list[Finding], density: Density, result: Draws) -> li
     return explained
 
 
-def _transition_findings(stats: Tensor, config: NUTS) -> list[Finding]:
+def _transition_findings(stats: Tensor, config: TransitionOptions) -> list[Finding]:
     """Divergences, chains that stand still, trees at their greatest depth; of statistics (chain, draw, 7)."""
     diverging = stats[..., STATS.index("diverging")]
     count = int(diverging.sum())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import batched_gradient
 from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
@@ -27,7 +28,7 @@ class Starts(NamedTuple):
 
 
 def starts(
-    model: BNN | Callable[..., object],
+    model: BNN | Program,
     density: Density,
     init: Posterior | nn.Module | None,
     seed: int,

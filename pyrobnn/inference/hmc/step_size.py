@@ -87,7 +87,12 @@ def dual_average(
     # t^-kappa is the weight of a whole unit of time
     keep = (1 - time.clamp(min=1.0) ** -_KAPPA) ** share
     log_mean = keep * before.log_mean + (1 - keep) * log_step
-    after = before._replace(log_step=log_step, log_mean=log_mean, error=error, time=time)
+    after = before._replace(
+        log_step=log_step,
+        log_mean=log_mean,
+        error=error,
+        time=time,
+    )
     return torch.where(share > 0, torch.stack(after), dual)
 
 
