@@ -8,7 +8,7 @@ DeepEnsemble    ``point_methods``                                ``optim``
 SVI             ``svi``                                          ``vi``, ``optim``
 NUTS            ``nuts``                                         ``hmc``
 SMC             ``smc``                                          ``tempering``, ``hmc``
-SGLD, SGHMC     ``sgmcmc``                                       ``langevin``
+SGLD, SGHMC     ``sgmcmc``                                       ``langevin``, ``chain_steps``
 Laplace         ``laplace``                                      ``curvature``, ``optim``
 SWA, SWAG       ``swag``                                         ``batch_norm``, ``optim``
 MCDropout       ``mc_dropout``                                   ``batch_norm``, ``optim``

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from importlib import import_module
@@ -25,11 +25,10 @@ from pyrobnn.posterior import Posterior
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import Method
+    from pyrobnn.model.density import Program
 
 #: draws, sample_stats and meta of a fit
 _Shown = tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]
-#: the model, x and y as the user handed them over
-_Arguments = tuple[BNN | Callable[..., Any], Any, Any]
 
 
 @contextlib.contextmanager
@@ -85,7 +84,7 @@ def _fresh_store() -> dict[str, Any]:
 
 def fit_on_ranks(
     method: Method,
-    model: BNN | Callable[..., Any],
+    model: BNN | Program,
     x: Any = None,
     y: Any = None,
     *,
@@ -126,7 +125,7 @@ def fit_on_ranks(
     num_ranks = dist.get_world_size() if active else 1
     if device is None and active and dist.get_backend() == "nccl":
         device = _own_gpu()
-    job = _job(method, (model, x, y), num_draws, seed, init, checkpoint)
+    job = _Job(method, model, x, y, num_draws, seed, init, checkpoint)
     posterior = job(num_ranks, rank, device=device)
     if num_ranks == 1:
         return posterior
@@ -137,7 +136,7 @@ def fit_on_ranks(
 
 def fit_on_workers(
     method: Method,
-    model: BNN | Callable[..., Any],
+    model: BNN | Program,
     x: Any = None,
     y: Any = None,
     *,
@@ -175,48 +174,55 @@ def fit_on_workers(
         6
     """
     check_count("num_jobs", num_jobs)
-    job = partial(_job(method, (model, x, y), num_draws, seed, init, checkpoint), num_jobs)
+    job = partial(_Job(method, model, x, y, num_draws, seed, init, checkpoint), num_jobs)
     posteriors = list(workers.map(job, range(num_jobs)))
     if num_jobs == 1:
         return posteriors[0]
     return _joined(method, posteriors[0], [*map(_shown, posteriors)], seed)
 
 
-def _job(
-    method: Method,
-    arguments: _Arguments,
-    num_draws: int,
-    seed: int,
-    init: Posterior | nn.Module | None,
-    checkpoint: str | Path | None,
-) -> Callable[..., Posterior]:
-    """``job(ranks, rank)``, the fit of one rank."""
-    _along(method)
-    check_count("seed", seed, minimum=0)
-    options: dict[str, Any] = {"init": init} if init is not None else {}
-    if hasattr(method, "num_chains"):
-        options["num_draws"] = num_draws
-    return partial(_fit_rank, method, arguments, options, seed, checkpoint)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Job:
+    """The fit of one rank, or of one job of a cluster, which it reaches by pickle.
 
+    The arguments are those of :func:`fit_on_ranks`.
+    """
 
-def _fit_rank(
-    method: Method,
-    arguments: _Arguments,
-    options: dict[str, Any],
-    seed: int,
-    checkpoint: str | Path | None,
-    ranks: int,
-    rank: int,
-    device: str | torch.device | None = None,
-) -> Posterior:
-    if checkpoint is not None:
-        options = options | {"checkpoint": f"{checkpoint}.{rank}"}
-    return method.fit(
-        *arguments,
-        seed=seed * ranks + rank,
-        device=device,
-        **options,
-    )
+    method: Method
+    model: BNN | Program
+    x: Any
+    y: Any
+    num_draws: int
+    seed: int
+    init: Posterior | nn.Module | None
+    checkpoint: str | Path | None
+
+    def __post_init__(self) -> None:
+        _along(self.method)
+        check_count("seed", self.seed, minimum=0)
+
+    def __call__(
+        self,
+        ranks: int,
+        rank: int,
+        device: str | torch.device | None = None,
+    ) -> Posterior:
+        """The fit of rank ``rank`` of ``ranks``."""
+        options: dict[str, Any] = {}
+        if self.init is not None:
+            options["init"] = self.init
+        if hasattr(self.method, "num_chains"):
+            options["num_draws"] = self.num_draws
+        if self.checkpoint is not None:
+            options["checkpoint"] = f"{self.checkpoint}.{rank}"
+        return self.method.fit(
+            self.model,
+            self.x,
+            self.y,
+            seed=self.seed * ranks + rank,
+            device=device,
+            **options,
+        )
 
 
 def _along(method: Method) -> int:
@@ -244,7 +250,7 @@ def _joined(
     seed: int,
 ) -> Posterior:
     """The chains or members of all fits in one posterior, in the order of their ranks."""
-    draws, stats, metas = zip(*fits, strict=True)
+    draws, stats, _ = zip(*fits, strict=True)
     dim = _along(method)
     return dataclasses.replace(
         posterior,
@@ -253,7 +259,7 @@ def _joined(
         meta={
             **posterior.meta,
             "seed": seed,
-            **_joined_meta(metas),
+            **_joined_meta(fits),
         },
     )
 
@@ -268,8 +274,9 @@ def _concatenated(
     return joined
 
 
-def _joined_meta(metas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _joined_meta(fits: Sequence[_Shown]) -> dict[str, Any]:
     """Entries of ``meta`` for all fits: the longest timings, and everybody's warnings and findings."""
+    metas = [meta for _, _, meta in fits]
     timings = {}
     for name in metas[0]["timings"]:
         timings[name] = max(meta["timings"].get(name, 0.0) for meta in metas)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import pyro.distributions as dist
@@ -25,6 +25,11 @@ from pyrobnn.model.handlers import RADIUS, Supply
 from pyrobnn.model.log_terms import without_validation
 from pyrobnn.posterior import Posterior
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pyrobnn.model.density import Program
+
 Function = Callable[[dict[str, Tensor]], Tensor]
 FACTOR = "log_density"
 
@@ -39,17 +44,14 @@ class LogDensity:
     def __init__(
         self,
         log_density: Function,
-        init: Mapping[str, Any],
+        init: Mapping[str, ArrayLike],
         *,
         support: Mapping[str, Constraint | dist.Distribution] | None = None,
     ) -> None:
         _check_arguments(log_density, init, support)
         support = dict(support or {})
-        values = _tensors(init)
-        floats = [value.dtype for value in values.values() if value.is_floating_point()]
-        dtype = reduce(torch.promote_types, floats or [torch.get_default_dtype()])
         self.log_density = log_density
-        self.init = {name: value.to(dtype) for name, value in values.items()}
+        self.init = _in_one_dtype(_tensors(init))
         self._sites = {
             name: _site(name, value, support.get(name, real)) for name, value in self.init.items()
         }
@@ -58,18 +60,9 @@ class LogDensity:
                 raise ValueError(
                     f"'init' has {name!r} outside of its support, {support.get(name, real)}"
                 )
-        with without_validation():
-            density = log_density(dict(self.init))
-        if (
-            not isinstance(density, Tensor)
-            or density.numel() != 1
-            or not bool(torch.isfinite(density))
-        ):
-            raise ValueError(
-                f"'log_density' must return one finite number, a tensor, at 'init', got {density!r}"
-            )
+        _check_value(log_density, self.init)
 
-    def __call__(self, x: Any = None, y: Any = None) -> None:
+    def __call__(self, x: None = None, y: None = None) -> None:
         """The program: every value from its support, then the density as a factor."""
         # type and device
         like: dict[str, Any] = {name: {"like": value} for name, value in self.init.items()}
@@ -106,7 +99,7 @@ class LogDensity:
 
 def _check_arguments(
     log_density: Function,
-    init: Mapping[str, Any],
+    init: Mapping[str, ArrayLike],
     support: Mapping[str, Constraint | dist.Distribution] | None,
 ) -> None:
     """TypeError or ValueError unless they are a function, and values and supports by name."""
@@ -120,7 +113,24 @@ def _check_arguments(
         )
 
 
-def _tensors(init: Mapping[str, Any]) -> dict[str, Tensor]:
+def _check_value(log_density: Function, init: Mapping[str, Tensor]) -> None:
+    """ValueError unless the density is a finite scalar at ``init``."""
+    with without_validation():
+        value = log_density(dict(init))
+    if not isinstance(value, Tensor) or value.numel() != 1 or not bool(torch.isfinite(value)):
+        raise ValueError(
+            f"'log_density' must return one finite number, a tensor, at 'init', got {value!r}"
+        )
+
+
+def _in_one_dtype(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values in the floating type that holds those of them that are floating."""
+    floats = [value.dtype for value in values.values() if value.is_floating_point()]
+    dtype = reduce(torch.promote_types, floats or [torch.get_default_dtype()])
+    return {name: value.to(dtype) for name, value in values.items()}
+
+
+def _tensors(init: Mapping[str, ArrayLike]) -> dict[str, Tensor]:
     """The values as tensors; a number of Python has the default floating type."""
     values = {}
     for name, value in init.items():
@@ -148,7 +158,7 @@ def _site(name: str, value: Tensor, support: Constraint | dist.Distribution) -> 
     return reference.to_event(len(reference.batch_shape))
 
 
-def chain_starts(program: Callable[..., Any], values: list[dict[str, Tensor]]) -> Posterior:
+def chain_starts(program: Program, values: list[dict[str, Tensor]]) -> Posterior:
     """What ``fit(init=…)`` takes to start each chain exactly at values of its own."""
     draws = {}
     for name in values[0]:
@@ -163,7 +173,7 @@ def chain_starts(program: Callable[..., Any], values: list[dict[str, Tensor]]) -
 
 def sample(
     log_density: Function,
-    init: Mapping[str, Any],
+    init: Mapping[str, ArrayLike],
     *,
     support: Mapping[str, Constraint | dist.Distribution] | None = None,
     method: Method = NUTS(),  # noqa: B008  (frozen)

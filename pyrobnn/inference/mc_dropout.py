@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -122,26 +122,11 @@ class MCDropout(Trained):
         probes = problem.x[:NUM_PROBES]
         masks = layer_masks(net, probes) if self.p is None else inserted_masks(net, probes, self.p)
         density = _training_density(net, masks, problem)
-        fixed = problem.density.initial_points
-        sites = {site.name for site in problem.density.sites} | fixed.keys()
-        shared = [mask.layer for mask in masks if mask.site not in sites]
-        if shared:
-            raise Refused(
-                f"the layer {shared[0]!r} shares its weight and has no mask of its own: use another method"
-            )
-
-        def drawn(values: dict[str, Tensor], num_draws: int) -> dict[str, Tensor]:
-            """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
-            unmasked = {
-                name: value.expand(num_draws, *value.shape)
-                for name, value in (fixed | values).items()
-            }
-            masked = unmasked | masked_weights(fixed | values, masks, num_draws)
-            return {name: value[None] for name, value in masked.items() if name in sites}
+        net_draws = _MaskedDraws.of(problem.density, masks)
 
         def present(theta: Tensor) -> Posterior:
             with seeded(run.seed, problem.device):
-                draws = drawn(density.constrain(theta), 50)
+                draws = net_draws.drawn(density.constrain(theta), 50)
             return snapshot(problem, self, draws, seed=run.seed)
 
         account: dict[str, Any] = {"timings": {"compile": 0.0, "fit": 0.0}, "meta": {}}
@@ -156,7 +141,7 @@ class MCDropout(Trained):
                 )
                 theta = result.params
                 account = result.account(self, problem.num_rows, density.dim)
-            draws = drawn(density.constrain(theta), run.num_draws)
+            draws = net_draws.drawn(density.constrain(theta), run.num_draws)
         account["meta"] |= {"dropout_p": _dropout_rates(masks), "warnings": [CAVEAT]}
         return make_posterior(
             problem,
@@ -165,6 +150,40 @@ class MCDropout(Trained):
             seed=run.seed,
             **account,
         )
+
+
+@dataclass(frozen=True)
+class _MaskedDraws:
+    """Draws of a net whose weights are masked.
+
+    Attributes:
+        masks: the places where units are dropped.
+        fixed: values of the parameters without a prior, by site.
+        sites: those of the model, which a draw has.
+    """
+
+    masks: Sequence[Mask]
+    fixed: Mapping[str, Tensor]
+    sites: Set[str]
+
+    @classmethod
+    def of(cls, density: Density, masks: Sequence[Mask]) -> _MaskedDraws:
+        """Of the model with this density; Refused where a masked weight is no site of its own."""
+        fixed = density.initial_points
+        sites = {site.name for site in density.sites} | fixed.keys()
+        shared = [mask.layer for mask in masks if mask.site not in sites]
+        if shared:
+            raise Refused(
+                f"the layer {shared[0]!r} shares its weight and has no mask of its own: use another method"
+            )
+        return cls(masks, fixed, sites)
+
+    def drawn(self, values: Mapping[str, Tensor], num_draws: int) -> dict[str, Tensor]:
+        """Every site of the model, (1, num_draws, …): weights under their masks, the rest as trained."""
+        trained = {**self.fixed, **values}
+        unmasked = {name: value.expand(num_draws, *value.shape) for name, value in trained.items()}
+        masked = unmasked | masked_weights(trained, self.masks, num_draws)
+        return {name: value[None] for name, value in masked.items() if name in self.sites}
 
 
 def _dropout_rates(masks: Sequence[Mask]) -> dict[str, float]:

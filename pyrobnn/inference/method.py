@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
 
 from pyrobnn.core.checks import Refused, check_count, check_type
 from pyrobnn.core.threads import process_state
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from pyrobnn.model import BNN
+    from pyrobnn.model.density import Program
     from pyrobnn.posterior import Posterior
 
 Kind = Literal["chains", "independent", "point"]
@@ -85,7 +86,7 @@ class Method(abc.ABC):
     @final
     def fit(
         self,
-        model: BNN | Callable[..., Any],
+        model: BNN | Program,
         x: Any = None,
         y: Any = None,
         *,
@@ -252,20 +253,21 @@ def register(
     return decorate
 
 
-def check_method(method: Any, *, instead: str = "") -> Method:
+def check_method(method: Method, *, instead: str = "") -> Method:
     """The method, where whoever takes one was given one; ``instead`` says what else may stand there."""
-    return cast(
-        Method, check_type("method", method, Method, f"{instead}a method such as pyrobnn.Laplace()")
-    )
+    check_type("method", method, Method, f"{instead}a method such as pyrobnn.Laplace()")
+    return method
 
 
 def check_call(
     method: Method,
     num_draws: int | None,
     seed: int,
-    **optional: Any,
+    *,
+    init: Posterior | nn.Module | None = None,
+    checkpoint: str | Path | None = None,
 ) -> int:
-    """The number of draws, and the other arguments that every ``fit`` shares checked; ``optional``: None if not given.
+    """The number of draws, and the other arguments that every ``fit`` shares checked.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -274,12 +276,12 @@ def check_call(
     count = method.default_draws if num_draws is None else num_draws
     check_count("num_draws", count)
     check_count("seed", seed, minimum=0)
-    check_type("checkpoint", optional.get("checkpoint"), str | os.PathLike | None, "a path")
+    check_type("checkpoint", checkpoint, str | os.PathLike | None, "a path")
     if method.kind == "point" and count != 1:
         raise ValueError(
             f"'num_draws' must be 1 for a point estimate, got {count}: use DeepEnsemble, SVI or NUTS"
         )
-    for option, value in optional.items():
+    for option, value in {"init": init, "checkpoint": checkpoint}.items():
         if value is not None and option not in method.uses:
             users = [
                 registered.cls.__name__

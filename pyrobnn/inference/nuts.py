@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar, Literal
+from functools import partial
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from pyrobnn.core.checks import (
-    Refused,
-    check_choice,
-    check_count,
-    check_number,
-    check_optional,
-)
+from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
-from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.floats import PrecisionLoss, full_float32, inspector
-from pyrobnn.inference.fitting.initial import common_start, start_chains
+from pyrobnn.inference.fitting.initial import common_start
 from pyrobnn.inference.fitting.problem import (
     Problem,
     interruption,
@@ -34,22 +25,17 @@ from pyrobnn.inference.fitting.problem import (
 from pyrobnn.inference.fitting.program import check_proper, refuse_subsampling
 from pyrobnn.inference.hmc import checkpoint as checkpoints
 from pyrobnn.inference.hmc import pyro_engine
-from pyrobnn.inference.hmc.hooks import (
-    MOST_DRAWS,
-    Convergence,
-    Hooks,
-    check_convergence,
-    run_findings,
-    with_reasons,
-)
-from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR, Machine
-from pyrobnn.inference.hmc.metric import form_of
+from pyrobnn.inference.hmc.chain_convergence import Convergence, check_convergence, judged_net
+from pyrobnn.inference.hmc.hooks import MOST_DRAWS, Hooks
+from pyrobnn.inference.hmc.machine import Machine
+from pyrobnn.inference.hmc.metric import Form, form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
+from pyrobnn.inference.hmc.run_findings import run_findings, with_reasons
+from pyrobnn.inference.hmc.starts import Starts, starts
 from pyrobnn.inference.hmc.windows import STATS, kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.gradient import Gradient, batched_gradient
-from pyrobnn.model.handlers import RADIUS
 from pyrobnn.posterior import Posterior
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
@@ -222,12 +208,11 @@ class NUTS(Method):
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         density = problem.density
         form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
-        self._check_memory(problem, run.num_draws, form)
+        self._check_memory(density, run.num_draws, form)
         started = time.perf_counter()
-        reason = ""
-        if not problem.is_bnn and isinstance(run.init, Posterior) and run.init.meta.get("float64"):
+        reason = _why_float64(problem, run)
+        if reason:
             problem = problem.in_double()
-            reason = "the posterior that it starts from is one of float64"
         with full_float32(problem.device):
             result, stopped = self._sampled(problem, density, form, run)
         result = result._replace(float64_reason=result.float64_reason or reason)
@@ -235,26 +220,24 @@ class NUTS(Method):
         if result.float64_reason:
             problem = problem.in_double()
         draws = problem.density.constrain(result.z)
+        net = judged_net(problem)
         convergence = None
         if self.until is not None:
-            convergence = check_convergence(problem, draws, result.stats)
+            convergence = check_convergence(net, draws, result.stats)
             if convergence.enough and stopped == "num_draws":
                 stopped = "converged"
-        meta = {
-            "num_warmup": result.num_warmup,
-            "num_gradients": result.num_gradients,
-            "stopped": stopped,
-            "mass_matrix": form,
-            "common_start": common_start(run.init),
-        }
-        if result.float64_reason:
-            meta["float64"] = result.float64_reason
-        if convergence is not None:
-            meta["convergence"] = convergence._asdict()
-        notes = self._notes(problem, run, result)
-        if convergence is not None and not convergence.enough:
-            notes.append(self._not_converged(convergence, stopped))
-        notes += with_reasons(run_findings(problem, draws, result, self), density, result)
+        findings = run_findings(
+            net,
+            draws,
+            result,
+            self,
+            judged=convergence is not None,
+        )
+        notes = [
+            *self._notes(problem.device, run, result),
+            *self._not_converged(convergence, stopped),
+            *with_reasons(findings, density, result),
+        ]
         return make_posterior(
             problem,
             self,
@@ -263,24 +246,28 @@ class NUTS(Method):
             timings={"compile": result.compile_seconds, "fit": seconds},
             sample_stats=named_stats(result.stats),
             history=result.history,
-            meta=meta,
+            meta=_meta(result, stopped, form, run, convergence),
             notes=notes,
             interrupted=result.interrupted,
         )
 
-    def _check_memory(self, problem: Problem, num_draws: int, form: str) -> None:
+    def _check_memory(
+        self,
+        density: Density,
+        num_draws: int,
+        form: Form,
+    ) -> None:
         """Refused where the run does not fit into memory."""
-        density = problem.density
         remedies = "lower num_draws or num_chains"
         if form == "dense":
             remedies += ", or use mass_matrix='diag'"
         size = f"{self.num_chains} chains × {num_draws} draws × {density.dim} parameters"
         needed = self._needed_bytes(density.dim, density.dtype, num_draws, form)
-        require(needed, problem.device, f"a run of {size}", remedies)
+        require(needed, density.device, f"a run of {size}", remedies)
 
     def _notes(
         self,
-        problem: Problem,
+        device: torch.device,
         run: FitRun,
         result: Draws,
     ) -> list[Finding]:
@@ -292,100 +279,101 @@ class NUTS(Method):
             notes.append(self._interruption(result.stats, run))
         if self.compile and result.mode != "inductor" and self.engine == "compiled":
             failed = "compiled" if result.mode in ("graph", "eager") else result.mode
-            notes += launches(problem.device, f"the step could not be {failed}")
+            notes += launches(device, f"the step could not be {failed}")
         return notes
 
-    def _not_converged(self, convergence: Convergence, stopped: str) -> Finding:
-        reached = convergence._asdict()
-        return Finding(
-            "not_converged",
-            {
-                **reached,
-                "stopped": stopped,
-                "seconds": self.max_seconds,
-            },
-        )
+    def _not_converged(self, convergence: Convergence | None, stopped: str) -> list[Finding]:
+        """That a run which waited for convergence has ended without it."""
+        if convergence is None or convergence.enough:
+            return []
+        values = {
+            **convergence._asdict(),
+            "stopped": stopped,
+            "seconds": self.max_seconds,
+        }
+        return [Finding("not_converged", values)]
 
     def _sampled(
         self,
         problem: Problem,
         density: Density,
-        form: str,
+        form: Form,
         run: FitRun,
     ) -> tuple[Draws, str]:
         """The run of either engine and why it ended."""
-        z, scale = starts(problem, run.init, run.seed, self.num_chains)
+        start = starts(problem.model, problem.density, run.init, run.seed, self.num_chains)
         if self.engine == "compiled":
-            return self._by_machine(problem, z, scale, form, run)
+            return self._by_machine(problem, start, form, run)
         dense = form == "dense"
-        result = pyro_engine.sample(density.log_joint, z, dense, self._first_warmup, self, run)
+        result = pyro_engine.sample(
+            density.log_joint,
+            start.z,
+            dense,
+            self._first_warmup,
+            self,
+            run,
+        )
         return result, "interrupt" if result.interrupted else "num_draws"
 
     def _by_machine(
         self,
         problem: Problem,
-        z: Tensor,
-        scale: Tensor | None,
-        form: str,
+        start: Starts,
+        form: Form,
         run: FitRun,
     ) -> tuple[Draws, str]:
         """The run and why it ended; begun again in float64 where float32 cannot hold it."""
         reason = ""
+        z = start.z
         earlier, save = self._checkpoint(problem, run)
         if earlier is not None and earlier["vectors"].dtype != z.dtype:
             problem = problem.in_double()
             z = z.double()
             reason = "the run that it goes on from was in float64"
         hooks = Hooks(problem, run, self._first_warmup, self)
+        sampled = partial(
+            Run.sample,
+            num_draws=run.num_draws,
+            look=hooks.look,
+            enough=hooks.enough,
+            save=save,
+        )
         with torch.no_grad(), hooks.watch:
-            chains = self._chains(problem, z, form, run)
-            if earlier is None:
-                chains.begin(z, scale)
-            else:
-                chains.restore(earlier)
+            first = self._run(problem, z, form, run)
+            chains = first.begin(z, start.scale) if earlier is None else first.restore(earlier)
+            stepper = first.prepare(chains)
             try:
-                result = chains.sample(
-                    run.num_draws,
-                    look=hooks.look,
-                    enough=hooks.enough,
-                    save=save,
-                )
+                result = sampled(first, chains, stepper)
             except PrecisionLoss as loss:
-                coarse = chains
-                z = loss.z.double()
-                problem = problem.in_double()
                 reason = f"float32 was too coarse for the positions: {loss}"
+                problem = problem.in_double()
                 hooks.begin_again(problem, reason)
-                chains = self._chains(problem, z, form, run)
-                chains.begin(z)
-                result = chains.sample(
-                    run.num_draws,
-                    look=hooks.look,
-                    enough=hooks.enough,
-                    save=save,
-                )
+                z = loss.z.double()
+                second = self._run(problem, z, form, run)
+                chains = second.begin(z)
+                result = sampled(second, chains, second.prepare(chains))
                 result = result._replace(
-                    num_gradients=result.num_gradients + coarse.total_steps * self.num_chains,
-                    compile_seconds=result.compile_seconds + coarse.compile_seconds,
+                    num_gradients=result.num_gradients + loss.total_steps * self.num_chains,
+                    compile_seconds=result.compile_seconds + stepper.seconds,
                 )
             stopped = hooks.end(result)
         return result._replace(float64_reason=reason), stopped
 
     def _checkpoint(
         self, problem: Problem, run: FitRun
-    ) -> tuple[dict[str, Tensor] | None, tuple[str | Path, str, float] | None]:
+    ) -> tuple[dict[str, Tensor] | None, checkpoints.Saving | None]:
         """The run to go on from, where there is one, and where, as what and how often to save this one."""
         if run.checkpoint is None:
             return None, None
         fingerprint = checkpoints.run_fingerprint(self, problem, run)
         earlier = checkpoints.read(run.checkpoint, fingerprint)
-        return earlier, (run.checkpoint, fingerprint, self.checkpoint_every)
+        return earlier, checkpoints.Saving(run.checkpoint, fingerprint, self.checkpoint_every)
 
-    def _chains(
+    def _run(
         self,
         problem: Problem,
         z: Tensor,
-        form: str,
+        form: Form,
         run: FitRun,
     ) -> Run:
         """The run of chains that will begin at ``z`` (chain, dim), in its dtype."""
@@ -394,7 +382,7 @@ class NUTS(Method):
         if why:
             problem.note(Finding("unbatched_chains", {"why": why}))
         return Run(
-            self.machine(gradient, z, self._num_slots(density.dim, run.num_draws)),
+            machine=self.machine(gradient, z, self._num_slots(density.dim, run.num_draws)),
             seed=run.seed,
             num_warmup=self._first_warmup,
             max_warmup=MOST_WARMUP if self.num_warmup is None else None,
@@ -436,7 +424,7 @@ class NUTS(Method):
         dim: int,
         dtype: torch.dtype,
         num_draws: int,
-        form: str,
+        form: Form,
     ) -> int:
         """Bytes of a run's static buffers and of the copies on the way to the posterior."""
         slots = self._num_slots(dim, num_draws) + 1
@@ -447,121 +435,30 @@ class NUTS(Method):
         return self.num_chains * per_chain + metric
 
 
-def starts(
-    problem: Problem,
-    init: Posterior | nn.Module | None,
-    seed: int,
-    num_chains: int,
-) -> tuple[Tensor, Tensor | None]:
-    """Positions (chain, dim) with finite density and gradient; the first whitening scale if ``init`` has one.
-
-    Chains of one draw each are starts as they are: they say nothing of the scale.
-    """
-    density = problem.density
-    uniform = not problem.is_bnn
-    scale = None
-    with seeded(seed, problem.device):
-        if init is None:
-            z = _drawn(density, num_chains, uniform)
-        else:
-            z = start_chains(problem.model, density, init, num_chains)
-            if not _are_starts(init):
-                scale = _spread(density, init)
-                if scale is None:
-                    # around one point: apart, so that R-hat has something to judge
-                    z = z + 0.1 * torch.randn_like(z)
-        # the box shrinks, for a density that is finite near zero alone; every second try is from the prior
-        tries = (_drawn(density, num_chains, uniform != bool(i % 2), 0.9**i) for i in range(100))
-        z = finite_starts(problem, z, tries)
-    return z.detach().contiguous(), scale
+def _why_float64(problem: Problem, run: FitRun) -> str:
+    """Why a run begins in float64, in words; empty where it does not."""
+    if problem.is_bnn or not isinstance(run.init, Posterior) or not run.init.meta.get("float64"):
+        return ""
+    return "the posterior that it starts from is one of float64"
 
 
-def _are_starts(init: Posterior | nn.Module) -> bool:
-    """Whether it holds chains of one draw each."""
-    if not isinstance(init, Posterior):
-        return False
-    return init.num_draws == 1 and init.meta.get("kind") == "chains"
-
-
-def _spread(density: Density, init: Posterior | nn.Module) -> Tensor | None:
-    """The sd (dim,) of an earlier posterior's draws in unconstrained space; None where there is one point."""
-    if not isinstance(init, Posterior) or init.num_chains * init.num_draws == 1:
-        return None
-    draws = {site.name: init.draws[site.name].flatten(0, 1) for site in density.sites}
-    return density.unconstrain(draws).std(0).clamp(min=1e-6)
-
-
-def _drawn(
-    density: Density,
-    num: int,
-    uniform: bool,
-    shrink: float = 1.0,
-) -> Tensor:
-    """Starts (num, dim) from the box or from the prior, by torch's present random state."""
-    seed = int(torch.randint(2**31, ()))
-    if uniform:
-        return density.sample_box(num, seed, shrink * RADIUS)
-    return density.sample_prior(num, seed)
-
-
-@torch.no_grad()
-def finite_starts(problem: Problem, z: Tensor, tries: Iterable[Tensor]) -> Tensor:
-    """The starts ``z`` (chain, dim), those from which a chain cannot move replaced by others of ``tries``.
-
-    A start has a finite density and a finite gradient, not zero everywhere, as on a plateau.
-    A log density so low that its rounding exceeds the energy error that ends a trajectory lets it go nowhere: of such
-    starts the best is kept. Refused where no start of a chain is finite.
-    """
-    gradients, _ = batched_gradient(problem.density.log_joint, z)
-    lowest = -MAX_ENERGY_ERROR / torch.finfo(z.dtype).eps
-    todo = torch.arange(len(z), device=z.device)
-    chosen = z.clone()
-    best = torch.full(
-        (len(z),),
-        -torch.inf,
-        dtype=torch.float64,
-        device=z.device,
-    )
-    for draws in itertools.chain([z], tries):
-        gradient, value = gradients(draws[todo])
-        finite = value.isfinite() & gradient.isfinite().all(1)
-        moves = finite & (value >= lowest) & (gradient != 0).any(1)
-        better = moves | (finite & (value > best[todo]))
-        best[todo[better]] = value[better]
-        chosen[todo[better]] = draws[todo[better]]
-        todo = todo[~moves]
-        if not len(todo):
-            return chosen
-    if bool((best == -torch.inf).any()):
-        worst = z[int(best.argmin())]
-        gradient, value = torch.func.grad_and_value(problem.density.log_joint)(worst)
-        raise Refused(_why_no_start(problem, worst, gradient, value))
-    # a plateau everywhere has no better start, nor has a density that is low everywhere
-    return chosen
-
-
-def _why_no_start(
-    problem: Problem,
-    z: Tensor,
-    gradient: Tensor,
-    value: Tensor,
-) -> str:
-    """Which site is to blame that no start has a finite density."""
-    density = problem.density
-    bad = (~torch.isfinite(gradient)).nonzero()
-    places = density.impossible(z)
-    if places:
-        return (
-            f"no start with a finite density in 100 draws: {places[0]}. Check how the program computes it, or pass "
-            "fit(init=...) with a posterior that has a finite density"
-        )
-    names = [*density.observed]
-    if bool(torch.isfinite(density.log_parts(z)[1])):
-        names = [site.name for site in density.sites]
-        if len(bad):
-            names = [density.site_of(int(bad[0]))]
-    where = f"the site {', '.join(map(repr, names))}"
-    return (
-        f"no start with a finite density in 100 draws: the log density is {float(value):g}, because of "
-        f"{where}. Check its support and scale, or pass fit(init=...) with a posterior that has a finite density"
-    )
+def _meta(
+    result: Draws,
+    stopped: str,
+    form: Form,
+    run: FitRun,
+    convergence: Convergence | None,
+) -> dict[str, Any]:
+    """What ``meta`` says of a run; of float64 and convergence only where they mattered."""
+    meta: dict[str, Any] = {
+        "num_warmup": result.num_warmup,
+        "num_gradients": result.num_gradients,
+        "stopped": stopped,
+        "mass_matrix": form,
+        "common_start": common_start(run.init),
+    }
+    if result.float64_reason:
+        meta["float64"] = result.float64_reason
+    if convergence is not None:
+        meta["convergence"] = convergence._asdict()
+    return meta

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from contextlib import suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pyro.distributions as dist
 import torch
@@ -28,17 +27,20 @@ from pyrobnn.model.weight_priors import IIDPrior
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, hooked, widest_layer
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 #: log of how much likelier than under the simpler candidate targets must be, for one row alone to refute it
 _REFUTED = math.log(20.0)
 
 
 def posthoc(
     net: nn.Module,
-    x_or_loader: Any,
-    y: Any = None,
+    x_or_loader: ArrayLike | DataLoader,
+    y: ArrayLike | None = None,
     *,
     likelihood: Likelihood | None = None,
-    held_out: tuple[Any, Any] | None = None,
+    held_out: tuple[ArrayLike, ArrayLike] | None = None,
     seed: int = 0,
 ) -> Posterior:
     r"""Uncertainty for a net that is trained already, never worse than the net itself.
@@ -109,9 +111,9 @@ class _Posthoc:
     def __init__(
         self,
         net: nn.Module,
-        data: Any,
+        data: tuple[ArrayLike, ArrayLike],
         likelihood: Likelihood | None,
-        held_out: Any,
+        held_out: tuple[ArrayLike, ArrayLike] | None,
         seed: int,
     ):
         self.net = copy.deepcopy(net).eval()
@@ -124,35 +126,48 @@ class _Posthoc:
                 f"{likelihood!r} has parameters of its own, {', '.join(free)}: fix them by numbers"
             )
         self.model = _model(self.net, likelihood)
-        device = self.model.device
-        self.x, y = check_data(self.model, data[0], data[1], device)
+        self.x, y = check_data(self.model, data[0], data[1], self.model.device)
         self.layer = _last_linear(self.net, self.x[:2])
         self.train = self._rows(self.x, y, in_training=True)
-        self.judges = self.train
         if free:
             residual = (y - self.train.f).square().mean(0).sqrt()
             self.model = _model(self.net, HomoskedasticGaussian(residual.clamp_min(1e-12)))
         self.likelihood = self.model.likelihood
-        self.last = cast(LastLayer | None, None)
-        if self.gaussian:  # of the net as it is, (K,)
-            self.noise = cast(Any, self.likelihood).loc_scale(self.train.f[:1], {})[1][0]
-        if self.layer is not None:
-            layer = cast(nn.Linear, self.net.get_submodule(self.layer))
-            with suppress(Refused):  # a likelihood whose curvature is not known
-                self.last = LastLayer(layer, self.likelihood, self.train)
+        if type(self.likelihood) is HomoskedasticGaussian:  # of the net as it is, (K,)
+            self.noise = self.likelihood.loc_scale(self.train.f[:1], {})[1][0]
+        self.last = self._last_layer()
+        self.judges = self._judging_rows(held_out, bool(free))
+
+    def _last_layer(self) -> LastLayer | None:
+        """The curvature of the last layer; None where the net has none, or its likelihood's is not known."""
+        if self.layer is None:
+            return None
+        layer = cast(nn.Linear, self.net.get_submodule(self.layer))
+        try:
+            return LastLayer(layer, self.likelihood, self.train)
+        except Refused:
+            return None
+
+    def _judging_rows(
+        self,
+        held_out: tuple[ArrayLike, ArrayLike] | None,
+        noise_was_fitted: bool,
+    ) -> Rows:
+        """The rows that judge the candidates: those that the net has not seen, if there are any."""
         if held_out is not None:
-            self.judges = self._unseen_rows(held_out, device)
-        elif self.last is not None:
-            self.judges = self.last.without_itself()
-        elif free:
+            return self._unseen_rows(held_out)
+        if self.last is not None:
+            return self.last.without_itself()
+        if noise_was_fitted:
             raise Refused(
                 "no row can be left out of a net that does not end in a linear layer: pass held_out=(x, y)"
             )
+        return self.train
 
-    def _unseen_rows(self, held_out: tuple[Any, Any], device: torch.device) -> Rows:
+    def _unseen_rows(self, held_out: tuple[ArrayLike, ArrayLike]) -> Rows:
         """The rows that the net has not seen."""
         try:
-            x, y = check_data(self.model, held_out[0], held_out[1], device)
+            x, y = check_data(self.model, held_out[0], held_out[1], self.model.device)
             return self._rows(x, y, in_training=False)
         except (TypeError, ValueError) as error:
             raise type(error)(f"held_out=(x, y): {error}") from error
@@ -347,15 +362,19 @@ def _is_finite(score: Tensor) -> bool:
     return bool(score.isfinite().all())
 
 
-def _default(model: BNN, x: Any, y: Any) -> Likelihood:
+def _default(model: BNN, x: ArrayLike, y: ArrayLike) -> Likelihood:
     """What the targets and the net's outputs say."""
-    x, y = torch.atleast_1d(as_tensor("x", x), as_tensor("y", y))
-    width = output_width(model, model.cast_inputs(x[:2].to(model.device)))
+    inputs, targets = torch.atleast_1d(as_tensor("x", x), as_tensor("y", y))
+    width = output_width(model, model.cast_inputs(inputs[:2].to(model.device)))
     # labels, whose form their own check looks at
-    whole = width > 1 and bool((y.double() % 1 == 0).all())
-    if whole and (y.numel() == len(x) or bool((y.sum(-1) == 1).all())):
+    whole = width > 1 and bool((targets.double() % 1 == 0).all())
+    if whole and (targets.numel() == len(inputs) or bool((targets.sum(-1) == 1).all())):
         return Categorical()
-    return Bernoulli() if set(y.unique().tolist()) <= {0, 1} else HomoskedasticGaussian("learned")
+    return (
+        Bernoulli()
+        if set(targets.unique().tolist()) <= {0, 1}
+        else HomoskedasticGaussian("learned")
+    )
 
 
 @torch.no_grad()

@@ -14,19 +14,18 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_number, check_optional
 from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.chain_steps import Moved, Setting, full_log_joint, kinetic
 from pyrobnn.inference.fitting.batches import check_batch_size
 from pyrobnn.inference.fitting.initial import common_start, start_chains
 from pyrobnn.inference.fitting.problem import Problem, interruption, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, check_proper
-from pyrobnn.inference.langevin import Run, full_log_joint, kinetic, run_chains
+from pyrobnn.inference.langevin import Run, run_chains
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
-from pyrobnn.model import NET
+from pyrobnn.model import NET, Density
+from pyrobnn.model.gradient import Gradient
 from pyrobnn.posterior import Posterior
-
-#: z (chain, dim) → gradient of the log joint (chain, dim) and its value (chain,)
-Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -93,14 +92,9 @@ class _StochasticGradientMCMC(Method):
         z: Tensor,
         v: Tensor,
         gradient: Gradient,
-        epsilon: Tensor,
-        temperature: Tensor,
-        metric: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """One step of all chains.
-
-        Position and momentum after it; gradient, log joint and energy before it; the heat that it adds.
-        """
+        setting: Setting,
+    ) -> Moved:
+        """One step of all chains from positions and momenta (chain, dim)."""
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         check_batch_size(problem, self.batch_size)
@@ -210,21 +204,23 @@ class SGLD(_StochasticGradientMCMC):
         z: Tensor,
         v: Tensor,
         gradient: Gradient,
-        epsilon: Tensor,
-        temperature: Tensor,
-        metric: Tensor,
-    ) -> tuple[Tensor, ...]:
-        """One step of all chains, a leapfrog step whose momentum is drawn anew (``v`` is for its energy).
-
-        Position and momentum after it; gradient, log joint and energy before it; the heat that it adds.
-        """
+        setting: Setting,
+    ) -> Moved:
+        """One step of all chains, a leapfrog step whose momentum is drawn anew (``v`` is for its energy)."""
+        epsilon, temperature, metric = setting
         grad, lp = gradient(z)
         kick = 0.5 * (epsilon * metric).sqrt() * grad
         noise = torch.randn_like(z)
         arriving = kinetic(v + kick)
         leaving = kinetic(temperature.sqrt() * noise)
-        z = z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * noise
-        return z, temperature.sqrt() * noise + kick, grad, lp, arriving - lp, leaving - arriving
+        return Moved(
+            z + 0.5 * epsilon * metric * grad + (epsilon * temperature * metric).sqrt() * noise,
+            temperature.sqrt() * noise + kick,
+            grad,
+            lp,
+            energy=arriving - lp,
+            heat=leaving - arriving,
+        )
 
 
 @register("sghmc", quick={"num_draws": 200})
@@ -280,10 +276,9 @@ class SGHMC(_StochasticGradientMCMC):
         z: Tensor,
         v: Tensor,
         gradient: Gradient,
-        epsilon: Tensor,
-        temperature: Tensor,
-        metric: Tensor,
-    ) -> tuple[Tensor, ...]:
+        setting: Setting,
+    ) -> Moved:
+        epsilon, temperature, metric = setting
         grad, lp = gradient(z)
         # with the metric as inverse mass the velocity is metric * momentum; v is the momentum in units of its own scale
         drift = epsilon.sqrt() * metric.sqrt()
@@ -293,7 +288,14 @@ class SGHMC(_StochasticGradientMCMC):
         z = z + 0.5 * drift * v
         before = kinetic(v)
         v = keep * v + (temperature * (1.0 - keep**2)).sqrt() * torch.randn_like(v)
-        return z + 0.5 * drift * v, v, grad, lp, energy, kinetic(v) - before
+        return Moved(
+            z + 0.5 * drift * v,
+            v,
+            grad,
+            lp,
+            energy,
+            heat=kinetic(v) - before,
+        )
 
 
 def _log_joint_on_all_data(problem: Problem, chains: Run) -> tuple[Tensor, str]:
@@ -317,6 +319,23 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
     start = torch.stack(
         [density.initial(problem.bnn.reinitialized(seed).initial_values(), seed) for seed in seeds]
     )
+    switch = num_steps - num_steps // 3
+    free = torch.arange(num_steps + 1, device=start.device) >= switch
+    optimizer = Optimizer(schedule=_cosines(num_steps, switch))
+    result = minimize(
+        _losses_from(start, density, problem.num_rows),
+        start,
+        ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
+        Training(num_steps, 0.01, optimizer, config.compile),
+        name=f"the start of {type(config).__name__}",
+    )
+    if result.stopped == "interrupt":  # before the first draw
+        raise KeyboardInterrupt
+    return result.params
+
+
+def _losses_from(start: Tensor, density: Density, num_rows: int) -> Callable[..., Tensor]:
+    r"""(thetas, whether all is free, \*batch) → losses by datum; else the weights move alone, from ``start``."""
     weights = torch.zeros(
         density.dim,
         dtype=torch.bool,
@@ -332,24 +351,12 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
         *batch: Tensor,
     ) -> Tensor:
         point = torch.where(weights | free, theta, still)
-        return -density.log_joint(point, *batch) / problem.num_rows
+        return -density.log_joint(point, *batch) / num_rows
 
     def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
         return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
 
-    switch = num_steps - num_steps // 3
-    free = torch.arange(num_steps + 1, device=start.device) >= switch
-    optimizer = Optimizer(schedule=_cosines(num_steps, switch))
-    result = minimize(
-        losses,
-        start,
-        ((now, *batch) for now, batch in zip(free, problem.batches(config.batch_size))),
-        Training(num_steps, 0.01, optimizer, config.compile),
-        name=f"the start of {type(config).__name__}",
-    )
-    if result.stopped == "interrupt":  # before the first draw
-        raise KeyboardInterrupt
-    return result.params
+    return losses
 
 
 def _cosines(num_steps: int, switch: int) -> Callable[[int], float]:

@@ -132,14 +132,15 @@ def fit_batch(
             lambda z: batched(z, inputs, targets), start, max(num_draws, warmup)
         )
         run = Run(
-            machine,
+            machine=machine,
             seed=seed,
             num_warmup=warmup,
             mass_matrix=form,
             compile=method.compile,
         )
-        run.begin(start)
-        z = run.sample(num_draws).z.reshape(len(problems), method.num_chains, num_draws, -1)
+        begun = run.begin(start)
+        drawn = run.sample(begun, run.prepare(begun), num_draws)
+        z = drawn.z.reshape(len(problems), method.num_chains, num_draws, -1)
     return [
         make_posterior(
             problem,

@@ -137,7 +137,7 @@ def steps(monkeypatch):
         seen.append((traced(fn, *example), pytree.tree_leaves(example)))
         return Compiled(fn, "eager", 0.0)
 
-    for module in ("hmc.run", "optim.minimize", "langevin", "tempering"):
+    for module in ("hmc.stepper", "optim.minimize", "chain_steps", "tempering"):
         monkeypatch.setattr(f"pyrobnn.inference.{module}.compiled", compiled)
     return seen
 

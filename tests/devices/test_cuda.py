@@ -19,6 +19,8 @@ from pyrobnn.core.checks import check_device
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.run import Run
+from pyrobnn.inference.hmc.run_state import Chains
+from pyrobnn.inference.hmc.stepper import Stepper, replayed
 from pyrobnn.model.compile import CudaGraph, compiled
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
@@ -49,26 +51,31 @@ class Waits(Replays):
         raise RuntimeError("called a synchronizing CUDA operation\nand more")
 
 
-def run_of() -> Run:
+def run_of() -> tuple[Run, Chains]:
     problem = prepare(gaussian(), X, Y, points="held")
     gradient = torch.func.vmap(torch.func.grad_and_value(problem.density.log_joint))
     machine = Machine(gradient, 2, problem.density.dim, 30, torch.float32, torch.device("cpu"), 2)
-    run = Run(machine, seed=1, num_warmup=20, compile=False)
-    run.begin(problem.density.sample_prior(2, seed=0))
-    return run
+    run = Run(machine=machine, seed=1, num_warmup=20, compile=False)
+    return run, run.begin(problem.density.sample_prior(2, seed=0))
 
 
 @pytest.mark.parametrize("graph", [Replays, Waits])
 def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
     """Through all phases of a warm-up, each of which hands over another state and metric."""
-    monkeypatch.setattr("pyrobnn.inference.hmc.run.CudaGraph", graph)
+    monkeypatch.setattr("pyrobnn.inference.hmc.stepper.CudaGraph", graph)
     with torch.no_grad():
-        plain = run_of()
-        replayed = run_of()
-        captured = replayed._capture(replayed.machine.step)
-        expected = plain.sample(4)
-        found = replayed.sample(4)
-    assert captured == (graph is Replays)
+        plain, chains = run_of()
+        expected = plain.sample(chains, plain.prepare(chains), 4)
+        run, chains = run_of()
+        if graph is Replays:
+            advance = replayed(run.machine.step, chains, run.keys)
+            stepper = Stepper(advance, 0.0, "inductor")
+        else:
+            # the calls before the capture have left nothing behind
+            with pytest.raises(RuntimeError, match="synchronizing"):
+                replayed(run.machine.step, chains, run.keys)
+            stepper = run.prepare(chains)
+        found = run.sample(chains, stepper, 4)
     torch.testing.assert_close(found.z, expected.z, rtol=0, atol=0)
     torch.testing.assert_close(found.stats, expected.stats, rtol=0, atol=0)
 
@@ -76,10 +83,11 @@ def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
 def test_a_step_that_cannot_be_captured_is_told(monkeypatch):
     prepare_run = Run.prepare
 
-    def uncaptured(run, *rest):
-        run.compile = False  # the name of what was done is enough
-        prepare_run(run, *rest)
-        run.mode = "captured in a CUDA graph (RuntimeError: it waits)"
+    def uncaptured(run, chains):
+        # the name of what was done is enough
+        stepper = prepare_run(dataclasses.replace(run, compile=False), chains)
+        mode = "captured in a CUDA graph (RuntimeError: it waits)"
+        return dataclasses.replace(stepper, mode=mode)
 
     monkeypatch.setattr(Run, "prepare", uncaptured)
     told: list[str] = []

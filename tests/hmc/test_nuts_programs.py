@@ -15,8 +15,8 @@ import pyrobnn as pb
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.hmc import run
+from pyrobnn.inference.hmc.starts import finite_starts
 from pyrobnn.inference.hmc.windows import STATS, extend_phase, not_stationary, planned
-from pyrobnn.inference.nuts import finite_starts
 from pyrobnn.model import Density
 
 QUICK = {"compile": False}
@@ -265,14 +265,14 @@ def test_a_start_too_steep_to_move_from_is_drawn_again():
     tries = [torch.tensor([[0.4, 0.14], [9.0, 9.0]]), torch.tensor([[0.1, 0.02], [9.0, 9.0]])]
     assert float(density.log_joint(steep[0])) < -1e18
     torch.testing.assert_close(
-        finite_starts(problem, steep, tries), torch.stack([tries[1][0], steep[1]])
+        finite_starts(problem.density, steep, tries), torch.stack([tries[1][0], steep[1]])
     )
     # the best of those that are too steep is kept where there is nothing better
     hard = [
         torch.tensor([[0.4, 0.11], [9.0, 9.0]]),
         *[torch.tensor([[0.4, 0.13], [9.0, 9.0]])] * 30,
     ]
-    torch.testing.assert_close(finite_starts(problem, steep, hard)[0], hard[0][0])
+    torch.testing.assert_close(finite_starts(problem.density, steep, hard)[0], hard[0][0])
 
 
 @pytest.mark.slow

@@ -19,9 +19,11 @@ from pyrobnn.core.chains import divergences_by_chance
 from pyrobnn.diagnostics import diagnose
 from pyrobnn.diagnostics.check_table import TABLE
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.hmc.hooks import MIN_BFMI, run_findings
+from pyrobnn.inference.hmc.chain_convergence import judged_net
+from pyrobnn.inference.hmc.interruption import DelayedInterrupt
 from pyrobnn.inference.hmc.machine import STATS
-from pyrobnn.inference.hmc.run import DelayedInterrupt, Draws
+from pyrobnn.inference.hmc.run import Draws
+from pyrobnn.inference.hmc.run_findings import MIN_BFMI, run_findings
 from pyrobnn.inference.nuts import NUTS
 
 QUICK = {"num_chains": 3, "num_warmup": 30, "compile": False}
@@ -94,7 +96,7 @@ def codes(stats, draws=None, problem=None, **result):
         lambda x, y: pyro.sample("z", dist.Normal(0.0, 1.0)), points="held"
     )
     run = Draws(None, stats, 0.0, 0, torch.ones(0), {})._replace(**result)
-    found = run_findings(problem, draws or {}, run, NUTS())
+    found = run_findings(judged_net(problem), draws or {}, run, NUTS(), judged=False)
     return [each.code for each in found], dict(found[-1].values) if found else {}
 
 

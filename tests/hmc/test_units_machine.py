@@ -9,6 +9,7 @@ import torch
 from helpers import assert_mean_within, assert_var_within, seeded
 
 from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.hmc.leapfrog import Place
 from pyrobnn.inference.hmc.metric import whitening
 from pyrobnn.inference.hmc.step_size import (
     FROZEN,
@@ -203,7 +204,7 @@ def test_the_first_step_crosses_the_target(width, guess):
         q = width * torch.randn(64, 5)
         r = torch.randn(64, 5)
     g, lp = gradient(q)
-    step = first_step_size(gradient, q, g, lp, r, guess, 0.8)
+    step = first_step_size(gradient, Place(q, g, lp), r, guess, 0.8)
 
     def rate(step):
         half = r + 0.5 * step * g

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyro
 import pyro.distributions as dist
 import pytest
 import torch
 from helpers import seeded
 
+from pyrobnn.inference.chain_steps import LogJoint, State
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.inference.langevin import State, StepSize
+from pyrobnn.inference.langevin import StepSize
 from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 
 
@@ -43,7 +46,7 @@ def test_a_curvature_that_is_not_finite_is_named():
     state = State(0, torch.zeros(2, 2), torch.zeros(2, 2), torch.zeros(2), torch.zeros(2))
 
     def kink(batch):
-        return lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None
+        return LogJoint(lambda z, rows: -(z.square().sum() ** 0.75), torch.zeros(0), None)
 
     with (
         seeded(0),
@@ -51,7 +54,7 @@ def test_a_curvature_that_is_not_finite_is_named():
             FloatingPointError, match="no step size can be chosen at step 1: the curvature"
         ),
     ):
-        chooser.look(state, torch.ones(2), iter([None]), kink)
+        chooser.look(chooser.begin(state), state, torch.ones(2), iter([None]), kink)
 
 
 def test_chains_that_diverged_on_the_way_to_a_look_go_back(monkeypatch):
@@ -59,10 +62,10 @@ def test_chains_that_diverged_on_the_way_to_a_look_go_back(monkeypatch):
     look = StepSize.look
     seen = []
 
-    def too_large_at_first(self, state, *args):
-        look(self, state, *args)
+    def too_large_at_first(self, choice, state, *args):
+        choice = look(self, choice, state, *args)
         seen.append(state.step)
-        self.value *= 1e6 if len(seen) == 1 else 1.0
+        return replace(choice, value=choice.value * (1e6 if len(seen) == 1 else 1.0))
 
     monkeypatch.setattr(StepSize, "look", too_large_at_first)
     posterior = SGLD(num_chains=8, num_warmup=200, compile=False).fit(normal, num_draws=20)

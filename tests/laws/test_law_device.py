@@ -211,7 +211,7 @@ def test_a_step_that_is_not_compiled_is_told(mode, device, monkeypatch):
     if device.type == "cuda":
         pytest.skip("what is not compiled is not captured: on the stand-in")
     monkeypatch.setattr(
-        "pyrobnn.inference.hmc.run.compiled",
+        "pyrobnn.inference.hmc.stepper.compiled",
         lambda fn, *example, **options: Compiled(fn, mode, 0.0, example),
     )
     method = dataclasses.replace(method_of("NUTS"), compile=True)

@@ -64,11 +64,12 @@ def flushed() -> Iterator[None]:
 
 
 class PrecisionLoss(Exception):
-    """Ends a run whose chains float32 cannot hold; ``z`` (chain, dim), where another run begins."""
+    """Ends a run whose chains float32 cannot hold, after ``total_steps``; ``z`` (chain, dim), where another begins."""
 
-    def __init__(self, reason: str, z: Tensor) -> None:
+    def __init__(self, reason: str, z: Tensor, total_steps: int) -> None:
         super().__init__(reason)
         self.z = z
+        self.total_steps = total_steps
 
 
 def inspector(density: Density) -> Callable[[Tensor, Tensor], str] | None:

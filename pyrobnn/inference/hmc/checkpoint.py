@@ -6,9 +6,11 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,12 +18,14 @@ from torch import Tensor
 from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:
-    from pyrobnn.inference.method import FitRun
+    from pyrobnn.inference.method import FitRun, Method
 
+#: what JSON holds
+_Plain: TypeAlias = "None | bool | int | float | str | Sequence[_Plain] | Mapping[str, _Plain]"
 _MAGIC = b"pyrobnn checkpoint 5\n"
 
 
-def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> str:
+def fingerprint(settings: Mapping[str, _Plain], tensors: Mapping[str, Tensor]) -> str:
     """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
     digest = hashlib.sha256(
         json.dumps(
@@ -39,7 +43,7 @@ def fingerprint(settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> s
     return digest.hexdigest()
 
 
-def run_fingerprint(config: Any, problem: Problem, run: FitRun) -> str:
+def run_fingerprint(config: Method, problem: Problem, run: FitRun) -> str:
     """Fingerprint of what the draws depend on and every device holds alike: neither starts nor density."""
     inputs = {"x": problem.x, "y": problem.y}
     if isinstance(run.init, torch.nn.Module):
@@ -72,6 +76,23 @@ def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(unfinished, path)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where a run is saved, as what, and how many seconds apart."""
+
+    path: str | Path
+    fingerprint: str
+    every: float
+
+    def due(self, saved: float) -> bool:
+        """Whether it is time, where the last one was written at ``time.monotonic() == saved``."""
+        return time.monotonic() - saved > self.every
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors of the run."""
+        write(self.path, self.fingerprint, tensors)
 
 
 def read(path: str | Path, run: str) -> dict[str, Tensor] | None:

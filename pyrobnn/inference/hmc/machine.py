@@ -19,6 +19,7 @@ https://arxiv.org/abs/2503.17405
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,14 +27,14 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
-from pyrobnn.inference.hmc.metric import pulled, unwhiten
+from pyrobnn.inference.hmc.leapfrog import Place, kinetic_energy, leapfrog, whitened_gradient
 from pyrobnn.inference.hmc.step_size import dual_average
 from pyrobnn.inference.hmc.windows import STATS
-from pyrobnn.model.compile import materialize
 from pyrobnn.model.gradient import Gradient
 
 MAX_ENERGY_ERROR = 1000.0
-Chances = tuple[Tensor, Tensor, Tensor]  # two uniforms and a sign, per chain
+#: two uniforms and a sign, each (chain,)
+_Chances = tuple[Tensor, Tensor, Tensor]
 
 
 class Vectors(NamedTuple):
@@ -100,6 +101,25 @@ class Buffers(NamedTuple):
     latest_stats: Tensor
 
 
+class _Leaf(NamedTuple):
+    """The end of every trajectory after a leapfrog."""
+
+    place: Place
+    r: Tensor  # momenta (chain, dim)
+    energy: Tensor  # (chain,)
+    gain: Tensor  # energy at the start of the transition less this one: the log weight of the leaf
+    fine: Tensor  # whether the weight can be relied on: nothing of a bad leaf is ever selected
+
+
+class _Grown(NamedTuple):
+    """What every transition is with its new leaf, and whether it has ended (chain,), or diverged."""
+
+    vectors: Vectors
+    scalars: Scalars
+    ended: Tensor
+    diverging: Tensor
+
+
 @dataclass(frozen=True)
 class Machine:
     """The transition of every chain, one leapfrog at a time.
@@ -153,22 +173,23 @@ class Machine:
 
     def start(
         self,
-        q: Tensor,
-        g: Tensor,
-        lp: Tensor,
+        place: Place,
         dual: Tensor,
         keys: Tensor,
         transition: Tensor,
     ) -> State:
-        """A state at the beginning of a transition, slot 0, for whitened positions and gradients (chain, dim)."""
+        """A state at the beginning of the transition of this number (chain,), slot 0."""
         zero = torch.zeros(
             self.num_chains,
             dtype=torch.float64,
             device=self.device,
         )
-        begun = Scalars(*[zero] * len(Scalars._fields))._replace(transition=transition, lp_prop=lp)
-        sign = rng.chances(rng.stream(keys, begun.transition.long()))[2]
-        r, scalars = self._begin(begun, dual, keys, sign)
+        new = Scalars(*[zero] * len(Scalars._fields))
+        new = new._replace(transition=transition, lp_prop=place.lp)
+        sign = rng.chances(rng.stream(keys, new.transition.long()))[2]
+        r, scalars = self._begin(new, dual, keys, sign)
+        q = place.q
+        g = place.g
         return State(torch.stack((q, r, g, q, r, g, q, g, q, g)), torch.stack(scalars), dual)
 
     def step(self, *arguments: Tensor) -> tuple[()]:
@@ -176,109 +197,129 @@ class Machine:
         state = State(*arguments[:3])
         buffers = Buffers(*arguments[3:7])
         scale, keys = arguments[7:]
-        old = Vectors(*state.vectors.unbind(0))
-        s = Scalars(*state.scalars.unbind(0))
-        q, r, g, lp, energy = self._leapfrog(old, s, scale)
-        error = energy - s.energy0
-        fine = error <= MAX_ENERGY_ERROR  # false for NaN: nothing of a bad leaf is ever selected
-        s = s._replace(
-            steps=s.steps + 1,
-            accept=s.accept + torch.where(fine, (-error).clamp(max=0.0).exp(), 0.0),
+        vectors = Vectors(*state.vectors.unbind(0))
+        before = Scalars(*state.scalars.unbind(0))
+        leaf = self._leaf(vectors, before, scale)
+        scalars = before._replace(
+            steps=before.steps + 1,
+            accept=before.accept + _acceptance(leaf),
         )
-        chain = torch.arange(self.num_chains, device=self.device)
-        chance = rng.chances(rng.stream(rng.stream(keys, s.transition.long()), s.steps.long()))
+        transition_keys = rng.stream(keys, scalars.transition.long())
+        chances = rng.chances(rng.stream(transition_keys, scalars.steps.long()))
+        vectors = vectors._replace(
+            q=leaf.place.q,
+            r=leaf.r,
+            g=leaf.place.g,
+        )
         extend = self._extend_path if self.trajectory else self._extend_tree
-        new, s, ended, diverging = extend(
-            Vectors(q, r, g, *old[3:]), s, buffers, lp, energy, fine, chance
-        )
-
-        where = s.slot.long() % self.num_latest
-        rate = s.accept / s.steps
-        row = (s.lp_prop, s.energy_prop, diverging.double(), s.depth, s.steps, rate, s.step_size)
-        buffers.latest_draws.index_put_((chain, where), new.q_prop)
-        buffers.latest_stats.index_put_((chain, where), torch.stack(row, -1))
-
-        dual = dual_average(state.dual, rate, ended, self.num_chains)
-        r_new, begun = self._begin(
-            s._replace(transition=s.transition + 1, slot=s.slot + 1), dual, keys, chance[2]
-        )
-        fresh = ended.unsqueeze(-1)
-        start = (new.q_prop, r_new, new.g_prop) * 2  # a new trajectory's ends are one point
-        ends = [torch.where(fresh, b, a) for a, b in zip(new[:6], start, strict=True)]
-        state.vectors.copy_(torch.stack([*ends, *new[6:]]))
-        scalars = [torch.where(ended, b, a) for a, b in zip(s, begun, strict=True)]
-        state.scalars.copy_(torch.stack(scalars))
-        state.dual.copy_(dual)
+        grown = extend(vectors, scalars, buffers, leaf, chances)
+        rate = grown.scalars.accept / grown.scalars.steps
+        self._record(grown, rate, buffers)
+        dual = dual_average(state.dual, rate, grown.ended, self.num_chains)
+        after = self._after(grown, dual, keys, chances[2])
+        state.vectors.copy_(after.vectors)
+        state.scalars.copy_(after.scalars)
+        state.dual.copy_(after.dual)
         return ()
 
-    def _leapfrog(self, old: Vectors, s: Scalars, scale: Tensor) -> tuple[Tensor, ...]:
-        """The next leaf: position, momentum and gradient (chain, dim), log density and energy (chain,)."""
-        move = (s.step_size * s.sign).to(self.dtype).unsqueeze(-1)
-        half = old.r + 0.5 * move * old.g
-        q = materialize(old.q + move * half)
-        g, lp = self.gradient(materialize(unwhiten(q, scale)))
-        g = pulled(materialize(g), scale)
-        r = materialize(half + 0.5 * move * g)
-        return q, r, g, lp, 0.5 * (r * r).sum(-1, dtype=torch.float64) - lp
+    def _leaf(
+        self,
+        vectors: Vectors,
+        scalars: Scalars,
+        scale: Tensor,
+    ) -> _Leaf:
+        """The next point of every trajectory."""
+        gradient = whitened_gradient(self.gradient, scale)
+        move = (scalars.step_size * scalars.sign).to(self.dtype).unsqueeze(-1)
+        place, r = leapfrog(gradient, vectors.q, vectors.r, vectors.g, move)
+        energy = kinetic_energy(r) - place.lp
+        gain = scalars.energy0 - energy
+        return _Leaf(place, r, energy, gain, gain >= -MAX_ENERGY_ERROR)  # false for NaN
+
+    def _record(
+        self,
+        grown: _Grown,
+        rate: Tensor,
+        buffers: Buffers,
+    ) -> None:
+        """The proposal and the statistics of the transition, where the draw stands if this leaf has ended it."""
+        scalars = grown.scalars
+        chain = torch.arange(self.num_chains, device=self.device)
+        slot = scalars.slot.long() % self.num_latest
+        statistics = (
+            scalars.lp_prop,
+            scalars.energy_prop,
+            grown.diverging.double(),
+            scalars.depth,
+            scalars.steps,
+            rate,
+            scalars.step_size,
+        )
+        buffers.latest_draws.index_put_((chain, slot), grown.vectors.q_prop)
+        buffers.latest_stats.index_put_((chain, slot), torch.stack(statistics, -1))
+
+    def _after(
+        self,
+        grown: _Grown,
+        dual: Tensor,
+        keys: Tensor,
+        sign: Tensor,
+    ) -> State:
+        """The state after the step: a chain whose transition has ended is at the beginning of the next one."""
+        present = grown.vectors
+        count = grown.scalars
+        count = count._replace(transition=count.transition + 1, slot=count.slot + 1)
+        r, begun = self._begin(count, dual, keys, sign)
+        ended = grown.ended.unsqueeze(-1)
+        start = (present.q_prop, r, present.g_prop) * 2  # a new trajectory's ends are one point
+        ends = _where(ended, start, present[:6])
+        scalars = _where(grown.ended, begun, grown.scalars)
+        return State(torch.stack([*ends, *present[6:]]), torch.stack(scalars), dual)
 
     def _extend_tree(
         self,
-        new: Vectors,
-        s: Scalars,
+        vectors: Vectors,
+        scalars: Scalars,
         buffers: Buffers,
-        lp: Tensor,
-        energy: Tensor,
-        fine: Tensor,
-        chance: Chances,
-    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
+        leaf: _Leaf,
+        chances: _Chances,
+    ) -> _Grown:
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
-        q = new.q
-        r = new.r
-        g = new.g
-        weight = torch.where(fine, s.energy0 - energy, -math.inf)
-        weight_sub = torch.logaddexp(s.weight_sub, weight)
-        pick = chance[0] < (weight - weight_sub).exp()
-        col = pick.unsqueeze(-1)
-        q_sub = torch.where(col, q, new.q_sub)
-        g_sub = torch.where(col, g, new.g_sub)
-        lp_sub = torch.where(pick, lp, s.lp_sub)
-        energy_sub = torch.where(pick, energy, s.energy_sub)
-
-        fine_sub = fine & ~self._turning(q, r, s, buffers)
-        merge = fine_sub & (s.leaf + 1 >= torch.exp2(s.depth))
-        take = merge & (chance[1] < (weight_sub - s.weight_tree).exp())
-        col = take.unsqueeze(-1)
-        across = (q - new.q0) * s.sign.to(self.dtype).unsqueeze(-1)
-        turned = ((across * r).sum(-1) <= 0) | ((across * new.r0).sum(-1) <= 0)
-        depth = s.depth + merge
-        ended = ~fine_sub | (merge & (turned | (depth >= self.max_depth)))
-
-        sign = torch.where(merge, chance[2], s.sign)
-        swap = (sign != s.sign).unsqueeze(-1)
-        swapped = (*new[3:6], *new[:3])
-        ends = [torch.where(swap, b, a) for a, b in zip(new[:6], swapped, strict=True)]
-        tree = torch.where(col, q_sub, new.q_prop), torch.where(col, g_sub, new.g_prop)
-        vectors = Vectors._make([*ends, q_sub, g_sub, *tree])
-        s = s._replace(
+        for_leaf, for_subtree, new_sign = chances
+        vectors, scalars = _subtree_with(leaf, vectors, scalars, for_leaf)
+        straight = leaf.fine & ~self._turning(leaf, scalars, buffers)
+        merge = straight & (scalars.leaf + 1 >= torch.exp2(scalars.depth))
+        take = merge & (for_subtree < (scalars.weight_sub - scalars.weight_tree).exp())
+        turned = self._tree_has_turned(vectors, scalars)
+        depth = scalars.depth + merge
+        ended = ~straight | (merge & (turned | (depth >= self.max_depth)))
+        sign = torch.where(merge, new_sign, scalars.sign)
+        vectors = _turned_around(_proposing(vectors, take), sign != scalars.sign)
+        scalars = scalars._replace(
             sign=sign,
             depth=depth,
-            leaf=torch.where(merge, 0.0, s.leaf + 1),
+            leaf=torch.where(merge, 0.0, scalars.leaf + 1),
             weight_tree=torch.where(
-                merge, torch.logaddexp(s.weight_tree, weight_sub), s.weight_tree
+                merge,
+                torch.logaddexp(scalars.weight_tree, scalars.weight_sub),
+                scalars.weight_tree,
             ),
-            weight_sub=torch.where(merge, -math.inf, weight_sub),
-            lp_sub=lp_sub,
-            energy_sub=energy_sub,
-            lp_prop=torch.where(take, lp_sub, s.lp_prop),
-            energy_prop=torch.where(take, energy_sub, s.energy_prop),
+            weight_sub=torch.where(merge, -math.inf, scalars.weight_sub),
+            lp_prop=torch.where(take, scalars.lp_sub, scalars.lp_prop),
+            energy_prop=torch.where(take, scalars.energy_sub, scalars.energy_prop),
         )
-        return vectors, s, ended, ~fine
+        return _Grown(vectors, scalars, ended, ~leaf.fine)
+
+    def _tree_has_turned(self, vectors: Vectors, scalars: Scalars) -> Tensor:
+        """Whether the two ends of the whole tree (chain,) have begun to approach each other."""
+        sign = scalars.sign.to(self.dtype).unsqueeze(-1)
+        across = (vectors.q - vectors.q0) * sign
+        return ((across * vectors.r).sum(-1) <= 0) | ((across * vectors.r0).sum(-1) <= 0)
 
     def _turning(
         self,
-        q: Tensor,
-        r: Tensor,
-        s: Scalars,
+        leaf: _Leaf,
+        scalars: Scalars,
         buffers: Buffers,
     ) -> Tensor:
         """Whether any complete subtree that ends at this leaf has turned.
@@ -286,58 +327,59 @@ class Machine:
         Leaf n, if even, is remembered at level popcount(n); an odd leaf n ends one subtree for each of its trailing
         ones, and their first leaves are at the levels popcount(n // 2) and down.
         """
+        q = leaf.place.q
+        r = leaf.r
         chain = torch.arange(self.num_chains, device=self.device)
         level = torch.arange(self.max_depth, device=self.device)
-        leaf = s.leaf.long().unsqueeze(-1)
-        ones = ((leaf >> level) & 1).sum(-1)
-        trailing = (((leaf ^ (leaf + 1)) >> level) & 1).sum(-1) - 1
+        number = scalars.leaf.long().unsqueeze(-1)
+        ones = ((number >> level) & 1).sum(-1)
+        trailing = (((number ^ (number + 1)) >> level) & 1).sum(-1) - 1
         where = torch.where(trailing == 0, ones, self.max_depth)
         buffers.q_check.index_put_((chain, where), q)
         buffers.r_check.index_put_((chain, where), r)
         ends = (level < ones.unsqueeze(-1)) & (level >= (ones - trailing).unsqueeze(-1))
-        across = (q.unsqueeze(1) - buffers.q_check[:, :-1]) * s.sign.to(self.dtype)[:, None, None]
+        sign = scalars.sign.to(self.dtype)[:, None, None]
+        across = (q.unsqueeze(1) - buffers.q_check[:, :-1]) * sign
         late = (across * r.unsqueeze(1)).sum(-1) <= 0
         early = (across * buffers.r_check[:, :-1]).sum(-1) <= 0
         return (ends & (late | early)).any(-1)
 
     def _extend_path(
         self,
-        new: Vectors,
-        s: Scalars,
+        vectors: Vectors,
+        scalars: Scalars,
         buffers: Buffers,
-        lp: Tensor,
-        energy: Tensor,
-        fine: Tensor,
-        chance: Chances,
-    ) -> tuple[Vectors, Scalars, Tensor, Tensor]:
+        leaf: _Leaf,
+        chances: _Chances,
+    ) -> _Grown:
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
-        ended = ~fine | (s.steps >= (self.trajectory or math.inf))
-        take = ended & fine & (chance[0] < (s.energy0 - energy).exp())
-        col = take.unsqueeze(-1)
-        # the acceptance rate of the end point alone: what a fixed path is tuned on
-        rate = torch.where(fine, (s.energy0 - energy).clamp(max=0.0).exp(), 0.0)
-        vectors = new._replace(
-            q_prop=torch.where(col, new.q, new.q_prop), g_prop=torch.where(col, new.g, new.g_prop)
+        ended = ~leaf.fine | (scalars.steps >= (self.trajectory or math.inf))
+        take = ended & leaf.fine & (chances[0] < leaf.gain.exp())
+        column = take.unsqueeze(-1)
+        vectors = vectors._replace(
+            q_prop=torch.where(column, vectors.q, vectors.q_prop),
+            g_prop=torch.where(column, vectors.g, vectors.g_prop),
         )
-        s = s._replace(
-            accept=rate * s.steps,
-            lp_prop=torch.where(take, lp, s.lp_prop),
-            energy_prop=torch.where(take, energy, s.energy_prop),
+        scalars = scalars._replace(
+            # the acceptance rate of the end point alone: what a fixed path is tuned on
+            accept=_acceptance(leaf) * scalars.steps,
+            lp_prop=torch.where(take, leaf.place.lp, scalars.lp_prop),
+            energy_prop=torch.where(take, leaf.energy, scalars.energy_prop),
         )
-        return vectors, s, ended, ~fine
+        return _Grown(vectors, scalars, ended, ~leaf.fine)
 
     def _begin(
         self,
-        s: Scalars,
+        scalars: Scalars,
         dual: Tensor,
         keys: Tensor,
         sign: Tensor,
     ) -> tuple[Tensor, Scalars]:
         """Momenta (chain, dim) and scalars of a new transition."""
-        r = rng.normal(rng.stream(keys, s.transition.long()), self.dim, self.dtype)
-        energy = 0.5 * (r * r).sum(-1, dtype=torch.float64) - s.lp_prop
-        zero = torch.zeros_like(s.slot)
-        return r, s._replace(
+        r = rng.normal(rng.stream(keys, scalars.transition.long()), self.dim, self.dtype)
+        energy = kinetic_energy(r) - scalars.lp_prop
+        zero = torch.zeros_like(scalars.slot)
+        return r, scalars._replace(
             step_size=dual[0].exp(),
             sign=torch.ones_like(zero) if self.trajectory else sign,
             depth=zero,
@@ -349,3 +391,52 @@ class Machine:
             weight_sub=zero - math.inf,
             energy_prop=energy,
         )
+
+
+def _acceptance(leaf: _Leaf) -> Tensor:
+    """The probability (chain,) with which Metropolis would accept the leaf; zero of a bad one."""
+    return torch.where(leaf.fine, leaf.gain.clamp(max=0.0).exp(), 0.0)
+
+
+def _where(condition: Tensor, values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """``torch.where`` of each pair of tensors."""
+    return [torch.where(condition, a, b) for a, b in zip(values, others, strict=True)]
+
+
+def _subtree_with(
+    leaf: _Leaf,
+    vectors: Vectors,
+    scalars: Scalars,
+    chance: Tensor,
+) -> tuple[Vectors, Scalars]:
+    """The subtree with the leaf, which becomes its proposal by multinomial sampling."""
+    weight = torch.where(leaf.fine, leaf.gain, -math.inf)
+    weight_sub = torch.logaddexp(scalars.weight_sub, weight)
+    pick = chance < (weight - weight_sub).exp()
+    column = pick.unsqueeze(-1)
+    vectors = vectors._replace(
+        q_sub=torch.where(column, vectors.q, vectors.q_sub),
+        g_sub=torch.where(column, vectors.g, vectors.g_sub),
+    )
+    scalars = scalars._replace(
+        weight_sub=weight_sub,
+        lp_sub=torch.where(pick, leaf.place.lp, scalars.lp_sub),
+        energy_sub=torch.where(pick, leaf.energy, scalars.energy_sub),
+    )
+    return vectors, scalars
+
+
+def _proposing(vectors: Vectors, take: Tensor) -> Vectors:
+    """The tree with the subtree's proposal for its own where ``take`` (chain,)."""
+    column = take.unsqueeze(-1)
+    return vectors._replace(
+        q_prop=torch.where(column, vectors.q_sub, vectors.q_prop),
+        g_prop=torch.where(column, vectors.g_sub, vectors.g_prop),
+    )
+
+
+def _turned_around(vectors: Vectors, swap: Tensor) -> Vectors:
+    """The tree whose other end moves next where ``swap`` (chain,)."""
+    other_way = (*vectors[3:6], *vectors[:3])
+    ends = _where(swap.unsqueeze(-1), other_way, vectors[:6])
+    return Vectors._make([*ends, *vectors[6:]])

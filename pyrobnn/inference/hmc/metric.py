@@ -10,14 +10,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Form = Literal["auto", "diag", "dense"]
+Form = Literal["diag", "dense"]
 #: coordinates up to which "auto" gives a program a dense metric, cheap beside its gradient
 _MAX_DENSE = 100
 #: numbers of a window that are copied in float64 at once
 _BLOCK = 2**24
 
 
-def form_of(mass_matrix: Form, is_bnn: bool, dim: int) -> Form:
+def form_of(mass_matrix: Literal["auto"] | Form, is_bnn: bool, dim: int) -> Form:
     """The form that ``"auto"`` stands for: the modes of a net share no covariance, a small program's chains do."""
     if mass_matrix != "auto":
         return mass_matrix

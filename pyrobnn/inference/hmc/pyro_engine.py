@@ -18,6 +18,7 @@ from pyrobnn.core.private_pyro import (
 )
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.hmc.run import Draws
+from pyrobnn.inference.hmc.transition_options import TransitionOptions
 from pyrobnn.inference.hmc.windows import STATS
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def sample(
     z: Tensor,
     dense: bool,
     num_warmup: int,
-    config: Any,
+    config: TransitionOptions,
     run: FitRun,
 ) -> Draws:
     """Run one chain after the other from ``z`` (chain, dim); after Ctrl-C the whole ones, or what the first has."""
@@ -81,7 +82,7 @@ class _Chain:
         log_density: Callable[[Tensor], Tensor],
         dtype: torch.dtype,
         dense: bool,
-        config: Any,
+        config: TransitionOptions,
     ):
         self._fresh = True
         self._accept = 0.0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pyrobnn.inference.hmc.leapfrog import Place, kinetic_energy, leapfrog, whitened_gradient
 from pyrobnn.inference.hmc.machine import MAX_ENERGY_ERROR
 from pyrobnn.inference.hmc.metric import pulled, unwhiten, whiten
 from pyrobnn.inference.hmc.windows import STATS
@@ -15,9 +16,9 @@ from pyrobnn.model import Density
 from pyrobnn.model.gradient import batched_gradient
 
 #: transitions that are followed, leapfrogs of each, and parameters that are named
-MOST_FOLLOWED = 24
-MOST_LEAPFROGS = 32
-MOST_NAMED = 3
+_MOST_FOLLOWED = 24
+_MOST_LEAPFROGS = 32
+_MOST_NAMED = 3
 
 
 @torch.no_grad()
@@ -41,7 +42,7 @@ def impossible_ends(
     spread = torch.linspace(
         0,
         len(chains) - 1,
-        min(len(chains), MOST_FOLLOWED),
+        min(len(chains), _MOST_FOLLOWED),
         device=chains.device,
     )
     picked = spread.round().long()
@@ -49,7 +50,9 @@ def impossible_ends(
     draws = draws[picked]
     start = z[chains, (draws - 1).clamp(min=0)]
     step_size = stats[chains, draws, STATS.index("step_size")]
-    ends = _lost(density, torch.cat([start, start]), torch.cat([step_size, -step_size]), scale)
+    ends = _impossible_positions(
+        density, torch.cat([start, start]), torch.cat([step_size, -step_size]), scale
+    )
     names: Counter[str] = Counter()
     count = 0
     for forwards, backwards in zip(
@@ -68,11 +71,11 @@ def impossible_ends(
     return {
         "followed": len(start),
         "impossible": count,
-        "places": [name for name, _ in names.most_common(MOST_NAMED)],
+        "places": [name for name, _ in names.most_common(_MOST_NAMED)],
     }
 
 
-def _lost(
+def _impossible_positions(
     density: Density,
     z: Tensor,
     step_size: Tensor,
@@ -87,25 +90,23 @@ def _lost(
     )
     momentum = noise.to(z.device)
     move = step_size.to(z.dtype).unsqueeze(-1)
-    position = whiten(z, scale)
+    whitened = whitened_gradient(gradient, scale)
     slope, value = gradient(z)
-    energy_at_start = 0.5 * momentum.square().sum(-1, dtype=torch.float64) - value
+    place = Place(whiten(z, scale), pulled(slope, scale), value)
+    energy_at_start = kinetic_energy(momentum) - value
     running = torch.ones(
         len(z),
         dtype=torch.bool,
         device=z.device,
     )
     ends: list[Tensor | None] = [None] * len(z)
-    for _ in range(MOST_LEAPFROGS):
-        momentum = momentum + 0.5 * move * pulled(slope, scale)
-        position = position + move * momentum
-        present = unwhiten(position, scale)
-        slope, value = gradient(present)
-        momentum = momentum + 0.5 * move * pulled(slope, scale)
-        for index in (running & (value == -torch.inf)).nonzero()[:, 0].tolist():
-            ends[index] = present[index]
-        energy = 0.5 * momentum.square().sum(-1, dtype=torch.float64) - value
-        running = running & (energy - energy_at_start <= MAX_ENERGY_ERROR)  # false of NaN
+    for _ in range(_MOST_LEAPFROGS):
+        place, momentum = leapfrog(whitened, place.q, momentum, place.g, move)
+        positions = unwhiten(place.q, scale)
+        for index in (running & (place.lp == -torch.inf)).nonzero()[:, 0].tolist():
+            ends[index] = positions[index]
+        error = kinetic_energy(momentum) - place.lp - energy_at_start
+        running = running & (error <= MAX_ENERGY_ERROR)  # false of NaN
         if not bool(running.any()):
             break
     return ends

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from pyrobnn.inference.hmc.leapfrog import Place, leapfrog
+from pyrobnn.model.gradient import Gradient
 
 # pooled acceptance rates are far less noisy than one chain's, so gamma is four times Hoffman & Gelman's: less shrinkage
 # of the first swings is left in the average
@@ -22,6 +25,18 @@ POOLED = 1.0
 OWN = 2.0
 
 
+class Adaptation(NamedTuple):
+    """Rows of the state of dual averaging, one number per chain."""
+
+    log_step: Tensor
+    log_mean: Tensor  # its average
+    error: Tensor  # mean of target less acceptance rate
+    time: Tensor
+    center: Tensor  # the log step towards which it is shrunk
+    mode: Tensor
+    target: Tensor
+
+
 def dual_averaging(
     step: Tensor | float,
     num_chains: int,
@@ -29,7 +44,7 @@ def dual_averaging(
     mode: float,
     target: float,
 ) -> Tensor:
-    """The state (7, chain) in float64: log step, its average, mean error, time, log shrinkage point, mode, target."""
+    """The state (7, chain) in float64, rows as of :class:`Adaptation`, as it begins at the step ``step``."""
     log_step = (
         torch.as_tensor(
             step,
@@ -58,45 +73,51 @@ def dual_average(
     .. math:: \bar h \leftarrow \Bigl(1 - \tfrac{w}{t + t_0}\Bigr) \bar h + \tfrac{w}{t + t_0} (\delta - \bar a), \qquad
               \log \epsilon = \mu - \tfrac{\sqrt t}{\gamma} \bar h
     """
-    log_step, log_mean, error, time, center, mode, target = dual.unbind(0)
-    by_itself = mode == OWN
+    before = Adaptation(*dual.unbind(0))
+    by_itself = before.mode == OWN
     count = ended.sum()
     pace = min(2.0, math.sqrt(num_chains)) / num_chains
-    share = torch.where(by_itself, ended.double(), (mode == POOLED) * count * pace)
+    share = torch.where(by_itself, ended.double(), (before.mode == POOLED) * count * pace)
     pooled = torch.where(ended, rate, 0.0).sum() / count.clamp(min=1)
     mean_rate = torch.where(by_itself, rate, pooled)
-    new_time = time + share
-    gain = share / (new_time + _T0)
-    new_error = (1 - gain) * error + gain * (target - mean_rate)
-    new_log = center - new_time.sqrt() / _GAMMA * new_error
+    time = before.time + share
+    gain = share / (time + _T0)
+    error = (1 - gain) * before.error + gain * (before.target - mean_rate)
+    log_step = before.center - time.sqrt() / _GAMMA * error
     # t^-kappa is the weight of a whole unit of time
-    keep = (1 - new_time.clamp(min=1.0) ** -_KAPPA) ** share
-    new_mean = keep * log_mean + (1 - keep) * new_log
-    new_dual = torch.stack([new_log, new_mean, new_error, new_time, center, mode, target])
-    return torch.where(share > 0, new_dual, dual)
+    keep = (1 - time.clamp(min=1.0) ** -_KAPPA) ** share
+    log_mean = keep * before.log_mean + (1 - keep) * log_step
+    after = before._replace(
+        log_step=log_step,
+        log_mean=log_mean,
+        error=error,
+        time=time,
+    )
+    return torch.where(share > 0, torch.stack(after), dual)
 
 
 def first_step_size(
-    gradient: Callable[[Tensor], tuple[Tensor, Tensor]],
-    q: Tensor,
-    g: Tensor,
-    lp: Tensor,
+    gradient: Gradient,
+    place: Place,
     r: Tensor,
     guess: Tensor | float,
     target: float,
     *,
     by_chain: bool = False,
 ) -> Tensor | float:
-    """Double or halve until the mean acceptance of a leapfrog from (q, r) crosses the target, or that of each chain."""
-    step = torch.zeros_like(lp) + guess
-    direction = torch.zeros_like(lp)
-    done = torch.zeros_like(lp, dtype=torch.bool)
-    energy = 0.5 * r.double().square().sum(-1) - lp
+    """Double or halve until the mean acceptance of a leapfrog crosses the target, or that of each chain.
+
+    Args:
+        gradient: whitened.
+        place, r: where the leapfrog begins, with which momenta (chain, dim).
+    """
+    step = torch.zeros_like(place.lp) + guess
+    direction = torch.zeros_like(place.lp)
+    done = torch.zeros_like(place.lp, dtype=torch.bool)
+    energy = _energy(place, r)
     for _ in range(60):
-        size = step.to(q.dtype).unsqueeze(-1)
-        half = r + 0.5 * size * g
-        new_g, new_lp = gradient(q + size * half)
-        error = 0.5 * (half + 0.5 * size * new_g).double().square().sum(-1) - new_lp - energy
+        move = step.to(r.dtype).unsqueeze(-1)
+        error = _energy(*leapfrog(gradient, place.q, r, place.g, move)) - energy
         accepted = torch.where(torch.isfinite(error), (-error).clamp(max=0.0).exp(), 0.0)
         accepted = accepted if by_chain else accepted.mean().expand_as(accepted)
         wanted = torch.where(accepted > target, 1.0, -1.0).to(step)
@@ -106,3 +127,8 @@ def first_step_size(
         direction = wanted
         step = torch.where(done, step, step * 2.0**direction)
     return step if by_chain else float(step[0])
+
+
+def _energy(place: Place, r: Tensor) -> Tensor:
+    """The energy (chain,), squares taken in float64: what has run away overflows later."""
+    return 0.5 * r.double().square().sum(-1) - place.lp

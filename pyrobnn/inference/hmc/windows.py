@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,7 +50,7 @@ def planned(num_warmup: int) -> list[Phase]:
     return [*plan, Phase(middle, mass=True), Phase(end)]
 
 
-def extend_phase(plan: list[Phase], index: int, budget: int) -> list[Phase]:
+def extend_phase(plan: Sequence[Phase], index: int, budget: int) -> Sequence[Phase]:
     """The plan with another phase after ``index``, twice as long, as far as ``budget`` transitions in all allow."""
     length, mass, _ = plan[index]
     available = budget - sum(phase.length for phase in plan)

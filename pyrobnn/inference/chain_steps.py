@@ -1,0 +1,243 @@
+"""One step of stochastic-gradient chains: its mini-batch, its dynamics, and the compiled whole."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pyrobnn.inference.fitting.batches import permuted_rows
+from pyrobnn.inference.fitting.problem import Problem
+from pyrobnn.model import Density
+from pyrobnn.model.compile import Compiled, compiled
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.sgmcmc import _StochasticGradientMCMC
+
+
+@dataclass(frozen=True, eq=False)
+class State:
+    """All chains at one step of the plan.
+
+    Position and momentum (chain, dim), mean squared gradient (dim,), and the heat (chain,) that the noise has added.
+    """
+
+    step: int
+    z: Tensor
+    v: Tensor
+    second: Tensor
+    heat: Tensor
+
+
+class Setting(NamedTuple):
+    """What the dynamics of a step depend on: ε, the temperature, and the preconditioner's metric (dim,)."""
+
+    epsilon: Tensor
+    temperature: Tensor
+    metric: Tensor
+
+
+class Moved(NamedTuple):
+    """One step of all chains.
+
+    Position and momentum (chain, dim) after it; gradient (chain, dim), log joint and energy (chain,) before it; the
+    heat (chain,) that it adds.
+    """
+
+    z: Tensor
+    v: Tensor
+    gradient: Tensor
+    lp: Tensor
+    energy: Tensor
+    heat: Tensor
+
+
+def kinetic(momentum: Tensor) -> Tensor:
+    """The energy (chain,) of momenta (chain, dim), in float64."""
+    return 0.5 * momentum.double().square().sum(1)
+
+
+class Batch(NamedTuple):
+    """Row numbers (chain, batch) into whole tensors, or tensors that all chains share."""
+
+    rows: Tensor
+    tensors: tuple[Tensor, ...]
+    per_chain: bool
+
+
+def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> Iterator[Batch]:
+    """Endless mini-batches; each chain walks through permutations of its own."""
+    none = torch.zeros(
+        0,
+        dtype=torch.int64,
+        device=problem.device,
+    )
+    if not problem.is_bnn:
+        data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
+        if len(data) < 2:
+            data = ()  # the density calls the program with its stored arguments
+        yield from itertools.repeat(Batch(none, data, per_chain=False))
+    num_data = problem.num_rows
+    if problem.loader is not None or batch_size is None or batch_size >= num_data:
+        yield from (Batch(none, pair, per_chain=False) for pair in problem.batches())
+        return
+    rows = torch.empty(
+        num_chains,
+        batch_size,
+        dtype=torch.int64,
+        device=problem.device,
+    )
+    batch = Batch(
+        rows,
+        (problem.x, problem.y),
+        per_chain=True,
+    )
+    for drawn in permuted_rows(num_data, batch_size, problem.device, num_chains):
+        rows.copy_(drawn)
+        yield batch
+
+
+class LogJoint(NamedTuple):
+    """The log joint of a batch as a function of (z, rows), the rows, and which of their dimensions is the chain's."""
+
+    function: Callable[[Tensor, Tensor], Tensor]
+    rows: Tensor
+    chain_dim: int | None
+
+
+def batch_log_joint(problem: Problem, batch: Batch) -> LogJoint:
+    """The log joint of a batch, for every chain."""
+    log_joint = _of_rows(problem.density.subsampled(), batch.tensors, batch.per_chain)
+    return LogJoint(log_joint, batch.rows, 0 if batch.per_chain else None)
+
+
+def _of_rows(
+    density: Density,
+    data: tuple[Tensor, ...],
+    per_chain: bool,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(z, rows) → the log joint on the chain's own rows of the data, or on the batch that all chains share."""
+
+    def of_own_rows(z: Tensor, rows: Tensor) -> Tensor:
+        return density.log_joint(z, *(tensor[rows] for tensor in data))
+
+    def of_shared_batch(z: Tensor, rows: Tensor) -> Tensor:
+        return density.log_joint(z, *data)
+
+    return of_own_rows if per_chain else of_shared_batch
+
+
+def metric_of(second: Tensor) -> Tensor:
+    """1 / root mean square gradient, scaled to geometric mean 1; no weight moves more than 10³ times that mean."""
+    log = -0.5 * second.clamp_min(torch.finfo(second.dtype).tiny).log()
+    return (log - log.mean()).clamp(-math.log(1e3), math.log(1e3)).exp()
+
+
+def _transition(
+    config: _StochasticGradientMCMC,
+    problem: Problem,
+    per_chain: bool,
+) -> Callable[..., tuple[Tensor, ...]]:
+    r"""One step of all chains.
+
+    (z, v, second, heat, control, rows, \*data) → the first four after it, log joint of the batch, energy less the heat.
+    """
+    density = problem.density.subsampled()
+    num_data = problem.num_rows
+    precondition = config.preconditioner is not None
+    # each chain draws a subsample of its own
+    randomness = "error" if density.stochastic is None else "different"
+
+    def step(
+        z: Tensor,
+        v: Tensor,
+        second: Tensor,
+        heat: Tensor,
+        control: Tensor,
+        rows: Tensor,
+        *data: Tensor,
+    ) -> tuple[Tensor, ...]:
+        epsilon, forget, temperature = control.unbind()
+        metric = metric_of(second) if precondition else torch.ones_like(second)
+        slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
+        rows_dim = 0 if per_chain else None
+        of_chains = torch.func.vmap(
+            slope,
+            in_dims=(0, rows_dim),
+            randomness=randomness,
+        )
+        setting = Setting(epsilon, temperature, metric)
+        moved = config.move(z, v, lambda point: of_chains(point, rows), setting)
+        if precondition:
+            squares = (moved.gradient / num_data).square().mean(0)
+            second = torch.lerp(second, squares, forget)
+        return moved.z, moved.v, second, heat + moved.heat, moved.lp, moved.energy - heat
+
+    return step
+
+
+class Stepped(NamedTuple):
+    """The chains after a step, the log joint (chain,) of its batch and the energy less the heat (chain,) before it."""
+
+    state: State
+    lp: Tensor
+    energy: Tensor
+
+
+class ChainStep:
+    """The compiled transition, anew for every batch shape (a loader's last batch is smaller).
+
+    Attributes:
+        control: ε, how much the preconditioner forgets, and the temperature (3,), of the last step.
+        seconds: that compiling took.
+    """
+
+    def __init__(
+        self,
+        config: _StochasticGradientMCMC,
+        problem: Problem,
+        control: Tensor,
+    ):
+        self.config = config
+        self.problem = problem
+        self.control = control
+        self.seconds = 0.0
+        self.kernels: dict[tuple[torch.Size, ...], Compiled] = {}
+
+    def __call__(
+        self,
+        batch: Batch,
+        state: State,
+        epsilon: float,
+        forget: float,
+    ) -> Stepped:
+        settings = [epsilon, forget, self.config.temperature]
+        self.control.copy_(torch.tensor(settings, dtype=torch.float64))
+        step = _transition(self.config, self.problem, batch.per_chain)
+        present = (state.z, state.v, state.second, state.heat)
+        arguments = (*present, self.control, batch.rows, *batch.tensors)
+        key = tuple(value.shape for value in batch.tensors)
+        if key not in self.kernels:
+            name = f"the {type(self.config).__name__} step"
+            self.kernels[key] = compiled(
+                step,
+                *arguments,
+                enabled=self.config.compile,
+                name=name,
+            )
+            self.seconds += self.kernels[key].seconds
+        *after, lp, energy = self.kernels[key](*arguments)
+        return Stepped(State(state.step + 1, *after), lp, energy)
+
+
+@torch.no_grad()
+def full_log_joint(density: Density, z: Tensor, at_once: int = 32) -> Tensor:
+    """Log joint on all data at flat draws (chain, draw, dim), in unconstrained space; (chain, draw)."""
+    log_joint = torch.func.vmap(density.log_joint)
+    values = [log_joint(draws) for draws in z.flatten(0, 1).split(at_once)]
+    return torch.cat(values).reshape(z.shape[:2])
