@@ -59,18 +59,34 @@ def _find_layers(
     """The supported layers that hold the sites with ``coordinates`` in the flat vector, and what they don't cover."""
     layers = []
     unsupported = []
-    covered: set[str] = set()
+    uncovered = dict(coordinates)
     for name, module in net.named_modules():
-        prefix = f"{NET}{name}." if name else NET
-        names = [parameter for parameter, _ in module.named_parameters(recurse=False)]
-        covered.update(prefix + parameter for parameter in names)
-        places = {n: coordinates[prefix + n] for n in names if prefix + n in coordinates}
+        places = _places(name, module, coordinates)
+        for parameter in places:
+            uncovered.pop(_site_of(name, parameter), None)
         if places and _is_supported(module):
             layers.append(_layer(name, places))
         elif places:
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
-    unsupported += [f"{site} (shared)" for site in coordinates if site not in covered]
+    unsupported += [f"{site} (shared)" for site in uncovered]
     return layers, unsupported
+
+
+def _site_of(module_name: str, parameter: str) -> str:
+    """The site of a module's own parameter; the net itself has no name."""
+    return f"{NET}{module_name}.{parameter}" if module_name else NET + parameter
+
+
+def _places(
+    module_name: str, module: nn.Module, coordinates: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Where the module's own parameters stand in the flat vector, by their names in the module."""
+    places = {}
+    for parameter, _ in module.named_parameters(recurse=False):
+        site = _site_of(module_name, parameter)
+        if site in coordinates:
+            places[parameter] = coordinates[site]
+    return places
 
 
 def _layer(name: str, places: Mapping[str, Tensor]) -> Layer:

@@ -85,17 +85,22 @@ def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, 
     Raises:
         ValueError: an unknown site, or a last layer without prior.
     """
-    latent = [site.name for site in problem.density.sites if site.kind == "latent"]
+    latent = tuple(site.name for site in problem.density.sites if site.kind == "latent")
     if subset == "all":
-        return tuple(latent)
+        return latent
     if subset == "last_layer":
         return _sites_of_layer(_last_layer(problem.bnn, problem.x[:1]), latent)
-    unknown = [name for name in subset if name not in latent]
-    if unknown or not subset:
+    return _named_sites(subset, latent)
+
+
+def _named_sites(names: Sequence[str], latent: Sequence[str]) -> tuple[str, ...]:
+    """Those of the latent sites that the user names, refused where there is none of the name."""
+    unknown = [name for name in names if name not in latent]
+    if unknown or not names:
         raise ValueError(
-            f"'subset' names {unknown if subset else 'nothing'}, the model has: {', '.join(latent)}"
+            f"'subset' names {unknown if names else 'nothing'}, the model has: {', '.join(latent)}"
         )
-    return tuple(name for name in latent if name in subset)
+    return tuple(name for name in latent if name in names)
 
 
 def _sites_of_layer(layer: str, latent: Sequence[str]) -> tuple[str, ...]:

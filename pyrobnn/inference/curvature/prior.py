@@ -328,13 +328,15 @@ def hold_out(
         source = model, problem.x[training], problem.y[training]
         fold_search = replace(search, source=source, num_steps=POLISH_STEPS)
         score_unseen = _score(structure, _fold_centre(fold_search, centre, seed))
-        rows = problem.x[fold], problem.y[fold]
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
-        of_factors = [
-            torch.minimum(score_unseen(tau, *rows), score_seen(tau, *rows)) for tau in grid
-        ]
-        scores.append(torch.stack(of_factors))
+        lower = _lower(score_unseen, score_seen)
+        scores.append(torch.stack([lower(tau, problem.x[fold], problem.y[fold]) for tau in grid]))
     return choose_factor(grid, torch.cat(scores, 1))
+
+
+def _lower(score: _Score, other: _Score) -> _Score:
+    """The lower of two scores, point by point."""
+    return lambda tau, x, y: torch.minimum(score(tau, x, y), other(tau, x, y))
 
 
 def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:

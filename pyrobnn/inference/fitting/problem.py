@@ -264,9 +264,7 @@ def _program_problem(
     """The problem of a program, and the seconds that one gradient of its density takes."""
     check_signature(program)
     tensors = [value for value in (x, y) if isinstance(value, Tensor)]
-    target = terms.device
-    if target is None and tensors:
-        target = check_device(tensors[0].device)
+    target = terms.device or (check_device(tensors[0].device) if tensors else None)
     x = _moved(x, target)
     y = _moved(y, target)
     with types_explained(program, {"x": x, "y": y}):
@@ -286,10 +284,15 @@ def _program_problem(
         raise ValueError(
             "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
         )
-    # data that the program closes over are counted by the plate that subsamples them
-    plate = max(density.plate_sizes.values(), default=None)
-    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
+    num_data = _num_data(tensors, density)
     return Problem(program, density, x, y, num_data, density.device), seconds
+
+
+def _num_data(tensors: Sequence[Tensor], density: Density) -> int | None:
+    """Rows of a program's data; of data that it closes over, those of the largest plate; None without any."""
+    if tensors and tensors[-1].dim():
+        return len(tensors[-1])
+    return max(density.plate_sizes.values(), default=None)
 
 
 def _moved(value: Data, device: torch.device | None) -> Data:
@@ -379,11 +382,10 @@ def make_posterior(
         notes += stopped_short(meta)
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
     if approximation is not None and importance:
-        weigh = importance
-        if weigh is True:
+        if importance is True:
             density = problem.density.holding(fixed)
-            weigh = partial(log_importance, density, approximation, draws)
-        stats = SampleStats(stats, full_float32(problem.device)(weigh))
+            importance = partial(log_importance, density, approximation, draws)
+        stats = SampleStats(stats, full_float32(problem.device)(importance))
     program_meta: dict[str, Any] = {}
     if not problem.is_bnn:
         with full_float32(problem.device):
