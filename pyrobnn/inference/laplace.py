@@ -26,6 +26,7 @@ from pyrobnn.inference.curvature.mode import (
     check_memory,
     find_centre,
     in_standard_units,
+    last_layer_sites,
     subset_sites,
 )
 from pyrobnn.inference.curvature.nearest import nearest_gaussian
@@ -279,20 +280,32 @@ class Laplace(Method):
 
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
-        check_proper(problem.density)
-        if not problem.is_bnn and (self.curvature != "hessian" or self.subset == "last_layer"):
-            raise Refused(
-                "a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')"
-            )
-        check_batched(problem.density, "Laplace")
-        if not problem.is_bnn:
-            refuse_dependent(problem.density, "Laplace")
-        names = subset_sites(problem, self.subset)
+        self._check_model(problem.density, problem.is_bnn)
+        latent = tuple(site.name for site in problem.density.sites if site.kind == "latent")
+        names = latent
+        if self.subset == "last_layer":
+            names = last_layer_sites(latent, problem.bnn, problem.x[:1])
+        elif self.subset != "all":
+            names = subset_sites(latent, self.subset)
         if self.curvature != "hessian":
             self._check_priors(problem.bnn, names)
         if self.structure == "full":
-            check_memory(problem, names, self.curvature)
+            width = 0
+            if self.curvature != "hessian":
+                width = problem.bnn.forward({}, problem.x[:1]).shape[1]
+            check_memory(problem.density, names, problem.num_rows * width)
         return names
+
+    def _check_model(self, density: Density, is_bnn: bool) -> None:
+        """Refuse a model that has no such Gaussian."""
+        check_proper(density)
+        if not is_bnn and (self.curvature != "hessian" or self.subset == "last_layer"):
+            raise Refused(
+                "a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')"
+            )
+        check_batched(density, "Laplace")
+        if not is_bnn:
+            refuse_dependent(density, "Laplace")
 
     def _check_priors(self, model: BNN, names: Sequence[str]) -> None:
         """Refuse priors of the sites that Gauss-Newton's matrix, or what is done with it, can't take."""
@@ -423,7 +436,7 @@ def _network(
 
 
 def _log_evidence(precision: Precision) -> float:
-    """Of the subset's model: sites held at the mode count as known, so their prior is omitted."""
+    """Laplace's log evidence, of the subset's model: sites held at the mode count as known, without a prior."""
     centre = precision.centre
     whole = -centre.problem.whole_slope(centre.density)(centre.mode)[1]
     log_joint = whole - centre.density.log_prior(centre.mode, centre.held_names)

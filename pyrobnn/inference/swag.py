@@ -528,7 +528,7 @@ class _SGD:
         )
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
-        """Of the iterates so far; before the first, of the present one."""
+        """The posterior of the iterates so far; before the first, of the present one."""
         flat = self.moments.mean.to(self.problem.density.dtype) if self.moments.count else iterate()
         with seeded(self.run.seed, self.problem.device):
             draws, facts = self._fitted(flat, 50)

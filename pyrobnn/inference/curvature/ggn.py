@@ -202,7 +202,7 @@ class FullCurvature(Curvature):
         self.top = float(torch.linalg.matrix_norm(self.matrix))
 
     def _set_resolution(self, values: Tensor) -> None:
-        """By the eigenvalues that are not cut, ascending."""
+        """Note the largest eigenvalue and what is cut; ``values`` are those that are not, ascending."""
         self.top = float(values[-1]) if len(values) else 0.0
         self.cut = self.top * self.size * _EPS
         self.num_cut = self.size - len(values)

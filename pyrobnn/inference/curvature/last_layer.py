@@ -74,11 +74,11 @@ class LastLayer:
         return inputs if self.layer.bias is None else nn.functional.pad(inputs, (0, 1), value=1.0)
 
     def precision(self, tau: float) -> Tensor:
-        """Of the posterior in the bases, (K, p)."""
+        """The posterior precision in the bases, (K, p)."""
         return self.b[:, None] * self.a + tau * self.unit[:, None]
 
     def variance(self, rows: Rows, tau: float) -> Tensor:
-        """Of the outputs in their basis, (N, K); of a row seen, without what it tells itself."""
+        """The variance (N, K) of the outputs in their basis; of rows that were trained on, each without its own part."""
         var = (self._inputs(rows) @ self.v).square() @ self.precision(tau).reciprocal().T
         return var / (1 - (var * self._own_curvature()).clamp_max(0.95)) if rows.seen else var
 

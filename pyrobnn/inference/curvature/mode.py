@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import pyro
 import torch
@@ -53,6 +53,11 @@ class Centre:
     split: Split | None = None
 
     @property
+    def bnn(self) -> BNN:
+        """The net, or its head; TypeError for a plain program."""
+        return self.problem.bnn
+
+    @property
     def values(self) -> dict[str, Tensor]:
         """Site → value at the mode, of point parameters too."""
         return self.density.constrain(self.mode) | self.points
@@ -69,32 +74,22 @@ class Centre:
 
     def root(self, f: Tensor, rows: slice) -> Tensor:
         """Square root (N, width, k) of the likelihood's curvature at outputs (N, width) of these rows."""
-        return self.problem.bnn.likelihood.curvature_root(f, self.problem.y[rows], self.values)
+        return self.bnn.likelihood.curvature_root(f, self.problem.y[rows], self.values)
 
     def jacobian(self) -> NetworkJacobian:
         """The network around the mode in the weights that vary, by products of its layers where they are right."""
         weights = [name for name in self.names if name.startswith(NET)]
-        jacobian = NetworkJacobian(self.problem.bnn, self.density, self.mode, self.points, weights)
+        jacobian = NetworkJacobian(self.bnn, self.density, self.mode, self.points, weights)
         jacobian.prefer_products(self.problem.x)
         return jacobian
 
 
-def subset_sites(problem: Problem, subset: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Names of the latent sites that vary, in the order of the flat vector.
+def subset_sites(latent: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Those of the latent sites that the user names, in their order in the flat vector.
 
     Raises:
-        ValueError: an unknown site, or a last layer without prior.
+        ValueError: an unknown site, or no name.
     """
-    latent = tuple(site.name for site in problem.density.sites if site.kind == "latent")
-    if subset == "all":
-        return latent
-    if subset == "last_layer":
-        return _sites_of_layer(_last_layer(problem.bnn, problem.x[:1]), latent)
-    return _named_sites(subset, latent)
-
-
-def _named_sites(names: Sequence[str], latent: Sequence[str]) -> tuple[str, ...]:
-    """Those of the latent sites that the user names, refused where there is none of the name."""
     unknown = [name for name in names if name not in latent]
     if unknown or not names:
         raise ValueError(
@@ -103,8 +98,13 @@ def _named_sites(names: Sequence[str], latent: Sequence[str]) -> tuple[str, ...]
     return tuple(name for name in latent if name in names)
 
 
-def _sites_of_layer(layer: str, latent: Sequence[str]) -> tuple[str, ...]:
-    """Those of the latent sites that belong to the last layer, refused where there is none."""
+def last_layer_sites(latent: Sequence[str], model: BNN, x: Tensor) -> tuple[str, ...]:
+    """Those of the latent sites that belong to the layer which is called last, of a net given ``x`` (N, …).
+
+    Raises:
+        ValueError: the layer has no prior.
+    """
+    layer = _last_layer(model, x)
     chosen = tuple(name for name in latent if name.rpartition(".")[0] == layer)
     if not chosen:
         raise Refused(f"the last layer, {layer!r}, has no prior: name the sites with subset=(…)")
@@ -125,26 +125,24 @@ def _last_layer(model: BNN, x: Tensor) -> str:
     return NET + called[-1] if called else NET.rstrip(".")
 
 
-def check_memory(
-    problem: Problem, names: Sequence[str], curvature: Literal["ggn", "hessian", "variational"]
-) -> None:
+def check_memory(density: Density, names: Sequence[str], num_outputs: int) -> None:
     """Refuse a full precision of these sites that does not fit, before any compute.
+
+    Args:
+        num_outputs: outputs of the net for all of the data; 0 for the exact Hessian.
 
     Raises:
         NotEnoughMemory: with the bytes and the alternatives.
     """
-    size = sum(site.size for site in problem.density.sites if site.name in set(names))
-    rows = 0
-    if curvature != "hessian":
-        rows = problem.num_rows * problem.bnn.forward({}, problem.x[:1]).shape[1]
-    item = torch.finfo(problem.density.dtype).bits // 8
-    if 0 < rows < size:  # the rows, their basis, and the Gram matrix
-        num_bytes = 2 * rows * size * item + 3 * rows * rows * 8
+    size = sum(site.size for site in density.sites if site.name in set(names))
+    item = torch.finfo(density.dtype).bits // 8
+    if 0 < num_outputs < size:  # the rows, their basis, and the Gram matrix
+        num_bytes = 2 * num_outputs * size * item + 3 * num_outputs * num_outputs * 8
     else:  # the matrix, its factor, and two to work in, in float64
         num_bytes = 4 * size * size * 8
     require(
         num_bytes,
-        problem.device,
+        density.device,
         f"the full precision of {size} parameters",
         "use structure='kron' or 'diag', subset='last_layer', or a tuple of sites",
     )

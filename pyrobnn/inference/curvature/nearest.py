@@ -69,7 +69,7 @@ class _LinearModel:
         problem = self.centre.problem
         f, cov = Linearized(self.jacobian, blocks, loc).output_moments(problem.x)
         slope, curvature = expected_derivatives(
-            problem.bnn.likelihood, f, cov, problem.y, self.centre.values
+            self.centre.bnn.likelihood, f, cov, problem.y, self.centre.values
         )
         return slope.to(f), curvature
 
@@ -99,7 +99,7 @@ def expected_derivatives(
     y: Tensor,
     values: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Of the log density of each row, gradient in f (N, out) and curvature (N, out, out): means over f ~ N(f, cov).
+    """Gradient in f (N, out) and curvature (N, out, out) of each row's log density: means over f ~ N(f, cov).
 
     By 32 to 512 draws, more for fewer rows, the same at every call: each and its mirror image.
     """

@@ -75,7 +75,7 @@ class Precision:
 def hessian_precision(centre: Centre, structure: str) -> Precision:
     """Exact Hessian, full or its diagonal."""
     block, damping = _hessian_block(centre, centre.names, structure)
-    weights = centre.problem.is_bnn and any(name.startswith(NET) for name in centre.names)
+    weights = centre.split is not None and any(name.startswith(NET) for name in centre.names)
     jacobian = centre.jacobian() if weights else None
     return Precision(centre, [block], jacobian, damping.added, damping.notes)
 
@@ -176,7 +176,7 @@ class _Damping:
 
     @classmethod
     def of(cls, values: Tensor) -> _Damping:
-        """As much as the eigenvalues (p,), or a diagonal, take."""
+        """The damping that eigenvalues (p,), or a diagonal, take."""
         lowest = float(values.min())
         highest = float(values.max())
         # the worst direction has its own curvature with the right sign, or what float64 can resolve
@@ -212,11 +212,12 @@ def _hessian_block(centre: Centre, names: Sequence[str], structure: str) -> tupl
 @torch.no_grad()
 def _residual(centre: Centre) -> tuple[float, int] | None:
     """Σ r²/σ² and the number of residuals, where Gaussian noise is learned and hence tuned too."""
-    problem = centre.problem
-    if SCALE not in centre.points or not problem.bnn.likelihood.targets.normal:
+    likelihood = centre.bnn.likelihood
+    if SCALE not in centre.points or not likelihood.targets.normal:
         return None
-    f = forward_in_parts(problem.bnn, centre.values, problem.x)
-    loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)
+    problem = centre.problem
+    f = forward_in_parts(centre.bnn, centre.values, problem.x)
+    loc, scale = likelihood.loc_scale(f, centre.points)
     return float(((problem.y - loc) / scale).double().square().sum()), loc.numel()
 
 
@@ -235,7 +236,7 @@ def _tuned_centre(centre: Centre, groups: Sequence[str], tuned: Tuned) -> Centre
     """The same mode under the tuned prior and noise."""
     problem = centre.problem
     factors = dict(zip(groups, tuned.tau.expand(len(groups)).tolist()))
-    model = tuned_model(problem.bnn, centre.names, factors)
+    model = tuned_model(centre.bnn, centre.names, factors)
     points = dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5

@@ -311,7 +311,7 @@ def hold_out(
     if count < 4:
         raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
     size = max(2, count // 5)  # a gain has an error from two points on
-    model = in_standard_units(problem.bnn.reinitialized(seed) if centre_given else problem.bnn)
+    model = in_standard_units(centre.bnn.reinitialized(seed) if centre_given else centre.bnn)
     grid = torch.logspace(
         -4,
         4,
@@ -334,9 +334,9 @@ def hold_out(
     return choose_factor(grid, torch.cat(scores, 1))
 
 
-def _lower(score: _Score, other: _Score) -> _Score:
-    """The lower of two scores, point by point."""
-    return lambda tau, x, y: torch.minimum(score(tau, x, y), other(tau, x, y))
+def _lower(unseen: _Score, seen: _Score) -> _Score:
+    """The lower of the scores by two centres, point by point."""
+    return lambda tau, x, y: torch.minimum(unseen(tau, x, y), seen(tau, x, y))
 
 
 def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:
@@ -350,7 +350,7 @@ def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:
 
 
 def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
-    """From log predictive densities (factor, point): the mildest factor that the best does not beat by its error."""
+    """The mildest factor whose log predictive densities (factor, point) the best does not beat by its standard error."""
     middle = int((grid - 1).abs().argmin())
     root = math.sqrt(scores.shape[1])
     best = int(scores.mean(1).argmax())
@@ -378,6 +378,6 @@ def _score(structure: Structure, centre: Centre) -> _Score:
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
-        return log_predictive(problem.bnn.likelihood, f, cov, y, centre.values)
+        return log_predictive(centre.bnn.likelihood, f, cov, y, centre.values)
 
     return score

@@ -498,7 +498,7 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
 
 
 def launches(device: torch.device, why: str) -> list[Finding]:
-    """Of a run on a GPU whose steps are not compiled."""
+    """That the steps of a run on a GPU are not compiled, and why; nothing on a CPU."""
     if device.type == "cpu":
         return []
     return [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
