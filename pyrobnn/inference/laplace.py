@@ -237,7 +237,12 @@ class Laplace(Method):
         mode_search = ModeSearch(search, source, min(POLISH_STEPS, num_passes))
         return _Plan(mode_search, in_batches=True, exact=True)
 
-    def _precision(self, search: ModeSearch, centre: Centre, run: FitRun) -> Precision:
+    def _precision(
+        self,
+        search: ModeSearch,
+        centre: Centre,
+        run: FitRun,
+    ) -> Precision:
         """The precision at the centre, of the model as it is declared or as it is tuned."""
         if self.curvature == "hessian":
             return hessian_precision(centre, self.structure)
@@ -390,7 +395,11 @@ def _restored(
     restored = replace(posterior, approximation=approximation)
     if network is None:
         return restored
-    return replace(restored, network=network, moments=getattr(network, "moments", None))
+    return replace(
+        restored,
+        network=network,
+        moments=getattr(network, "moments", None),
+    )
 
 
 def _restored_network(

@@ -474,7 +474,11 @@ class _SGD:
             problem,
             noise,
             Density.log_joint,
-            partial(paths.worths_of, problem, evidence=by_rows),
+            partial(
+                paths.worths_of,
+                problem,
+                evidence=by_rows,
+            ),
             training,
             lambda: batches,
             num_paths,

@@ -385,7 +385,11 @@ class _KroneckerSums:
 
     def __init__(self, layer: Layer) -> None:
         num_rows, num_columns = layer.index.shape
-        wide = partial(torch.zeros, dtype=torch.float64, device=layer.index.device)
+        wide = partial(
+            torch.zeros,
+            dtype=torch.float64,
+            device=layer.index.device,
+        )
         self.inputs = wide(num_columns, num_columns)
         self.grads = wide(num_rows, num_rows)
         self.count = 0

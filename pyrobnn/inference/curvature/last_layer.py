@@ -78,7 +78,7 @@ class LastLayer:
         return self.b[:, None] * self.a + tau * self.unit[:, None]
 
     def variance(self, rows: Rows, tau: float) -> Tensor:
-        """The variance (N, K) of the outputs in their basis; of rows that were trained on, each without its own part."""
+        """The variance (N, K) of the outputs in their basis; of rows trained on, each without its own part."""
         var = (self._inputs(rows) @ self.v).square() @ self.precision(tau).reciprocal().T
         return var / (1 - (var * self._own_curvature()).clamp_max(0.95)) if rows.seen else var
 

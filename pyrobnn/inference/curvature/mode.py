@@ -199,7 +199,10 @@ class _Start:
 
 
 def find_centre(
-    search: ModeSearch, problem: Problem, names: tuple[str, ...], run: FitRun
+    search: ModeSearch,
+    problem: Problem,
+    names: tuple[str, ...],
+    run: FitRun,
 ) -> Centre:
     """The mode in unconstrained space, at which the sites ``names`` are to vary.
 
@@ -346,4 +349,13 @@ def _with_noise_at_mode(
 
 def coordinates_of(sites: Sequence[Site], device: torch.device) -> Tensor:
     """Where the values of the sites stand in the flat vector, (their size,)."""
-    return torch.cat([torch.arange(site.start, site.stop, device=device) for site in sites])
+    return torch.cat(
+        [
+            torch.arange(
+                site.start,
+                site.stop,
+                device=device,
+            )
+            for site in sites
+        ]
+    )

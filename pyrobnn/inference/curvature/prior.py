@@ -326,7 +326,11 @@ def hold_out(
     for fold in order.split(size)[: min(5, -(-500 // size))]:
         training = order[~torch.isin(order, fold)]
         source = model, problem.x[training], problem.y[training]
-        fold_search = replace(search, source=source, num_steps=POLISH_STEPS)
+        fold_search = replace(
+            search,
+            source=source,
+            num_steps=POLISH_STEPS,
+        )
         score_unseen = _score(structure, _fold_centre(fold_search, centre, seed))
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
         lower = _lower(score_unseen, score_seen)
@@ -350,7 +354,7 @@ def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:
 
 
 def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
-    """The mildest factor whose log predictive densities (factor, point) the best does not beat by its standard error."""
+    """The mildest factor whose log predictive densities (factor, point) the best does not beat by its error."""
     middle = int((grid - 1).abs().argmin())
     root = math.sqrt(scores.shape[1])
     best = int(scores.mean(1).argmax())
