@@ -17,7 +17,7 @@ from pyrobnn.model import Density
 from pyrobnn.posterior.approximation import state_points, state_sites
 
 if TYPE_CHECKING:
-    from pyrobnn.inference.fitting.problem import Data
+    from pyrobnn.inference.fitting.loaders import Data
 
 
 class Block(Protocol):

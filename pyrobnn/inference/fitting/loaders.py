@@ -12,7 +12,7 @@ weight than the others'; in a fixed order they are always the same points.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,9 @@ from pyrobnn.core.findings import Finding
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+
+    #: inputs or targets: arrays, the loader that gives both, or what else a program takes as its data
+    Data = ArrayLike | DataLoader | Mapping[str, ArrayLike] | None
 
 #: what samplers call the number of processes that they share rows out to: torch's and timm's, Accelerate's, others'
 _NUM_SHARES = ("num_replicas", "num_processes", "world_size")

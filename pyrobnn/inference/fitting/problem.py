@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import platform
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -29,7 +31,7 @@ from pyrobnn.inference.fitting.program import (
     rows_together,
     what_program_says,
 )
-from pyrobnn.inference.fitting.provenance import provenance
+from pyrobnn.inference.fitting.provenance import Recorded
 from pyrobnn.inference.fitting.provenance import settings as settings
 from pyrobnn.inference.fitting.provenance import version_of as version_of
 from pyrobnn.inference.optim.descent import stopped_short
@@ -43,10 +45,7 @@ from pyrobnn.posterior.head import Split, split
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-    from pyrobnn.inference.method import Method
-
-    #: inputs or targets: arrays, the loader that gives both, or what else a program takes as its data
-    Data = ArrayLike | DataLoader | Mapping[str, ArrayLike] | None
+    from pyrobnn.inference.fitting.loaders import Data
 
 #: what a step of a fit reports: numbers by name, and as "snapshot" the function that gives the present posterior
 Metrics = Mapping[str, Any]
@@ -344,7 +343,7 @@ def _read_data(x: Data, y: Data, stream: bool) -> tuple[ArrayLike, ArrayLike, ba
 
 def make_posterior(
     problem: Problem,
-    method: Method,
+    method: Recorded,
     draws: Mapping[str, Tensor],
     *,
     seed: int,
@@ -395,7 +394,7 @@ def make_posterior(
         program_meta = derived.meta | _rounded_by_program(problem.density, draws)
     notes = _new_notes(problem.notes, notes)
     remarks = [*problem.notes, *notes]
-    record = provenance(problem, method, seed, timings) | {
+    record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
         "interrupted": interrupted,
         "findings": as_json(remarks),
@@ -451,7 +450,37 @@ def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[s
     return {"program_dtypes": names}
 
 
-def require_net(method: Method, model: BNN | Program) -> BNN:
+def _provenance(
+    problem: Problem,
+    method: Recorded,
+    seed: int,
+    timings: Mapping[str, float],
+) -> dict[str, Any]:
+    """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
+    return {
+        "method": type(method).__name__,
+        "settings": settings(method),
+        "seed": seed,
+        "num_data": problem.num_data,
+        "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
+        "timings": {name: round(value, 6) for name, value in timings.items()},
+        "kind": method.kind,
+        "claim": method.claim,
+        "remedy": method.remedy,
+        "iid": method.kind != "chains",
+        "temperature": 1.0,
+        "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
+        "noise": problem.bnn.likelihood.own.kinds if problem.is_bnn else None,
+        "device": str(problem.device),
+        "versions": {
+            "python": platform.python_version(),
+            "pyrobnn": import_module("pyrobnn").__version__,
+        }
+        | {name: version_of(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats")},
+    }
+
+
+def require_net(method: Recorded, model: BNN | Program) -> BNN:
     """The model of a method that trains a network: Refused of a plain program, TypeError of anything else."""
     if isinstance(model, BNN):
         return model
@@ -462,7 +491,7 @@ def require_net(method: Method, model: BNN | Program) -> BNN:
 
 
 def interruption(
-    method: Method,
+    method: Recorded,
     done: int,
     total: int,
     unit: str,
@@ -521,7 +550,7 @@ def _checked(problem: Problem, terms: _Terms, num_draws: int) -> Problem:
 
 def snapshot(
     problem: Problem,
-    method: Method,
+    method: Recorded,
     draws: Mapping[str, Tensor],
     *,
     seed: int,

@@ -25,7 +25,7 @@ from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import why_not_batched
 
 if TYPE_CHECKING:
-    from pyrobnn.inference.fitting.problem import Data
+    from pyrobnn.inference.fitting.loaders import Data
 
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30

@@ -1,47 +1,23 @@
-"""Where a posterior comes from: what its ``meta`` says of the method, the data, the device and the versions."""
+"""What the ``meta`` of a posterior says of the method that made it, and of the packages."""
 
 from __future__ import annotations
 
 import dataclasses
-import platform
-from collections.abc import Mapping
-from importlib import import_module
 from importlib.metadata import Distribution
-from typing import TYPE_CHECKING, Any, cast
-
-if TYPE_CHECKING:
-    from pyrobnn.inference.fitting.problem import Problem
-    from pyrobnn.inference.method import Method
+from typing import Any, Protocol, cast
 
 
-def provenance(
-    problem: Problem,
-    method: Method,
-    seed: int,
-    timings: Mapping[str, float],
-) -> dict[str, Any]:
-    """Where a posterior comes from: the method with its settings and facts, the data, the device, the versions."""
-    return {
-        "method": type(method).__name__,
-        "settings": settings(method),
-        "seed": seed,
-        "num_data": problem.num_data,
-        "input_shape": list(problem.x.shape[1:]) if problem.is_bnn else None,
-        "timings": {name: round(value, 6) for name, value in timings.items()},
-        "kind": method.kind,
-        "claim": method.claim,
-        "remedy": method.remedy,
-        "iid": method.kind != "chains",
-        "temperature": 1.0,
-        "likelihood": problem.bnn.likelihood.task if problem.is_bnn else None,
-        "noise": problem.bnn.likelihood.own.kinds if problem.is_bnn else None,
-        "device": str(problem.device),
-        "versions": {
-            "python": platform.python_version(),
-            "pyrobnn": import_module("pyrobnn").__version__,
-        }
-        | {name: version_of(name) for name in ("torch", "pyro-ppl", "tyxe", "arviz-stats")},
-    }
+class Recorded(Protocol):
+    """A method of inference as the provenance of its posteriors knows it; a frozen dataclass of options."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def claim(self) -> str: ...
+
+    @property
+    def remedy(self) -> str: ...
 
 
 def version_of(package: str) -> str:
@@ -50,7 +26,7 @@ def version_of(package: str) -> str:
     return "unknown" if distribution is None else distribution.version
 
 
-def settings(method: Method) -> dict[str, Any]:
+def settings(method: Recorded) -> dict[str, Any]:
     """The configuration of a method as plain values that JSON can hold."""
     # a frozen dataclass, which the class that it derives from is not
     options = dataclasses.fields(cast(Any, method))

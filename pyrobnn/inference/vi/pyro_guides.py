@@ -35,7 +35,7 @@ from pyrobnn.model.nodes import Node, elementwise, is_subsample, log_prob_sum, w
 from pyrobnn.posterior.approximation import state_points
 
 if TYPE_CHECKING:
-    from pyrobnn.inference.fitting.problem import Data
+    from pyrobnn.inference.fitting.loaders import Data
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
 GuideFactory = Callable[..., AutoGuide]
