@@ -29,6 +29,7 @@ RE_EXPORTING = (
 EXTENDING = (
     "pyrobnn.inference.method",
     "pyrobnn.inference.fitting.batches",
+    "pyrobnn.inference.fitting.loaders",
     "pyrobnn.inference.fitting.problem",
     "pyrobnn.core.checks",
     "pyrobnn.inference.langevin",

@@ -18,12 +18,14 @@ from sklearn.linear_model import BayesianRidge
 from torch import Tensor, nn
 
 from pyrobnn.core.findings import warn
+from pyrobnn.core.matrices import symmetric_root
 from pyrobnn.estimators.comparison import gain, log_density, quiet
 from pyrobnn.estimators.fits import RunOptions
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian, Root
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.precision import expected_derivatives, symmetric_root, tuned_model
+from pyrobnn.inference.curvature.nearest import expected_derivatives
+from pyrobnn.inference.curvature.precision import tuned_model
 from pyrobnn.inference.curvature.prior import prior_precision
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.laplace import Laplace

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,35 +15,38 @@ from torch.utils.data import DataLoader
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_optional, check_type
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.curvature.gaussian import FAMILY, Block, BlockGaussian
+from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
 from pyrobnn.inference.curvature.mode import (
     MANY,
     POLISH_STEPS,
     Centre,
+    ModeSearch,
     check_memory,
     find_centre,
     in_standard_units,
+    last_layer_sites,
     subset_sites,
 )
+from pyrobnn.inference.curvature.nearest import nearest_gaussian
 from pyrobnn.inference.curvature.precision import (
     Precision,
+    WeightCurvature,
     ggn_precision,
     hessian_precision,
-    nearest_gaussian,
+    mode_notes,
     record,
-    report_frozen,
     tuned_model,
 )
-from pyrobnn.inference.curvature.prior import check_elementwise, check_normal
-from pyrobnn.inference.fitting.batches import in_parts, survey
+from pyrobnn.inference.curvature.prior import check_elementwise, check_normal, hold_out
 from pyrobnn.inference.fitting.floats import full_float32
-from pyrobnn.inference.fitting.problem import Problem, make_posterior
+from pyrobnn.inference.fitting.loaders import survey
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, weights_of
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
-from pyrobnn.model import NET, Density
+from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split
@@ -145,14 +148,7 @@ class Laplace(Method):
         if self.predictive == "linearized":  # it has that already
             remedy = "The Gaussian misses the weights: run NUTS and compare."
             object.__setattr__(self, "remedy", remedy)
-        if isinstance(self.subset, str):
-            check_choice("subset", self.subset, ("all", "last_layer"))
-        elif not isinstance(self.subset, tuple) or not all(
-            isinstance(name, str) for name in self.subset
-        ):
-            raise TypeError(
-                f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {self.subset!r}"
-            )
+        self._check_subset()
         check_type("map", self.map, MAP | None, "a pyrobnn.MAP")
         if self.curvature == "hessian" and self.structure == "kron":
             raise ValueError(
@@ -168,12 +164,20 @@ class Laplace(Method):
             raise ValueError(
                 "'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'"
             )
-        if self.curvature == "variational" and (self.structure, self.predictive) != (
-            "full",
-            "linearized",
-        ):
+        form = (self.structure, self.predictive)
+        if self.curvature == "variational" and form != ("full", "linearized"):
             raise ValueError(
                 "curvature='variational' needs structure='full' and predictive='linearized'"
+            )
+
+    def _check_subset(self) -> None:
+        if isinstance(self.subset, str):
+            check_choice("subset", self.subset, ("all", "last_layer"))
+            return
+        names = self.subset
+        if not isinstance(names, tuple) or not all(isinstance(name, str) for name in names):
+            raise TypeError(
+                f"'subset' must be 'all', 'last_layer' or a tuple of site names, got {names!r}"
             )
 
     @property
@@ -183,55 +187,30 @@ class Laplace(Method):
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         names = self._checked_sites(problem)
-        latent = {site.name for site in problem.density.sites if site.kind == "latent"}
-        held_sites = sorted(latent - set(names))
-        search, source = self._search(problem, *run.given)
-        in_batches = search.batch_size is not None and problem.num_rows > MANY
-        # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
-        exact = self._is_linear and in_batches and run.init is None
-        passes = POLISH_STEPS
-        if exact:
-            num_seen = search.num_steps * cast(int, search.batch_size)
-            passes = min(passes, num_seen // problem.num_rows)
+        plan = self._plan(problem, run)
         started = time.perf_counter()
         with full_float32(problem.device):
-            centre = find_centre(search, problem, source, names, run, passes)
-            mode_time = time.perf_counter()
-            remarks = list(centre.notes)
-            precision = self._precision(search, centre, run, remarks)
-            loc = centre.mode
-            if exact and precision.jacobian is not None:
-                loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)
-            log_evidence = None
-            if precision.has_evidence:
-                gain = 0.5 * float((loc - centre.mode) @ centre.gradient)
-                log_evidence = _log_evidence(precision) + gain
-            if self.curvature == "variational":
-                precision, loc = nearest_gaussian(precision)
-        approximation = _approximation(problem, centre, precision.blocks, loc)
+            centre = find_centre(plan.search, problem, names, run)
+            mode_seconds = time.perf_counter() - started
+            precision = self._precision(plan.search, centre, run)
+            gaussian = self._gaussian(centre, precision, plan.exact)
         with seeded(run.seed, problem.device):
-            draws = {
-                name: value.unsqueeze(0)
-                for name, value in approximation.sample(run.num_draws).items()
-            }
-        report_frozen({site.name: draws[site.name] for site in approximation.sites}, remarks)
-        network = self._predictor(centre, precision, loc)
-        fitted = precision.centre.problem
-        if centre.split is not None:
-            fitted = fitted.at_inputs(centre.split, problem.x)
-        meta = record(precision, remarks, run.init is not None, exact)
+            draws = gaussian.approximation.sample(run.num_draws)
+        notes = [*centre.notes, *precision.notes, *gaussian.notes(draws)]
+        notes += mode_notes(gaussian.precision, run.init is not None, plan.exact)
+        network = self._predictor(gaussian)
         return make_posterior(
-            fitted,
+            gaussian.precision.centre.whole_problem(problem.x),
             self,
-            draws,
+            {name: value.unsqueeze(0) for name, value in draws.items()},
             seed=run.seed,
-            timings={"mode": mode_time - started, "fit": time.perf_counter() - started},
-            approximation=approximation,
-            point_values=precision.centre.points,
-            log_evidence=log_evidence,
-            meta=meta | {"held_sites": held_sites},
-            notes=remarks,
-            importance=not in_batches,  # a pass over all data per draw
+            timings={"mode": mode_seconds, "fit": time.perf_counter() - started},
+            approximation=gaussian.approximation,
+            point_values=gaussian.precision.centre.points,
+            log_evidence=gaussian.log_evidence,
+            meta=record(gaussian.precision) | {"held_sites": sorted(centre.held_names)},
+            notes=notes,
+            importance=not plan.in_batches,  # a pass over all data per draw
             network=network,
             moments=getattr(network, "moments", None),
         )
@@ -241,93 +220,163 @@ class Laplace(Method):
         """Whether the posterior is that of the network linearised in all of its weights."""
         return (self.curvature, self.predictive, self.subset) == ("ggn", "linearized", "all")
 
+    def _plan(self, problem: Problem, run: FitRun) -> _Plan:
+        """How the mode is searched for, and whether the data are too many for passes over all of them."""
+        source = run.given
+        search = self.search
+        if isinstance(source[1], DataLoader):
+            # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
+            search = replace(search, batch_size=_batch_size(source[1], problem.num_rows))
+            source = (in_standard_units(problem.bnn), problem.x, problem.y)
+        if search.batch_size is None or problem.num_rows <= MANY:
+            return _Plan(ModeSearch(search, source, POLISH_STEPS))
+        if not self._is_linear or run.init is not None:
+            return _Plan(ModeSearch(search, source, POLISH_STEPS), in_batches=True)
+        # by passes over all of the data only as many as the search has made: a linear model has its mode in closed form
+        num_passes = search.num_steps * search.batch_size // problem.num_rows
+        mode_search = ModeSearch(search, source, min(POLISH_STEPS, num_passes))
+        return _Plan(mode_search, in_batches=True, exact=True)
+
     def _precision(
         self,
-        search: MAP,
+        search: ModeSearch,
         centre: Centre,
         run: FitRun,
-        remarks: list[Finding | str],
     ) -> Precision:
-        """The precision at the centre; adds to the remarks."""
+        """The precision at the centre, of the model as it is declared or as it is tuned."""
         if self.curvature == "hessian":
-            return hessian_precision(centre, self.structure, remarks)
-        return ggn_precision(self, search, centre, run.init is not None, run.seed, remarks)
+            return hessian_precision(centre, self.structure)
+        weights = WeightCurvature.at(centre, self.structure)
+        tuned = None
+        if self.tune == "cross_validation":
+            tuned = hold_out(search, centre, self.structure, run.init is not None, run.seed)
+        elif self.tune is not None:
+            tuned = weights.tuned_by_evidence(centre, per_layer=self.tune == "per_layer")
+        return ggn_precision(centre, weights, tuned)
 
-    def _predictor(
+    def _gaussian(
         self,
         centre: Centre,
         precision: Precision,
-        loc: Tensor,
-    ) -> Linearized | SubsetNetwork | None:
+        exact: bool,
+    ) -> _Gaussian:
+        """The Gaussian of this precision around the centre, or around the ``exact`` mode of the linear model."""
+        loc = centre.mode
+        if exact and precision.jacobian is not None:
+            loc = mode_of_linear(precision.jacobian, precision.blocks, centre.gradient)
+        log_evidence = None
+        if precision.has_evidence:
+            gain = 0.5 * float((loc - centre.mode) @ centre.gradient)
+            log_evidence = _log_evidence(precision) + gain
+        if self.curvature == "variational":
+            precision, loc = nearest_gaussian(precision)
+        expanded_at = None if loc is centre.mode else centre.mode
+        approximation = BlockGaussian(_layout(centre), loc, precision.blocks, expanded_at)
+        return _Gaussian(precision, approximation, log_evidence)
+
+    def _predictor(self, gaussian: _Gaussian) -> Linearized | SubsetNetwork | None:
         """What predictions are made by; None: the net itself, or a program."""
-        if precision.jacobian is None:
+        jacobian = gaussian.precision.jacobian
+        if jacobian is None:
             return None
-        features = None if centre.split is None else centre.split.features
-        moved = None if loc is centre.mode else loc
-        return _network(vars(self), precision.jacobian, precision.blocks, moved, features)
+        net_split = gaussian.precision.centre.split
+        features = None if net_split is None else net_split.features
+        return _network(self.predictive, self.subset, jacobian, gaussian.approximation, features)
 
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
-        check_proper(problem.density)
-        if not problem.is_bnn and (self.curvature != "hessian" or self.subset == "last_layer"):
+        self._check_model(problem.density, problem.is_bnn)
+        latent = tuple(site.name for site in problem.density.sites if site.kind == "latent")
+        names = latent
+        if self.subset == "last_layer":
+            names = last_layer_sites(latent, problem.bnn, problem.x[:1])
+        elif self.subset != "all":
+            names = subset_sites(latent, self.subset)
+        if self.curvature != "hessian":
+            self._check_priors(problem.bnn, names)
+        if self.structure == "full":
+            width = 0
+            if self.curvature != "hessian":
+                width = problem.bnn.forward({}, problem.x[:1]).shape[1]
+            check_memory(problem.density, names, problem.num_rows * width)
+        return names
+
+    def _check_model(self, density: Density, is_bnn: bool) -> None:
+        """Refuse a model that has no such Gaussian."""
+        check_proper(density)
+        if not is_bnn and (self.curvature != "hessian" or self.subset == "last_layer"):
             raise Refused(
                 "a Pyro program has no network output and no last layer: use Laplace(curvature='hessian')"
             )
-        check_batched(problem.density, "Laplace")
-        if not problem.is_bnn:
-            refuse_dependent(problem.density, "Laplace")
-        names = subset_sites(problem, self.subset)
-        if self.curvature != "hessian":
-            weights = {name: problem.bnn.priors[name] for name in names if name.startswith(NET)}
-            check_elementwise(weights)
-            if self.tune is not None:
-                check_normal(weights)
-            if self.curvature == "variational":
-                check_normal(weights, "curvature='variational' needs", "use curvature='ggn'")
-                if len(weights) < len(names):
-                    raise Refused(
-                        "curvature='variational' takes no inferred noise: fix it, or use curvature='ggn'"
-                    )
-        check_memory(self, problem, names)
-        return names
+        check_batched(density, "Laplace")
+        if not is_bnn:
+            refuse_dependent(density, "Laplace")
 
-    def _search(
-        self,
-        problem: Problem,
-        model: Any,
-        x: Any,
-        y: Any,
-    ) -> tuple[MAP, tuple[Any, Any, Any]]:
-        """The search for the mode, and the model and data that it is made of."""
-        if not isinstance(x, DataLoader):
-            return self.search, (model, x, y)
-        # what is gathered is searched in steps of the loader's size: the same mode in whatever order it comes
-        with torch.random.fork_rng([]):  # iterating a loader advances the global state
-            size = x.batch_size or -(-problem.num_rows // survey(x).num_batches)
-        return replace(self.search, batch_size=size), (
-            in_standard_units(problem.bnn),
-            problem.x,
-            problem.y,
-        )
+    def _check_priors(self, model: BNN, names: Sequence[str]) -> None:
+        """Refuse priors of the sites that Gauss-Newton's matrix, or what is done with it, can't take."""
+        weights = {name: model.priors[name] for name in names if name.startswith(NET)}
+        check_elementwise(weights)
+        if self.tune is not None:
+            check_normal(weights)
+        if self.curvature == "variational":
+            check_normal(weights, "curvature='variational' needs", "use curvature='ggn'")
+            if len(weights) < len(names):
+                raise Refused(
+                    "curvature='variational' takes no inferred noise: fix it, or use curvature='ggn'"
+                )
 
 
-def _approximation(
-    problem: Problem,
-    centre: Centre,
-    blocks: Sequence[Block],
-    loc: Tensor,
-) -> BlockGaussian:
-    """The Gaussian around ``loc`` (dim,), whose curvature was taken at the centre."""
-    layout = centre.density
-    if problem.is_bnn:
-        # the sites without data: what the approximation needs to know of the model
-        layout = Density(
-            problem.bnn.sample_parameters,
-            (),
-            points="held",
-            values=centre.points,
-        )
-    return BlockGaussian(layout, loc, blocks, None if loc is centre.mode else centre.mode)
+def _batch_size(loader: DataLoader, num_rows: int) -> int:
+    """Rows in a batch of the loader; their mean where it has no one size."""
+    with torch.random.fork_rng([]):  # iterating a loader advances the global state
+        return loader.batch_size or -(-num_rows // survey(loader).num_batches)
+
+
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """How a fit goes about its data.
+
+    Attributes: the ``search`` for the mode; ``in_batches``: whether passes over all of the data are to be few;
+        ``exact``: whether it is the mode of the linear model that is wanted, wherever the search ends.
+    """
+
+    search: ModeSearch
+    in_batches: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _Gaussian:
+    """The Gaussian as an ``approximation``, the precision that it has, and the log evidence of the model it is of."""
+
+    precision: Precision
+    approximation: BlockGaussian
+    log_evidence: float | None
+
+    def notes(self, draws: Mapping[str, Tensor]) -> list[Finding]:
+        """That the widths of some weights are lost where draws (draw, \\*shape) are the mode plus a step."""
+        of_sites = [draws[site.name] for site in self.approximation.sites]
+        moved = torch.cat([(value != value[:1]).any(0).flatten() for value in of_sites])
+        if len(of_sites[0]) == 1 or bool(moved.all()):
+            return []
+        values = {
+            "count": int((~moved).sum()),
+            "total": len(moved),
+            "dtype": str(of_sites[0].dtype).removeprefix("torch."),
+        }
+        return [Finding("draws_unresolved", values)]
+
+
+def _layout(centre: Centre) -> Density:
+    """The sites without the data: what the approximation needs to know of the model."""
+    if centre.split is None:
+        return centre.density
+    return Density(
+        centre.split.whole.sample_parameters,
+        (),
+        points="held",
+        values=centre.points,
+    )
 
 
 def _restored(
@@ -337,30 +386,44 @@ def _restored(
     state: Mapping[str, Tensor],
 ) -> Posterior:
     """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    points = layout.initial_points
     approximation = BlockGaussian.from_state(layout, state)
     factors = (posterior.meta.get("tuned") or {}).get("prior_precision_factor")
     if factors:
         names = [site.name for site in approximation.sites]
         posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))
-    weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
-    if not weights:
-        return replace(posterior, approximation=approximation)
-    values = posterior.bnn.initial_values() | points | layout.constrain(approximation.centre)
-    params = {name: value for name, value in values.items() if name.startswith(NET)}
-    parts = Split(posterior.bnn, params, posterior.meta.get("head", ""))
-    jacobian = NetworkJacobian(parts.head, layout, approximation.centre, points, weights)
-    if not posterior.meta["layer_products"]:
-        jacobian.layers = []
-    loc = None if approximation.centre is approximation.loc else approximation.loc
-    network = _network(
-        posterior.meta["settings"], jacobian, approximation.blocks, loc, parts.features
-    )
+    network = _restored_network(posterior, approximation)
+    restored = replace(posterior, approximation=approximation)
+    if network is None:
+        return restored
     return replace(
-        posterior,
-        approximation=approximation,
+        restored,
         network=network,
         moments=getattr(network, "moments", None),
+    )
+
+
+def _restored_network(
+    posterior: Posterior, approximation: BlockGaussian
+) -> Linearized | SubsetNetwork | None:
+    """What predictions of a saved posterior are made by; None: the net itself, or a program."""
+    weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
+    if not weights:
+        return None
+    layout = approximation.layout
+    points = layout.initial_points
+    centre = approximation.centre
+    params = weights_of(posterior.bnn.initial_values() | points | layout.constrain(centre))
+    net_split = Split(posterior.bnn, params, posterior.meta.get("head", ""))
+    jacobian = NetworkJacobian(net_split.head, layout, centre, points, weights)
+    if not posterior.meta["layer_products"]:
+        jacobian.layers = []
+    settings = posterior.meta["settings"]
+    return _network(
+        settings["predictive"],
+        settings["subset"],
+        jacobian,
+        approximation,
+        net_split.features,
     )
 
 
@@ -368,29 +431,24 @@ RESTORERS[FAMILY] = _restored
 
 
 def _network(
-    settings: Mapping[str, Any],
+    predictive: str,
+    subset: str | Sequence[str],
     jacobian: NetworkJacobian,
-    blocks: Sequence[Block],
-    loc: Tensor | None,
+    approximation: BlockGaussian,
     features: Callable[[Tensor], Tensor] | None,
 ) -> Linearized | SubsetNetwork | None:
     """What predictions are made by; None: the net itself."""
-    if settings["predictive"] == "linearized":
-        return Linearized(jacobian, blocks, loc, features)
-    return None if settings["subset"] == "all" else SubsetNetwork(jacobian, features)
+    if predictive == "linearized":
+        loc = None if approximation.centre is approximation.loc else approximation.loc
+        return Linearized(jacobian, approximation.blocks, loc, features)
+    return None if subset == "all" else SubsetNetwork(jacobian, features)
 
 
 def _log_evidence(precision: Precision) -> float:
-    """Of the subset's model: sites held at the mode count as known, so their prior is omitted."""
+    """Laplace's log evidence, of the subset's model: sites held at the mode count as known, without a prior."""
     centre = precision.centre
-    held_names = [site.name for site in centre.density.sites if site.name not in set(centre.names)]
-    problem = centre.problem
-    density = centre.density
-    if problem.is_bnn:
-        whole = -in_parts(density, problem.x, problem.y)(centre.mode)[1]
-    else:
-        whole = density.log_joint(centre.mode)
-    log_joint = whole - density.log_prior(centre.mode, held_names)
+    whole = -centre.problem.whole_slope(centre.density)(centre.mode)[1]
+    log_joint = whole - centre.density.log_prior(centre.mode, centre.held_names)
     size = sum(len(block.index) for block in precision.blocks)
     log_det = sum(float(block.log_det()) for block in precision.blocks)
     return float(log_joint) + 0.5 * size * math.log(2 * math.pi) - 0.5 * log_det

@@ -152,7 +152,7 @@ class MCDropout(Trained):
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _MaskedDraws:
     """Draws of a net whose weights are masked.
 

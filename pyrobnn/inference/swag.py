@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -18,19 +18,17 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
 from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import fresh_starts, start_values
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_net, snapshot
+from pyrobnn.inference.fitting.problem import (
+    Metrics,
+    Problem,
+    make_posterior,
+    require_net,
+    snapshot,
+)
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
+from pyrobnn.inference.optim import paths
 from pyrobnn.inference.optim.minimize import Result, minimize
-from pyrobnn.inference.optim.paths import (
-    MAX_PATHS,
-    REFINING_STEPS,
-    FreeNoise,
-    Refinement,
-    Search,
-    num_together,
-    worths_of,
-)
 from pyrobnn.inference.optim.training import (
     MOMENTUM,
     TOLERATED_RISE,
@@ -222,7 +220,7 @@ class SWAGMoments:
         scale: float = 1.0,
         *,
         latent: int | None = None,
-        device: Any = None,
+        device: torch.device | str | None = None,
     ):
         if rank != 0:
             check_count("rank", rank, minimum=2)
@@ -337,26 +335,9 @@ class _SGD:
         """Run SGD; returns its record."""
         method = self.method
         problem = self.problem
-        moments = self.moments
-
-        def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -problem.density.log_joint(theta, *batch) / problem.num_rows
-
+        loss = _loss_per_datum(problem)
         batches = independent_batches(problem, self.batch_size)
         theta, seconds, self.path = self._start(loss, batches)
-
-        def collect(step: int, metrics: Mapping[str, Any]) -> None:
-            if step > self.first and step % self.every == 0:
-                moments.update(metrics["snapshot"]())
-
-        def with_posterior(metrics: Mapping[str, Any]) -> dict[str, Any]:
-            iterate = metrics["snapshot"]
-            return {
-                **metrics,
-                "iterate": iterate,
-                "snapshot": partial(self._snapshot, iterate),
-            }
-
         self.lr = method.lr or constant_rate(
             loss,
             theta,
@@ -364,21 +345,15 @@ class _SGD:
             num_data=problem.num_rows,
             momentum=MOMENTUM,
         )
-        optimizer = Optimizer(
-            partial(
-                torch.optim.SGD,
-                lr=self.lr,
-                momentum=MOMENTUM,
-            ),
-            None,
-        )
-        mapped = [MappedCallback(callback, with_posterior) for callback in self.run.callbacks]
+        callbacks = [
+            MappedCallback(callback, self._with_posterior) for callback in self.run.callbacks
+        ]
         result = minimize(
             loss,
             theta,
             batches,
-            Training(method.num_steps, self.lr, optimizer, method.compile, self.every),
-            callbacks=(collect, *mapped),
+            self._training,
+            callbacks=(self._collect, *callbacks),
             snapshot=lambda theta: theta,
             progress=self.run.progress,
             name=type(method).__name__,
@@ -387,6 +362,31 @@ class _SGD:
         self._check_moments(result)
         self._note_worse_mean(loss, theta, batches)
         return result
+
+    @property
+    def _training(self) -> Training:
+        """How SGD goes: at the constant rate, with momentum, a snapshot wherever an iterate may be taken."""
+        sgd = partial(
+            torch.optim.SGD,
+            lr=self.lr,
+            momentum=MOMENTUM,
+        )
+        method = self.method
+        return Training(method.num_steps, self.lr, Optimizer(sgd, None), method.compile, self.every)
+
+    def _collect(self, step: int, metrics: Metrics) -> None:
+        """Take in the iterate of this step, if it is one to be taken."""
+        if step > self.first and step % self.every == 0:
+            self.moments.update(metrics["snapshot"]())
+
+    def _with_posterior(self, metrics: Metrics) -> Metrics:
+        """What the user's callbacks are told: the posterior so far, and the iterate beside it."""
+        iterate = metrics["snapshot"]
+        return {
+            **metrics,
+            "iterate": iterate,
+            "snapshot": partial(self._snapshot, iterate),
+        }
 
     def _check_moments(self, result: Result) -> None:
         """Stop a run that took fewer than two iterates, or one that is not finite."""
@@ -434,7 +434,7 @@ class _SGD:
             compile=method.compile,
         )
         name = f"the start of {type(method).__name__}"
-        noise = FreeNoise.of(problem)
+        noise = paths.FreeNoise.of(problem)
         if noise is None:
             result = minimize(
                 loss,
@@ -452,27 +452,33 @@ class _SGD:
 
     def _search(
         self,
-        noise: FreeNoise,
+        noise: paths.FreeNoise,
         batches: Iterator[tuple[Tensor, Tensor]],
         training: Training,
         start: Tensor,
         name: str,
-    ) -> Search:
+    ) -> paths.Search:
         """The search for a mode where the noise is free."""
         problem = self.problem
         # a net whose batch-norm layers use the batch has no outputs row by row
         by_rows = problem.loader is None and not training_norms(problem.bnn)
-        num_paths = num_together(problem, self.batch_size, 1, MAX_PATHS)
+        num_paths = paths.num_together(problem, self.batch_size, 1, paths.MAX_PATHS)
         refinement = None
-        if by_rows and num_together(problem, None, 1, MAX_PATHS) > 1:
+        if by_rows and paths.num_together(problem, None, 1, paths.MAX_PATHS) > 1:
             # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
             batches = itertools.repeat((problem.x, problem.y))
-            refinement = Refinement(problem.density, REFINING_STEPS, 0, training.compile)
-        return Search(
+            refinement = paths.Refinement(
+                problem.density, paths.REFINING_STEPS, 0, training.compile
+            )
+        return paths.Search(
             problem,
             noise,
             Density.log_joint,
-            partial(worths_of, problem, evidence=by_rows),
+            partial(
+                paths.worths_of,
+                problem,
+                evidence=by_rows,
+            ),
             training,
             lambda: batches,
             num_paths,
@@ -526,7 +532,7 @@ class _SGD:
         )
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
-        """Of the iterates so far; before the first, of the present one."""
+        """The posterior of the iterates so far; before the first, of the present one."""
         flat = self.moments.mean.to(self.problem.density.dtype) if self.moments.count else iterate()
         with seeded(self.run.seed, self.problem.device):
             draws, facts = self._fitted(flat, 50)
@@ -542,3 +548,12 @@ class _SGD:
     def _with_statistics(self, posterior: Posterior) -> Posterior:
         statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
         return dataclasses.replace(posterior, draws=posterior.draws | statistics)
+
+
+def _loss_per_datum(problem: Problem) -> Callable[..., Tensor]:
+    """(θ, \\*batch) → minus the log joint density divided by the number of data."""
+
+    def loss(theta: Tensor, *batch: Tensor) -> Tensor:
+        return -problem.density.log_joint(theta, *batch) / problem.num_rows
+
+    return loss

@@ -139,7 +139,7 @@ class Density:
     def __init__(
         self,
         program: Program,
-        args: tuple[Tree, ...] = (),
+        args: tuple[Any, ...] = (),
         *,
         points: Literal["free", "held"] = "free",
         values: Mapping[str, Tensor] | None = None,

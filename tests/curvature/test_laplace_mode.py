@@ -91,7 +91,7 @@ def test_a_net_of_many_modes_has_one_evidence_whatever_brings_the_data():
 
 def test_cross_validation_at_its_bound_has_no_evidence(monkeypatch):
     end = Tuned(torch.tensor([1e4]).double(), at_bound=True, held_out={"factor": 1e4})
-    monkeypatch.setattr("pyrobnn.inference.curvature.precision.hold_out", lambda *args: end)
+    monkeypatch.setattr("pyrobnn.inference.laplace.hold_out", lambda *args: end)
     x, y = toy(40)
     model = pb.BNN(toy_net(out=3), normal_prior(), pb.likelihoods.Categorical())
     labels = (x[:, 0] > -1).long() + (x[:, 0] > 1).long()

@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.batches import survey
+from pyrobnn.inference.fitting.loaders import survey
 from pyrobnn.inference.fitting.problem import prepare
 
 # runs this short are told to be too short, as they should

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import pyro
 import torch
@@ -15,6 +15,9 @@ from torch.distributions import constraints
 
 from pyrobnn.model import Density
 from pyrobnn.posterior.approximation import state_points, state_sites
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.loaders import Data
 
 
 class Block(Protocol):
@@ -172,7 +175,9 @@ class BlockNormal(TorchDistribution):
         self.splits = [len(block.index) for block in self.blocks]
         super().__init__(torch.Size(), torch.Size([sum(self.splits)]))
 
-    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> BlockNormal:
+    def expand(
+        self, batch_shape: Sequence[int], _instance: BlockNormal | None = None
+    ) -> BlockNormal:
         """Itself for an empty batch shape; plates are not supported."""
         if len(batch_shape):
             raise ValueError("a Laplace guide has no batch dimensions: take it out of the plate")
@@ -252,7 +257,7 @@ class BlockGaussian:
             total = total - self.layout.log_jacobian(z, site)
         return total
 
-    def guide(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+    def guide(self, *args: Data, **kwargs: Data) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
         state_points(self.layout)
         z = self._filled(

@@ -14,7 +14,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,15 +28,21 @@ from pyrobnn.inference.curvature.gaussian import (
     KronBlock,
     LowRankBlock,
 )
-from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian, Root
+from pyrobnn.inference.curvature.jacobian import (
+    CHUNK_SCALARS,
+    Factors,
+    Layer,
+    NetworkJacobian,
+    Root,
+)
 from pyrobnn.model import Density
 
 #: network output (N, width) of some rows → square root (N, width, k) of the curvature of each
-RowRoot = Callable[..., Tensor]
-EPS = torch.finfo(torch.float64).eps
+_RowRoot = Callable[..., Tensor]
+_EPS = torch.finfo(torch.float64).eps
 
 
-def with_roots(pieces: Iterable[Tensor], root: RowRoot) -> Iterator[tuple[Tensor, Root]]:
+def _with_roots(pieces: Iterable[Tensor], root: _RowRoot) -> Iterator[tuple[Tensor, Root]]:
     """Pieces of the inputs, in their order, each with the root of its rows."""
     start = 0
     for piece in pieces:
@@ -45,9 +51,9 @@ def with_roots(pieces: Iterable[Tensor], root: RowRoot) -> Iterator[tuple[Tensor
         start = stop
 
 
-def resolved(values: Tensor) -> Tensor:
+def _resolved(values: Tensor) -> Tensor:
     """Which eigenvalues (r,), ascending and in float64, a symmetric matrix of that size can tell from zero; bool."""
-    return values > values[-1:].clamp_min(0) * len(values) * EPS
+    return values > values[-1:].clamp_min(0) * len(values) * _EPS
 
 
 def check_finite(curvature: Tensor) -> Tensor:
@@ -66,7 +72,7 @@ Structure = Literal["full", "kron", "diag"]
 def ggn(
     jacobian: NetworkJacobian,
     x: Tensor,
-    root: RowRoot,
+    root: _RowRoot,
     structure: Structure,
     prior_prec: Tensor,
 ) -> Curvature:
@@ -159,7 +165,7 @@ class FullCurvature(Curvature):
         self,
         jacobian: NetworkJacobian,
         x: Tensor,
-        root: RowRoot,
+        root: _RowRoot,
         prior_prec: Tensor,
     ):
         super().__init__(jacobian, prior_prec)
@@ -170,16 +176,16 @@ class FullCurvature(Curvature):
         self._values: Tensor | None = None
         self._grams: Tensor | None = None
         with torch.no_grad():
-            _, root_of_row = next(with_roots([x[:1]], root))
+            _, root_of_row = next(_with_roots([x[:1]], root))
             width = root_of_row(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
         self.size = min(len(x) * width, jacobian.size)
         chunks = jacobian.chunks(x, 4 * width * jacobian.size)  # float64 copies included
+        whitened_rows = (
+            jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten
+            for chunk, chunk_root in _with_roots(chunks, root)
+        )
         if self.size < jacobian.size:
-            rows = [
-                jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten
-                for chunk, chunk_root in with_roots(chunks, root)
-            ]
-            self.rows = check_finite(torch.cat(rows))
+            self.rows = check_finite(torch.cat(list(whitened_rows)))
             self._values, self.basis = _spectrum(self.rows)
             self._set_resolution(self._values)
             return
@@ -189,29 +195,29 @@ class FullCurvature(Curvature):
             dtype=torch.float64,
             device=x.device,
         )
-        for chunk, chunk_root in with_roots(chunks, root):
-            matrix += _gram(jacobian.rows(chunk, chunk_root)[1].flatten(0, 1) * whiten)
+        for rows in whitened_rows:
+            matrix += _gram(rows)
         self.matrix = check_finite(matrix)
         # no less than the largest eigenvalue
         self.top = float(torch.linalg.matrix_norm(self.matrix))
 
     def _set_resolution(self, values: Tensor) -> None:
-        """By the eigenvalues that are not cut, ascending."""
+        """Note the largest eigenvalue and what is cut; ``values`` are those that are not, ascending."""
         self.top = float(values[-1]) if len(values) else 0.0
-        self.cut = self.top * self.size * EPS
+        self.cut = self.top * self.size * _EPS
         self.num_cut = self.size - len(values)
 
     def _eigenvalues(self) -> Tensor:
         """Nonzero eigenvalues of H̃, ascending."""
         if self._values is None:
             values = torch.linalg.eigvalsh(self.matrix)
-            self._values = values[resolved(values)]
+            self._values = values[_resolved(values)]
             self._set_resolution(self._values)
         return self._values
 
     def _is_stiff(self, tau: Tensor, c: Tensor | float) -> bool:
         """Whether the least prior precision is below the rounding of c H̃."""
-        rounding = float(torch.as_tensor(c).detach()) * self.top * self.size * EPS
+        rounding = float(torch.as_tensor(c).detach()) * self.top * self.size * _EPS
         return rounding > float(tau.detach().min())
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
@@ -225,7 +231,7 @@ class FullCurvature(Curvature):
             inside = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
         if self._is_stiff(tau, c):  # its rounding exceeds the 1 that is added to it
             values = torch.linalg.eigvalsh(inside)
-            return torch.where(resolved(values.detach()), values, 0.0).log1p().sum() + prior
+            return torch.where(_resolved(values.detach()), values, 0.0).log1p().sum() + prior
         inside = inside + torch.eye(
             len(inside),
             dtype=inside.dtype,
@@ -252,7 +258,7 @@ class FullCurvature(Curvature):
             self._eigenvalues()  # how much of them is resolved is told
             whitened = c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None]
             values, basis = torch.linalg.eigh(whitened)
-            keep = resolved(values)
+            keep = _resolved(values)
             return [LowRankBlock(self.index, scale, basis[:, keep], values[keep])]
         scale = scale.to(self.rows)
         if len(tau) == 1:
@@ -269,7 +275,7 @@ class DiagCurvature(Curvature):
         self,
         jacobian: NetworkJacobian,
         x: Tensor,
-        root: RowRoot,
+        root: _RowRoot,
         prior_prec: Tensor,
     ):
         super().__init__(jacobian, prior_prec)
@@ -279,9 +285,9 @@ class DiagCurvature(Curvature):
             device=x.device,
         )
         if not jacobian.layers:
-            for chunk, chunk_root in with_roots(jacobian.chunks(x), root):
+            for chunk, chunk_root in _with_roots(jacobian.chunks(x), root):
                 total += jacobian.rows(chunk, chunk_root)[1].square().sum((0, 1)).double()
-        for chunk, chunk_root in with_roots(_factor_chunks(jacobian, x), root):
+        for chunk, chunk_root in _with_roots(_factor_chunks(jacobian, x), root):
             for layer, factors in zip(jacobian.layers, jacobian.factors(chunk, chunk_root)[1]):
                 if factors.inputs.shape[1] == 1:
                     grads = factors.grads.square().sum((1, 2))
@@ -299,7 +305,7 @@ class DiagCurvature(Curvature):
         return [DiagBlock(self.index, (white * self.prior_prec).to(self.prior_prec))]
 
 
-class KronLayer(NamedTuple):
+class _KronLayer(NamedTuple):
     """The decomposed Kronecker factors of a layer, whitened by the prior.
 
     ``positions`` of its weights, and the ``group`` of their prior; eigenvectors of B and A, products (out, in) of their
@@ -324,7 +330,7 @@ class KronCurvature(Curvature):
         self,
         jacobian: NetworkJacobian,
         x: Tensor,
-        root: RowRoot,
+        root: _RowRoot,
         prior_prec: Tensor,
     ):
         if not jacobian.layers:
@@ -333,7 +339,7 @@ class KronCurvature(Curvature):
                 "(ungrouped), each called once: use structure='diag' or 'full', or subset= without these parameters"
             )
         super().__init__(jacobian, prior_prec)
-        self.layers: list[KronLayer] = []
+        self.layers: list[_KronLayer] = []
         for layer, (a, b) in zip(jacobian.layers, _kronecker_factors(jacobian, x, root)):
             place = jacobian.positions(layer)
             prior = prior_prec[place].double()
@@ -346,11 +352,11 @@ class KronCurvature(Curvature):
             largest = float(values[-1, -1])
             if largest >= self.top:  # of the layer with the most curvature
                 self.top = largest
-                self.cut = largest * max(values.shape) * EPS
+                self.cut = largest * max(values.shape) * _EPS
                 self.num_cut = int((values == 0).sum())
             group = int(self.group[place[0, 0]])
             positions = layer.index.reshape(-1)
-            self.layers.append(KronLayer(positions, group, out_basis, in_basis, values, scale))
+            self.layers.append(_KronLayer(positions, group, out_basis, in_basis, values, scale))
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
         factors = tau.expand(len(self.group_names))
@@ -374,21 +380,36 @@ class KronCurvature(Curvature):
         return blocks
 
 
+class _KroneckerSums:
+    """Sums over the data so far of what the factors A (columns, columns) and B (rows, rows) of a layer are made of."""
+
+    def __init__(self, layer: Layer) -> None:
+        num_rows, num_columns = layer.index.shape
+        wide = partial(
+            torch.zeros,
+            dtype=torch.float64,
+            device=layer.index.device,
+        )
+        self.inputs = wide(num_columns, num_columns)
+        self.grads = wide(num_rows, num_rows)
+        self.count = 0
+
+    def add(self, factors: Factors) -> None:
+        """Take in a batch."""
+        self.inputs += _gram(factors.inputs.flatten(0, 1))
+        self.grads += _gram(factors.grads.flatten(0, 2))
+        self.count += factors.inputs.shape[0] * factors.inputs.shape[1]
+
+
 def _kronecker_factors(
-    jacobian: NetworkJacobian, x: Tensor, root: RowRoot
+    jacobian: NetworkJacobian, x: Tensor, root: _RowRoot
 ) -> list[tuple[Tensor, Tensor]]:
     """A and B of each layer, float64."""
-    like: dict[str, Any] = {"dtype": torch.float64, "device": x.device}
-    shapes = [layer.index.shape for layer in jacobian.layers]
-    inputs = [torch.zeros(columns, columns, **like) for _, columns in shapes]
-    grads = [torch.zeros(rows, rows, **like) for rows, _ in shapes]
-    counts = [0] * len(shapes)
-    for chunk, chunk_root in with_roots(_factor_chunks(jacobian, x), root):
-        for i, factors in enumerate(jacobian.factors(chunk, chunk_root)[1]):
-            inputs[i] += _gram(factors.inputs.flatten(0, 1))
-            grads[i] += _gram(factors.grads.flatten(0, 2))
-            counts[i] += factors.inputs.shape[0] * factors.inputs.shape[1]
-    return [(a / count, b) for a, b, count in zip(inputs, grads, counts)]
+    sums = [_KroneckerSums(layer) for layer in jacobian.layers]
+    for chunk, chunk_root in _with_roots(_factor_chunks(jacobian, x), root):
+        for layer_sums, factors in zip(sums, jacobian.factors(chunk, chunk_root)[1]):
+            layer_sums.add(factors)
+    return [(layer_sums.inputs / layer_sums.count, layer_sums.grads) for layer_sums in sums]
 
 
 def _factor_chunks(jacobian: NetworkJacobian, x: Tensor) -> Iterable[Tensor]:
@@ -402,7 +423,7 @@ def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     thousands of prior precisions of curvature. The eigenvectors are formed in float64: Rᵀv cancels down to √λ.
     """
     values, vectors = torch.linalg.eigh(_gram(rows.T))
-    keep = resolved(values)
+    keep = _resolved(values)
     values = values[keep]
     mix = vectors[:, keep] * values.rsqrt()
     basis = rows.new_empty(rows.shape[1], len(values))
@@ -415,7 +436,7 @@ def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
 def _decomposed(factor: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues, zero where float64 cannot tell them from it, and eigenvectors of a Kronecker factor."""
     values, vectors = torch.linalg.eigh(check_finite(factor))
-    return torch.where(resolved(values), values, 0.0), vectors
+    return torch.where(_resolved(values), values, 0.0), vectors
 
 
 def _gram(matrix: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,23 +59,41 @@ def _find_layers(
     """The supported layers that hold the sites with ``coordinates`` in the flat vector, and what they don't cover."""
     layers = []
     unsupported = []
-    covered: set[str] = set()
+    uncovered = dict(coordinates)
     for name, module in net.named_modules():
-        prefix = f"{NET}{name}." if name else NET
-        names = [prefix + parameter for parameter, _ in module.named_parameters(recurse=False)]
-        sites = [site for site in names if site in coordinates]
-        covered.update(sites)
-        if not sites:
-            continue
-        if not _is_supported(module):
+        places = _places(name, module, coordinates)
+        for parameter in places:
+            uncovered.pop(_site_of(name, parameter), None)
+        if places and _is_supported(module):
+            layers.append(_layer(name, places))
+        elif places:
             unsupported.append(f"{name or 'the net itself'} ({type(module).__name__})")
-            continue
-        weight = coordinates.get(prefix + "weight")
-        bias = coordinates.get(prefix + "bias")
-        parts = [value.reshape(len(value), -1) for value in (weight, bias) if value is not None]
-        layers.append(Layer(name, torch.cat(parts, 1), weight is not None, bias is not None))
-    unsupported += [f"{site} (shared)" for site in coordinates if site not in covered]
+    unsupported += [f"{site} (shared)" for site in uncovered]
     return layers, unsupported
+
+
+def _site_of(module_name: str, parameter: str) -> str:
+    """The site of a module's own parameter; the net itself has no name."""
+    return f"{NET}{module_name}.{parameter}" if module_name else NET + parameter
+
+
+def _places(
+    module_name: str, module: nn.Module, coordinates: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Where the module's own parameters stand in the flat vector, by their names in the module."""
+    places = {}
+    for parameter, _ in module.named_parameters(recurse=False):
+        site = _site_of(module_name, parameter)
+        if site in coordinates:
+            places[parameter] = coordinates[site]
+    return places
+
+
+def _layer(name: str, places: Mapping[str, Tensor]) -> Layer:
+    """The layer whose ``weight``, ``bias`` or both have these places in the flat vector."""
+    parameters = [parameter for parameter in ("weight", "bias") if parameter in places]
+    columns = [places[parameter].reshape(len(places[parameter]), -1) for parameter in parameters]
+    return Layer(name, torch.cat(columns, 1), "weight" in places, "bias" in places)
 
 
 def _is_supported(module: nn.Module) -> bool:
@@ -82,6 +101,46 @@ def _is_supported(module: nn.Module) -> bool:
     return type(module) is nn.Linear or bool(
         plain and module.groups == 1 and module.padding_mode == "zeros"
     )
+
+
+class _Pass(NamedTuple):
+    """One pass of a net: its output ``f`` (N, width), and by layer what it was given and what it returned."""
+
+    f: Tensor
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+
+
+def _recorded_pass(
+    modules: Mapping[str, nn.Module],
+    net: nn.Module,
+    params: dict[str, Tensor],
+    x: Tensor,
+) -> _Pass:
+    """A pass of the net from which its output can be pulled back to those of the modules.
+
+    Raises:
+        Refused: a module is not called exactly once.
+    """
+    inputs: dict[str, Tensor] = {}
+    outputs: dict[str, Tensor] = {}
+    calls = dict.fromkeys(modules, 0)
+
+    def remember(name: str, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        calls[name] += 1
+        inputs[name] = args[0].detach()
+        outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
+        # a later in-place activation must not touch what is remembered
+        return outputs[name].clone()
+
+    with hooked(modules, remember), torch.enable_grad(), WrittenOut():
+        f = torch.func.functional_call(net, params, (x,))
+    for name, count in calls.items():
+        if count != 1:
+            raise Refused(
+                f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
+            )
+    return _Pass(f, inputs, outputs)
 
 
 def _layer_factors(
@@ -92,28 +151,11 @@ def _layer_factors(
     root: Root | None,
 ) -> tuple[Tensor, list[Factors]]:
     """Outputs (N, width) of the net, and of every layer the factors of what ``root``, or the identity, pulls back."""
-    inputs: dict[str, Tensor] = {}
-    outputs: dict[str, Tensor] = {}
-    calls = dict.fromkeys((layer.name for layer in layers), 0)
-
-    def remember(name: str, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
-        calls[name] += 1
-        inputs[name] = args[0].detach()
-        outputs[name] = out if out.requires_grad else out.detach().requires_grad_()
-        # a later in-place activation must not touch what is remembered
-        return outputs[name].clone()
-
-    modules = {name: net.get_submodule(name) for name in calls}
-    with hooked(modules, remember), torch.enable_grad(), WrittenOut():
-        f = torch.func.functional_call(net, params, (x,))
-    for name, count in calls.items():
-        if count != 1:
-            raise Refused(
-                f"the layer {name!r} is called {count} times in one pass: its curvature is not a product"
-            )
+    modules = {layer.name: net.get_submodule(layer.name) for layer in layers}
+    f, inputs, outputs = _recorded_pass(modules, net, params, x)
     value = f.detach()
     columns = _identity(value) if root is None else root(value)
-    ends = [outputs[name] for name in calls]
+    ends = [outputs[name] for name in modules]
     pulled = [
         torch.autograd.grad(
             f,
@@ -123,14 +165,11 @@ def _layer_factors(
         )
         for k in range(columns.shape[-1])
     ]
-    named = zip(
-        layers,
-        [torch.stack(of_layer, 1) for of_layer in zip(*pulled)],
-        strict=True,
-    )
-    return value, [
-        _factors(modules[layer.name], layer, inputs[layer.name], grad) for layer, grad in named
-    ]
+    factors = []
+    for layer, of_columns in zip(layers, zip(*pulled), strict=True):
+        grads = torch.stack(of_columns, 1)
+        factors.append(_factors(modules[layer.name], layer, inputs[layer.name], grads))
+    return value, factors
 
 
 def _identity(f: Tensor) -> Tensor:
@@ -239,9 +278,7 @@ class NetworkJacobian:
         self.density = density
         self.mode = mode
         constrained = density.constrain(mode)
-        known = {NET + name for name, _ in model.net.named_parameters()}
-        values = model.initial_values() | points | constrained
-        self.params = {name: values[name].detach() for name in values if name in known}
+        self.params = _net_values(model, model.initial_values() | points | constrained)
         sites = [site for site in density.sites if site.name in set(names)]
         self.sites = sites
         everything = torch.arange(density.dim, device=mode.device)
@@ -347,3 +384,9 @@ class NetworkJacobian:
             return torch.func.vmap(lambda v: pull(v)[0])(column.T)
 
         return at_each(pulled_back, x, columns).detach()
+
+
+def _net_values(model: BNN, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the values that are parameters of the net, by site."""
+    known = {NET + name for name, _ in model.net.named_parameters()}
+    return {name: values[name].detach() for name in values if name in known}

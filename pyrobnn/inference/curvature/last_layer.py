@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
@@ -21,7 +22,7 @@ from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.model.likelihoods.catalogue import Categorical
 from pyrobnn.model.weight_priors import SitePriors
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.head import split
+from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS
 
 
@@ -73,11 +74,11 @@ class LastLayer:
         return inputs if self.layer.bias is None else nn.functional.pad(inputs, (0, 1), value=1.0)
 
     def precision(self, tau: float) -> Tensor:
-        """Of the posterior in the bases, (K, p)."""
+        """The posterior precision in the bases, (K, p)."""
         return self.b[:, None] * self.a + tau * self.unit[:, None]
 
     def variance(self, rows: Rows, tau: float) -> Tensor:
-        """Of the outputs in their basis, (N, K); of a row seen, without what it tells itself."""
+        """The variance (N, K) of the outputs in their basis; of rows trained on, each without its own part."""
         var = (self._inputs(rows) @ self.v).square() @ self.precision(tau).reciprocal().T
         return var / (1 - (var * self._own_curvature()).clamp_max(0.95)) if rows.seen else var
 
@@ -121,20 +122,47 @@ class LastLayer:
     ) -> Posterior:
         """Draws of the layer ``name`` where noise has ``ratio`` times the precision of the net's."""
         prec = self.precision(tau) * ratio.to(self.a)[:, None]
-        rows = self.rows
-        width = (tau * self.unit * ratio).rsqrt().to(rows.f)
-        priors = {}
-        for parameter, value in net.named_parameters():
-            if parameter.rpartition(".")[0] == name:
-                normal = dist.Normal(0.0, width.reshape(-1, *[1] * (value.dim() - 1)))
-                priors[parameter] = normal.expand(value.shape).to_event(value.dim())
-        model = BNN(net, SitePriors(priors), likelihood)
+        width = (tau * self.unit * ratio).rsqrt().to(self.rows.f)
+        model = BNN(net, _normal_priors(net, name, width), likelihood)
         values = model.initial_values()
         layout = Density(
             model.sample_parameters,
             (),
             points="held",
         )
+        points = layout.initial_points
+        approximation = self._gaussian(layout, values, prec)
+        names = sorted(site.name for site in approximation.sites)
+        net_split = split(model, names, values, x[:2])
+        jacobian = NetworkJacobian(net_split.head, layout, approximation.loc, points, names)
+        with seeded(seed, approximation.loc.device):
+            draws = approximation.sample(max(50, min(500, 2 * CHUNK_SCALARS // prec.numel())))
+        return make_posterior(
+            self._problem(net_split, points, x),
+            Laplace(
+                structure="kron",
+                subset="last_layer",
+                predictive="draws",
+            ),
+            {site_name: value[None] for site_name, value in draws.items()},
+            seed=seed,
+            timings={},
+            approximation=approximation,
+            network=SubsetNetwork(jacobian, net_split.features),
+            meta={
+                "head": net_split.path,
+                "layer_products": True,
+                "held_sites": [],
+            },
+        )
+
+    def _gaussian(
+        self,
+        layout: Density,
+        values: Mapping[str, Tensor],
+        prec: Tensor,
+    ) -> BlockGaussian:
+        """The Gaussian of precision ``prec`` (K, p) in the bases, around the layer's own values."""
         sites = sorted(
             (site for site in layout.sites if site.kind == "latent"), key=lambda site: site.name
         )
@@ -146,36 +174,31 @@ class LastLayer:
         index = torch.cat(columns, 1).reshape(-1).to(mode.device)
         scale = torch.ones_like(self.a)
         bases = [matrix.to(mode) for matrix in (self.u, self.v, prec, scale)]
-        block = KronBlock(index, *bases)
-        approximation = BlockGaussian(layout, mode, [block])
-        names = [site.name for site in sites]
-        points = layout.initial_points
-        parts = split(model, names, values, x[:2])
-        program = partial(parts.head.pyro_model, num_data=len(x))
+        return BlockGaussian(layout, mode, [KronBlock(index, *bases)])
+
+    def _problem(
+        self,
+        net_split: Split,
+        points: Mapping[str, Tensor],
+        x: Tensor,
+    ) -> Problem:
+        """The net and its data; the density is that of the head, of the features that are known already."""
+        rows = self.rows
         density = Density(
-            program,
-            (rows.features if parts.path else x, rows.y),
+            partial(net_split.head.pyro_model, num_data=len(x)),
+            (rows.features if net_split.path else x, rows.y),
             points="held",
             values=points,
         )
-        jacobian = NetworkJacobian(parts.head, layout, mode, points, names)
-        with seeded(seed, mode.device):
-            draws = approximation.sample(max(50, min(500, 2 * CHUNK_SCALARS // prec.numel())))
-        return make_posterior(
-            Problem(model, density, x, rows.y, len(x), model.device),
-            Laplace(
-                structure="kron",
-                subset="last_layer",
-                predictive="draws",
-            ),
-            {site_name: value[None] for site_name, value in draws.items()},
-            seed=seed,
-            timings={},
-            approximation=approximation,
-            network=SubsetNetwork(jacobian, parts.features),
-            meta={
-                "head": parts.path,
-                "layer_products": True,
-                "held_sites": [],
-            },
-        )
+        model = net_split.whole
+        return Problem(model, density, x, rows.y, len(x), model.device)
+
+
+def _normal_priors(net: nn.Module, name: str, width: Tensor) -> SitePriors:
+    """Normal priors of the layer ``name``, whose outputs have standard deviations ``width`` (K,) each."""
+    priors = {}
+    for parameter, value in net.named_parameters():
+        if parameter.rpartition(".")[0] == name:
+            normal = dist.Normal(0.0, width.reshape(-1, *[1] * (value.dim() - 1)))
+            priors[parameter] = normal.expand(value.shape).to_event(value.dim())
+    return SitePriors(priors)

@@ -30,7 +30,7 @@ class SubsetNetwork:
         return self.head(params, self.features(x))
 
     def head(self, params: Mapping[str, Tensor], x: Tensor) -> Tensor:
-        """As a function of the features."""
+        """The output (N, width) as a function of the features."""
         moving = {site.name: params[site.name] for site in self.jacobian.sites}
         return self.jacobian.model.forward(self.jacobian.params | moving, x)
 
@@ -103,7 +103,7 @@ class Linearized(SubsetNetwork):
         )
 
     def _product_moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Without forming the rows, by each layer's inputs and backpropagated vectors."""
+        """Means and covariances by each layer's inputs and backpropagated vectors, without forming the rows."""
         f, factors = self.jacobian.factors(x)
         total: Tensor | None = None
         for number, (layer, factor) in enumerate(zip(self.jacobian.layers, factors)):

@@ -1,8 +1,9 @@
-"""The posterior precision of a Laplace approximation: curvature plus prior, always positive definite."""
+"""The precision of a Laplace approximation: curvature plus prior, always positive definite."""
 
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,23 +15,27 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
-from pyrobnn.core.seeding import generator
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
-from pyrobnn.inference.curvature.ggn import check_finite, ggn, hessian, hessian_diagonal
-from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, NetworkJacobian
-from pyrobnn.inference.curvature.linearized import Linearized, mode_of_linear
-from pyrobnn.inference.curvature.mode import MANY, Centre
+from pyrobnn.inference.curvature.ggn import (
+    Curvature,
+    Structure,
+    check_finite,
+    ggn,
+    hessian,
+    hessian_diagonal,
+)
+from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.mode import Centre, coordinates_of
 from pyrobnn.inference.curvature.prior import (
+    PriorPrecision,
     Tuned,
-    hold_out,
     maximize_evidence,
     prior_precision,
     with_precision,
 )
 from pyrobnn.inference.fitting.batches import forward_in_parts
-from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
-from pyrobnn.model.likelihoods.base import SCALE, Likelihood
+from pyrobnn.model.likelihoods.base import SCALE
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +43,7 @@ class Precision:
     """Gaussian blocks at a centre.
 
     Attributes: ``centre`` (of the tuned model, where tuned); ``blocks``; ``jacobian`` of the network (None for a
-        program); ``damping``: the most that was added to the diagonal; ``tuned``: factors, or None;
+        program); ``damping``: the most that was added to the diagonal; ``notes``; ``tuned``: factors, or None;
         ``has_evidence``: whether the log evidence of the tuned model says anything.
     """
 
@@ -46,78 +51,108 @@ class Precision:
     blocks: list[Block]
     jacobian: NetworkJacobian | None
     damping: float
+    notes: Sequence[Finding] = ()
     tuned: dict[str, Any] | None = None
     has_evidence: bool = True
 
+    @property
+    def gradient_norm(self) -> float:
+        """Length of the gradient at the centre, in the coordinates of the blocks."""
+        index = torch.cat([block.index for block in self.blocks])
+        return float(self.centre.gradient[index].double().norm())
 
-def hessian_precision(centre: Centre, structure: str, remarks: list[Finding | str]) -> Precision:
+    @functools.cached_property
+    def newton_distance(self) -> float:
+        """Length of Newton's step from the centre, in posterior standard deviations."""
+        gradient = self.centre.gradient
+        squares = []
+        for block in self.blocks:
+            whitened = block.root(gradient[block.index].unsqueeze(0))
+            squares.append(whitened.double().square().sum())
+        return float(torch.stack(squares).sum().sqrt())
+
+
+def hessian_precision(centre: Centre, structure: str) -> Precision:
     """Exact Hessian, full or its diagonal."""
-    block, damping = _hessian_block(centre, centre.names, structure, remarks)
-    weights = centre.problem.is_bnn and any(name.startswith(NET) for name in centre.names)
-    return Precision(centre, [block], centre.jacobian() if weights else None, damping)
+    block, damping = _hessian_block(centre, centre.names, structure)
+    weights = centre.split is not None and any(name.startswith(NET) for name in centre.names)
+    jacobian = centre.jacobian() if weights else None
+    return Precision(centre, [block], jacobian, damping.added, damping.notes)
 
 
-def ggn_precision(
-    method: Any,
-    search: MAP,
-    centre: Centre,
-    centre_given: bool,
-    seed: int,
-    remarks: list[Finding | str],
-) -> Precision:
-    """Gauss-Newton matrix of the weights and, beside it, the exact Hessian of the noise.
+@dataclass(frozen=True, eq=False)
+class WeightCurvature:
+    """What the weights know of themselves at a centre.
 
-    ``search`` finds a mode on part of the data where these are held out; ``centre_given``: by the user.
+    Attributes: the ``jacobian`` of the network; the precision of their ``prior``; ``ggn``, the whitened Gauss-Newton
+        matrix of the log likelihood.
+    """
+
+    jacobian: NetworkJacobian
+    prior: PriorPrecision
+    ggn: Curvature
+
+    @classmethod
+    def at(cls, centre: Centre, structure: Structure) -> WeightCurvature:
+        """The curvature at a centre.
+
+        Raises:
+            ValueError: no weight among the sites; a prior or layer that the structure can't take.
+        """
+        if not any(name.startswith(NET) for name in centre.names):
+            raise Refused(
+                f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'"
+            )
+        jacobian = centre.jacobian()
+        prior = prior_precision(jacobian)
+        return cls(
+            jacobian, prior, ggn(jacobian, centre.problem.x, centre.root, structure, prior.prec)
+        )
+
+    @property
+    def notes(self) -> list[Finding]:
+        """What had to be changed in the prior's precision."""
+        averaged = [Finding("prior_averaged")] if self.ggn.averaged else []
+        return [*self.prior.notes, *averaged]
+
+    def tuned_by_evidence(self, centre: Centre, *, per_layer: bool) -> Tuned:
+        """Factors on the declared prior and noise of the highest evidence, all weights alike or by layer."""
+        mean = cast(Tensor, self.prior.mean)
+        deviation = (centre.mode[self.jacobian.index] - mean).square() * self.prior.prec
+        return maximize_evidence(self.ggn, deviation, _residual(centre), per_layer)
+
+
+def ggn_precision(centre: Centre, weights: WeightCurvature, tuned: Tuned | None) -> Precision:
+    """Gauss-Newton matrix of the weights and, beside it, the exact Hessian of the noise; under a tuned prior if given.
 
     Raises:
-        ValueError: no weight among the sites; a prior or layer that the structure or the tuning can't take.
+        ValueError: a curvature that overflows.
     """
-    if not any(name.startswith(NET) for name in centre.names):
-        raise Refused(
-            f"'subset' holds no weights, only {', '.join(centre.names)}: use curvature='hessian'"
+    factors = tuned or Tuned(
+        torch.ones(
+            1,
+            dtype=torch.float64,
+            device=weights.prior.prec.device,
         )
-    jacobian = centre.jacobian()
-    prior = prior_precision(jacobian)
-    if prior.raised:
-        raised = {"sites": ", ".join(prior.raised_sites), "raised": prior.raised}
-        remarks.append(Finding("prior_raised", raised))
-    curvature = ggn(jacobian, centre.problem.x, centre.root, method.structure, prior.prec)
-    if curvature.averaged:
-        remarks.append(Finding("prior_averaged"))
-    if method.tune is None:
-        tuned = Tuned(
-            torch.ones(
-                1,
-                dtype=torch.float64,
-                device=prior.prec.device,
-            )
-        )
-    elif method.tune == "cross_validation":
-        tuned = hold_out(method, search, centre, centre_given, seed)
-        if tuned.at_bound:
-            remarks.append(Finding("cross_validation_at_edge", {"factor": float(tuned.tau)}))
-    else:
-        deviation = (centre.mode[jacobian.index] - cast(Tensor, prior.mean)).square() * prior.prec
-        per_layer = method.tune == "per_layer"
-        tuned = maximize_evidence(curvature, deviation, _residual(centre), per_layer)
-        if tuned.at_bound:
-            remarks.append(Finding("tuning_at_bound"))
-    blocks = curvature.blocks(tuned.tau, tuned.c)
+    )
+    blocks = weights.ggn.blocks(factors.tau, factors.c)
     for block in blocks:
         check_finite(block.log_det())  # a number of float64 may overflow in the net's dtype
-    remarks += curvature.findings(tuned.c / float(tuned.tau.min()))
+    unresolved = weights.ggn.findings(factors.c / float(factors.tau.min()))
+    notes = [*weights.notes, *factors.notes, *unresolved]
+    damping = weights.prior.raised
     report = None
-    damping = prior.raised
-    if method.tune is not None:
-        report = _report_of(tuned, curvature.group_names)
-        centre = _tuned_centre(centre, curvature.group_names, tuned)
+    if tuned is not None:
+        report = _report_of(tuned, weights.ggn.group_names)
+        centre = _tuned_centre(centre, weights.ggn.group_names, tuned)
     noise = [name for name in centre.names if not name.startswith(NET)]
     if noise:
-        block, added = _hessian_block(centre, noise, "full", remarks)
-        blocks = [*blocks, block]
-        damping = max(damping, added)
-    has_evidence = tuned.held_out is None or not tuned.at_bound
-    return Precision(centre, blocks, jacobian, damping, report, has_evidence)
+        noise_block, noise_damping = _hessian_block(centre, noise, "full")
+        blocks = [*blocks, noise_block]
+        damping = max(damping, noise_damping.added)
+        notes += noise_damping.notes
+    has_evidence = factors.held_out is None or not factors.at_bound
+    return Precision(centre, blocks, weights.jacobian, damping, notes, report, has_evidence)
 
 
 def _report_of(tuned: Tuned, groups: list[str]) -> dict[str, Any]:
@@ -132,144 +167,57 @@ def _report_of(tuned: Tuned, groups: list[str]) -> dict[str, Any]:
     return report
 
 
-def nearest_gaussian(precision: Precision) -> tuple[Precision, Tensor]:
-    r"""The Gaussian nearest (KL) to the posterior of the linearised network, and its mean (dim,); from Laplace's.
+@dataclass(frozen=True)
+class _Damping:
+    """What is ``added`` to the diagonal of a matrix that is not positive definite; ``lowest``, its least eigenvalue."""
 
-    .. math:: \Lambda = D + \sum_n J_n^\top E_q[H_n] J_n, \qquad
-        D (\mu - m) = \sum_n J_n^\top E_q[\nabla_f \log p(y_n \mid f_n)]
+    lowest: float = 0.0
+    added: float = 0.0
 
-    with the prior's precision D and mean m. Each step of natural gradient goes half of the way, which does not
-    oscillate where one row decides on its own leverage.
-
-    Reference: The Variational Gaussian Approximation Revisited (Opper & Archambeau, 2009); Conjugate-Computation
-    Variational Inference (Khan & Lin, 2017).
-    """
-    centre = precision.centre
-    jacobian = cast(NetworkJacobian, precision.jacobian)
-    blocks = precision.blocks
-    x = centre.problem.x
-    y = centre.problem.y
-    likelihood = centre.problem.bnn.likelihood
-    prior = prior_precision(jacobian)
-    index = jacobian.index
-    loc = centre.mode.clone()
-    curvature = None
-    for _ in range(30):
-        f, cov = Linearized(jacobian, blocks, loc).output_moments(x)
-        slope, expected = expected_derivatives(likelihood, f, cov, y, centre.values)
-        gradient = torch.zeros_like(loc)
-        gradient[index] = -prior.prec * (loc[index] - cast(Tensor, prior.mean))
-        for rows, row_slopes in zip(x.split(MANY), slope.to(f).split(MANY)):
-            pull = torch.func.vjp(lambda z: jacobian.output(z, rows), jacobian.mode[index])[1]  # noqa: B023
-            gradient[index] += pull(row_slopes)[0].detach()
-        step = mode_of_linear(jacobian, blocks, gradient) - jacobian.mode
-        if float(step @ gradient) < 1e-3 * len(index):  # nats
-            break
-        curvature = expected if curvature is None else (curvature + expected) / 2
-        loc = loc + step / 2
-        root = symmetric_root(curvature).to(f)
-        tau = loc.new_ones(1).double()
-        blocks = ggn(jacobian, x, lambda _, rows: root[rows], "full", prior.prec).blocks(tau, 1.0)  # noqa: B023
-    return replace(
-        precision,
-        centre=replace(centre, gradient=gradient),
-        blocks=blocks,
-    ), loc
-
-
-def expected_derivatives(
-    likelihood: Likelihood,
-    f: Tensor,
-    cov: Tensor,
-    y: Tensor,
-    values: Mapping[str, Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Of the log density of each row, gradient in f (N, out) and curvature (N, out, out): means over f ~ N(f, cov).
-
-    By 32 to 512 draws, more for fewer rows, the same at every call: each and its mirror image.
-    """
-    num = max(16, min(256, 2**20 // (f.numel() * f.shape[1])))
-    size = max(1, CHUNK_SCALARS // (8 * num * f.shape[1] ** 2))
-    random = generator(0)
-    slopes: list[Tensor] = []
-    curvatures: list[Tensor] = []
-    for mean, var, target in zip(f.double().split(size), cov.double().split(size), y.split(size)):
-        noise = torch.randn(
-            num,
-            *mean.shape,
-            1,
-            generator=random,
-        ).to(mean)
-        away = (symmetric_root(var) @ noise).squeeze(-1)
-        draws = torch.cat([mean + away, mean - away]).requires_grad_()
-        with torch.enable_grad():
-            slope = torch.autograd.grad(likelihood.log_prob(draws, target, values).sum(), draws)[0]
-        again = target.repeat(2 * num, *[1] * (target.dim() - 1))
-        root = likelihood.curvature_root(draws.detach().flatten(0, 1), again, values).reshape(
-            *draws.shape, -1
-        )
-        slopes.append(slope.mean(0))
-        curvatures.append((root @ root.mT).mean(0))
-    return torch.cat(slopes), torch.cat(curvatures)
-
-
-def symmetric_root(matrix: Tensor) -> Tensor:
-    """Of positive semidefinite matrices (…, p, p)."""
-    values, basis = torch.linalg.eigh(matrix)
-    return (basis * values.clamp_min(0).sqrt().unsqueeze(-2)) @ basis.mT
-
-
-def _hessian_block(
-    centre: Centre,
-    names: Sequence[str],
-    structure: str,
-    remarks: list[Finding | str],
-) -> tuple[Block, float]:
-    """Exact Hessian in the sites, damped by as much as it takes; the amount, and a remark if it had to be."""
-    sites = [site for site in centre.density.sites if site.name in names]
-    index = torch.cat(
-        [
-            torch.arange(
-                site.start,
-                site.stop,
-                device=centre.mode.device,
-            )
-            for site in sites
-        ]
-    )
-    if structure == "diag":
-        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index))
-        values = diagonal
-        positive = bool((diagonal > 0).all())
-    else:
-        matrix = check_finite(hessian(centre.density, centre.mode, index))
-        factor, info = torch.linalg.cholesky_ex(matrix)
-        positive = not int(info)
-        if not positive:
-            values = torch.linalg.eigvalsh(matrix)
-    added = 0.0
-    if not positive:
+    @classmethod
+    def of(cls, values: Tensor) -> _Damping:
+        """The damping that eigenvalues (p,), or a diagonal, take."""
         lowest = float(values.min())
         highest = float(values.max())
         # the worst direction has its own curvature with the right sign, or what float64 can resolve
-        added = -lowest + max(abs(lowest), 1e-8 * abs(highest), 1e-12)
-        remarks.append(Finding("hessian_indefinite", {"lowest": lowest, "added": added}))
+        return cls(lowest, -lowest + max(abs(lowest), 1e-8 * abs(highest), 1e-12))
+
+    @property
+    def notes(self) -> list[Finding]:
+        """That the Hessian had to be damped."""
+        if not self.added:
+            return []
+        return [Finding("hessian_indefinite", {"lowest": self.lowest, "added": self.added})]
+
+
+def _hessian_block(centre: Centre, names: Sequence[str], structure: str) -> tuple[Block, _Damping]:
+    """Exact Hessian in the sites, damped by as much as it takes."""
+    sites = [site for site in centre.density.sites if site.name in names]
+    index = coordinates_of(sites, centre.mode.device)
+    damping = _Damping()
     if structure == "diag":
-        return DiagBlock(index, diagonal + added), added
-    if added:
-        matrix.diagonal().add_(added)
+        diagonal = check_finite(hessian_diagonal(centre.density, centre.mode, index))
+        if not bool((diagonal > 0).all()):
+            damping = _Damping.of(diagonal)
+        return DiagBlock(index, diagonal + damping.added), damping
+    matrix = check_finite(hessian(centre.density, centre.mode, index))
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    if int(info):
+        damping = _Damping.of(torch.linalg.eigvalsh(matrix))
+        matrix.diagonal().add_(damping.added)
         factor = torch.linalg.cholesky(matrix)
-    return DenseBlock(index, factor), added
+    return DenseBlock(index, factor), damping
 
 
 @torch.no_grad()
 def _residual(centre: Centre) -> tuple[float, int] | None:
     """Σ r²/σ² and the number of residuals, where Gaussian noise is learned and hence tuned too."""
-    problem = centre.problem
-    if SCALE not in centre.points or not problem.bnn.likelihood.targets.normal:
+    likelihood = centre.bnn.likelihood
+    if SCALE not in centre.points or not likelihood.targets.normal:
         return None
-    f = forward_in_parts(problem.bnn, centre.values, problem.x)
-    loc, scale = problem.bnn.likelihood.loc_scale(f, centre.points)
+    problem = centre.problem
+    f = forward_in_parts(centre.bnn, centre.values, problem.x)
+    loc, scale = likelihood.loc_scale(f, centre.points)
     return float(((problem.y - loc) / scale).double().square().sum()), loc.numel()
 
 
@@ -284,11 +232,11 @@ def tuned_model(model: BNN, names: Iterable[str], factors: Mapping[str, float]) 
     return model
 
 
-def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
+def _tuned_centre(centre: Centre, groups: Sequence[str], tuned: Tuned) -> Centre:
     """The same mode under the tuned prior and noise."""
     problem = centre.problem
     factors = dict(zip(groups, tuned.tau.expand(len(groups)).tolist()))
-    model = tuned_model(problem.bnn, centre.names, factors)
+    model = tuned_model(centre.bnn, centre.names, factors)
     points = dict(centre.points)
     if SCALE in points:
         points[SCALE] = points[SCALE] * tuned.c**-0.5
@@ -314,57 +262,36 @@ def _tuned_centre(centre: Centre, groups: list[str], tuned: Tuned) -> Centre:
     )
 
 
-def record(
-    precision: Precision,
-    remarks: list[Finding | str],
-    centre_given: bool,
-    exact: bool,
-) -> dict[str, Any]:
-    """What the fit says about itself; adds to the remarks that the centre is not a mode.
+def mode_notes(precision: Precision, centre_given: bool, exact: bool) -> list[Finding]:
+    """That the centre is not a mode: Newton's step is longer than .2 posterior sds per √dimension.
 
     Of the ``exact`` mode of the linear model only the noise is not: it is that of the residuals at the centre, whose
     sum of squares the last step lowers by its squared length, in noise variances.
     """
-    gradient = precision.centre.gradient
-    blocks = precision.blocks
-    norm = float(gradient[torch.cat([block.index for block in blocks])].double().norm())
-    parts = [
-        block.root(gradient[block.index].unsqueeze(0)).double().square().sum() for block in blocks
-    ]
-    distance = float(torch.stack(parts).sum().sqrt())
-    size = sum(len(block.index) for block in blocks)
-    # the mode counts as found when Newton's step is shorter than .2 posterior sds per √dimension
-    small = exact and distance**2 <= 0.1 * len(precision.centre.problem.x)
-    if not small and not distance <= 0.2 * math.sqrt(size):
-        remarks.append(
-            Finding(
-                "not_a_mode",
-                {
-                    "gradient_norm": norm,
-                    "distance": distance,
-                    "given": centre_given,
-                },
-            )
-        )
+    distance = precision.newton_distance
+    size = sum(len(block.index) for block in precision.blocks)
+    if distance <= 0.2 * math.sqrt(size):
+        return []
+    if exact and distance**2 <= 0.1 * len(precision.centre.problem.x):
+        return []
+    values = {
+        "gradient_norm": precision.gradient_norm,
+        "distance": distance,
+        "given": centre_given,
+    }
+    return [Finding("not_a_mode", values)]
+
+
+def record(precision: Precision) -> dict[str, Any]:
+    """What the fit says about itself, for ``meta``."""
+    jacobian = precision.jacobian
+    net_split = precision.centre.split
     return {
-        "gradient_norm": norm,
-        "newton_distance": distance,
+        "gradient_norm": precision.gradient_norm,
+        "newton_distance": precision.newton_distance,
         "damping": precision.damping,
         "tuned": precision.tuned,
         "log_evidence_kind": "laplace",
-        "head": "" if precision.centre.split is None else precision.centre.split.path,
-        "layer_products": precision.jacobian is not None and bool(precision.jacobian.layers),
+        "head": "" if net_split is None else net_split.path,
+        "layer_products": jacobian is not None and bool(jacobian.layers),
     }
-
-
-def report_frozen(draws: Mapping[str, Tensor], remarks: list[Finding | str]) -> None:
-    """Adds to the remarks that widths are lost where they are added to the mode."""
-    moved = torch.cat([(value != value[:, :1]).any(1).flatten() for value in draws.values()])
-    draws_of_site = next(iter(draws.values()))
-    if draws_of_site.shape[1] > 1 and not bool(moved.all()):
-        lost = {
-            "count": int((~moved).sum()),
-            "total": len(moved),
-            "dtype": str(draws_of_site.dtype).removeprefix("torch."),
-        }
-        remarks.append(Finding("draws_unresolved", lost))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import pyro.distributions as dist
@@ -14,14 +14,20 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.inference.curvature.ggn import Curvature, ggn
+from pyrobnn.inference.curvature.ggn import Curvature, Structure, ggn
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
-from pyrobnn.inference.curvature.mode import POLISH_STEPS, Centre, find_centre, in_standard_units
+from pyrobnn.inference.curvature.mode import (
+    POLISH_STEPS,
+    Centre,
+    ModeSearch,
+    find_centre,
+    in_standard_units,
+)
 from pyrobnn.inference.fitting.problem import prepare
 from pyrobnn.inference.method import FitRun
-from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model.density import Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.likelihoods.base import log_predictive
@@ -43,6 +49,14 @@ class PriorPrecision:
     raised: float
     raised_sites: tuple[str, ...]
 
+    @property
+    def notes(self) -> list[Finding]:
+        """That entries had to be raised."""
+        if not self.raised:
+            return []
+        raised = {"sites": ", ".join(self.raised_sites), "raised": self.raised}
+        return [Finding("prior_raised", raised)]
+
 
 def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
     r"""Diagonal of the negative Hessian of the log prior in the network's coordinates.
@@ -56,7 +70,7 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
     prec = []
     mean = []
     raised = 0.0
-    sites = []
+    raised_sites = []
     for site in jacobian.sites:
         prior = jacobian.model.priors[site.name]
         base = elementwise(prior)
@@ -65,28 +79,35 @@ def prior_precision(jacobian: NetworkJacobian) -> PriorPrecision:
             prec.append(base.scale.to(z).expand(site.shape).reshape(-1) ** -2)
             mean.append(base.loc.to(z).expand(site.shape).reshape(-1))
             continue
-
-        def log_prior(u: Tensor, site: Site = site, prior: Distribution = prior) -> Tensor:
-            shaped = u.reshape(site.unconstrained_shape)
-            value = site.transform(shaped)
-            return (
-                prior.log_prob(value).sum()
-                + site.transform.log_abs_det_jacobian(shaped, value).sum()
-            )
-
-        slope = torch.func.grad(log_prior)
-        # elements are independent, so the gradient of the summed gradient is the diagonal
-        curved = -torch.func.grad(lambda u, slope=slope: slope(u).sum())(z)
+        curved = _minus_second_derivative(prior, site, z)
         floor = _spread_precision(prior, site, z)
         low = ~(curved >= floor)
         if bool(low.any()):
             raised = max(raised, float((floor - curved.nan_to_num())[low].max()))
-            sites.append(site.name)
+            raised_sites.append(site.name)
         prec.append(torch.where(low, floor, curved))
-    normal = len(mean) == len(prec)
+    all_normal = len(mean) == len(prec)
     return PriorPrecision(
-        torch.cat(prec).detach(), torch.cat(mean) if normal else None, raised, tuple(sites)
+        torch.cat(prec).detach(),
+        torch.cat(mean) if all_normal else None,
+        raised,
+        tuple(raised_sites),
     )
+
+
+def _minus_second_derivative(prior: Distribution, site: Site, z: Tensor) -> Tensor:
+    """−∂² log p at the unconstrained values ``z`` (p,) of a site, element by element; (p,)."""
+
+    def log_prior(u: Tensor) -> Tensor:
+        shaped = u.reshape(site.unconstrained_shape)
+        value = site.transform(shaped)
+        return (
+            prior.log_prob(value).sum() + site.transform.log_abs_det_jacobian(shaped, value).sum()
+        )
+
+    slope = torch.func.grad(log_prior)
+    # elements are independent, so the gradient of the summed gradient is the diagonal
+    return -torch.func.grad(lambda u: slope(u).sum())(z)
 
 
 def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
@@ -142,6 +163,46 @@ class Tuned:
     at_bound: bool = False
     held_out: dict[str, Any] | None = None
 
+    @property
+    def notes(self) -> list[Finding]:
+        """That a factor ended at the edge of the search."""
+        if not self.at_bound:
+            return []
+        if self.held_out is None:
+            return [Finding("tuning_at_bound")]
+        return [Finding("cross_validation_at_edge", {"factor": float(self.tau)})]
+
+
+@dataclass(frozen=True, eq=False)
+class _Evidence:
+    """The log marginal likelihood as a function of log τ and log c, up to a constant.
+
+    Attributes: the whitened ``curvature``; ``sizes`` and ``distances`` (layers,), the number of weights and the squared
+        distance of the mode from the prior mean; ``residual``: Σ r²/σ² and the number of terms, None for fixed noise.
+    """
+
+    curvature: Curvature
+    sizes: Tensor
+    distances: Tensor
+    residual: tuple[float, int] | None
+
+    def loss(self, log_tau: Tensor, log_c: Tensor) -> Tensor:
+        """Minus the log evidence for log τ (1,) or (layers,) and log c (), scalar; differentiable."""
+        squares, count = self.residual or (0.0, 0)
+        tau = log_tau.exp()
+        c = log_c.exp()
+        prior = (self.sizes * log_tau - tau * self.distances).sum()
+        return -0.5 * (count * log_c - c * squares + prior - self.curvature.log_det(tau, c))
+
+    def factors(self, log_rho: float) -> tuple[Tensor, Tensor]:
+        """log τ (1,) and the best log c () for a common ratio ρ = τ / c."""
+        c = 1.0
+        if self.residual is not None:
+            squares, count = self.residual
+            c = count / (squares + math.exp(log_rho) * float(self.distances.sum()))
+        log_c = self.distances.new_tensor(c).log()
+        return (log_c + log_rho)[None], log_c
+
 
 def maximize_evidence(
     curvature: Curvature,
@@ -163,46 +224,43 @@ def maximize_evidence(
         residual: Σ r²/σ² at the present noise and n, the number of terms, where the noise is tuned.
         per_layer: one τ per layer, by L-BFGS from the best common factor.
     """
+    num_layers = len(curvature.group_names)
+    distances = torch.zeros(
+        num_layers,
+        dtype=torch.float64,
+        device=curvature.index.device,
+    )
+    distances.index_add_(0, curvature.group, deviation.double())
+    sizes = torch.bincount(curvature.group, minlength=num_layers).to(distances)
+    evidence = _Evidence(curvature, sizes, distances, residual)
+    log_rho = _best_ratio(evidence)
+    if per_layer and num_layers > 1:
+        return _tuned_per_layer(evidence, *evidence.factors(log_rho))
+    log_tau, log_c = evidence.factors(log_rho)
+    return Tuned(log_tau.exp(), float(log_c.exp()), abs(log_rho) > _BOUND - 1e-3)
+
+
+def _best_ratio(evidence: _Evidence) -> float:
+    """The log ρ of the highest evidence: on a grid, then between the neighbours of its best point."""
     from scipy import optimize
 
-    device = curvature.index.device
-    groups = len(curvature.group_names)
-    squares, count = residual or (0.0, 0)
-    q = torch.zeros(
-        groups,
-        dtype=torch.float64,
-        device=device,
-    )
-    q.index_add_(0, curvature.group, deviation.double())
-    sizes = torch.bincount(curvature.group, minlength=groups).to(q)
-
-    def loss(log_tau: Tensor, log_c: Tensor) -> Tensor:
-        tau = log_tau.exp()
-        c = log_c.exp()
-        prior = (sizes * log_tau - tau * q).sum()
-        return -0.5 * (count * log_c - c * squares + prior - curvature.log_det(tau, c))
-
-    def factors(log_rho: float) -> tuple[Tensor, Tensor]:
-        c = 1.0
-        if residual is not None:
-            c = count / (squares + math.exp(log_rho) * float(q.sum()))
-        log_c = q.new_tensor(c).log()
-        return (log_c + log_rho)[None], log_c
+    def loss(log_rho: float) -> float:
+        return float(evidence.loss(*evidence.factors(log_rho)))
 
     grid = torch.linspace(-_BOUND, _BOUND, 73).tolist()
-    best = min(range(73), key=lambda at: float(loss(*factors(grid[at]))))
-    bounds = grid[max(best - 1, 0)], grid[min(best + 1, 72)]
+    best = min(range(73), key=lambda at: loss(grid[at]))
     optimum = optimize.minimize_scalar(
-        lambda log_rho: float(loss(*factors(log_rho))),
-        bounds=bounds,
+        loss,
+        bounds=(grid[max(best - 1, 0)], grid[min(best + 1, 72)]),
         method="bounded",
         options={"xatol": 1e-8},
     )
-    log_tau, log_c = factors(float(optimum.x))
-    if not per_layer or groups == 1:
-        return Tuned(log_tau.exp(), float(log_c.exp()), abs(optimum.x) > _BOUND - 1e-3)
+    return float(optimum.x)
 
-    theta = torch.cat([log_tau.expand(groups), log_c[None]]).requires_grad_()
+
+def _tuned_per_layer(evidence: _Evidence, log_tau: Tensor, log_c: Tensor) -> Tuned:
+    """One factor per layer, by L-BFGS from a common log τ (1,), and log c () where the noise is tuned."""
+    theta = torch.cat([log_tau.expand(len(evidence.sizes)), log_c[None]]).requires_grad_()
     optimizer = torch.optim.LBFGS(
         [theta],
         max_iter=100,
@@ -213,7 +271,8 @@ def maximize_evidence(
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        value = loss(theta[:-1].clamp(-_BOUND, _BOUND), theta[-1] if residual else log_c)
+        bounded = theta[:-1].clamp(-_BOUND, _BOUND)
+        value = evidence.loss(bounded, theta[-1] if evidence.residual else log_c)
         value.backward()
         return value
 
@@ -225,10 +284,14 @@ def maximize_evidence(
     return Tuned(log_tau.clamp(-_BOUND, _BOUND).exp(), float(log_c.exp()), at_bound)
 
 
+#: (τ, x, y) → log predictive density (N,) of points
+_Score = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
 def hold_out(
-    method: Any,
-    search: MAP,
+    search: ModeSearch,
     centre: Centre,
+    structure: Structure,
     centre_given: bool,
     seed: int,
 ) -> Tuned:
@@ -248,7 +311,7 @@ def hold_out(
     if count < 4:
         raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
     size = max(2, count // 5)  # a gain has an error from two points on
-    model = in_standard_units(problem.bnn.reinitialized(seed) if centre_given else problem.bnn)
+    model = in_standard_units(centre.bnn.reinitialized(seed) if centre_given else centre.bnn)
     grid = torch.logspace(
         -4,
         4,
@@ -259,30 +322,39 @@ def hold_out(
     if centre_given:
         grid = grid[:13]
     scores = []
-    score_seen = _score(method, centre)
+    score_seen = _score(structure, centre)
     for fold in order.split(size)[: min(5, -(-500 // size))]:
         training = order[~torch.isin(order, fold)]
         source = model, problem.x[training], problem.y[training]
-        fold_problem = prepare(
-            *source,
-            points="free",
-            device=problem.device,
+        fold_search = replace(
+            search,
+            source=source,
+            num_steps=POLISH_STEPS,
         )
+        score_unseen = _score(structure, _fold_centre(fold_search, centre, seed))
         # a centre that fits rows it has seen worse than one that has not will do no better on new ones
-        run = FitRun(1, seed)
-        fold_centre = find_centre(search, fold_problem, source, centre.names, run, POLISH_STEPS)
-        score_unseen = _score(method, fold_centre)
-        rows = problem.x[fold], problem.y[fold]
-        scores.append(
-            torch.stack(
-                [torch.minimum(score_unseen(tau, *rows), score_seen(tau, *rows)) for tau in grid]
-            )
-        )
+        lower = _lower(score_unseen, score_seen)
+        scores.append(torch.stack([lower(tau, problem.x[fold], problem.y[fold]) for tau in grid]))
     return choose_factor(grid, torch.cat(scores, 1))
 
 
+def _lower(unseen: _Score, seen: _Score) -> _Score:
+    """The lower of the scores by two centres, point by point."""
+    return lambda tau, x, y: torch.minimum(unseen(tau, x, y), seen(tau, x, y))
+
+
+def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:
+    """The centre of the same sites on the data of the search, which are part of those of ``centre``."""
+    problem = prepare(
+        *search.source,
+        points="free",
+        device=centre.problem.device,
+    )
+    return find_centre(search, problem, centre.names, FitRun(1, seed))
+
+
 def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
-    """From log predictive densities (factor, point): the mildest factor that the best does not beat by its error."""
+    """The mildest factor whose log predictive densities (factor, point) the best does not beat by its error."""
     middle = int((grid - 1).abs().argmin())
     root = math.sqrt(scores.shape[1])
     best = int(scores.mean(1).argmax())
@@ -302,16 +374,14 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
     )
 
 
-def _score(method: Any, centre: Centre) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """(τ, x, y) → log predictive density (N,) of points, linearised, with the curvature at the centre."""
+def _score(structure: Structure, centre: Centre) -> _Score:
+    """The score of points by the linearised network, with the curvature at the centre."""
     problem = centre.problem
     jacobian = centre.jacobian()
-    curvature = ggn(
-        jacobian, problem.x, centre.root, method.structure, prior_precision(jacobian).prec
-    )
+    curvature = ggn(jacobian, problem.x, centre.root, structure, prior_precision(jacobian).prec)
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)
-        return log_predictive(problem.bnn.likelihood, f, cov, y, centre.values)
+        return log_predictive(centre.bnn.likelihood, f, cov, y, centre.values)
 
     return score

@@ -1,41 +1,26 @@
-r"""Where mini-batches come from, so that every datum weighs the same whatever brings it.
-
-An epoch of a loader gives K batches of :math:`b_1, \dots, b_K` points. A step on one of them sees the likelihood of its
-points times a factor s, so that over the epoch a datum has the mean weight s / K, whatever batch it is in. It has to be
-:math:`N / \sum_k b_k` (one, if an epoch shows each datum once), hence
-
-.. math:: s = \frac{N}{\bar b}, \qquad \bar b = \frac1K \sum_k b_k .
-
-The familiar :math:`N / b_k` is the same where all batches are alike, but gives the points of a short last batch more
-weight than the others'; in a fixed order they are always the same points.
-"""
+"""Where mini-batches come from, and passes over all of the data in bounded memory."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    DistributedSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-)
+from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite
-from pyrobnn.core.findings import Finding
+from pyrobnn.inference.fitting.loaders import Epoch as Epoch
+from pyrobnn.inference.fitting.loaders import read as read
+from pyrobnn.inference.fitting.loaders import survey as survey
 from pyrobnn.model import check_data
 
 if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
     from pyrobnn.inference.fitting.problem import Problem
     from pyrobnn.model import BNN
     from pyrobnn.model.density import Density
@@ -43,191 +28,12 @@ if TYPE_CHECKING:
 #: rows up to which a search sees all in every step (at 10,000 mini-batches found a better mode in a fifth of the time)
 MAX_WHOLE_ROWS = 2000
 _PART = 20_000  # data at once in a pass over all of them
-#: what samplers call the number of processes that they share rows out to: torch's and timm's, Accelerate's, others'
-_NUM_SHARES = ("num_replicas", "num_processes", "world_size")
-
-
-@dataclass(frozen=True)
-class Epoch:
-    """What one pass through a DataLoader gives, and ``notes`` on what the loader leaves out or repeats."""
-
-    num_data: int
-    num_points: int
-    num_batches: int
-    notes: tuple[Finding, ...] = ()
-
-    @property
-    def factor(self) -> float:
-        """What the likelihood of each batch is multiplied by: N over the mean batch size."""
-        return self.num_data * self.num_batches / self.num_points
-
-
-def survey(loader: DataLoader) -> Epoch:
-    """N, points and batches of a pass, from the loader's sampler; one that has no length is walked through once.
-
-    N is the number of points a pass yields, never more than the data set holds: a point drawn twice counts once.
-    A sampler that shuffles and drops its last incomplete batch shows every point in time, so they count. Refused where
-    it gives every process a share of the points.
-    """
-    refuse_shares(loader)
-    size = _num_stored(loader)
-    batching = loader.batch_sampler
-    sampler: Any = loader.sampler if batching is None else batching
-    if type(batching) is BatchSampler:
-        sampler = batching.sampler
-    if isinstance(sampler, Iterator) or isinstance(batching, Iterator):
-        raise ValueError(
-            "the DataLoader's sampler is an iterator, and can be walked only once: pass a list or Sampler"
-        )
-    if type(batching) is BatchSampler and hasattr(sampler, "__len__"):
-        drawn = len(sampler)
-        width = batching.batch_size
-        batches = drawn // width if batching.drop_last else -(-drawn // width)
-        points = min(drawn, batches * width)
-    else:
-        sizes = _walked_sizes(loader)
-        drawn = sum(sizes)
-        points = drawn
-        batches = len(sizes)
-        if batching is None:
-            size = drawn
-    if points == 0:
-        raise ValueError(
-            f"the DataLoader gives no batch: its data set holds {size} points and its sampler draws {drawn}"
-            + (", fewer than a batch, with drop_last=True" if drawn else "")
-        )
-    num_data = min(drawn if _shuffles(sampler) else points, size)
-    chosen = isinstance(sampler, (SubsetRandomSampler, Sequence)) or not hasattr(sampler, "__len__")
-    odd = getattr(sampler, "replacement", False) or (drawn != size and not chosen)
-    shown = {
-        "drawn": drawn,
-        "size": size,
-        "points": points,
-        "num_data": num_data,
-    }
-    notes = (Finding("loader_epoch", shown),) if odd or num_data < min(drawn, size) else ()
-    return Epoch(num_data, points, batches, notes)
-
-
-def _num_stored(loader: DataLoader) -> int:
-    """The length of the loader's data set."""
-    dataset: Any = loader.dataset  # torch declares no length
-    try:
-        return len(dataset)
-    except TypeError as error:
-        raise ValueError(
-            "the DataLoader's dataset has no length, so N is unknown: use a map-style dataset"
-        ) from error
-
-
-def _walked_sizes(loader: DataLoader) -> list[int]:
-    """The sizes of the batches of one pass, by a walk through them or through their row numbers."""
-    if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-        return [len(pair[0]) for pair in loader]
-    return [len(rows) for rows in loader.batch_sampler]
-
-
-def _shuffles(sampler: Any) -> bool:
-    """Whether the sampler draws another order in each epoch."""
-    if isinstance(sampler, DistributedSampler):
-        return sampler.shuffle
-    return isinstance(sampler, (RandomSampler, SubsetRandomSampler, WeightedRandomSampler))
-
-
-def refuse_shares(loader: DataLoader) -> None:
-    """Refuse a loader that gives every process a share of the rows: each would take its share for all of the data."""
-    for sampler in _samplers(loader):
-        for name in _NUM_SHARES:
-            number = getattr(sampler, name, 1)
-            if isinstance(number, int) and number > 1:
-                raise Refused(
-                    f"the DataLoader gives this process one of {number} shares of the rows ({type(sampler).__name__}, "
-                    f"{name}={number}), and a fit would take its share for all of the data: rows cannot be spread over "
-                    "processes yet. Pass a DataLoader that gives all rows on every rank (without DistributedSampler); "
-                    "pb.distributed.fit_on_ranks spreads chains, or the members of an ensemble"
-                )
-
-
-def _samplers(loader: DataLoader) -> Iterator[Any]:
-    """What decides which rows a loader gives: the loader, its samplers, and the samplers that those wrap."""
-    waiting: list[Any] = [loader, loader.sampler, loader.batch_sampler]
-    # the state of a loader that reads on one rank and hands parts to the others
-    waiting.append(getattr(loader, "state", None))
-    if isinstance(loader.dataset, IterableDataset):  # which has no sampler and shares out by itself
-        waiting.append(loader.dataset)
-    known: set[int] = set()
-    while waiting:
-        sampler = waiting.pop()
-        if sampler is None or id(sampler) in known:
-            continue
-        known.add(id(sampler))
-        yield sampler
-        attributes = getattr(sampler, "__dict__", {})
-        waiting += [
-            value
-            for name, value in attributes.items()
-            if isinstance(value, Sampler) or "sampler" in name
-        ]
-
-
-def read(loader: DataLoader, *, gather: bool) -> tuple[Tensor, Tensor, Epoch]:
-    """The first batch of a loader, or with ``gather`` the points of a pass as whole tensors; and what a pass gives."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
-    with torch.random.fork_rng(devices):  # iterating a loader advances the global state
-        epoch = survey(loader)
-        batches = iter(_in_order(loader) if gather else loader)
-        batch = next(batches, None)
-        if batch is None:
-            raise ValueError(
-                f"the DataLoader gives no batch, although its sampler promises {epoch.num_batches}: is it one that can "
-                "be walked only once? Pass a list or a Sampler"
-            )
-        if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-            raise ValueError(
-                "the DataLoader must give batches (x, y): return two tensors from the dataset"
-            )
-        pairs = [batch, *batches] if gather else [batch]
-    x = torch.cat([as_tensor("x", pair[0]) for pair in pairs])
-    y = torch.cat([as_tensor("y", pair[1]) for pair in pairs])
-    if not gather:
-        return x, y, epoch
-    num = len(x)
-    notes = epoch.notes
-    if num < epoch.num_data and not notes:
-        shown = {
-            "drawn": epoch.num_data,
-            "size": epoch.num_data,
-            "points": num,
-            "num_data": num,
-        }
-        notes = (Finding("loader_epoch", shown),)
-    return x, y, Epoch(num, num, 1, notes)
-
-
-def _in_order(loader: DataLoader) -> DataLoader:
-    """The loader without its shuffling, so that what is gathered does not depend on it."""
-    batching: Any = loader.batch_sampler
-    sampler: Any = getattr(batching, "sampler", None)
-    shuffles = (
-        type(batching) is BatchSampler
-        and type(sampler) is RandomSampler
-        and not sampler.replacement
-    )
-    if not shuffles or sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
-        return loader
-    options = {"drop_last": batching.drop_last, "collate_fn": loader.collate_fn}
-    return DataLoader(
-        loader.dataset,
-        batching.batch_size,
-        num_workers=loader.num_workers,
-        **options,
-    )
 
 
 def checked(
     model: BNN,
-    x: Any,
-    y: Any,
+    x: ArrayLike,
+    y: ArrayLike,
     device: torch.device,
     loader: DataLoader | None,
 ) -> tuple[Tensor, Tensor]:

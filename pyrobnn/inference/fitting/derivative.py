@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -98,33 +98,7 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
 
     Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
     """
-    net = copy.deepcopy(model.eval_net).double()
-    rows = x[:FEW]
-    if rows.is_floating_point():
-        rows = rows.double()
-    with seeded(0, model.device):
-        ways = {
-            name: torch.randn_like(v)
-            for name, v in net.named_parameters()
-            if NET + name in model.priors
-        }
-
-    def output(step: Tensor) -> Tensor:
-        # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU
-        moved = {
-            name: net.get_parameter(name).detach() + (0.1 + step) * way
-            for name, way in ways.items()
-        }
-        with WrittenOut():
-            out = torch.func.functional_call(net, moved, (rows,))
-        shares = torch.linspace(
-            0.5,
-            1.5,
-            out.numel(),
-            dtype=out.dtype,
-            device=out.device,
-        )
-        return (out * shares.view_as(out)).sum()
+    output = _output_along(model, x[:FEW])
 
     def difference(step: float) -> float:
         with torch.no_grad():
@@ -141,6 +115,38 @@ def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
     if not slopes.certain:
         return []
     return [Finding("wrong_gradient", {"gradient": gradient, "slope": slopes.differences[0]})]
+
+
+def _output_along(model: BNN, rows: Tensor) -> Callable[[Tensor], Tensor]:
+    """A weighted sum of the net's outputs, in float64, as a function of a step of all weights along one direction."""
+    net = copy.deepcopy(model.eval_net).double()
+    if rows.is_floating_point():
+        rows = rows.double()
+    with seeded(0, model.device):
+        direction = {
+            name: torch.randn_like(value)
+            for name, value in net.named_parameters()
+            if NET + name in model.priors
+        }
+
+    def output(step: Tensor) -> Tensor:
+        # away from the initial weights: a bias of zero and inputs of zero are at the kink of a ReLU
+        moved = {
+            name: net.get_parameter(name).detach() + (0.1 + step) * way
+            for name, way in direction.items()
+        }
+        with WrittenOut():
+            out = torch.func.functional_call(net, moved, (rows,))
+        shares = torch.linspace(
+            0.5,
+            1.5,
+            out.numel(),
+            dtype=out.dtype,
+            device=out.device,
+        )
+        return (out * shares.view_as(out)).sum()
+
+    return output
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------

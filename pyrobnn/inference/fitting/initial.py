@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.density import Program
 from pyrobnn.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -26,9 +27,7 @@ def common_start(init: Posterior | nn.Module | None) -> bool:
     )
 
 
-def start_values(
-    model: BNN | Callable[..., Any], init: Posterior | nn.Module | None
-) -> dict[str, Tensor]:
+def start_values(model: BNN | Program, init: Posterior | nn.Module | None) -> dict[str, Tensor]:
     """Site values to start from: an earlier posterior's first draw, a trained net, or the model's own net.
 
     Where the prior's support leaves weights of the own net out, the values are draws from the prior, always the same.
@@ -80,7 +79,7 @@ def fresh_starts(
 
 
 def start_chains(
-    model: BNN | Callable[..., Any],
+    model: BNN | Program,
     density: Density,
     init: Posterior | nn.Module | None,
     num_chains: int,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from importlib.metadata import Distribution
-from typing import Any, Literal, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 from pyro.nn import PyroModule
@@ -32,14 +32,28 @@ from pyrobnn.inference.fitting.program import (
     rows_together,
     what_program_says,
 )
+from pyrobnn.inference.fitting.provenance import Recorded
+from pyrobnn.inference.fitting.provenance import settings as settings
+from pyrobnn.inference.fitting.provenance import version_of as version_of
 from pyrobnn.inference.optim.descent import stopped_short
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.density import Program
 from pyrobnn.model.dtypes import types_explained
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import Approximation, SampleStats, log_importance
 from pyrobnn.posterior.head import Split, split
 
-Callback = Callable[[int, Mapping[str, Any]], bool | None]
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+    from pyrobnn.inference.fitting.loaders import Data
+
+#: what a step of a fit reports: numbers by name, and as "snapshot" the function that gives the present posterior
+Metrics = Mapping[str, Any]
+#: called as ``callback(step, metrics)``; True stops the fit
+Callback = Callable[[int, Metrics], bool | None]
+#: whether parameters without a prior are optimised, or held where they start
+Points = Literal["free", "held"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +64,7 @@ class Problem:
     the whole data set; ``notes`` on the data are kept by the posterior.
     """
 
-    model: BNN | Callable[..., Any]
+    model: BNN | Program
     density: Density
     x: Any
     y: Any
@@ -92,20 +106,19 @@ class Problem:
             batches.checked(self.bnn, x, y, self.device, self.loader) for x, y in self.loader or ()
         )
 
-    def held_trunk(self, points: Literal["free", "held"]) -> Split | None:
+    def held_trunk(self, points: Points) -> Split | None:
         """The split of the net before its first parameter that is not held; None where nothing comes before it."""
-        held_points = self.density.initial_points if points == "held" else {}
         if not self.is_bnn or self.loader is not None or self.bnn.stochastic_layers():
             return None
-        values = self.bnn.initial_values() | held_points
-        params = {name: value.detach() for name, value in values.items() if name.startswith(NET)}
+        held_points = self.density.initial_points if points == "held" else {}
+        params = weights_of(self.bnn.initial_values() | held_points)
         varying = [name for name in params if name not in held_points]
         trunk = split(self.bnn, varying, params, self.x)
         size = trunk.features(self.x[:1]).nbytes * len(self.x)
         # too much to hold is computed as often as it is needed
         return trunk if trunk.path and size < free_bytes(self.device) / 2 else None
 
-    def at_head(self, parts: Split, points: Literal["free", "held"] = "free") -> Problem:
+    def at_head(self, parts: Split, points: Points = "free") -> Problem:
         """The problem of the head of a net, its data the features."""
         if not parts.path:
             return self
@@ -131,6 +144,12 @@ class Problem:
         whole.priors = self.bnn.priors
         return dataclasses.replace(self, model=whole, x=x) if parts.path else self
 
+    def whole_slope(self, density: Density) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+        """z (dim,) → gradient (dim,) and value () of minus a log joint density of this model, given all of its data."""
+        if self.is_bnn:
+            return batches.in_parts(density, self.x, self.y)
+        return torch.func.grad_and_value(lambda z: -density.log_joint(z))
+
     def in_double(self) -> Problem:
         """The problem computed in float64, whatever type the program's own tensors have."""
         return dataclasses.replace(self, density=self.density.double())
@@ -142,12 +161,17 @@ class Problem:
             warn([remark])
 
 
+def weights_of(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the site values that are weights of the net."""
+    return {name: value.detach() for name, value in values.items() if name.startswith(NET)}
+
+
 def prepare(
-    model: BNN | Callable[..., Any],
-    x: Any = None,
-    y: Any = None,
+    model: BNN | Program,
+    x: Data = None,
+    y: Data = None,
     *,
-    points: Literal["free", "held"],
+    points: Points,
     device: str | torch.device | None = None,
     values: Mapping[str, Tensor] | None = None,
     stream: bool = False,
@@ -170,45 +194,113 @@ def prepare(
         TypeError, ValueError: naming the argument and the remedy.
         NotEnoughMemory: the draws do not fit.
     """
-    where = check_device(device)
-    loader = x if isinstance(x, DataLoader) else None
-    if not isinstance(model, BNN):
-        _check_program(model, loader)
-        problem, seconds = _program_problem(model, x, y, points, where, values)
+    terms = _Terms(points, check_device(device), dict(values or {}), stream, deterministic)
+    if isinstance(model, BNN):
+        problem = _net_problem(model, x, y, terms)
+    else:
+        _check_program(model, x)
+        problem, seconds = _program_problem(model, x, y, terms)
         if check_derivative:
             with full_float32(problem.device):
                 findings = wrong_derivative(problem.density, seconds)
             for finding in findings:
                 problem.note(finding)
-        return _checked(problem, points, values, num_draws)
-    if deterministic:
+    return _checked(problem, terms, num_draws)
+
+
+@dataclass(frozen=True, eq=False)
+class _Terms:
+    """What a method wants of a problem: arguments of :func:`prepare`, the device checked."""
+
+    points: Points
+    device: torch.device | None
+    values: dict[str, Tensor]
+    stream: bool
+    deterministic: bool
+
+    def values_on(self, device: torch.device | None) -> dict[str, Tensor]:
+        """The values of held point parameters on a device, or where they are."""
+        return {name: value.to(device or value.device) for name, value in self.values.items()}
+
+
+def _net_problem(model: BNN, x: Data, y: Data, terms: _Terms) -> Problem:
+    """The problem of a net, with remarks on its data and its gradient."""
+    if terms.deterministic:
         _refuse_stochastic_layers(model)
-    x, y, epoch = _read_data(x, y, stream)
-    where = where or check_device(x.device if isinstance(x, Tensor) else model.device)
-    model = model.to(where)
-    values = {name: value.to(where) for name, value in (values or {}).items()}
-    x, y = batches.checked(model, x, y, where, loader)
+    loader = x if isinstance(x, DataLoader) else None
+    inputs, targets, epoch = _read_data(x, y, terms.stream)
+    device = terms.device
+    if device is None:
+        device = check_device(inputs.device if isinstance(inputs, Tensor) else model.device)
+    model = model.to(device)
+    values = terms.values_on(device)
+    inputs, targets = batches.checked(model, inputs, targets, device, loader)
     refuse_random(
         model,
-        x,
-        deterministic=deterministic,
+        inputs,
+        deterministic=terms.deterministic,
     )
-    num_data = len(x) if epoch is None else epoch.num_data
-    program = batches.scaled_program(model, num_data, epoch if stream else None)
+    num_data = len(inputs) if epoch is None else epoch.num_data
     density = Density(
-        program,
-        (x, y),
-        points=points,
+        batches.scaled_program(model, num_data, epoch if terms.stream else None),
+        (inputs, targets),
+        points=terms.points,
         values=values,
     )
-    problem = Problem(model, density, x, y, num_data, where, loader if stream else None, epoch)
+    streamed = loader if terms.stream else None
+    problem = Problem(model, density, inputs, targets, num_data, device, streamed, epoch)
     loader_notes = () if epoch is None else epoch.notes
-    for note in (*loader_notes, *rows_together(model, x), *wrong_gradient(model, x)):
+    for note in (*loader_notes, *rows_together(model, inputs), *wrong_gradient(model, inputs)):
         problem.note(note)
-    return _checked(problem, points, values, num_draws)
+    return problem
 
 
-def _check_program(model: object, loader: DataLoader | None) -> None:
+def _program_problem(
+    program: Program,
+    x: Data,
+    y: Data,
+    terms: _Terms,
+) -> tuple[Problem, float]:
+    """The problem of a program, and the seconds that one gradient of its density takes."""
+    check_signature(program)
+    tensors = [value for value in (x, y) if isinstance(value, Tensor)]
+    target = terms.device or (check_device(tensors[0].device) if tensors else None)
+    x = _moved(x, target)
+    y = _moved(y, target)
+    with types_explained(program, {"x": x, "y": y}):
+        density = Density(
+            program,
+            (x, y),
+            points=terms.points,
+            values=terms.values_on(target),
+        )
+        if target and target.type != density.device.type:
+            raise Refused(
+                f"'device' is {str(target)!r} but the tensors of the program are on {density.device}: 'device' moves x "
+                "and y, not what a program closes over; pass the data, fit(program, x, y), or make them there"
+            )
+        seconds = check_gradient(density, {"x": x, "y": y})
+    if y is not None and not density.observes:
+        raise ValueError(
+            "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
+        )
+    num_data = _num_data(tensors, density)
+    return Problem(program, density, x, y, num_data, density.device), seconds
+
+
+def _num_data(tensors: Sequence[Tensor], density: Density) -> int | None:
+    """Rows of a program's data; of data that it closes over, those of the largest plate; None without any."""
+    if tensors and tensors[-1].dim():
+        return len(tensors[-1])
+    return max(density.plate_sizes.values(), default=None)
+
+
+def _moved(value: Data, device: torch.device | None) -> Data:
+    """A tensor on the device; anything else, or without a device, as it is."""
+    return value.to(device) if device and isinstance(value, Tensor) else value
+
+
+def _check_program(model: Program, x: Data) -> None:
     """TypeError unless the model is a Pyro program whose data are no DataLoader."""
     if isinstance(model, nn.Module) and not isinstance(model, PyroModule):
         raise TypeError(
@@ -217,7 +309,7 @@ def _check_program(model: object, loader: DataLoader | None) -> None:
         )
     if not callable(model) or isinstance(model, type):
         raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
-    if loader is not None:
+    if isinstance(x, DataLoader):
         raise TypeError(
             "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"
         )
@@ -233,7 +325,7 @@ def _refuse_stochastic_layers(model: BNN) -> None:
         )
 
 
-def _read_data(x: Any, y: Any, stream: bool) -> tuple[Any, Any, batches.Epoch | None]:
+def _read_data(x: Data, y: Data, stream: bool) -> tuple[ArrayLike, ArrayLike, batches.Epoch | None]:
     """The inputs and targets of a BNN; of a DataLoader its batches, and what one pass through it gives."""
     if isinstance(x, (Dataset, torch.utils.data.Dataset)):
         raise TypeError(
@@ -247,12 +339,12 @@ def _read_data(x: Any, y: Any, stream: bool) -> tuple[Any, Any, batches.Epoch | 
         raise TypeError(
             "'x' and 'y' are needed: pass fit(model, x, y), or fit(model, loader) with a DataLoader"
         )
-    return x, y, None
+    return cast("ArrayLike", x), cast("ArrayLike", y), None
 
 
 def make_posterior(
     problem: Problem,
-    method: Any,
+    method: Recorded,
     draws: Mapping[str, Tensor],
     *,
     seed: int,
@@ -281,32 +373,27 @@ def make_posterior(
             are asked for, or the function that gives them.
         sample_stats, approximation, meta, parts: arguments of :class:`pyrobnn.Posterior`.
     """
-    draws = {name: value.detach() for name, value in draws.items()}
-    num_chains, num_draws = next(iter(draws.values())).shape[:2]
     fixed = problem.density.initial_points | dict(point_values or {})
     fixed = {name: value.detach() for name, value in fixed.items()}
-    for name, value in fixed.items():
-        if name not in draws:
-            draws[name] = value.expand(num_chains, num_draws, *value.shape)
+    draws = _with_points({name: value.detach() for name, value in draws.items()}, fixed)
     meta = dict(meta or {})
     notes = list(notes)
     if not interrupted:
         notes += stopped_short(meta)
     stats: MutableMapping[str, Tensor] = dict(sample_stats or {})
     if approximation is not None and importance:
-        density = problem.density.holding(fixed)
-        weigh = importance
-        if weigh is True:
-            weigh = partial(log_importance, density, approximation, draws)
-        stats = SampleStats(stats, full_float32(problem.device)(weigh))
+        if importance is True:
+            density = problem.density.holding(fixed)
+            importance = partial(log_importance, density, approximation, draws)
+        stats = SampleStats(stats, full_float32(problem.device)(importance))
     program_meta: dict[str, Any] = {}
     if not problem.is_bnn:
         with full_float32(problem.device):
-            values, program_meta, program_notes = what_program_says(problem.density, draws, fixed)
-        draws |= values
-        notes += program_notes
-        program_meta |= _rounded_by_program(problem.density, draws)
-    notes = _new_notes(problem, notes)
+            derived = what_program_says(problem.density, draws, fixed)
+        draws |= derived.values
+        notes += derived.notes
+        program_meta = derived.meta | _rounded_by_program(problem.density, draws)
+    notes = _new_notes(problem.notes, notes)
     remarks = [*problem.notes, *notes]
     record = _provenance(problem, method, seed, timings) | {
         "point_sites": sorted(fixed),
@@ -329,11 +416,24 @@ def make_posterior(
     )
 
 
-def _new_notes(problem: Problem, notes: Sequence[str | Finding]) -> list[str | Finding]:
-    """The notes that the problem does not have yet, each once."""
+def _with_points(draws: dict[str, Tensor], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Draws by site, with point parameters that they lack as constants over them."""
+    shape = next(iter(draws.values())).shape[:2]
+    points = {
+        name: value.expand(*shape, *value.shape)
+        for name, value in fixed.items()
+        if name not in draws
+    }
+    return draws | points
+
+
+def _new_notes(
+    known: Sequence[str | Finding], notes: Sequence[str | Finding]
+) -> list[str | Finding]:
+    """The notes that are not known yet, each once."""
     new: list[str | Finding] = []
     for note in notes:
-        if note not in problem.notes and note not in new:
+        if note not in known and note not in new:
             new.append(note)
     return new
 
@@ -353,7 +453,7 @@ def _rounded_by_program(density: Density, draws: Mapping[str, Tensor]) -> dict[s
 
 def _provenance(
     problem: Problem,
-    method: Any,
+    method: Recorded,
     seed: int,
     timings: Mapping[str, float],
 ) -> dict[str, Any]:
@@ -381,13 +481,7 @@ def _provenance(
     }
 
 
-def version_of(package: str) -> str:
-    """The version that is installed; "unknown" of a package without its metadata, as PYTHONPATH may find one."""
-    distribution = next(iter(Distribution.discover(name=package)), None)
-    return "unknown" if distribution is None else distribution.version
-
-
-def require_net(method: Any, model: Any) -> BNN:
+def require_net(method: Recorded, model: BNN | Program) -> BNN:
     """The model of a method that trains a network: Refused of a plain program, TypeError of anything else."""
     if isinstance(model, BNN):
         return model
@@ -398,11 +492,11 @@ def require_net(method: Any, model: Any) -> BNN:
 
 
 def interruption(
-    method: Any,
+    method: Recorded,
     done: int,
     total: int,
     unit: str,
-    checkpoint: Any = None,
+    checkpoint: str | Path | None = None,
 ) -> Finding:
     """A fit that Ctrl-C ended after ``done`` of ``total`` steps or draws (``unit``); where it can go on from."""
     values = {
@@ -434,74 +528,13 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
 
 
 def launches(device: torch.device, why: str) -> list[Finding]:
-    """Of a run on a GPU whose steps are not compiled."""
+    """That the steps of a run on a GPU are not compiled, and why; nothing on a CPU."""
     if device.type == "cpu":
         return []
     return [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
 
 
-def settings(method: Any) -> dict[str, Any]:
-    """The configuration of a method as plain values that JSON can hold."""
-
-    def value_of(value: Any) -> Any:
-        if isinstance(value, (tuple, list)):
-            return [value_of(item) for item in value]
-        plain = value is None or isinstance(value, (bool, int, float, str))
-        return value if plain else getattr(value, "__name__", None) or repr(value)
-
-    return {
-        field.name: value_of(getattr(method, field.name)) for field in dataclasses.fields(method)
-    }
-
-
-def _program_problem(
-    program: Callable[..., Any],
-    x: Any,
-    y: Any,
-    points: Literal["free", "held"],
-    device: torch.device | None,
-    values: Mapping | None,
-) -> tuple[Problem, float]:
-    """The problem of a program, and the seconds that one gradient of its density takes."""
-    check_signature(program)
-    tensors = [value for value in (x, y) if isinstance(value, Tensor)]
-    target = device
-    if target is None and tensors:
-        target = check_device(tensors[0].device)
-    if target is not None:
-        x = x.to(target) if isinstance(x, Tensor) else x
-        y = y.to(target) if isinstance(y, Tensor) else y
-    values = {name: value.to(target or value.device) for name, value in (values or {}).items()}
-    with types_explained(program, {"x": x, "y": y}):
-        density = Density(
-            program,
-            (x, y),
-            points=points,
-            values=values,
-        )
-        device = density.device
-        if target and target.type != device.type:
-            raise Refused(
-                f"'device' is {str(target)!r} but the tensors of the program are on {device}: 'device' moves x and y, "
-                "not what a program closes over; pass the data, fit(program, x, y), or make them there"
-            )
-        seconds = check_gradient(density, {"x": x, "y": y})
-    if y is not None and not density.observes:
-        raise ValueError(
-            "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
-        )
-    # data that the program closes over are counted by the plate that subsamples them
-    plate = max(density.plate_sizes.values(), default=None)
-    num_data = len(tensors[-1]) if tensors and tensors[-1].dim() else plate
-    return Problem(program, density, x, y, num_data, device), seconds
-
-
-def _checked(
-    problem: Problem,
-    points: str,
-    values: Mapping[str, Tensor] | None,
-    num_draws: int,
-) -> Problem:
+def _checked(problem: Problem, terms: _Terms, num_draws: int) -> Problem:
     """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
     size = problem.density.dim
     require(
@@ -510,15 +543,15 @@ def _checked(
         f"a posterior of {num_draws} draws × {size} parameters",
         "lower num_draws (or the number of chains or members)",
     )
-    names = sorted(set(problem.density.initial_points) - set(values or {}))
-    if points == "held" and names:
+    names = sorted(set(problem.density.initial_points) - set(terms.values))
+    if terms.points == "held" and names:
         problem.note(Finding("held_points", {"names": names}))
     return problem
 
 
 def snapshot(
     problem: Problem,
-    method: Any,
+    method: Recorded,
     draws: Mapping[str, Tensor],
     *,
     seed: int,

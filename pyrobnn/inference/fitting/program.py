@@ -9,7 +9,7 @@ import operator
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +21,17 @@ from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.derivative import FEW
 from pyrobnn.model import BNN, Density, derived
 from pyrobnn.model.compile.trees import mapped
+from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import why_not_batched
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.loaders import Data
 
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30
 
 
-def check_signature(program: Callable[..., Any]) -> None:
+def check_signature(program: Program) -> None:
     """TypeError unless the program can be called as ``fn(x, y)``: Python would say it from the middle of a trace."""
     try:
         inspect.signature(program).bind(None, None)
@@ -38,7 +42,7 @@ def check_signature(program: Callable[..., Any]) -> None:
         ) from None
 
 
-def check_gradient(density: Density, data: dict[str, Any]) -> float:
+def check_gradient(density: Density, data: Mapping[str, Data]) -> float:
     """The seconds that one gradient of a program takes.
 
     Raises:
@@ -145,39 +149,55 @@ def refuse_subsampling(density: Density, method: str) -> None:
         )
 
 
+class Derived(NamedTuple):
+    """Draws ``values`` of the ``pyro.deterministic`` sites, entries of ``meta``, and what must be said of the draws."""
+
+    values: dict[str, Tensor]
+    meta: dict[str, Any]
+    notes: list[Finding]
+
+
 def what_program_says(
     density: Density, draws: Mapping[str, Tensor], fixed: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor], dict[str, Any], list[Finding]]:
-    """Draws of the ``pyro.deterministic`` sites (chain, draw, …); entries of ``meta``; what must be said of them."""
+) -> Derived:
+    """The ``pyro.deterministic`` sites of draws (chain, draw, …), the points of the program fixed."""
     fixed_density = density.holding(fixed)
-    chains, num = next(iter(draws.values())).shape[:2]
-    sizes = fixed_density.derived.deterministic
-    values = {}
-    notes = []
-    names = ", ".join(map(repr, sizes))
-    size = chains * num * sum(sizes.values()) * fixed_density.dtype.itemsize
-    if size > _MAX_DERIVED:
-        notes.append(Finding("deterministic_too_large", {"names": names, "gib": size / 2**30}))
-    else:
-        try:
-            values = derived.deterministic(fixed_density, draws)
-        except (RuntimeError, ValueError, IndexError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
-            notes.append(Finding("deterministic_failed", {"names": names, "reason": reason}))
+    values, notes = _deterministic_draws(fixed_density, draws)
     for name, value in values.items():
-        # what is not finite in every draw is so by the data; in some draws, it is by the parameters
-        bad = ~torch.isfinite(value).reshape(chains * num, -1)
-        count = int((bad & ~bad.all(0)).any(1).sum())
-        if count:
-            notes.append(
-                Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)})
-            )
+        notes += _gaps(name, value.flatten(0, 1))
     meta = {
         "deterministic_sites": list(values),
         "axes": dict(fixed_density.derived.axes),
         "data_given": [value is not None for value in density.args],
     }
-    return values, meta, notes
+    return Derived(values, meta, notes)
+
+
+def _deterministic_draws(
+    density: Density, draws: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], list[Finding]]:
+    """Draws (chain, draw, …) of the deterministic sites, or else the reason that there are none."""
+    num_chains, num_draws = next(iter(draws.values())).shape[:2]
+    sizes = density.derived.deterministic
+    names = ", ".join(map(repr, sizes))
+    size = num_chains * num_draws * sum(sizes.values()) * density.dtype.itemsize
+    if size > _MAX_DERIVED:
+        return {}, [Finding("deterministic_too_large", {"names": names, "gib": size / 2**30})]
+    try:
+        return derived.deterministic(density, draws), []
+    except (RuntimeError, ValueError, IndexError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        return {}, [Finding("deterministic_failed", {"names": names, "reason": reason})]
+
+
+def _gaps(name: str, value: Tensor) -> list[Finding]:
+    """That values (draw, …) of a deterministic site are not finite in some draws."""
+    # what is not finite in every draw is so by the data; in some draws, it is by the parameters
+    bad = ~torch.isfinite(value).reshape(len(value), -1)
+    count = int((bad & ~bad.all(0)).any(1).sum())
+    if not count:
+        return []
+    return [Finding("deterministic_gaps", {"name": name, "count": count, "draws": len(bad)})]
 
 
 def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:

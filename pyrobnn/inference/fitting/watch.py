@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any
 
 from pyrobnn.callbacks import ProgressBar
-from pyrobnn.inference.fitting.problem import Callback
+from pyrobnn.inference.fitting.problem import Callback, Metrics
 
 #: what a bar says of a run whose steps are compiled, until the first of them is done
 COMPILING = "tracing and compiling"
@@ -21,12 +20,12 @@ def end_of(callback: Callback) -> Callable[[], object]:
 class MappedCallback:
     """A callback of the user's that receives what ``change`` makes of the metrics."""
 
-    def __init__(self, callback: Callback, change: Callable[[Mapping[str, Any]], dict[str, Any]]):
+    def __init__(self, callback: Callback, change: Callable[[Metrics], Metrics]):
         self._callback = callback
         self._change = change
         self.end = end_of(callback)
 
-    def __call__(self, step: int, metrics: Mapping[str, Any]) -> bool | None:
+    def __call__(self, step: int, metrics: Metrics) -> bool | None:
         return self._callback(step, self._change(metrics))
 
 
@@ -83,18 +82,18 @@ class Watch:
             end_of(callback)()
         return interrupted and self._worth_keeping is not None and self._worth_keeping()
 
-    def tell(self, step: int, metrics: Mapping[str, Any]) -> bool:
+    def tell(self, step: int, metrics: Metrics) -> bool:
         """Call every callback and move the bar; True if a callback asks to stop."""
         self.show(step, metrics)
         return self.ask(step, metrics)
 
-    def ask(self, step: int, metrics: Mapping[str, Any]) -> bool:
+    def ask(self, step: int, metrics: Metrics) -> bool:
         """Call every callback; True if any asks to stop."""
         # each is called, whatever the others say
         answers = [callback(step, metrics) for callback in self._callbacks]
         return any(answers)
 
-    def show(self, step: int, metrics: Mapping[str, Any]) -> None:
+    def show(self, step: int, metrics: Metrics) -> None:
         """Move the bar alone."""
         if self._bar is not None:
             self._bar(step, metrics)

@@ -15,7 +15,7 @@ from pyrobnn.model.compile import Compiled, CudaGraph, compiled, first_line
 from pyrobnn.model.compile.interrupts import TimeSpent, limited
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stepper:
     """What takes the steps of a run.
 

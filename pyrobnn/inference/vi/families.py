@@ -253,14 +253,7 @@ class LowRank(_Normal):
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened = columns / scale[:, None]
         u = offset / scale
-        eye = torch.eye(
-            self.rank,
-            dtype=loc.dtype,
-            device=loc.device,
-        )
-        # a fit that diverges shows it by its loss: NaN here, where cholesky would raise an error of its own
-        chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
-        chol = torch.where(failed > 0, torch.nan, chol)
+        chol = self._capacitance_tril(whitened)
         inner = torch.linalg.solve_triangular(
             chol,
             (whitened.T @ u)[:, None],
@@ -282,6 +275,17 @@ class LowRank(_Normal):
         )
         score = -((u - explained) / scale).detach()
         return Draw(loc + offset, log_q, Moments(loc, var, _entropy(half_log_det, self.dim)), score)
+
+    def _capacitance_tril(self, whitened: Tensor) -> Tensor:
+        """Cholesky factor (rank, rank) of I + VᵀV for columns V (dim, rank) in units of the scale."""
+        eye = torch.eye(
+            self.rank,
+            dtype=whitened.dtype,
+            device=whitened.device,
+        )
+        # a fit that diverges shows it by its loss: NaN here, where cholesky would raise an error of its own
+        chol, failed = torch.linalg.cholesky_ex(eye + whitened.T @ whitened)
+        return torch.where(failed > 0, torch.nan, chol)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
         loc, scale, columns = self.factors(phi)
@@ -404,7 +408,9 @@ class FlowDistribution(TorchDistribution):
             validate_args=False,
         )
 
-    def expand(self, batch_shape: Sequence[int], _instance: object = None) -> FlowDistribution:
+    def expand(
+        self, batch_shape: Sequence[int], _instance: FlowDistribution | None = None
+    ) -> FlowDistribution:
         """Itself: there is one flow."""
         if torch.Size(batch_shape):
             raise NotImplementedError("a fitted flow has no batch of parameters")

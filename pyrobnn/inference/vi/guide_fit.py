@@ -529,7 +529,7 @@ class GuideFit:
         return FittedGuide(layout, points, self.elbo.family.approximation(theta[:size], layout))
 
     def _temperature(self, num_steps: int | None) -> float:
-        """Of the posterior that the first ``num_steps`` weights of the KL lead to."""
+        """The temperature of the posterior that the first ``num_steps`` weights of the KL lead to."""
         return round(float(self.kl_weights[:num_steps][-self.num_batches :].mean()), 12)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import torch
@@ -36,6 +36,9 @@ from pyrobnn.model.handlers import Supply
 from pyrobnn.model.log_terms import log_prob_sum, without_validation
 from pyrobnn.model.nodes import Node, is_subsample
 from pyrobnn.posterior.approximation import state_points
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.loaders import Data
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
 GuideFactory = Callable[..., AutoGuide]
@@ -148,7 +151,7 @@ class GuideApproximation:
             batch=batch,
         )
 
-    def guide(self, *args: Any, **kwargs: Any) -> Any:
+    def guide(self, *args: Data, **kwargs: Data) -> Any:
         """The Pyro guide with its fitted parameters, and the point parameters; takes the model's arguments."""
         state_points(self.layout)
         # written into the module: a flow reads them once more when its draw's density is asked for
@@ -271,7 +274,7 @@ def _build(
     accepted = set() if flow else set(inspect.signature(factory).parameters)
     options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
 
-    def program(*args: Any, **kwargs: Any) -> Any:
+    def program(*args: Data, **kwargs: Data) -> Any:
         # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
         with Supply({}, density.initial_points):
             return density.program(*args, **kwargs)
