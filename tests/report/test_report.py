@@ -21,7 +21,7 @@ from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.points import output_names
+from pyrobnn.diagnostics.labels import output_names
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import COLUMNS, best_labels, compare_rows
 from pyrobnn.report.sentences import conclude, facts, headline, recommended
