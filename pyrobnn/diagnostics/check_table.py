@@ -176,7 +176,7 @@ def rates() -> dict[str, dict[str, int]]:
 def said_rates(name: str) -> str:
     """The rates of a check in a sentence; empty where none were measured.
 
-    >>> said_rates("virial").startswith("Fires on")
+    >>> said_rates("virial").startswith("False alarms")
     True
     """
     counts = rates().get(name)
@@ -185,8 +185,8 @@ def said_rates(name: str) -> str:
     healthy = counts["healthy"]
     sick = counts["sick"]
     alarms = (
-        f"Fires on {counts['false_alarms'] / healthy:.1%} of healthy posteriors ({healthy} cases)"
+        f"False alarms: {counts['false_alarms'] / healthy:.1%} of {healthy} correct posteriors."
     )
     if not sick:
-        return f"{alarms}."
-    return f"{alarms}, catches {counts['seen'] / sick:.0%} of the faults it is for ({sick} cases)."
+        return alarms
+    return f"{alarms} Detects {counts['seen'] / sick:.0%} of the {sick} faults it is meant for."

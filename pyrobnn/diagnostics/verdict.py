@@ -78,6 +78,7 @@ class Check:
     def evidence(self) -> str:
         """One sentence saying what was seen."""
         shown_numbers = {
+            "status": self.status,
             "value": self.value,
             "limit": self.limit,
             **self.numbers,

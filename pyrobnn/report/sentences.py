@@ -109,7 +109,7 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     row = next((row for row in rows if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
     if row is None or y is None or y.ndim == 0:
-        return "No data were held out: this judgement rests on the data that it was fitted to."
+        return "No data were held out: the model is judged on its training data."
     words = _skill_in_words(row, evidence)
     if not words:
         return ""
