@@ -149,7 +149,7 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
         )
         way = "the centre of the approximation moved by {distance:.2g} standard deviations" + down
     way = way.format(distance=distance, dip=dip, **led)
-    return f"the update moved far from the first fit: {way} Fit again on all rows where accuracy matters"
+    return f"the update moved far: {way} Fit again on all rows where accuracy matters"
 
 
 def _modes_unsettled(

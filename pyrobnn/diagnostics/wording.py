@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+#: a sentence with the names of numbers, or a function that chooses it by some of them
 Template = str | Callable[..., str]
 #: what a sentence shows of a check, plain JSON values by their names
 Value: TypeAlias = str | float | Sequence[str | float] | None
@@ -150,186 +151,95 @@ def _density_moves(
     )
 
 
-def _virial(
-    status: str,
-    value: float,
-    where: str,
-    **_: Value,
-) -> str:
-    conclusion = ""
-    if status in ("warn", "fail"):
-        conclusion = f": the draws are too {'wide' if value > 1.0 else 'narrow'}"
-    return (
-        f"The variance of the draws of {where} is {value:.2f} times what the model's density implies (1 expected)"
-        f"{conclusion}."
+def _virial(status: str, value: float, **_: Value) -> str:
+    template = "The variance of the draws of {where} is {value:.2f} times what the model's density implies (1 expected)"
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: the draws are too {'wide' if value > 1.0 else 'narrow'}."
+
+
+def _score(status: str, **_: Value) -> str:
+    template = (
+        "The gradient of the log density by {where}, averaged over the draws, is {value:.2f} of its sd from zero "
+        "(0 expected)"
     )
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: the draws are centred in the wrong place."
 
 
-def _score(
-    status: str,
-    value: float,
-    where: str,
-    **_: Value,
-) -> str:
-    centred = ": the draws are centred in the wrong place" if status in ("warn", "fail") else ""
+def _importance(status: str, ratio: float, **_: Value) -> str:
     return (
-        f"The gradient of the log density by {where}, averaged over the draws, is {value:.2f} of its sd from zero "
-        f"(0 expected){centred}."
-    )
-
-
-def _importance(
-    status: str,
-    distance: float,
-    ratio: float,
-    **_: Value,
-) -> str:
-    return (
-        f"Importance weights, which correct the draws towards the posterior, change probabilities by up to "
-        f"{distance:.2f} and multiply sds by {ratio:.2f} (0 and 1 expected){_draws_are(status, 1.0 / ratio)}."
+        "Importance weights, which correct the draws towards the posterior, change probabilities by up to "
+        f"{{distance:.2f}} and multiply sds by {ratio:.2f} (0 and 1 expected){_draws_are(status, 1.0 / ratio)}."
     )
 
 
 def _reference(
     status: str,
     at: str,
-    distance: float,
     ratio: float,
     **_: Value,
 ) -> str:
-    where = "test inputs in and around the data" if at == "probes" else f"the {at}"
+    where = "test inputs in and around the data" if at == "probes" else "the held-out points"
     return (
         "Compared with the reference run (chains that sample the posterior itself once they have converged), at "
-        f"{where} the function lies {distance:.2f} sd away and its sd is {ratio:.2f} times as large "
+        f"{where} the function lies {{distance:.2f}} sd away and its sd is {ratio:.2f} times as large "
         f"(0 and 1 expected){_draws_are(status, ratio)}."
     )
 
 
 # the model
 
+#: where PIT values come from → what they are of
 _VALUES = {
     "held-out": "held-out values",
     "left-out": "training values, each predicted without itself,",
     "training": "training values",
 }
+_OUTSIDE = (
+    "{outer:.0%} of {count:,} {values} fall outside their 90 % interval (10% expected, p = {p:.2g})"
+)
 
 
-def _outside(
-    outer: float,
-    count: int,
-    which: str,
-    p: float,
-) -> str:
+def _biased(mean: float, **_: Value) -> str:
     return (
-        f"{outer:.0%} of {count:,} {_VALUES[which]} fall outside their 90 % interval "
-        f"(10% expected, p = {p:.2g})"
+        "{count:,} {values} lie at quantile {mean:.2f} of their predictions on average (0.50 expected, p = {p:.2g}): "
+        f"the predictions are too {'low' if mean > 0.5 else 'high'}."
     )
 
 
-def _intervals(
-    outer: float,
-    count: int,
-    which: str,
-    p: float,
-    **_: Value,
-) -> str:
-    return f"{_outside(outer, count, which, p)}."
-
-
-def _narrow_intervals(
-    outer: float,
-    count: int,
-    which: str,
-    p: float,
-    **_: Value,
-) -> str:
-    return f"{_outside(outer, count, which, p)}: the intervals are too narrow."
-
-
-def _wide_intervals(
-    outer: float,
-    count: int,
-    which: str,
-    p: float,
-    **_: Value,
-) -> str:
-    return f"{_outside(outer, count, which, p)}: the intervals are too wide."
-
-
-def _biased(
-    mean: float,
-    count: int,
-    which: str,
-    p: float,
-    **_: Value,
-) -> str:
-    side = "low" if mean > 0.5 else "high"
-    return (
-        f"{count:,} {_VALUES[which]} lie at quantile {mean:.2f} of their predictions on average (0.50 expected, "
-        f"p = {p:.2g}): the predictions are too {side}."
+def _temperature(status: str, value: float, **_: Value) -> str:
+    template = (
+        "Raised to the power {value:.2f}, the class probabilities fit the {count:,} labels best "
+        "(1 expected, p = {p:.2g})"
     )
-
-
-def _heavy_tails(
-    extreme: float,
-    count: int,
-    which: str,
-    p: float,
-    **_: Value,
-) -> str:
-    return (
-        f"{extreme:.1%} of {count:,} {_VALUES[which]} fall outside their 99 % interval (1% expected, p = {p:.2g}): "
-        "the tails of the predictions are too light."
-    )
-
-
-def _temperature(
-    status: str,
-    value: float,
-    count: int,
-    p: float,
-    **_: Value,
-) -> str:
-    conclusion = ""
-    if status in ("warn", "fail"):
-        conclusion = f": the probabilities are too {'sharp' if value < 1.0 else 'flat'}"
-    return (
-        f"Raised to the power {value:.2f}, the class probabilities fit the {count:,} labels best "
-        f"(1 expected, p = {p:.2g}){conclusion}."
-    )
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: the probabilities are too {'sharp' if value < 1.0 else 'flat'}."
 
 
 def _class_shares(
     status: str,
-    which: int,
     seen: float,
     said: float,
-    count: int,
-    where: str,
-    p: float,
     **_: Value,
 ) -> str:
-    conclusion = ""
-    if status in ("warn", "fail"):
-        conclusion = f": it is predicted too {'rarely' if said < seen else 'often'}"
-    return (
-        f"Class {which} makes up {seen:.0%} of the {count:,} {where} values, and {said:.0%} were predicted "
-        f"(p = {p:.2g}){conclusion}."
+    template = (
+        "Class {which} makes up {seen:.0%} of the {count:,} {where} values, and {said:.0%} were predicted "
+        "(p = {p:.2g})"
     )
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: it is predicted too {'rarely' if said < seen else 'often'}."
 
 
-def _confidence(
-    gap: float,
-    value: float,
-    limit: float,
-    count: int,
-    **_: Value,
-) -> str:
+def _confidence(gap: float, **_: Value) -> str:
     side = "above" if gap > 0.0 else "below"
     fault = "sharp" if gap > 0.0 else "flat"
     return (
-        f"On {count:,} held-out values the mean confidence is {abs(gap):.3f} {side} the accuracy (calibration error "
-        f"{value:.3f}, up to {limit:.3f} expected by chance): the probabilities are too {fault}."
+        f"On {{count:,}} held-out values the mean confidence is {abs(gap):.3f} {side} the accuracy (calibration error "
+        f"{{value:.3f}}, up to {{limit:.3f}} expected by chance): the probabilities are too {fault}."
     )
 
 
@@ -340,16 +250,10 @@ _SCORES = {
 }
 
 
-def _baseline(
-    score: str,
-    which: str,
-    own: float,
-    floor: float,
-    **_: Value,
-) -> str:
+def _baseline(score: str, **_: Value) -> str:
     return (
-        f"The {_SCORES.get(score, score)} of these predictions is {own:.4g}, and that of the baseline ({which}) is "
-        f"{floor:.4g}."
+        f"The {_SCORES.get(score, score)} of these predictions is {{own:.4g}}, and that of the baseline ({{which}}) is "
+        "{floor:.4g}."
     )
 
 
@@ -432,12 +336,13 @@ SEEN: dict[str, Template] = {
     "p = {p:.2g}).",
     "coverage_by_region": "90 % intervals cover {low:.0%} where {low_at} and {high:.0%} where {high_at} (90% expected "
     "in both, p = {p:.2g}).",
-    "pit": _intervals,
-    "loo_pit": _intervals,
-    "too_narrow": _narrow_intervals,
-    "too_wide": _wide_intervals,
+    "pit": _OUTSIDE + ".",
+    "loo_pit": _OUTSIDE + ".",
+    "too_narrow": _OUTSIDE + ": the intervals are too narrow.",
+    "too_wide": _OUTSIDE + ": the intervals are too wide.",
     "biased": _biased,
-    "heavy_tails": _heavy_tails,
+    "heavy_tails": "{extreme:.1%} of {count:,} {values} fall outside their 99 % interval (1% expected, p = {p:.2g}): "
+    "the tails of the predictions are too light.",
     "ece": "Confidence and accuracy differ by {value:.3f} on average over {count:,} held-out values (up to "
     "{limit:.3f} expected by chance).",
     "overconfident": _confidence,
@@ -508,8 +413,12 @@ def evidence(code: str, name: str, numbers: Numbers) -> str:
     """What a check of this name saw, in one sentence; of codes that are not ours, the number ``"seen"``."""
     template = SEEN.get(code, SEEN.get(name, "{seen}"))
     if callable(template):
-        return template(**numbers)
-    defaults = {"seen": "", "part": name.removeprefix("not_checked_")}
+        template = template(**numbers)
+    defaults = {
+        "seen": "",
+        "part": name.removeprefix("not_checked_"),
+        "values": _VALUES.get(str(numbers.get("which")), "values"),
+    }
     return template.format(**defaults | dict(numbers))
 
 
