@@ -160,8 +160,8 @@ def _virial(status: str, value: float, **_: Value) -> str:
 
 def _score(status: str, **_: Value) -> str:
     template = (
-        "The gradient of the log density by {where}, averaged over the draws, is {value:.2f} of its sd from zero "
-        "(0 expected)"
+        "The gradient of the log density with respect to {where}, averaged over the draws, is {value:.2f} "
+        "of its sd from zero (0 expected)"
     )
     if status not in ("warn", "fail"):
         return f"{template}."
@@ -355,7 +355,9 @@ SEEN: dict[str, Template] = {
     "loo_exact": "{removed:,} of {total:,} observations were left out by fitting again; leave-one-out estimates of the "
     "others are reliable (Pareto k-hat up to {value:.2f}).",
     # on request
-    "copied_chains": "Chains move together, draw by draw: {named}.",
+    "copied_chains": lambda named, **_: (
+        "Chains move together, draw by draw: {named}." if named else "No two chains move together."
+    ),
     "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere in the chains.",
     "log_likelihood": "The stored log-likelihood differs by {value:.2g} nats per observation from what the predictive "
     "draws imply (up to {limit:.2g} expected).",
