@@ -185,7 +185,9 @@ class Shared(torch.nn.Module):
         return self.end(self.tied(self.again(self.one(self.trunk(x).tanh()).tanh()).tanh()).tanh())
 
 
-@pytest.mark.filterwarnings("ignore:.*(point parameters|standard deviations|the search)")
+@pytest.mark.filterwarnings(
+    "ignore:.*(point parameters|standard deviations|the optimisation stopped)"
+)
 @pytest.mark.parametrize("name", one_of_each_kind(fast={"MAP", "Laplace", "SWAG", "MCDropout"}))
 def test_shared_tied_and_frozen_parameters(name, tmp_path):
     """One site a tensor, the net in its place after each call, and what is frozen where it was."""

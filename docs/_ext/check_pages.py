@@ -8,8 +8,8 @@ from pathlib import Path
 
 import check_rates
 
-from pyrobnn.diagnostics import check_table
-from pyrobnn.diagnostics.check_table import AUDIT, TABLE, Row
+from pyrobnn.diagnostics.check_table import AUDIT, TABLE
+from pyrobnn.diagnostics.row import Row
 
 QUESTIONS = {
     "draws": "are these draws the posterior of this model?",
@@ -25,26 +25,15 @@ def pages() -> dict[str, Row]:
 def markdown(row: Row) -> str:
     """The page of one check."""
     first, _, rest = (inspect.getdoc(row.statistic) or "").partition("\n\n")
-    of = (
-        (inspect.getdoc(row.applies) or "Of any draws and predictions")
-        .rstrip(".")
-        .removeprefix("Of ")
-    )
+    of = (inspect.getdoc(row.applies) or "").rstrip(".").removeprefix("Of ")
     of += ", where there is a reference" if row.against else ""
-    limits = f"{', '.join(f'{limit:g}' for limit in row.limits)} ({unit(row)})"
+    limits = f"{', '.join(f'{limit:g}' for limit in row.limits)} ({row.unit})"
     parts = [f"# `{row.code}`\n", f"{first}\n", f"{_plain(rest)}\n" if rest else ""]
     parts += [f"**Question**: {QUESTIONS[row.question]}\n", f"**Applies to**: {of}.\n"]
     parts += [f"**Limits**: {limits}. Source: {_linked(row.source)}.\n"]
     parts += ["## How often it is wrong\n", check_rates.measured(row.code)]
     parts += ["## Look at it\n", "```python", *_example(row), "```\n"]
     return "\n".join(part for part in parts if part)
-
-
-def unit(row: Row) -> str:
-    """What the limits of a check are in: the comment behind its row, or before it."""
-    line = rf'(?:# ([^\n]+)\n +)?Row\("{row.code}",[^\n]*\),(?:  # ([^\n]+))?\n'
-    before, behind = re.search(line, inspect.getsource(check_table)).groups()
-    return behind or before
 
 
 def _example(row: Row) -> list[str]:

@@ -25,7 +25,7 @@ class Finding:
 
     Example:
         >>> str(Finding("few_effective_draws", {"draws": 100, "ess": 7.0, "quantity": "f"}))[:40]
-        'the 100 draws are worth 7 independent on'
+        'the effective sample size of f is 7 (of '
     """
 
     code: str
@@ -81,21 +81,23 @@ def _search_unfinished(
 ) -> str:
     remedy = "raise num_steps (or the learning rate)"
     if gain is None and fall is None:
-        return f"the search was stopped after {steps} steps, too few to show that it reached its optimum; {remedy}"
+        return f"the optimisation stopped after {steps} steps, too few to show that it reached its optimum; {remedy}"
     if gain is None:
-        evidence = f"its loss fell by {fall:.3g} nats over the last fifth"
+        evidence = f"its loss still fell by {fall:.3g} nats over the last fifth"
     else:
-        evidence = f"ten more steps on all data gain {gain:.3g} nats"
-    return f"the search was stopped far from its optimum: {evidence} (negligible: up to {limit:.3g}); {remedy}"
+        evidence = f"ten more steps on all data lower the loss by {gain:.3g} nats"
+    return f"the optimisation stopped far from its optimum: {evidence} (at most {limit:.3g} at an optimum); {remedy}"
 
 
 def _not_a_mode(gradient_norm: float, distance: float, given: bool) -> str:
-    remedy = "train longer (num_steps): neither the search nor L-BFGS on all of the data reached it"
+    remedy = (
+        "train longer (num_steps): neither the optimiser nor L-BFGS on all of the data reached it"
+    )
     if given:
         remedy = "train longer, or omit 'init': a given point is not moved"
     return (
-        f"the centre is not a mode: gradient norm {gradient_norm:.3g}, {distance:.3g} posterior standard deviations "
-        f"from it: {remedy}"
+        f"the centre is not a mode: the gradient norm is {gradient_norm:.3g} (0 at a mode), and the centre lies "
+        f"{distance:.3g} posterior standard deviations from one: {remedy}"
     )
 
 
@@ -119,8 +121,8 @@ def _diverged(
     places: Iterable[str] = (),
 ) -> str:
     text = (
-        f"{count} of {total} transitions diverged: the sampler could not follow the density there, and may have missed "
-        "the region beyond; where all did, the draws are worthless. "
+        f"{count} of {total} transitions diverged (few or none expected): the sampler could not follow the "
+        "density there, and may have missed the region beyond; where all diverged, the draws are worthless. "
     )
     if impossible:
         text += f"Followed again, {impossible} of {followed} of them end at impossible values: {'; '.join(places)}. "
@@ -135,12 +137,19 @@ def _diverged(
 
 def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> str:
     if dip is None:
-        way = "{steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} of the old ones."
+        way = (
+            "it took {steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} of the "
+            "old draws."
+        )
     else:
-        down = ", {dip:.2g} nats down on the way: another mode?" if dip > 0.1 else "."
-        way = "the centre moved {distance:.2g} standard deviations" + down
+        down = (
+            ", across a dip of {dip:.2g} nats in the log density: it may be another mode."
+            if dip > 0.1
+            else "."
+        )
+        way = "the centre of the approximation moved by {distance:.2g} standard deviations" + down
     way = way.format(distance=distance, dip=dip, **led)
-    return f"the update moved far: {way} Fit again on all rows where it matters"
+    return f"the update moved far: {way} Fit again on all rows where accuracy matters"
 
 
 def _modes_unsettled(
@@ -155,12 +164,12 @@ def _modes_unsettled(
     else:
         largest = max(drift, change or 0.0, key=abs)
         outcome = (
-            "did not settle the weights of these modes: the log evidence still changed by "
+            "did not settle the weights of the modes: the log evidence still changed by "
             f"{largest:+.2g} nats (standard error {error:.2g})"
         )
     return (
-        "the particles parted into modes on their way from the prior, and exchanges between all temperatures "
-        f"{outcome}; the draws are worth {worth:.0f} independent ones. Use more num_particles"
+        "the particles split into several modes between prior and posterior, and exchanges between temperatures "
+        f"{outcome}; the effective sample size is {worth:.0f}. Raise num_particles"
     )
 
 
@@ -172,9 +181,10 @@ def _first_three(names: list[str]) -> str:
 def _held_points(names: list[str]) -> str:
     return (
         f"{_first_three(names)}: a sampler does not fit point parameters and holds them at their initial values, "
-        "which no data have touched; give them a prior (a learned noise: HomoskedasticGaussian(dist.HalfNormal(1.0))), "
-        "or pass fitted ones: fit(init=MAP().fit(...)), or of a net DeepEnsemble's, whose members start the chains at "
-        "different points"
+        "which do not depend on the data; give them a prior (a learned noise: "
+        "HomoskedasticGaussian(dist.HalfNormal(1.0))), "
+        "or pass fitted ones: fit(init=MAP().fit(...)), or of a net DeepEnsemble's, whose members start the "
+        "chains at different points"
     )
 
 
@@ -183,8 +193,8 @@ def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = Non
         return (
             "the gradient of the net is not its derivative: along a random direction of the weights autograd gives "
             f"{gradient:.3g} and finite differences {slope:.3g}. Weights behind torch.no_grad(), .detach(), .data or "
-            "padding_idx are not fitted and stay at their prior; or a custom backward is wrong. Fixed weights need no "
-            "prior"
+            "padding_idx are not fitted and keep their prior; or a custom backward is wrong. Fixed weights need "
+            "no prior"
         )
     return (
         f"the gradient for {_first_three(names)} is not the derivative of the log joint density: along a random "
@@ -195,11 +205,14 @@ def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = Non
 
 
 def _rows_together(change: float | None) -> str:
-    how = "is not a number" if change is None else f"changes by {change:.2g} among seven others"
+    how = (
+        "is not a number" if change is None else f"changes by {change:.2g} beside seven other rows"
+    )
     return (
-        f"the output of the net for a row depends on the other rows of its batch (that of the first row alone {how}): "
-        "mini-batches and predictions see different functions, and row by row computations, as of curvature, do not "
-        "hold. Standardise with numbers of the training data (standardizer=) instead of those of the batch"
+        "the output of the net for a row depends on the other rows of its batch (that of the first row "
+        f"{how}; no change expected): mini-batches and predictions see different functions, and computations row by "
+        "row, such as those of the curvature, are wrong. Standardise with numbers of the training data (standardizer=) "
+        "instead of those of the batch"
     )
 
 
@@ -218,7 +231,7 @@ def _new_categories(column: str, rows: int, new: list[str]) -> str:
     listed = ", ".join(_category(name) for name in new)
     return (
         f"the column {column!r} has categories that do not occur in the training data (rows: {rows}; {listed}): "
-        "they are encoded as none of the known ones"
+        "they are encoded as none of the known categories"
     )
 
 
@@ -226,71 +239,79 @@ def _new_categories(column: str, rows: int, new: list[str]) -> str:
 #: model and its data, of the run, of the log evidence, and of tables and their rows
 DRAWS: _Sentences = {
     "elbo_not_finite": (
-        "the ELBO is {elbo:g}: some draws of the guide have no finite density. Use a smaller lr, "
+        "the ELBO is {elbo:g}, not finite: some draws of the guide have no finite density. Use a smaller lr, "
         "Optimizer(clip_norm=…), or a simpler guide"
     ),
     "elbo_below_best": (
-        "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} on the way: the fit has not "
+        "the ELBO ends at {elbo:.1f} +/- {error:.2g} and was at least {best:.1f} before: the fit has not "
         "converged. Use a smaller lr, more steps, or the schedule 'hold_cosine'"
     ),
     "interrupted": _interrupted,
     "search_unfinished": _search_unfinished,
     "not_a_mode": _not_a_mode,
     "prior_raised": (
-        "the log prior of {sites} is flat or convex at the mode: its precision was raised by up to {raised:.3g}"
+        "the log prior of {sites} is flat or convex at the mode: the prior precision was raised by up to "
+        "{raised:.3g}, so the posterior may be too narrow there"
     ),
-    "prior_averaged": "the prior precision varies over a layer's outputs: Kronecker factors use its average",
+    "prior_averaged": "the prior precision varies over a layer's outputs: the Kronecker factors use its mean",
     "curvature_unresolved": (
-        "the curvature of the likelihood reaches {top:.2g} prior precisions, and float64 cannot resolve less than "
-        "{cut:.2g} of them: {count} of its directions keep the prior's width, and log_evidence may be too high by "
-        "{error:.2g} nats: use a larger noise or a tighter prior"
+        "the curvature of the likelihood reaches {top:.2g} times the prior precision, and float64 resolves "
+        "nothing below "
+        "{cut:.2g} times it: in {count} directions the posterior keeps the width of the prior, which may be too "
+        "wide, and log_evidence may be too high by {error:.2g} nats. Use a larger noise or a tighter prior"
     ),
     "hessian_indefinite": (
-        "the Hessian is not positive definite (lowest curvature {lowest:.3g}): damped by {added:.3g}; its widths are "
-        "then not those of the posterior: find a better mode, or use curvature='ggn'"
+        "the Hessian is not positive definite (lowest curvature {lowest:.3g}), so {added:.3g} was added to it: the "
+        "standard deviations are not those of the posterior. Find a better mode, or use curvature='ggn'"
     ),
     "draws_unresolved": (
-        "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior around "
-        "them. Use a larger noise, or a float64 net (net.double())"
+        "{count} of {total} weights are the same in all draws: {dtype} does not resolve so narrow a posterior. Use a "
+        "larger noise, or a float64 net (net.double())"
     ),
     "diverged": _diverged,
     "stuck_chains": (
-        "of {num_chains} chains, {stuck} did not move: their draws are one point each. Start elsewhere (another seed, "
-        "init), or reparameterise the model"
+        "{stuck} of {num_chains} chains did not move: all draws of such a chain are the same. Start elsewhere "
+        "(another seed, init), or reparameterise the model"
     ),
     "tree_depth": (
-        "{share:.0%} of the draws reached the maximum tree depth {max_tree_depth}: trajectories are cut short and mix "
-        "slowly. Raise max_tree_depth, run a longer warm-up, or scale the inputs"
+        "{share:.0%} of the draws reached the maximum tree depth {max_tree_depth}: trajectories are cut short, "
+        "and the chains mix slowly. Raise max_tree_depth, run a longer warm-up, or scale the inputs"
     ),
     "chains_disagree": (
         "the chains have not mixed: R-hat of {quantity} is {rhat:.3g} (at most 1.01 where chains have mixed), so the "
-        "draws are not yet of the posterior. Chains that stay in separate modes are joined by no longer run: use SMC, "
-        "which weights modes by their mass. Others need more warm-up and draws; or reparameterise the model"
+        "draws are not yet those of the posterior. A longer run does not join chains that stay in separate "
+        "modes: use "
+        "SMC, which weights modes by their mass. Otherwise raise num_warmup and num_draws, or reparameterise "
+        "the model"
     ),
     "few_effective_draws": (
-        "the {draws} draws are worth {ess:.0f} independent ones for {quantity}: take more num_draws, scale the inputs, "
+        "the effective sample size of {quantity} is {ess:.0f} (of {draws} draws): raise num_draws, scale the inputs, "
         "or reparameterise the model"
     ),
     "slow_energy": (
-        "the energy of chain {chain} changes slowly (BFMI {bfmi:.2f}, below 0.3): it may have missed where "
-        "the density is narrow, as near a scale of zero, or its tails. Reparameterise the model (non-centred), or draw "
-        "more"
+        "the energy of chain {chain} changes slowly (BFMI {bfmi:.2f}, at least 0.3 expected): the chain may "
+        "have missed "
+        "the tails of the posterior, or a narrow part of it, such as near a scale of zero. Reparameterise the model "
+        "(non-centred), or raise num_draws"
     ),
     "log_density_gap": (
-        "the chains have not arrived at one level: the log density of chain {low} is {gap:.3g} nats below that of "
-        "chain {high}, where that of one chain varies by {spread:.2g}. Run a longer num_warmup; the smaller an "
-        "inferred noise, the slower the chains: a LogNormal prior keeps it above the accuracy of the targets"
+        "the chains differ in log density: that of chain {low} is {gap:.3g} nats below that of chain {high}, "
+        "while within "
+        "a chain it varies by {spread:.2g}. Raise num_warmup; chains are slower the smaller an inferred noise is: a "
+        "LogNormal prior keeps it above the accuracy of the targets"
     ),
     "warmup_unfinished": "the warm-up was not finished after {num_warmup} transitions: {reason}",
     "not_converged": (
         "NUTS(until='converged') has not converged, stopped by {stopped}: after {draws} draws of each chain the "
-        "largest R-hat is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), the smallest effective "
-        "sample size {ess:.0f} ({slowest}; 400 were asked for). Allow more num_draws or max_seconds; chains in "
+        "largest R-hat is {rhat:.3f} ({worst}; at most 1.01 where chains have converged), and the smallest effective "
+        "sample size is {ess:.0f} ({slowest}; 400 were asked for). Raise num_draws or max_seconds; chains in "
         "separate modes never agree: use SMC, which weights modes by their mass"
     ),
     "particles_lag": (
-        "the moves raised the log likelihood at one temperature after the other: the particles lag behind, many of the "
-        "draws are not where the posterior is, and the log evidence is too low by {lag:.2g} nats or more. Raise "
+        "at one temperature after the other the MCMC steps still raised the log likelihood of the particles: "
+        "these lag "
+        "behind the posterior, many draws lie outside of it, and the log evidence is too low by {lag:.2g} nats or "
+        "more. Raise "
         "num_particles, max_moves and max_leapfrogs; after an update fit again on all rows"
     ),
     "modes_unsettled": _modes_unsettled,
@@ -302,34 +323,38 @@ DRAWS: _Sentences = {
     ),
 }
 MODEL: _Sentences = {
-    "tuning_at_bound": "tuning ended at its bound: the data set no limit to this prior precision or noise",
+    "tuning_at_bound": "the tuned prior precision or noise is at the bound of its range: the data do not "
+    "determine it",
     "cross_validation_at_edge": (
-        "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data set no limit to "
+        "cross-validation ended at the edge of the factors it tries, {factor:g}: the held-out data do not determine "
         "this prior precision. There is no log_evidence: the mode is that of the declared prior, not of one so far "
         "from it"
     ),
     "loader_epoch": (
-        "an epoch of the DataLoader draws {drawn} times from {size} points and shows {points}: the posterior is as "
-        "wide as N = {num_data} points make it, each weighed as often as it is drawn; draw all, once (drop_last=False)"
+        "an epoch of the DataLoader draws {drawn} times from {size} points and contains {points} of them: the "
+        "posterior is "
+        "as wide as for {num_data} points, and each counts as often as it is drawn. Draw every point once "
+        "(drop_last=False)"
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,
     "rows_outside": (
-        "{count} new rows lie further outside of the earlier inputs than those spread: standard units stay those of "
-        "the first fit, and the net extrapolates there. Fit again with a new standardizer"
+        "{count} new rows lie further outside the earlier inputs than these spread: the inputs are standardised "
+        "as in the first fit, and the net extrapolates there. Fit again with a new standardizer"
     ),
     "deterministic_too_large": (
-        "the deterministic {names} would take {gib:.1f} GiB and are not kept: pyro.infer.Predictive(program, "
+        "the deterministic sites {names} would take {gib:.1f} GiB and are not kept: pyro.infer.Predictive(program, "
         "posterior_samples=posterior.stacked()) computes them in parts"
     ),
-    "deterministic_failed": "the deterministic {names} could not be computed at every draw ({reason}) and are not kept",
-    "deterministic_gaps": "the deterministic {name!r} is NaN or infinite in {count} of {draws} draws",
+    "deterministic_failed": "the deterministic sites {names} could not be computed at every draw ({reason}) and "
+    "are not kept",
+    "deterministic_gaps": "the deterministic site {name!r} is NaN or infinite in {count} of {draws} draws",
 }
 RUN: _Sentences = {
     "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
     "float64_run": (
         "the run went on in float64, 1.3 to 2.4 times as slow: {reason}. The draws are float64, and "
-        "posterior.stacked() rounds them to the program's own type; centre and scale the data to stay in float32"
+        "posterior.stacked() rounds them to the type of the program; centre and scale the data to stay in float32"
     ),
     "launched_one_by_one": (
         "{why}: Python launches every operation of every step on {device}, one at a time, and a small model may run "
@@ -338,25 +363,26 @@ RUN: _Sentences = {
 }
 EVIDENCE: _Sentences = {
     "one_island": (
-        "there is one island, which shows neither the error of log_evidence nor whether the particles were enough: "
+        "a single island shows neither the error of log_evidence nor whether there are enough particles: "
         "use num_islands=4"
     ),
     "evidence_uncertain": (
-        "the log evidence is known to lie between {low:.2f} and {high:.2f} only (95 %, by the spread of the islands), "
-        "and each island has as many of the draws as any other: use more num_particles"
+        "the log evidence is uncertain: its 95 % interval, by the spread of the islands, goes from {low:.2f} to "
+        "{high:.2f}, and the islands are weighted equally. Raise num_particles"
     ),
 }
 TABLES: _Sentences = {
     "constant_features": _constant,
-    "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, which goes "
-    "from {low:.6g} to {high:.6g} there: predictions of such rows are the prior's rather than the data's",
+    "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, "
+    "which goes from {low:.6g} to {high:.6g} there: predictions for such rows rest on the prior, not on the data",
     "equals_target": "the feature {feature!r} equals the target {target!r}: drop it",
-    "merged_classes": "classes of the target {target!r} that differ in case alone, such as {one!r}, are one",
+    "merged_classes": "classes of the target {target!r} that differ only in upper and lower case, such as "
+    "{one!r}, are merged",
     "rows_dropped": "{count} of {rows} rows have a missing value and are dropped",
     "column_of_labels": "the column {column!r} is text with {values} different values in {rows} rows ({first!r} …): "
     "taken for a row label and dropped",
     "rare_categories": "the column {column!r} has {categories} categories: the {kept} most frequent have an input "
-    "each, the other {rest} rows have none",
+    "each, and the other {rest} rows have none",
     "new_categories": _new_categories,
     "new_gaps": "the column {column!r} has missing values (rows: {rows}) and had none in the training data: they "
     "are filled with the median there, {fill:g}",

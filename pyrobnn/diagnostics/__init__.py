@@ -7,14 +7,15 @@ Given a tree's `Evidence` instead, they share what they compute.
 
 from __future__ import annotations
 
-from pyrobnn.diagnostics.calibration import pit
 from pyrobnn.diagnostics.convergence import Convergence, convergence
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, fidelity
 from pyrobnn.diagnostics.importance import Importance, importance
 from pyrobnn.diagnostics.judge import audit, diagnose
 from pyrobnn.diagnostics.leave_one_out import loo, loo_pit, refit_points
-from pyrobnn.diagnostics.scores import Score, expected_calibration_error, score
+from pyrobnn.diagnostics.points import pit
+from pyrobnn.diagnostics.prediction_metrics import expected_calibration_error
+from pyrobnn.diagnostics.scores import Score, score
 from pyrobnn.diagnostics.verdict import Check, Verdict
 
 __all__ = [

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from pyrobnn.diagnostics.forecasts import Outcomes, Predictions
 from pyrobnn.diagnostics.predictions import judge
 from pyrobnn.diagnostics.verdict import Verdict
 
 
 def assert_calibrated(
-    predictions: Any,
-    y: Any,
+    predictions: Predictions,
+    y: Outcomes,
     *,
-    x: Any = None,
-    x_train: Any = None,
-    y_train: Any = None,
+    x: Outcomes | None = None,
+    x_train: Outcomes | None = None,
+    y_train: Outcomes | None = None,
     strict: bool = False,
 ) -> Verdict:
     """Raise where `judge` fails predictions, or where there is too little to judge them by.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 import xarray as xr
@@ -13,15 +14,15 @@ from sklearn.preprocessing import StandardScaler
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import COUNTS, NUM_QUANTILES, has_classes, is_censored, same_data
+from pyrobnn.diagnostics.limits import NUM_QUANTILES
+from pyrobnn.diagnostics.points import COUNTS, is_censored, same_data
 
 MEAN = "predict the mean"
 LINEAR = "linear model"
 SHARES = "class shares"
 LOGISTIC = "logistic regression"
 
-Dims = tuple[str, ...]
-Arrays = dict[str, tuple[Dims, np.ndarray]]
+_Arrays = dict[str, tuple[tuple[str, ...], np.ndarray]]
 
 
 def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
@@ -40,20 +41,22 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
         y_new = evidence.values(HELD_OUT, "y")
         if y is None or y_new is None or min(y.ndim, y_new.ndim) == 0:
             continue
-        if len(y) < 3 or len(y_new) == 0:
-            continue
-        if is_censored(evidence):
-            return {}
-        inputs = _inputs(evidence, y, y_new)
-        if has_classes(evidence):
-            labels = y.reshape(-1).astype(int)
-            predictions = _of_classes(labels, len(y_new), _width(evidence), inputs)
-        else:
-            y = y.astype(np.float64).reshape(len(y), -1)
-            y_new = y_new.astype(np.float64).reshape(len(y_new), -1)
-            predictions = _of_regression(y, y_new, inputs, evidence.likelihood in COUNTS)
-        return {label: _evidence(evidence, arrays) for label, arrays in predictions.items()}
+        if len(y) >= 3 and len(y_new) > 0:
+            return {} if is_censored(evidence) else _baselines_of(evidence, y, y_new)
     return {}
+
+
+def _baselines_of(evidence: Evidence, y: np.ndarray, y_new: np.ndarray) -> dict[str, Evidence]:
+    """The baselines of training outcomes y and held-out ones, by their names."""
+    inputs = _inputs(evidence, y, y_new)
+    if evidence.has_classes:
+        labels = y.reshape(-1).astype(int)
+        predictions = _of_classes(labels, len(y_new), _width(evidence), inputs)
+    else:
+        y = y.astype(np.float64).reshape(len(y), -1)
+        y_new = y_new.astype(np.float64).reshape(len(y_new), -1)
+        predictions = _of_regression(y, y_new, inputs, evidence.likelihood in COUNTS)
+    return {label: _evidence(evidence, arrays) for label, arrays in predictions.items()}
 
 
 def _inputs(
@@ -85,63 +88,85 @@ def _width(evidence: Evidence) -> int:
 def _of_regression(
     y: np.ndarray,
     y_new: np.ndarray,
-    pair: tuple[np.ndarray, np.ndarray] | None,
+    inputs: tuple[np.ndarray, np.ndarray] | None,
     counts: bool,
-) -> dict[str, Arrays]:
+) -> dict[str, _Arrays]:
     ones = np.ones((len(y), 1))
     ones_new = np.ones((len(y_new), 1))
     designs = {MEAN: (ones, ones_new)}
-    if pair is not None:
-        x, x_new = pair
+    if inputs is not None:
+        x, x_new = inputs
         designs[LINEAR] = (np.hstack([ones, x]), np.hstack([ones_new, x_new]))
+    predictions: dict[str, _Arrays] = {}
+    for label, (design, design_new) in designs.items():
+        line = _least_squares(design, y, design_new)
+        if line is not None:
+            predictions[label] = _arrays(line, None if counts else y_new)
+    return predictions
+
+
+class _Line(NamedTuple):
+    """Predictions of least squares: mean (point, output), its variance, and the residuals' variance (output,)."""
+
+    mean: np.ndarray
+    mean_var: np.ndarray
+    noise: np.ndarray
+
+
+def _least_squares(design: np.ndarray, y: np.ndarray, design_new: np.ndarray) -> _Line | None:
+    """Least squares of y (N, output) on a design (N, column), at new rows.
+
+    None where too few rows are left for noise.
+    """
+    coefficients, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
+    if len(y) <= rank + 1:
+        return None
+    noise = ((y - design @ coefficients) ** 2).sum(0) / (len(y) - rank)
+    covariance = np.linalg.pinv(design.T @ design)
+    leverage = np.einsum("ij,jk,ik->i", design_new, covariance, design_new)
+    return _Line(design_new @ coefficients, leverage[:, None] * noise, noise)
+
+
+def _arrays(line: _Line, y_new: np.ndarray | None) -> _Arrays:
+    """The variables of normal predictions; with a log density of the outcomes, where these are given."""
     levels = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
     z = stats.norm.ppf(levels)[:, None, None]
+    sd = np.sqrt(line.noise + line.mean_var)
     point = ("pred_point", "output")
-    predictions: dict[str, Arrays] = {}
-    for label, (design, design_new) in designs.items():
-        coefficients, _, rank, _ = np.linalg.lstsq(design, y, rcond=None)
-        if len(y) <= rank + 1:
-            continue
-        noise = ((y - design @ coefficients) ** 2).sum(0) / (len(y) - rank)
-        covariance = np.linalg.pinv(design.T @ design)
-        leverage = np.einsum("ij,jk,ik->i", design_new, covariance, design_new)
-        mean = design_new @ coefficients
-        mean_var = leverage[:, None] * noise
-        sd = np.sqrt(noise + mean_var)
-        predictions[label] = {
-            "mean": (point, mean),
-            "aleatoric_var": (point, np.broadcast_to(noise, mean.shape)),
-            "epistemic_var": (point, mean_var),
-            "y_sample": (("sample", *point), mean + sd * z),
-        }
-        if not counts:
-            log_prob = stats.norm.logpdf(y_new, mean, sd).sum(1)
-            predictions[label]["log_prob"] = (point[:1], log_prob)
-    return predictions
+    arrays: _Arrays = {
+        "mean": (point, line.mean),
+        "aleatoric_var": (point, np.broadcast_to(line.noise, line.mean.shape)),
+        "epistemic_var": (point, line.mean_var),
+        "y_sample": (("sample", *point), line.mean + sd * z),
+    }
+    if y_new is not None:
+        arrays["log_prob"] = (point[:1], stats.norm.logpdf(y_new, line.mean, sd).sum(1))
+    return arrays
 
 
 def _of_classes(
     labels: np.ndarray,
     num_new: int,
     width: int,
-    pair: tuple[np.ndarray, np.ndarray] | None,
-) -> dict[str, Arrays]:
+    inputs: tuple[np.ndarray, np.ndarray] | None,
+) -> dict[str, _Arrays]:
     # Laplace's rule: a class without data is not impossible
     counts = np.bincount(labels, minlength=width) + 1.0
     by_label = {SHARES: np.tile(counts / counts.sum(), (num_new, 1))}
     present = np.unique(labels)
-    if pair is not None and len(present) > 1:
+    if inputs is not None and len(present) > 1:
+        x, x_new = inputs
         # a baseline that has all but converged is one
         with warnings.catch_warnings(action="ignore"):
-            fitted = LogisticRegression(max_iter=500).fit(pair[0], labels)
+            fitted = LogisticRegression(max_iter=500).fit(x, labels)
         probs = np.full((num_new, len(counts)), 1e-12)
-        probs[:, present] = fitted.predict_proba(pair[1])
+        probs[:, present] = fitted.predict_proba(x_new)
         by_label[LOGISTIC] = probs / probs.sum(1, keepdims=True)
     dims = ("pred_point", "class")
     return {label: {"probs": (dims, probs)} for label, probs in by_label.items()}
 
 
-def _evidence(evidence: Evidence, predictions: Arrays) -> Evidence:
+def _evidence(evidence: Evidence, predictions: _Arrays) -> Evidence:
     """A tree of predictions beside the outcomes of `evidence`."""
     if "probs" in predictions:
         labels = np.asarray(evidence.values(HELD_OUT, "y")).reshape(-1).astype(int)

@@ -19,7 +19,9 @@ from pyrobnn.core.checks import check_type
 from pyrobnn.core.groups import (
     FUNCTION,
     LOG_LIKELIHOOD,
+    OBSERVED_DATA,
     POSTERIOR,
+    POSTERIOR_PREDICTIVE,
     PREDICTIONS,
     SAMPLE_DIMS,
     SAMPLE_STATS,
@@ -27,14 +29,18 @@ from pyrobnn.core.groups import (
 
 #: rates at which a check of a right model may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
+#: replicates from which on a predictive distribution is read
+FEWEST_DRAWS = 25
 #: sds of the function by which a linearised net may differ from the net and still be it: of the shifts that pass less
 #: than half
-LINEAR = 0.1
+_LINEAR = 0.1
+#: likelihoods of labels
+_CLASSES = ("categorical", "bernoulli", "ordinal")
 #: how the names of a net's weights begin
 WEIGHTS = "net."
 
-Options = ParamSpec("Options")
-Result = TypeVar("Result")
+_Options = ParamSpec("_Options")
+_Result = TypeVar("_Result")
 
 #: how libraries write the names that ArviZ's converters give them
 _LIBRARIES = {
@@ -227,7 +233,7 @@ class Evidence:
         if not of_net or self.settings.get("predictive") != "linearized":
             return False
         error = self.values(FUNCTION, "linearization_error")
-        return error is None or not float(error) <= LINEAR
+        return error is None or not float(error) <= _LINEAR
 
     @property
     def held_sites(self) -> list[str]:
@@ -322,6 +328,75 @@ class Evidence:
             return np.concatenate(terms, axis=-1)
         return terms[0] if terms else None
 
+    @functools.cached_property
+    def log_target(self) -> np.ndarray | None:
+        """Log density (chain, draw) of the model that the draws predict with, or None.
+
+        Of a linearised net this is not the model's own: a Gauss-Newton Gaussian is the posterior of that net, whatever
+        the posterior of the net itself is. A pass then says nothing of the draws
+        (:func:`~pyrobnn.diagnostics.judge.diagnose`).
+        """
+        stored = self.draws(SAMPLE_STATS, "log_p")
+        if stored is None or not self.is_linearized:
+            return stored
+        prior = self.draws(FUNCTION, "log_prior")
+        likelihood = self.draws(FUNCTION, "log_likelihood")
+        if prior is None or likelihood is None:
+            return stored
+        alike = prior.shape == likelihood.shape == stored.shape
+        return prior + likelihood if alike else stored
+
+    @property
+    def predicts_classes(self) -> bool:
+        """Whether the tree predicts class probabilities."""
+        return self.variable(PREDICTIONS, "probs") is not None
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the outcome is a label: the tree predicts probabilities, or its likelihood is one of classes."""
+        return self.predicts_classes or self.likelihood in _CLASSES
+
+    @property
+    def outcome(self) -> str | None:
+        """Name of the observed variable: ``y``, or whatever it is called where it is the only one."""
+        return _only(self.names(OBSERVED_DATA))
+
+    @property
+    def outcome_and_replicates(self) -> tuple[xr.DataArray, xr.DataArray] | None:
+        """The outcome of the training data and its replicates: ``y``, or under whatever name if it is the only one."""
+        replicated = self.names(POSTERIOR_PREDICTIVE)
+        name = _only([name for name in self.names(OBSERVED_DATA) if name in replicated])
+        if name is None:
+            return None
+        y = self.variable(OBSERVED_DATA, name)
+        draws = self.variable(POSTERIOR_PREDICTIVE, name)
+        if y is None or draws is None or not set(SAMPLE_DIMS) <= set(draws.dims):
+            return None
+        return y, draws
+
+    def replicates(self, *, whole: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
+        """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
+
+        With `whole` also those of labels and counts that are kept as integers.
+        """
+        pair = self.outcome_and_replicates
+        if pair is None:
+            return None
+        y = pair[0].values
+        draws = draws_first(pair[1])
+        sample = self.values(POSTERIOR_PREDICTIVE, "y_sample")
+        if sample is not None and len(draws) < FEWEST_DRAWS:
+            draws = sample
+        if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
+            return None
+        if y.dtype.kind not in ("fiub" if whole else "f"):
+            return None
+        return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
+
+    def point_kinds(self, num_points: int, at: str) -> np.ndarray:
+        """Kind of each point of a function: at "probes" that of the probe, elsewhere "train"."""
+        return self.probe_kinds(num_points) if at == "probes" else np.full(num_points, "train")
+
     def probe_kinds(self, num_probes: int) -> np.ndarray:
         """Kind of each probe ("train", "between", "outside"); all "train" where the tree does not say."""
         kinds = self.values(FUNCTION, "probe_kind")
@@ -344,13 +419,26 @@ class Evidence:
         return f"probe {probe}, {', '.join(named or shown)}{ellipsis}"
 
 
-def _as_text(value: object) -> str:
+def _as_text(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def _only(names: list[str]) -> str | None:
+    """``y``, or the only name where there is one."""
+    if "y" in names:
+        return "y"
+    return names[0] if len(names) == 1 else None
+
+
+def draws_first(array: xr.DataArray) -> np.ndarray:
+    """Chains and draws merged into one leading axis: shape (sample, ...)."""
+    ordered = array.transpose(*SAMPLE_DIMS, ...).values
+    return ordered.reshape(ordered.shape[0] * ordered.shape[1], *ordered.shape[2:])
+
+
 def statistic(
-    function: Callable[Concatenate[Evidence, Options], Result],
-) -> Callable[Concatenate[xr.DataTree | Evidence, Options], Result]:
+    function: Callable[Concatenate[Evidence, _Options], _Result],
+) -> Callable[Concatenate[xr.DataTree | Evidence, _Options], _Result]:
     """A function of an Evidence as one of a DataTree or an Evidence, computed once per Evidence and options.
 
     What it finds is shared: callers must not change it. Errors are not remembered.
@@ -359,7 +447,9 @@ def statistic(
     subject, *options = signature.parameters.values()
 
     @functools.wraps(function)
-    def once(tree: xr.DataTree | Evidence, *args: Options.args, **kwargs: Options.kwargs) -> Result:
+    def once(
+        tree: xr.DataTree | Evidence, *args: _Options.args, **kwargs: _Options.kwargs
+    ) -> _Result:
         evidence = Evidence.of(tree)
         bound = signature.bind(evidence, *args, **kwargs)
         bound.apply_defaults()

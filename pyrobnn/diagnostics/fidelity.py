@@ -9,13 +9,12 @@ import xarray as xr
 from scipy import stats
 
 from pyrobnn.core.groups import FUNCTION, HELD_OUT, PREDICTIONS
-from pyrobnn.diagnostics.convergence import RHAT_LIMITS, convergence
+from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
+from pyrobnn.diagnostics.grades import Found, Limits, by_kind, grade_by_kind
+from pyrobnn.diagnostics.limits import RHAT_LIMITS
 
 _MAX_COLUMNS = 512
-#: share of the points that the looser limits are held against
-MOST = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,77 +52,33 @@ def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) ->
     return _fidelity(Evidence.of(tree), Evidence.of(reference, "reference"))
 
 
-def by_kind(values: np.ndarray, evidence: Evidence, at: str) -> dict[str, np.ndarray]:
-    """The values (point, output) of each kind of probe, named by where it lies; all as one elsewhere. Without NaN."""
-    kinds = evidence.probe_kinds(len(values)) if at == "probes" else np.full(len(values), "train")
-    words = {
-        "train": "at the data",
-        "between": "between the data",
-        "outside": "outside the data",
-    }
-    by_place = {}
-    for kind in np.unique(kinds):
-        at_kind = values[kinds == kind].ravel()
-        known = at_kind[~np.isnan(at_kind)]
-        if known.size:
-            by_place[words.get(str(kind), "there")] = known
-    return by_place
-
-
-def grade_by_kind(
-    shift: np.ndarray,
-    ratio: np.ndarray,
-    evidence: Evidence,
-    at: str,
-    limits: tuple[float, ...],
-) -> Status:
-    """The grade of sizes of shifts (sd) and of ratios of sds, at most 1, (point, output) at each kind of point.
-
-    In the median, and at nine in ten points: of these with twice the limits of the shift, and half those of the ratio.
-    """
-    near, far, alike, unlike = limits[:4]
-    grades = []
-    for shifts in by_kind(shift, evidence, at).values():
-        grades.append(grade(float(np.median(shifts)), near, far))
-        grades.append(grade(float(np.quantile(shifts, MOST)), 2.0 * near, 2.0 * far))
-    for ratios in by_kind(ratio, evidence, at).values():
-        grades.append(
-            grade(
-                float(np.median(ratios)),
-                alike,
-                unlike,
-                higher=True,
-            )
-        )
-        low = float(np.quantile(ratios, 1.0 - MOST))
-        grades.append(grade(low, unlike, unlike / 2, higher=True))
-    return worse(*grades)
-
-
-def against(evidence: Evidence, limits: tuple[float, ...], reference: Evidence) -> Found:
+def against(evidence: Evidence, limits: Limits, reference: Evidence) -> Found:
     """How far the function is from the reference's, and whether it is as uncertain."""
     comparison = _fidelity(evidence, reference)
     if comparison.per_point is None:
         return Found("info", None, "not_comparable")
     if not _can_judge(reference):
         return Found("info", None, "reference_undecided")
-    remedy = evidence.remedy
-    if evidence.claim == "exact" and not evidence.is_iid:
-        remedy = "One of the two has missed a part: run both for longer, from new starts."
-    at = comparison.at
     distance = comparison.per_point["wasserstein"].values
-    ratio = comparison.per_point["sd_ratio"].values
-    gap = np.log(np.maximum(ratio, 1e-12))
-    status = grade_by_kind(distance, np.exp(-np.abs(gap)), evidence, at, limits)
-    distances = by_kind(distance, evidence, at).values()
-    median = max(float(np.median(values)) for values in distances)
-    gaps = [float(np.median(values)) for values in by_kind(gap, evidence, at).values()]
+    log_ratio = np.log(np.maximum(comparison.per_point["sd_ratio"].values, 1e-12))
+    kinds = evidence.point_kinds(len(distance), comparison.at)
+    status = grade_by_kind(distance, np.exp(-np.abs(log_ratio)), kinds, limits)
+    median = max(float(np.median(distances)) for distances in by_kind(distance, kinds))
+    median_log_ratios = [float(np.median(ratios)) for ratios in by_kind(log_ratio, kinds)]
     numbers = {
-        "at": at,
+        "at": comparison.at,
         "distance": median,
-        "ratio": float(np.exp(max(gaps, key=abs))),
+        "ratio": float(np.exp(max(median_log_ratios, key=abs))),
+        "remedy": _remedy(evidence),
     }
-    return Found(status, median, "", numbers | {"remedy": remedy}, limits[0])
+    return Found(status, median, "", numbers, limits[0])
+
+
+def _remedy(evidence: Evidence) -> str:
+    """What to do where a posterior differs from its reference, which two exact samplers never should."""
+    if evidence.claim == "exact" and not evidence.is_iid:
+        return "One of the two has missed a part: run both for longer, from new starts."
+    return evidence.remedy
 
 
 def _alike(ours: np.ndarray, theirs: np.ndarray) -> bool:
@@ -144,31 +99,34 @@ def _fidelity(evidence: Evidence, reference: Evidence) -> Fidelity:
         at = "held-out points"
     if functions is None:
         return Fidelity(None, at)
-    f, reference_f = (_draw_by_point(values) for values in functions)
+    f, reference_f = (_draw_by_point(draws) for draws in functions)
     finite = np.isfinite(f).all() and np.isfinite(reference_f).all()
     if f.shape[1:] != reference_f.shape[1:] or not finite:
         return Fidelity(None, at)
     stride = -(-f.shape[1] * f.shape[2] // _MAX_COLUMNS)
-    f = f[:, ::stride]
-    reference_f = reference_f[:, ::stride]
+    return Fidelity(_distances(f[:, ::stride], reference_f[:, ::stride]), at)
+
+
+def _distances(f: np.ndarray, reference_f: np.ndarray) -> xr.Dataset | None:
+    """`Fidelity.per_point` of draws (draw, point, output); NaN where the reference does not vary, None if nowhere."""
     scale = reference_f.std(axis=0)
     # a function may be held at a point, as that of a net without a bias is at zero
-    moves = scale > 0.0
-    if not moves.any():
-        return Fidelity(None, at)
+    varies = scale > 0.0
+    if not varies.any():
+        return None
     distance = np.full(scale.shape, np.nan)
-    for point, output in zip(*np.nonzero(moves)):
+    for point, output in zip(*np.nonzero(varies)):
         shift = stats.wasserstein_distance(f[:, point, output], reference_f[:, point, output])
         distance[point, output] = shift / scale[point, output]
-    ratio = np.where(moves, f.std(axis=0) / scale, np.nan)
+    ratio = np.where(varies, f.std(axis=0) / scale, np.nan)
     dims = ("point", "output")
-    return Fidelity(xr.Dataset({"wasserstein": (dims, distance), "sd_ratio": (dims, ratio)}), at)
+    return xr.Dataset({"wasserstein": (dims, distance), "sd_ratio": (dims, ratio)})
 
 
-Functions = tuple[np.ndarray, np.ndarray]
+_Functions = tuple[np.ndarray, np.ndarray]
 
 
-def _at_probes(evidence: Evidence, reference: Evidence) -> Functions | None:
+def _at_probes(evidence: Evidence, reference: Evidence) -> _Functions | None:
     """The draws of both functions at their probes; None unless these are the same."""
     x = evidence.values(FUNCTION, "probe_x")
     reference_x = reference.values(FUNCTION, "probe_x")
@@ -179,7 +137,7 @@ def _at_probes(evidence: Evidence, reference: Evidence) -> Functions | None:
     return evidence.f, reference.f
 
 
-def _at_held_out_points(evidence: Evidence, reference: Evidence) -> Functions | None:
+def _at_held_out_points(evidence: Evidence, reference: Evidence) -> _Functions | None:
     """The draws of both functions at the held-out points; None where these are known to differ."""
     x = evidence.values(HELD_OUT, "x")
     reference_x = reference.values(HELD_OUT, "x")

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from math import log10
 
 import numpy as np
-from arviz_stats.base import array_stats
-from scipy.special import logsumexp
 
-from pyrobnn.core.groups import FUNCTION, SAMPLE_STATS
-from pyrobnn.diagnostics.convergence import ENOUGH_DRAWS, named_sites, quantities
+from pyrobnn.core.groups import SAMPLE_STATS
+from pyrobnn.diagnostics.convergence import named_sites, quantities
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.target import SIGMAS, function_moves
-from pyrobnn.diagnostics.verdict import Found, Status, grade, worse
-
-# the Pareto tail is a fifth of the draws and needs five
-FEWEST_WEIGHTED = 25
-_FLAT = 1e-9
-#: k-hat above which no number of draws makes the weights reliable (Vehtari et al., 2024, section 3.2)
-PARETO_K = 0.7
-
-
-def good_k(num_draws: int) -> float:
-    """Largest Pareto k-hat at which `num_draws` importance draws still give a reliable estimate.
-
-    min(1 − 1/log10 S, 0.7), equation 13 of Vehtari et al. (2024).
-
-    >>> round(good_k(4000), 2), round(good_k(200), 2)
-    (0.7, 0.57)
-    """
-    return max(0.0, min(1.0 - 1.0 / log10(num_draws), PARETO_K)) if num_draws > 10 else 0.0
+from pyrobnn.diagnostics.grades import Found, Limits, Status, grade, worse
+from pyrobnn.diagnostics.limits import ENOUGH_DRAWS, SIGMAS
+from pyrobnn.diagnostics.pareto import FEWEST_WEIGHTED, PARETO_K, good_k, pareto_smooth
+from pyrobnn.diagnostics.target import function_moves
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,66 +33,6 @@ class Importance:
 
 
 @statistic
-def log_target(evidence: Evidence) -> np.ndarray | None:
-    """Log density (chain, draw) of the model that the draws predict with, or None.
-
-    Of a linearised net this is not the model's own: a Gauss-Newton Gaussian is the posterior of that net, whatever the
-    posterior of the net itself is. A pass then says nothing of the draws (:func:`~pyrobnn.diagnostics.judge.diagnose`).
-    """
-    stored = evidence.draws(SAMPLE_STATS, "log_p")
-    if stored is None or not evidence.is_linearized:
-        return stored
-    prior = evidence.draws(FUNCTION, "log_prior")
-    likelihood = evidence.draws(FUNCTION, "log_likelihood")
-    if prior is None or likelihood is None or not prior.shape == likelihood.shape == stored.shape:
-        return stored
-    return prior + likelihood
-
-
-def pareto_smooth(log_ratio: np.ndarray, r_eff: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
-    """Pareto-smoothed log weights and k-hat of log ratios log p − log q.
-
-    ArviZ's ``psislw`` takes the *negative* log ratio; this takes the ratio. A flat ratio (q is p) has k-hat 0; one
-    whose tail underflows, or consists of copies of one draw, has k-hat infinity.
-
-    Args:
-        log_ratio: (…, chain, draw).
-        r_eff: effective draws per draw, which sets how many make the tail.
-
-    Returns:
-        Log weights (…, chain, draw), each normalised over its draws, and k-hat (…).
-    """
-    scale = np.maximum(1.0, np.abs(log_ratio).max(axis=(-2, -1)))
-    flat = np.ptp(log_ratio, axis=(-2, -1)) <= _FLAT * scale
-    with warnings.catch_warnings(action="ignore"), np.errstate(all="ignore"):
-        log_weights, k = _psislw(log_ratio, r_eff)
-    # where the tail underflows, psislw answers NaN weights with a small k-hat, the opposite of the truth
-    degenerate = ~(np.isfinite(k) & np.isfinite(log_weights).all(axis=(-2, -1)))
-    raw = log_ratio - logsumexp(
-        log_ratio,
-        axis=(-2, -1),
-        keepdims=True,
-    )
-    log_weights = np.where(degenerate[..., None, None], raw, log_weights)
-    return log_weights, np.where(flat, 0.0, np.where(degenerate, np.inf, k))
-
-
-def _psislw(log_ratio: np.ndarray, r_eff: float) -> tuple[np.ndarray, np.ndarray]:
-    """ArviZ's smoothing, with NaN for the rows whose largest ratios are all the same: it refuses them all for one."""
-    try:
-        return array_stats.psislw(
-            -log_ratio,
-            r_eff=r_eff,
-            axis=(-2, -1),
-        )
-    except ValueError:
-        if log_ratio.ndim == 2:
-            return np.full(log_ratio.shape, np.nan), np.array(np.nan)
-        rows = [_psislw(row, r_eff) for row in log_ratio]
-        return np.stack([row[0] for row in rows]), np.stack([row[1] for row in rows])
-
-
-@statistic
 def importance(evidence: Evidence) -> Importance | None:
     """Pareto-smoothed importance weights p/q of the draws of an approximation.
 
@@ -127,7 +48,7 @@ def importance(evidence: Evidence) -> Importance | None:
     References:
         Pareto smoothed importance sampling (Vehtari et al., 2024) https://jmlr.org/papers/v25/19-556.html
     """
-    log_p = log_target(evidence)
+    log_p = evidence.log_target
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None or log_p.size < FEWEST_WEIGHTED:
         return None
@@ -139,13 +60,13 @@ def importance(evidence: Evidence) -> Importance | None:
     return Importance(float(k), log_weights, good_k(log_p.size), effective)
 
 
-def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def weighted(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether importance weights change the function, or the named sites of a program; otherwise their k-hat.
 
     A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays as it is when
     draws are moved: a heavy tail suffices for it. Of a program it decides, for moves do not find the neck of a funnel.
     """
-    log_p = log_target(evidence)
+    log_p = evidence.log_target
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if log_p is None or log_q is None:
         return None
@@ -171,7 +92,7 @@ def weighted(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     return Found(status, effects["ratio"], "", numbers, limits[2])
 
 
-def _unreliable(evidence: Evidence, smoothed: Importance, limits: tuple[float, ...]) -> Found:
+def _unreliable(evidence: Evidence, smoothed: Importance, limits: Limits) -> Found:
     """What a k-hat beyond its limit says: nothing where a heavy tail alone may explain it."""
     numbers = {"khat": f"{smoothed.k:.2f}", "remedy": evidence.remedy}
     value = float(smoothed.k) if np.isfinite(smoothed.k) else None
@@ -187,7 +108,7 @@ def _unreliable(evidence: Evidence, smoothed: Importance, limits: tuple[float, .
 
 
 def _corrected(
-    evidence: Evidence, smoothed: Importance, limits: tuple[float, ...]
+    evidence: Evidence, smoothed: Importance, limits: Limits
 ) -> tuple[Status, dict[str, float]]:
     """How far weighting moves distribution functions, in the median of the probes or at the worst named site, and sds.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -22,8 +23,7 @@ from pyrobnn.core.groups import (
 )
 from pyrobnn.diagnostics.convergence import quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, spread
-from pyrobnn.diagnostics.points import has_classes, replicates
-from pyrobnn.diagnostics.verdict import Found, Status, grade
+from pyrobnn.diagnostics.grades import Found, Limits, Status, grade
 
 #: what other checks, scores and figures are made of; of a sampler's statistics only `_STATS` are read
 _READ = (
@@ -56,7 +56,7 @@ def hopeless(evidence: Evidence) -> Found | None:
     return Found("fail", float(count), "draws_not_finite", {"count": count}) if count else None
 
 
-def finite(evidence: Evidence, _: tuple[float, ...]) -> Found | None:
+def finite(evidence: Evidence, _: Limits) -> Found | None:
     """Whether all that is read is finite; an infinite variance is allowed."""
     counts: dict[str, int] = {}
     for group in _READ:
@@ -92,7 +92,7 @@ def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count}
 
 
-def fit(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def fit(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the fit ran to its end, at temperature one and without findings of its own."""
     optimum = _optimum(evidence, limits)
     if optimum is not None and optimum.status == "fail":
@@ -112,21 +112,22 @@ def _warned(evidence: Evidence) -> Found | None:
     stored = evidence.json("findings")
     if not isinstance(stored, list):
         warnings = evidence.json("warnings")
-        texts = [str(warning) for warning in warnings] if isinstance(warnings, list) else []
-        return _fit_warned("warn", texts, texts) if texts else None
-    texts = [str(finding) for finding in findings(stored) if finding.code in DRAWS]
-    unusable = [str(finding) for finding in findings(stored) if finding.code in _UNUSABLE]
-    if unusable:
-        return _fit_warned("fail", texts, unusable)
-    return _fit_warned("warn", texts, texts) if texts else None
+        return _fit_warned("warn", list(map(str, warnings)) if isinstance(warnings, list) else [])
+    of_draws = [finding for finding in findings(stored) if finding.code in DRAWS]
+    # the one that is shown is of those that spoil the draws
+    of_draws.sort(key=lambda finding: finding.code not in _UNUSABLE)
+    unusable = any(finding.code in _UNUSABLE for finding in of_draws)
+    return _fit_warned("fail" if unusable else "warn", list(map(str, of_draws)))
 
 
-def _fit_warned(status: Status, texts: list[str], shown: list[str]) -> Found:
-    numbers = {"first": shown[0].rstrip(".")}
+def _fit_warned(status: Status, texts: list[str]) -> Found | None:
+    if not texts:
+        return None
+    numbers = {"first": texts[0].rstrip(".")}
     return Found(status, float(len(texts)), "fit_warned", numbers, 0.0)
 
 
-def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def _optimum(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the search ended short of its optimum, by what the fit found that more steps would gain."""
     measured = evidence.number("gain_left", np.nan)
     fall = evidence.number("fall_left", np.nan)
@@ -150,7 +151,7 @@ def _optimum(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     return None if gain <= limit else Found(status, gain, "unfinished", limit=limit)
 
 
-def claim(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def claim(evidence: Evidence, limits: Limits) -> Found | None:
     r"""Whether the draws can be those of a posterior, and whether they can be compared with one.
 
     Draws without a density of their own must at least differ. The number of parameters that they leave open is
@@ -165,41 +166,54 @@ def claim(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     known = evidence.variable(SAMPLE_STATS, "log_q") is not None or evidence.claim == "exact"
     if not evidence.is_iid or known:
         return None
-    pointwise = evidence.log_likelihood
-    if pointwise is not None and pointwise[..., :1].size > 3 and np.isfinite(pointwise).all():
-        effective = float(pointwise.astype(np.float64).var(axis=(0, 1), ddof=1).sum())
-        if effective < limits[0]:
-            return Found("warn", effective, "one_point", numbers)
+    effective = _effective_parameters(evidence)
+    if effective is not None and effective < limits[0]:
+        return Found("warn", effective, "one_point", numbers)
     # what was fitted by its density was cut short where that is missing, or the tree is another's
     code = "density_missing" if evidence.claim == "approximate" else "no_density"
     return Found("warn", None, code, numbers)
 
 
+def _effective_parameters(evidence: Evidence) -> float | None:
+    """The number of parameters that the draws leave open; None of three draws or fewer."""
+    pointwise = evidence.log_likelihood
+    if pointwise is None or pointwise[..., :1].size <= 3 or not np.isfinite(pointwise).all():
+        return None
+    return float(pointwise.astype(np.float64).var(axis=(0, 1), ddof=1).sum())
+
+
 # the rows of the data
 
 
-def rows(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def rows(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether held-out rows are training rows, and whether training rows are copies of one another."""
     train = _rows(evidence, CONSTANT_DATA, OBSERVED_DATA)
     test = _rows(evidence, HELD_OUT, HELD_OUT)
     if not train:
         return None
-    known = Counter(train)
-    copies = 1.0 - len(known) / len(train)
-    # of data that repeat themselves as many rows are found in a part as within it
-    natural = sum(count > 1 for count in map(known.__getitem__, train)) / len(train)
-    if copies > limits[2] and _continuous(evidence, len(known)):
+    copies = 1.0 - len(set(train)) / len(train)
+    if copies > limits[2] and _continuous(evidence, len(set(train))):
         return Found("warn", copies, "rows_repeated", {"count": len(train)}, limits[2])
     if not test:
         return None
-    share = sum(row in known for row in test) / len(test)
+    share, natural = _exactly(train, test)
     if share <= natural + limits[0]:
         shares = [(share, natural), _nearly(train, test)]
         share, natural = max(shares, key=lambda pair: pair[0] - pair[1])
-    status: Status = "fail" if share > natural + limits[1] else "warn"
     if share <= natural + limits[0]:
         return None
+    status: Status = "fail" if share > natural + limits[1] else "warn"
     return Found(status, share, "", {"count": len(test), "natural": natural}, natural + limits[0])
+
+
+def _exactly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
+    """Shares of held-out rows that are training rows, and of training rows that occur again.
+
+    Of data that repeat themselves as many rows are found in a part as within it.
+    """
+    counts = Counter(train)
+    natural = sum(counts[row] > 1 for row in train) / len(train)
+    return sum(row in counts for row in test) / len(test), natural
 
 
 def _continuous(evidence: Evidence, distinct: int) -> bool:
@@ -245,7 +259,7 @@ def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
 # the rows of the audit
 
 
-def copied_chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def copied_chains(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether chains make the same moves draw by draw, or the opposite ones: R-hat calls that agreement."""
     moves = np.array([np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:8]])
     if moves.ndim < 3 or moves.shape[1] < 2 or moves.shape[2] < 20:
@@ -259,7 +273,7 @@ def copied_chains(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     return Found("fail" if copies else "pass", copies, "", {"named": named}, 0.0)
 
 
-def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def repeated_draws(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether a draw returns later than right after itself: a continuous posterior never gives one twice."""
     columns = [
         flattened(draws, 2).astype(np.float64)
@@ -286,41 +300,23 @@ def repeated_draws(evidence: Evidence, limits: tuple[float, ...]) -> Found | Non
     )
 
 
-def log_likelihood(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def log_likelihood(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the log-likelihood is that of the data beside it, in nats per datum: neither of other rows nor tempered.
 
     By the total that is stored with the function; by how often replicates of one output come near the outcome, in the
     median over data and by their order.
     """
     pointwise = evidence.log_likelihood
-    outcomes = replicates(evidence, whole=True)
     if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():
         return None
     off_total = _off_total(evidence, pointwise)
     if off_total > limits[0]:
         return Found(grade(off_total, *limits), off_total)
-    if outcomes is None or outcomes[1].shape != (pointwise.shape[2], 1):
+    estimate = _by_replicates(evidence, pointwise)
+    if estimate is None or len(estimate.log_share) < 8:
         return None
-    rows = spread(pointwise.shape[2], 500)
-    draws, y = (values[..., rows, 0].astype(np.float64) for values in outcomes)
-    flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
-    lppd = logsumexp(flat, axis=0) - np.log(len(flat))
-    whole = has_classes(evidence) or bool((draws == np.round(draws)).all())
-    estimate = _log_mass(draws, y, lppd) if whole else _log_density(draws, y)
-    if estimate is None:
-        return None
-    log_share, error, use = estimate
-    if use.sum() < 8:
-        return None
-    # the median size of a normal error is 0.674 of its sd, with a standard error of 0.787 / sqrt(N)
-    chance = (0.674 + 3.0 * 0.787 / np.sqrt(use.sum())) * error
-    size = float(np.median(np.abs(lppd - log_share)[use]))
-    off = float(np.sqrt(max(size**2 - chance**2, 0.0)))
-    if not whole and float(log_share[use].std()) > 3.0 * error:
-        correlation = stats.spearmanr(lppd[use], log_share[use]).statistic
-        if correlation < 2.0 / np.sqrt(use.sum()):
-            return Found("fail", off)
-    return Found(grade(off, *limits), off)
+    off = estimate.off
+    return Found("fail" if estimate.is_unordered else grade(off, *limits), off)
 
 
 def _off_total(evidence: Evidence, pointwise: np.ndarray) -> float:
@@ -329,6 +325,56 @@ def _off_total(evidence: Evidence, pointwise: np.ndarray) -> float:
     if total is None or total.shape != pointwise.shape[:2] or not np.isfinite(total).all():
         return 0.0
     return float(np.abs(pointwise.sum(-1, dtype=np.float64) - total).max()) / pointwise.shape[2]
+
+
+class _ByReplicates(NamedTuple):
+    """The predictive of single data as the log-likelihood has it, and as replicates have it.
+
+    Args:
+        lppd: log p(y_i | y) by the stored log-likelihood (datum,).
+        log_share: its estimate from replicates near y_i (datum,).
+        error: the standard error of one of these.
+        whole: whether outcomes are labels or whole numbers.
+    """
+
+    lppd: np.ndarray
+    log_share: np.ndarray
+    error: float
+    whole: bool
+
+    @property
+    def off(self) -> float:
+        """The median distance of the two in nats, less what chance explains of it."""
+        # the median size of a normal error is 0.674 of its sd, with a standard error of 0.787 / sqrt(N)
+        chance = (0.674 + 3.0 * 0.787 / np.sqrt(len(self.lppd))) * self.error
+        size = float(np.median(np.abs(self.lppd - self.log_share)))
+        return float(np.sqrt(max(size**2 - chance**2, 0.0)))
+
+    @property
+    def is_unordered(self) -> bool:
+        """Whether the two do not even go together over the data, although the densities differ beyond their error."""
+        if self.whole or not float(self.log_share.std()) > 3.0 * self.error:
+            return False
+        correlation = stats.spearmanr(self.lppd, self.log_share).statistic
+        return bool(correlation < 2.0 / np.sqrt(len(self.lppd)))
+
+
+def _by_replicates(evidence: Evidence, pointwise: np.ndarray) -> _ByReplicates | None:
+    """The two predictives of at most 500 data that replicates say something of; None where there are no replicates."""
+    outcomes = evidence.replicates(whole=True)
+    num_data = pointwise.shape[2]
+    if outcomes is None or outcomes[1].shape != (num_data, 1):
+        return None
+    rows = spread(num_data, 500)
+    draws, y = (values[..., rows, 0].astype(np.float64) for values in outcomes)
+    flat = pointwise[:, :, rows].reshape(-1, len(rows)).astype(np.float64)
+    lppd = logsumexp(flat, axis=0) - np.log(len(flat))
+    whole = evidence.has_classes or bool((draws == np.round(draws)).all())
+    estimate = _log_mass(draws, y, lppd) if whole else _log_density(draws, y)
+    if estimate is None:
+        return None
+    log_share, error, use = estimate
+    return _ByReplicates(lppd[use], log_share[use], error, whole)
 
 
 def _log_mass(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 
-import numpy as np
 import xarray as xr
 
-from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE, Row
+from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
-from pyrobnn.diagnostics.verdict import Audit, Check, Found, Question, Verdict, said
+from pyrobnn.diagnostics.row import made
+from pyrobnn.diagnostics.verdict import Audit, Check, Question, Verdict, said
 
 
 def diagnose(
@@ -68,7 +67,7 @@ def diagnose(
             reference = None
     broken = hopeless(evidence)
     if broken is not None:
-        return Verdict.from_checks(evidence.method, evidence.label, [_check(broken, TABLE[0])])
+        return Verdict.from_checks(evidence.method, evidence.label, [TABLE[0].check(broken)])
     stand_in = other_target(evidence)
     checks = _checks(evidence, reference, stand_in)
     reasons: dict[Question, str] = {} if stand_in is None else {"draws": stand_in}
@@ -125,41 +124,6 @@ def audit(tree: xr.DataTree | Evidence) -> Audit:
     rows = [made(row, evidence) for row in AUDIT if row.applies(evidence)]
     checks = tuple(check for check in rows if check is not None)
     return Audit(evidence.method, evidence.label, checks)
-
-
-def made(row: Row, evidence: Evidence, *reference: Evidence) -> Check | None:
-    """The check of a row; where it raises, one that says so: a check that failed to run is not a pass."""
-    try:
-        with (
-            warnings.catch_warnings(action="ignore", category=RuntimeWarning),
-            np.errstate(all="ignore"),
-        ):
-            result = row.statistic(evidence, row.limits, *reference)
-    except Exception as error:
-        # whatever a foreign tree holds, the other checks and trees are still worth having
-        numbers = {"error": said(error)}
-        return Check(
-            row.code,
-            "warn",
-            row.question,
-            code="failed_to_run",
-            source=row.source,
-            numbers=numbers,
-        )
-    return None if result is None else _check(result, row)
-
-
-def _check(result: Found, row: Row) -> Check:
-    return Check(
-        row.code,
-        result.status,
-        row.question,
-        result.value,
-        row.limits[0] if result.limit is None else result.limit,
-        row.source,
-        result.code,
-        result.numbers,
-    )
 
 
 def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import arviz_stats
@@ -17,17 +18,16 @@ from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import LEFT_OUT, SAMPLE_STATS
 from pyrobnn.core.seeding import own_stream
 from pyrobnn.diagnostics.evidence import Evidence, flattened, matched, spread, statistic
-from pyrobnn.diagnostics.importance import FEWEST_WEIGHTED, good_k, log_target, pareto_smooth
-from pyrobnn.diagnostics.points import pit_of, replicates
-from pyrobnn.diagnostics.verdict import Found, Status
+from pyrobnn.diagnostics.grades import Found, Limits, Status
+from pyrobnn.diagnostics.limits import MAX_DATA
+from pyrobnn.diagnostics.pareto import FEWEST_WEIGHTED, good_k, pareto_smooth
+from pyrobnn.diagnostics.prediction_metrics import pit_of
 
-#: data whose PIT is computed
-MAX_DATA = 2000
 #: data above which only `MAX_DATA` of them are left out, evenly spread: each takes about a millisecond
 MAX_ROWS = 50_000
 _BLOCK = 4_000_000  # log-likelihood values that are smoothed at once
 #: share of the data whose k-hat may be too large before their PIT says nothing
-UNRELIABLE = 0.1
+_UNRELIABLE = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,39 +59,63 @@ def leave_one_out(evidence: Evidence) -> LeaveOneOut | None:
 
     where the second factor is 1 for Markov chains. None as in `loo`.
     """
-    pointwise = usable(evidence)
+    pointwise = _usable(evidence)
     if pointwise is None:
         return None
     num_data = pointwise.shape[2]
+    num_draws = pointwise[:, :, 0].size
     shown = spread(num_data, MAX_DATA)
     points = shown if num_data > MAX_ROWS else np.arange(num_data)
-    pair = densities(evidence)
-    outcomes = replicates(evidence)
-    num_draws = pointwise[:, :, 0].size
-    if outcomes is not None and (len(outcomes[1]), len(outcomes[0])) != (num_data, num_draws):
-        outcomes = None
-    r_eff = relative_efficiency(evidence)
-    k = []
-    elpd = []
-    lppd = []
-    pit = []
+    outcomes = _replicates_of_the_draws(evidence, num_data, num_draws)
+    blocks = []
     for block in np.array_split(points, -(-points.size * num_draws // _BLOCK)):
         log_density = np.moveaxis(pointwise[:, :, block].astype(np.float64), 2, 0)
-        log_ratio = -log_density if pair is None else pair[0] - pair[1] - log_density
-        log_weights, k_of_block = pareto_smooth(log_ratio, r_eff)
-        k.append(k_of_block)
-        elpd.append(logsumexp(log_weights + log_density, axis=(1, 2)))
-        lppd.append(logsumexp(log_density, axis=(1, 2)) - np.log(num_draws))
-        if outcomes is not None:
-            chosen = np.isin(block, shown)
-            pit.append(_weighted_pit(np.exp(log_weights[chosen]), block[chosen], *outcomes))
+        blocks.append(_leave_out(evidence, block, log_density, shown, outcomes))
+    pits = [block.pit for block in blocks if block.pit is not None]
     return LeaveOneOut(
         points=points,
-        k=np.concatenate(k),
-        elpd=np.concatenate(elpd),
-        lppd=np.concatenate(lppd),
-        pit=np.concatenate(pit) if pit else None,
+        k=np.concatenate([block.k for block in blocks]),
+        elpd=np.concatenate([block.elpd for block in blocks]),
+        lppd=np.concatenate([block.lppd for block in blocks]),
+        pit=np.concatenate(pits) if pits else None,
         pit_points=shown,
+    )
+
+
+def _replicates_of_the_draws(
+    evidence: Evidence, num_data: int, num_draws: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Replicates (draw, obs, output) and outcomes (obs, output); None unless one of each draw and datum is there."""
+    outcomes = evidence.replicates()
+    if outcomes is None:
+        return None
+    draws, y = outcomes
+    return outcomes if (len(y), len(draws)) == (num_data, num_draws) else None
+
+
+def _leave_out(
+    evidence: Evidence,
+    points: np.ndarray,
+    log_density: np.ndarray,
+    shown: np.ndarray,
+    outcomes: tuple[np.ndarray, np.ndarray] | None,
+) -> LeaveOneOut:
+    """The estimates of some data by their log densities (point, chain, draw), with the PIT of those that are shown."""
+    pair = _densities(evidence)
+    log_ratio = -log_density if pair is None else pair[0] - pair[1] - log_density
+    log_weights, k = pareto_smooth(log_ratio, relative_efficiency(evidence))
+    num_draws = log_density[0].size
+    pit = None
+    is_shown = np.isin(points, shown)
+    if outcomes is not None:
+        pit = _weighted_pit(np.exp(log_weights[is_shown]), points[is_shown], *outcomes)
+    return LeaveOneOut(
+        points=points,
+        k=k,
+        elpd=logsumexp(log_weights + log_density, axis=(1, 2)),
+        lppd=logsumexp(log_density, axis=(1, 2)) - np.log(num_draws),
+        pit=pit,
+        pit_points=points[is_shown],
     )
 
 
@@ -140,14 +164,19 @@ def loo_pit(tree: xr.DataTree | Evidence) -> tuple[np.ndarray, np.ndarray] | Non
         k[at] = 0.0
         pit[at] = exact
     unreliable = float((k > good_k(pointwise[:, :, 0].size)).mean())
-    return None if unreliable > UNRELIABLE else (points, pit)
+    return None if unreliable > _UNRELIABLE else (points, pit)
+
+
+def left_out_pit(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+    """Which training data of a regression have a LOO-PIT, and that; None of classes."""
+    return None if evidence.has_classes else loo_pit(evidence)
 
 
 @statistic
-def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
+def _densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
     """log p and log q of an approximation at the draws of its log-likelihood; None for chains, or where missing."""
     pointwise = evidence.log_likelihood
-    log_p = log_target(evidence)
+    log_p = evidence.log_target
     log_q = evidence.draws(SAMPLE_STATS, "log_q")
     if not evidence.is_iid or pointwise is None or log_p is None or log_q is None:
         return None
@@ -159,7 +188,7 @@ def densities(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 @statistic
-def usable(evidence: Evidence) -> np.ndarray | None:
+def _usable(evidence: Evidence) -> np.ndarray | None:
     """The log-likelihood (chain, draw, obs) if leave-one-out is defined by it."""
     pointwise = evidence.log_likelihood
     # without its only datum a posterior is the prior
@@ -173,13 +202,13 @@ def usable(evidence: Evidence) -> np.ndarray | None:
         return None
     if np.ptp(pointwise, axis=(0, 1)).max() == 0.0:  # there is no tail to smooth
         return None
-    return None if evidence.is_iid and densities(evidence) is None else pointwise
+    return None if evidence.is_iid and _densities(evidence) is None else pointwise
 
 
 @statistic
 def relative_efficiency(evidence: Evidence) -> float:
     """Mean ESS per draw of the elements of the posterior, as ArviZ has it; of many elements a spread of 200."""
-    if densities(evidence) is not None or evidence.num_chains == 1 or evidence.draws_per_chain < 4:
+    if _densities(evidence) is not None or evidence.num_chains == 1 or evidence.draws_per_chain < 4:
         return 1.0
     columns = [flattened(draws, 2) for draws in evidence.sites.values()]
     stride = -(-sum(column.shape[2] for column in columns) // 200)
@@ -208,7 +237,7 @@ def loo(evidence: Evidence) -> ELPDData | None:
         Practical Bayesian model evaluation using LOO (Vehtari, Gelman & Gabry, 2017)
         https://doi.org/10.1007/s11222-016-9696-4
     """
-    pointwise = usable(evidence)
+    pointwise = _usable(evidence)
     estimates = leave_one_out(evidence)
     if pointwise is None or estimates is None:
         return None
@@ -225,7 +254,10 @@ def loo(evidence: Evidence) -> ELPDData | None:
         # as ArviZ's reloo says of a refit
         elpd[at] = exact
         k[at] = 0.0
-    return elpd_data(
+    # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
+    of_loo = getattr(arviz_stats.utils, "ELPDDataLOO", None)
+    make = partial(ELPDData, kind="loo") if of_loo is None else of_loo
+    return make(
         elpd=float(elpd.sum()),
         se=float(np.sqrt(num_data * elpd.var())),
         p=float((estimates.lppd - elpd).sum()),
@@ -236,7 +268,7 @@ def loo(evidence: Evidence) -> ELPDData | None:
         good_k=good_k(num_draws),
         elpd_i=xr.DataArray(elpd, dims="obs", coords=coords),
         pareto_k=xr.DataArray(k, dims="obs", coords=coords),
-        approx_posterior=densities(evidence) is not None,
+        approx_posterior=_densities(evidence) is not None,
     )
 
 
@@ -244,7 +276,7 @@ def add_exact(
     tree: xr.DataTree,
     budget: int,
     same: bool,
-    left_out: Callable[[int], tuple[float, float | None, Any]],
+    left_out: Callable[[int], tuple[float, float | None, xr.DataTree]],
 ) -> None:
     """Take the exact log densities and PIT of the rows whose k-hat is too large, the worst ``budget``, into ``tree``.
 
@@ -264,18 +296,11 @@ def add_exact(
         "elpd": ("row", np.array(elpd, dtype=float)),
         "error": ("row", np.array(errors, dtype=float)),
     }
-    outcomes = [replicates(Evidence(row_tree)) for row_tree in trees]
+    outcomes = [Evidence(row_tree).replicates() for row_tree in trees]
     pit = [pit_of(*pair) for pair in outcomes if pair]
     if pit:
         values["pit"] = (("row", "output"), np.concatenate(pit))
     tree[LEFT_OUT] = xr.DataTree(xr.Dataset(values, coords={"row": rows}))
-
-
-def elpd_data(**fields: Any) -> ELPDData:
-    """Expected log predictive densities as ArviZ compares them, from the fields of its ``ELPDData``."""
-    # since 1.3 there is a class for each way of leaving data out; before, the one class is told which
-    of_loo = getattr(arviz_stats.utils, "ELPDDataLOO", None)
-    return ELPDData(kind="loo", **fields) if of_loo is None else of_loo(**fields)
 
 
 def refit_points(elpd: ELPDData) -> list[int]:
@@ -288,7 +313,7 @@ def refit_points(elpd: ELPDData) -> list[int]:
     return [int(rows[at]) for at in np.argsort(-k, kind="stable") if k[at] > elpd.good_k]
 
 
-def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def tails(evidence: Evidence, limits: Limits) -> Found | None:
     """How many data decide the fit by themselves: those at which leave-one-out is unreliable beyond chance."""
     elpd = loo(evidence)
     if elpd is None:
@@ -298,14 +323,9 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     points = refit_points(elpd)
     # of an approximation that is far off itself every datum is unreliable, which tells nothing of the data
     far_off = evidence.is_iid and len(points) > 0.5 * k.size
-    # a k-hat from a tail of M draws has standard error (1 + k) / sqrt(M)
-    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
-    error = (1.0 + elpd.good_k) / np.sqrt(tail)
-    by_chance = elpd.good_k + stats.norm.isf(limits[0] / k.size) * error
     status: Status = "info" if points else "pass"
-    if not far_off and bool((k > by_chance).any()):
+    if not far_off and bool((k > _k_by_chance(evidence, elpd, limits[0] / k.size)).any()):
         status = "warn"
-    finite = k[np.isfinite(k)]
     removed = len(evidence.names(LEFT_OUT) and evidence.tree[LEFT_OUT]["row"])
     numbers = {
         "count": len(points),
@@ -314,4 +334,11 @@ def tails(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         "removed": removed,
     }
     code = "loo_exact" if removed and not points else ""
-    return Found(status, float(finite.max()), code, numbers, elpd.good_k)
+    return Found(status, float(k[np.isfinite(k)].max()), code, numbers, elpd.good_k)
+
+
+def _k_by_chance(evidence: Evidence, elpd: ELPDData, rate: float) -> float:
+    """The k-hat that a reliable datum exceeds at a rate: one from a tail of M draws has the error (1 + k) / sqrt(M)."""
+    tail = min(0.2 * elpd.n_samples, 3.0 * np.sqrt(elpd.n_samples / relative_efficiency(evidence)))
+    error = (1.0 + elpd.good_k) / np.sqrt(tail)
+    return float(elpd.good_k + stats.norm.isf(rate) * error)

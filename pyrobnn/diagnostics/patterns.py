@@ -12,18 +12,14 @@ from scipy.special import ndtri
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
 from pyrobnn.core.seeding import own_stream
-from pyrobnn.diagnostics.calibration import LEVEL, MIN_DATA, held_out_pit, left_out_pit
+from pyrobnn.diagnostics.class_points import class_points, class_replicates
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
-from pyrobnn.diagnostics.leave_one_out import MAX_DATA
-from pyrobnn.diagnostics.points import (
-    class_points,
-    class_replicates,
-    feature_names,
-    has_classes,
-    pit_of,
-    replicates,
-)
-from pyrobnn.diagnostics.verdict import Found, grade_tested
+from pyrobnn.diagnostics.grades import Found, Limits, grade_tested
+from pyrobnn.diagnostics.labels import feature_names
+from pyrobnn.diagnostics.leave_one_out import left_out_pit
+from pyrobnn.diagnostics.limits import LEVEL, MAX_DATA, MIN_DATA
+from pyrobnn.diagnostics.points import held_out_pit
+from pyrobnn.diagnostics.prediction_metrics import pit_of
 
 _MAX_FEATURES = 20
 _MAX_CLASSES = 20
@@ -47,7 +43,7 @@ class Pattern(NamedTuple):
     name: str
 
 
-def pattern(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def pattern(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
 
     By region, and between neighbours along each input; the size of an error alone (`by_region`) sees neither. Of
@@ -64,7 +60,7 @@ def pattern(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     return _graded(worst, min(1.0, worst.p * len(patterns)), evidence.rates, limits)
 
 
-def order(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def order(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether neighbouring rows depend on each other: a time series, groups, or a drift.
 
     By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
@@ -95,7 +91,7 @@ def _graded(
     worst: Pattern,
     p: float,
     rates: tuple[float, float],
-    limits: tuple[float, ...],
+    limits: Limits,
 ) -> Found:
     status = grade_tested(p, worst.effect, rates, limits)
     return Found(status, worst.effect, "", {"where": worst.name, "p": p}, limits[0])
@@ -129,15 +125,9 @@ class Regional(NamedTuple):
     regions: list[tuple[np.ndarray, float]]
 
 
-def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def by_region(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
-    sets = [] if has_classes(evidence) else errors_of(evidence)
-    names = itertools.chain.from_iterable(covariates for _, covariates in sets)
-    results = []
-    for name in dict.fromkeys(names):
-        errors = [(u, covariates[name]) for u, covariates in sets if name in covariates]
-        if all(np.ptp(values) > 0.0 for _, values in errors):
-            results.append(Regional(_p_trend(errors), name, _most_uneven_regions(errors)))
+    results = _regional_results([] if evidence.has_classes else errors_of(evidence))
     if not results:
         return None
     # of two that say the same, as an input and a line's mean, the first
@@ -157,6 +147,17 @@ def by_region(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     }
     status = grade_tested(p, high - low, evidence.rates, limits)
     return Found(status, high - low, "", numbers, limits[0])
+
+
+def _regional_results(sets: Sequence[Errors]) -> list[Regional]:
+    """What intervals cover along every covariate that varies in all sets of rows which have it."""
+    names = itertools.chain.from_iterable(covariates for _, covariates in sets)
+    results = []
+    for name in dict.fromkeys(names):
+        errors = [(u, covariates[name]) for u, covariates in sets if name in covariates]
+        if all(np.ptp(values) > 0.0 for _, values in errors):
+            results.append(Regional(_p_trend(errors), name, _most_uneven_regions(errors)))
+    return results
 
 
 def _most_uneven_regions(
@@ -243,13 +244,13 @@ def _errors(
 @statistic
 def errors_of(evidence: Evidence) -> list[Errors]:
     """The errors of a tree where there are enough, training data first: those left out where they can be."""
-    sets = _of_classes(evidence) if has_classes(evidence) else _of_regression(evidence)
+    sets = _of_classes(evidence) if evidence.has_classes else _of_regression(evidence)
     return [errors for errors in sets if len(errors.pit) >= 2 * MIN_DATA]
 
 
 def _of_regression(evidence: Evidence) -> list[Errors]:
     sets = []
-    outcomes = replicates(evidence)
+    outcomes = evidence.replicates()
     new = held_out_pit(evidence)
     left_out = left_out_pit(evidence)
     if outcomes is not None:

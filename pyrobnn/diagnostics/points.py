@@ -1,4 +1,4 @@
-"""Predictions beside their outcomes, held out or of the training data: what scores, checks and figures compare."""
+"""Predictions of numbers beside their outcomes, held out or of the training data."""
 
 from __future__ import annotations
 
@@ -6,25 +6,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.core.groups import (
-    CONSTANT_DATA,
-    GRID,
-    HELD_OUT,
-    OBSERVED_DATA,
-    POSTERIOR_PREDICTIVE,
-    PREDICTIONS,
-    SAMPLE_DIMS,
-)
-from pyrobnn.diagnostics import prediction_metrics as metrics
-from pyrobnn.diagnostics.evidence import Evidence, labels, statistic
+from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.diagnostics.evidence import FEWEST_DRAWS, Evidence, draws_first, statistic
+from pyrobnn.diagnostics.limits import NUM_QUANTILES
+from pyrobnn.diagnostics.prediction_metrics import pit_of
 
-FEWEST_DRAWS = 25
-NUM_QUANTILES = 400
-CLASSES = ("categorical", "bernoulli", "ordinal")
 COUNTS = ("poisson", "negative_binomial")
 
 
@@ -39,20 +28,10 @@ def same_data(trees: Iterable[Evidence]) -> bool:
     return True
 
 
-def is_classification(evidence: Evidence) -> bool:
-    """Whether the tree predicts class probabilities."""
-    return evidence.variable(PREDICTIONS, "probs") is not None
-
-
 def is_censored(evidence: Evidence) -> bool:
     """Whether an outcome is only known to lie beyond its value: how far off a mean is, or what it explains, is not."""
     flags = [evidence.values(group, "observed") for group in (OBSERVED_DATA, HELD_OUT)]
     return any(observed is not None and not observed.all() for observed in flags)
-
-
-def has_classes(evidence: Evidence) -> bool:
-    """Whether the outcome is a label: the tree predicts class probabilities, or its likelihood is one of classes."""
-    return is_classification(evidence) or evidence.likelihood in CLASSES
 
 
 def predictive_draws(evidence: Evidence) -> np.ndarray | None:
@@ -67,59 +46,30 @@ def predictive_draws(evidence: Evidence) -> np.ndarray | None:
     return None if y is None else y.reshape(y.shape[0] * y.shape[1], y.shape[2], -1)
 
 
-def replicates(evidence: Evidence, *, whole: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
-    """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
+@statistic
+def pit(evidence: Evidence) -> np.ndarray | None:
+    """Probability integral transform of held-out y, (point, output): uniform when predictions are calibrated.
 
-    With `whole` also those of labels and counts that are kept as integers.
+    Args:
+        tree: A DataTree with ``predictions`` and ``predictions_constant_data``.
+
+    Returns:
+        ``predictions/pit`` where it is stored, else `pyrobnn.metrics.pit` of the held-out replicates; None where the
+        tree has fewer than 25.
     """
-    pair = _observed(evidence)
-    if pair is None:
+    stored = evidence.values(PREDICTIONS, "pit")
+    if stored is not None:
+        return stored
+    draws = predictive_draws(evidence)
+    y = evidence.values(HELD_OUT, "y")
+    if draws is None or y is None or len(y) == 0 or len(draws) < FEWEST_DRAWS:
         return None
-    y = pair[0].values
-    sample = evidence.values(POSTERIOR_PREDICTIVE, "y_sample")
-    draws = _draws_first(pair[1])
-    if sample is not None and len(draws) < FEWEST_DRAWS:
-        draws = sample
-    if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
-        return None
-    if y.dtype.kind not in ("fiub" if whole else "f"):
-        return None
-    return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
+    return pit_of(draws, y.astype(np.float64).reshape(len(y), -1))
 
 
-def class_replicates(evidence: Evidence) -> tuple[np.ndarray, np.ndarray] | None:
-    """Training replicates (draw, obs) and labels (obs,) of one label a row; None where there are none."""
-    pair = replicates(evidence, whole=True) if has_classes(evidence) else None
-    if pair is None:
-        return None
-    draws, labels = pair
-    if labels.shape[1] != 1 or labels.min() < 0:
-        return None
-    return draws[..., 0].astype(int), labels[:, 0].astype(int)
-
-
-def _observed(evidence: Evidence) -> tuple[xr.DataArray, xr.DataArray] | None:
-    """The outcome of a tree and its replicates: ``y``, or under whatever name if it is the only one."""
-    known = evidence.names(POSTERIOR_PREDICTIVE)
-    name = _only([name for name in evidence.names(OBSERVED_DATA) if name in known])
-    if name is None:
-        return None
-    y = evidence.variable(OBSERVED_DATA, name)
-    draws = evidence.variable(POSTERIOR_PREDICTIVE, name)
-    if y is None or draws is None or not set(SAMPLE_DIMS) <= set(draws.dims):
-        return None
-    return y, draws
-
-
-def _draws_first(values: xr.DataArray) -> np.ndarray:
-    """Chains and draws merged into one leading axis: shape (sample, ...)."""
-    ordered = values.transpose(*SAMPLE_DIMS, ...).values
-    return ordered.reshape(ordered.shape[0] * ordered.shape[1], *ordered.shape[2:])
-
-
-def pit_of(draws: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """`pyrobnn.diagnostics.prediction_metrics.pit` of arrays."""
-    return metrics.pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+def held_out_pit(evidence: Evidence) -> np.ndarray | None:
+    """The PIT of held-out data of a regression."""
+    return None if evidence.has_classes else pit(evidence)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,17 +128,22 @@ def one_output(values: xr.DataArray, output: int) -> xr.DataArray:
 @statistic
 def regression_points(evidence: Evidence, output: int = 0) -> Points | None:
     """Held-out predictions with outcomes; else the training data's posterior predictive; else None."""
-    if is_classification(evidence):
+    if evidence.predicts_classes:
         return None
     y = evidence.variable(HELD_OUT, "y")
     mean = evidence.variable(PREDICTIONS, "mean")
     if y is not None and mean is not None and mean.size:
         return _held_out_points(evidence, y, mean, output)
-    pair = None if evidence.likelihood in CLASSES else _observed(evidence)
+    return None if evidence.has_classes else _training_points(evidence, output)
+
+
+def _training_points(evidence: Evidence, output: int) -> Points | None:
+    """The posterior predictive of the training data with their outcomes."""
+    pair = evidence.outcome_and_replicates
     if pair is None:
         return None
     outcomes = one_output(pair[0], output).values
-    draws = _draws_first(one_output(pair[1], output))
+    draws = draws_first(one_output(pair[1], output))
     if draws.ndim != 2 or draws.size == 0:
         return None
     if outcomes.ndim != 1 or outcomes.dtype.kind not in "fiu":
@@ -218,7 +173,7 @@ def _held_out_points(
     if stored is not None:
         draws_of_output = one_output(stored, output)
         in_order = "sample" in draws_of_output.dims
-        draws = draws_of_output.values if in_order else _draws_first(draws_of_output)
+        draws = draws_of_output.values if in_order else draws_first(draws_of_output)
     aleatoric = _stored_sd(evidence, "aleatoric", output)
     epistemic = _stored_sd(evidence, "epistemic", output)
     if aleatoric is not None and epistemic is not None:
@@ -245,158 +200,3 @@ def _stored_sd(evidence: Evidence, kind: str, output: int) -> np.ndarray | None:
     if variance is None:
         return None
     return np.sqrt(np.maximum(one_output(variance, output).values, 0))
-
-
-@dataclass(frozen=True, eq=False)
-class ClassPoints:
-    """Class probabilities at points with known labels.
-
-    Args:
-        y: labels, shape (point,). probs: shape (point, class).
-        aleatoric, epistemic: entropies in nats, shape (point,), or None. x: inputs (point, feature) or None.
-    """
-
-    y: np.ndarray
-    probs: np.ndarray
-    aleatoric: np.ndarray | None
-    epistemic: np.ndarray | None
-    x: np.ndarray | None
-
-    @property
-    def correct(self) -> np.ndarray:
-        """Whether the most probable class is the label, shape (point,)."""
-        return self.probs.argmax(1) == self.y
-
-
-@statistic
-def class_points(evidence: Evidence) -> ClassPoints | None:
-    """Held-out class probabilities with labels, or None. One probability per point is read as P(y = 1)."""
-    probs = evidence.values(PREDICTIONS, "probs")
-    y = evidence.values(HELD_OUT, "y")
-    if probs is None or y is None or probs.size == 0:
-        return None
-    aleatoric = _stored_entropy(evidence, "aleatoric")
-    epistemic = _stored_entropy(evidence, "epistemic")
-    x = evidence.values(HELD_OUT, "x")
-    x = None if x is None else x.reshape(len(probs), -1)
-    return ClassPoints(y.reshape(-1).astype(int), of_each_class(probs), aleatoric, epistemic, x)
-
-
-def _stored_entropy(evidence: Evidence, kind: str) -> np.ndarray | None:
-    entropy = evidence.values(PREDICTIONS, f"{kind}_entropy")
-    return None if entropy is None else entropy.reshape(-1)
-
-
-def of_each_class(probs: np.ndarray) -> np.ndarray:
-    """Probabilities (point, class); one per point is read as P(y = 1)."""
-    probs = probs.reshape(len(probs), -1)
-    return np.concatenate([1.0 - probs, probs], axis=1) if probs.shape[1] == 1 else probs
-
-
-@dataclass(frozen=True)
-class Gap:
-    """The widest gap between neighbouring training inputs of a 1-D problem.
-
-    Args:
-        low, high: its ends. ratio: epistemic sd at its centre over the median at the training inputs; None
-            when the method claims no epistemic uncertainty at all.
-    """
-
-    low: float
-    high: float
-    ratio: float | None
-
-
-def gap_between(inputs: np.ndarray) -> tuple[float, float] | None:
-    """Ends of the widest gap of inputs (N,), or None: wider than uniform inputs leave by chance, one time in twenty.
-
-    The widest of n spacings between uniform inputs is above the mean spacing times (log n + 3) with probability
-    1 − exp(−e⁻³) = 4.9 %. It also has to be 5 % of the range, to be seen.
-    """
-    inputs = np.sort(inputs)
-    spacing = np.diff(inputs)
-    if len(spacing) < 3:
-        return None
-    span = inputs[-1] - inputs[0]
-    widest = int(spacing.argmax())
-    by_chance = (np.log(len(spacing)) + 3) / len(spacing)
-    if spacing[widest] <= span * max(0.05, by_chance):
-        return None
-    return float(inputs[widest]), float(inputs[widest + 1])
-
-
-@statistic
-def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
-    """The gap that a Bayesian model should be unsure in, or None where the inputs leave none.
-
-    Which spacing counts as one: :func:`gap_between`.
-    """
-    x = evidence.values(CONSTANT_DATA, "x")
-    grid = evidence.values(GRID, "x")
-    variance = evidence.variable(GRID, "epistemic_var")
-    if x is None or grid is None or variance is None or x.size == 0 or x.size != len(x):
-        return None
-    inputs = x.reshape(-1)
-    points = grid.reshape(-1)
-    ends = gap_between(inputs)
-    if ends is None:
-        return None
-    sd = np.sqrt(np.maximum(one_output(variance, output).values, 0))
-    inside = np.median(np.interp(inputs, points, sd))
-    ratio = float(np.interp(0.5 * sum(ends), points, sd) / inside) if inside > 0 else None
-    return Gap(*ends, ratio)
-
-
-# the names that users gave
-
-
-def feature_names(evidence: Evidence, count: int) -> list[str]:
-    """Names of the features: ``x``, or ``x[0]`` …, where the tree has none."""
-    unnamed = ["x"] if count == 1 else [f"x[{index}]" for index in range(count)]
-    return _labels(evidence, (CONSTANT_DATA, HELD_OUT), "x", "feature", count) or unnamed
-
-
-def class_names(evidence: Evidence, count: int) -> list[str]:
-    """Names of the classes: their numbers where the tree has none."""
-    return _labels(evidence, (PREDICTIONS,), "probs", "class", count) or [
-        str(i) for i in range(count)
-    ]
-
-
-def output_names(evidence: Evidence, count: int) -> list[str]:
-    """Names of the outputs: that of the target, or ``y``, numbered where there are several and none has a name."""
-    names = _labels(evidence, (PREDICTIONS,), "mean", "output", count)
-    names = names or _labels(evidence, (OBSERVED_DATA, HELD_OUT), "y", "output", count)
-    if names:
-        return names
-    target = evidence.text("target") or outcome(evidence) or "y"
-    return [target] if count == 1 else [f"{target}[{index}]" for index in range(count)]
-
-
-def outcome(evidence: Evidence) -> str | None:
-    """Name of the observed variable: ``y``, or whatever it is called where it is the only one."""
-    return _only(evidence.names(OBSERVED_DATA))
-
-
-def _only(names: list[str]) -> str | None:
-    if "y" in names:
-        return "y"
-    return names[0] if len(names) == 1 else None
-
-
-def unit(evidence: Evidence) -> str:
-    """Unit of the outcome, where the tree says it (the attribute ``units`` of the observed y); else empty."""
-    y = evidence.variable(OBSERVED_DATA, outcome(evidence) or "y")
-    return "" if y is None else str(y.attrs.get("units", ""))
-
-
-def _labels(
-    evidence: Evidence,
-    groups: tuple[str, ...],
-    variable: str,
-    dim: str,
-    count: int,
-) -> list[str] | None:
-    """The names along a dimension of the first group that has as many."""
-    by_group = (labels(evidence.variable(group, variable), dim) for group in groups)
-    return next((names for names in by_group if names and len(names) == count), None)

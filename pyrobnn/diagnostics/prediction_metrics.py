@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,6 +122,11 @@ def pit(draws: Tensor, y: Tensor, seed: int = 0) -> Tensor:
     return (below + v * (ties + 1)) / (len(draws) + 1)
 
 
+def pit_of(draws: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """`pit` of arrays."""
+    return pit(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+
+
 def accuracy(probs: Tensor, y: Tensor) -> float:
     """The share of points whose most probable class (point, class) is the label (point,)."""
     _check_probs(probs, y)
@@ -169,6 +175,28 @@ def ece(probs: Tensor, y: Tensor, num_bins: int = 15) -> float:
         minlength=num_bins,
     )
     return float(gaps.abs().sum() / len(y))
+
+
+def expected_calibration_error(
+    confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 10
+) -> tuple[float, np.ndarray]:
+    """Expected calibration error in bins of equal *count*, and the reliability table behind it.
+
+    Equal counts leave no bin to a handful of points, as equal widths do (:func:`pyrobnn.metrics.ece`).
+
+    Args:
+        confidence: Probability of the predicted class (point,).
+        correct: Whether it was right (point,).
+        num_bins: Number of bins.
+
+    Returns:
+        The error, and an array (bin, 3) of mean confidence, share correct and count.
+    """
+    order = np.argsort(confidence, kind="stable")
+    bins = [rows for rows in np.array_split(order, num_bins) if len(rows)]
+    table = np.array([(confidence[rows].mean(), correct[rows].mean(), len(rows)) for rows in bins])
+    claimed, accuracy, counts = table.T
+    return float(np.average(np.abs(claimed - accuracy), weights=counts)), table
 
 
 def _check_nonempty(name: str, values: Tensor) -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
-from pyrobnn.diagnostics import prediction_metrics as metrics
+from pyrobnn.diagnostics.class_points import class_arrays
 from pyrobnn.diagnostics.evidence import Evidence, statistic
-from pyrobnn.diagnostics.points import of_each_class, pit_of, predictive_draws
+from pyrobnn.diagnostics.points import predictive_draws
+from pyrobnn.diagnostics.prediction_metrics import crps, expected_calibration_error, pit_of
 
 LEVELS = (0.5, 0.9, 0.95)
 
@@ -74,28 +75,6 @@ def score(evidence: Evidence) -> dict[str, Score]:
     return {score.name: score for score in scores}
 
 
-def expected_calibration_error(
-    confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 10
-) -> tuple[float, np.ndarray]:
-    """Expected calibration error in bins of equal *count*, and the reliability table behind it.
-
-    Equal counts leave no bin to a handful of points, as equal widths do (:func:`pyrobnn.metrics.ece`).
-
-    Args:
-        confidence: Probability of the predicted class (point,).
-        correct: Whether it was right (point,).
-        num_bins: Number of bins.
-
-    Returns:
-        The error, and an array (bin, 3) of mean confidence, share correct and count.
-    """
-    order = np.argsort(confidence, kind="stable")
-    bins = [rows for rows in np.array_split(order, num_bins) if len(rows)]
-    table = np.array([(confidence[rows].mean(), correct[rows].mean(), len(rows)) for rows in bins])
-    claimed, accuracy, counts = table.T
-    return float(np.average(np.abs(claimed - accuracy), weights=counts)), table
-
-
 def _mean_score(name: str, values: np.ndarray, better: str) -> Score:
     flat = np.asarray(values, dtype=np.float64).ravel()
     data_se = float(flat.std(ddof=1) / math.sqrt(flat.size)) if flat.size > 1 else None
@@ -103,29 +82,48 @@ def _mean_score(name: str, values: np.ndarray, better: str) -> Score:
 
 
 def _regression_scores(evidence: Evidence, y: np.ndarray) -> list[Score]:
-    num_data, num_outputs = y.shape
-    mean = evidence.values(PREDICTIONS, "mean")
-    if mean is not None:
-        mean = mean.reshape(num_data, -1)[:, :num_outputs]
-    observed = evidence.values(HELD_OUT, "observed")
-    if observed is not None and not observed.all():
-        mean = None  # how far it is from a value that was not seen, nobody knows
+    num_outputs = y.shape[1]
+    mean = _scored_mean(evidence, y)
     draws = predictive_draws(evidence)
     if num_outputs == 1:
         return _scores_of(y, mean, draws)
-    # outputs have units of their own: nothing is averaged over them but multiples of their spread
-    sd = training_sd(evidence, num_outputs)
-    scale = np.ones(num_outputs) if sd is None else sd
-    standard_mean = None if mean is None else mean / scale
-    standard_draws = None if draws is None else draws / scale
-    scores = _scores_of(y / scale, standard_mean, standard_draws, "_standardized")
-    if sd is None:
-        scores = [score for score in scores if score.better == "nominal"]
+    scores = _standardized_scores(y, mean, draws, training_sd(evidence, num_outputs))
     for output in range(num_outputs):
         column = slice(output, output + 1)
         mean_of_output = None if mean is None else mean[..., column]
         draws_of_output = None if draws is None else draws[..., column]
         scores += _scores_of(y[:, column], mean_of_output, draws_of_output, f"[{output}]")
+    return scores
+
+
+def _scored_mean(evidence: Evidence, y: np.ndarray) -> np.ndarray | None:
+    """The predicted mean at the outcomes y (point, output); None where rows are censored.
+
+    How far it is from a value that was not seen, nobody knows.
+    """
+    mean = evidence.values(PREDICTIONS, "mean")
+    observed = evidence.values(HELD_OUT, "observed")
+    if mean is None or (observed is not None and not observed.all()):
+        return None
+    return mean.reshape(len(y), -1)[:, : y.shape[1]]
+
+
+def _standardized_scores(
+    y: np.ndarray,
+    mean: np.ndarray | None,
+    draws: np.ndarray | None,
+    sd: np.ndarray | None,
+) -> list[Score]:
+    """Scores of all outputs together, each in multiples of its spread; without one only those that have no unit.
+
+    Outputs have units of their own: nothing else is averaged over them.
+    """
+    scale = np.ones(y.shape[1]) if sd is None else sd
+    standard_mean = None if mean is None else mean / scale
+    standard_draws = None if draws is None else draws / scale
+    scores = _scores_of(y / scale, standard_mean, standard_draws, "_standardized")
+    if sd is None:
+        return [score for score in scores if score.better == "nominal"]
     return scores
 
 
@@ -165,8 +163,8 @@ def _scores_of(
         scores.append(_rmse(y, mean, suffix))
     if draws is None or len(draws) < 2:
         return scores
-    crps = metrics.crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
-    scores.append(_mean_score(f"crps{suffix}", crps.mean(axis=1), "lower"))
+    crps_of_entry = crps(torch.as_tensor(draws), torch.as_tensor(y)).numpy()
+    scores.append(_mean_score(f"crps{suffix}", crps_of_entry.mean(axis=1), "lower"))
     for level, inside, width in zip(LEVELS, *_intervals(draws, y), strict=True):
         percent = f"{100 * level:.0f}"
         # Laplace's rule keeps the binomial error positive at 0 and 1; the outputs of one point may go together
@@ -202,12 +200,6 @@ def _intervals(draws: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray
         return (y >= low) & (y <= high), high - low
     u = pit_of(draws, y)
     return np.stack([np.abs(u - 0.5) <= level / 2 for level in LEVELS]), high - low
-
-
-def class_arrays(probs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Class probabilities (point, class), rows summing to one, and labels (point,)."""
-    probs = of_each_class(probs.astype(np.float64))
-    return probs / probs.sum(axis=1, keepdims=True), y.reshape(len(y)).astype(np.int64)
 
 
 def _class_scores(probs: np.ndarray, y: np.ndarray) -> list[Score]:

@@ -7,6 +7,7 @@ wherever they are moved.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -14,13 +15,19 @@ from scipy import stats
 from pyrobnn.core.chains import ess
 from pyrobnn.core.groups import MOVED, STEIN
 from pyrobnn.diagnostics.evidence import Evidence, labels
-from pyrobnn.diagnostics.fidelity import by_kind, grade_by_kind
-from pyrobnn.diagnostics.verdict import Found, Limits, Status, grade_tested, worse
+from pyrobnn.diagnostics.grades import (
+    Found,
+    Limits,
+    Status,
+    by_kind,
+    grade_by_kind,
+    grade_tested,
+    worse,
+)
+from pyrobnn.diagnostics.limits import SIGMAS
 
 #: rates at which right draws may warn, and fail: this library's convention
-RATES = 1e-3, 1e-5
-#: standard errors beyond which a change counts, to warn and to fail: this library's convention
-SIGMAS = 3.5, 5.0
+_RATES = 1e-3, 1e-5
 #: acceptance rate below which the draws have hardly moved, and their correlation with where they were above which a
 #: fault that should fail might seem to pass: of an sd that is half, the moves then mend less than half
 _LEAST_ACCEPTED = 0.2
@@ -30,7 +37,7 @@ _FEWEST_EFFECTIVE_DRAWS = 4.0
 _LEAST_RATIO = 0.25
 
 
-def virial(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def virial(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the draws spread as the density falls: −E[(z − z̄)·∇log p] is their dimension."""
     values = evidence.draws(STEIN, "virial")
     size = evidence.values(STEIN, "size")
@@ -46,7 +53,7 @@ def virial(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
     return _accusing(replace(worst, status=status, limit=1.0), evidence)
 
 
-def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def score(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the draws lie where the density does: E[∇log p] = 0."""
     values = evidence.draws(STEIN, "score")
     size = evidence.values(STEIN, "size")
@@ -54,12 +61,12 @@ def score(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
         return None
     columns = values.reshape(*values.shape[:2], -1)
     scale = columns.std(axis=(0, 1))
-    moves = scale > 0.0
-    if not moves.any():
+    varies = scale > 0.0
+    if not varies.any():
         return None
-    names = np.repeat(_sites(evidence), values.shape[3])[moves]
+    names = np.repeat(_sites(evidence), values.shape[3])[varies]
     mean, p = _tested(
-        columns[:, :, moves] / scale[moves],
+        columns[:, :, varies] / scale[varies],
         0.0,
         chosen_of=int(size.sum()),
     )
@@ -98,9 +105,9 @@ def _worst(
     limits: Limits,
 ) -> Found:
     """What was found of the quantity (quantity,) with the largest effect that is not chance, else the largest."""
-    significant = (p < RATES[0]) & (effect > limits[0])
+    significant = (p < _RATES[0]) & (effect > limits[0])
     worst = int(np.argmax(np.where(significant, 1e6 + effect, effect)))
-    status = grade_tested(p[worst], effect[worst], RATES, limits)
+    status = grade_tested(p[worst], effect[worst], _RATES, limits)
     if status != "pass" and evidence.is_iid and evidence.has_hidden_units:
         # a density near the posterior of a net misses it in single weights, rightly for its functions; a variational
         # one fulfils the identities at its optimum, and one that claims nothing is told all the same
@@ -178,9 +185,8 @@ def _decided(
     after: np.ndarray,
 ) -> Found:
     """What was found, unless the draws have moved too little for it to be a pass."""
-    before, after = (f.reshape(len(f), -1) for f in (before, after))
-    before = before - before.mean(axis=0)
-    after = after - after.mean(axis=0)
+    before = _centred_columns(before)
+    after = _centred_columns(after)
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
     stayed = float(np.median((before * after).mean(axis=0) / scale))
     if result.status == "pass" and stayed > _MOST_CORRELATED:
@@ -188,35 +194,41 @@ def _decided(
     return result
 
 
-def function_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def _centred_columns(draws: np.ndarray) -> np.ndarray:
+    """Draws (draw, …) as columns (draw, quantity) about their means."""
+    columns = draws.reshape(len(draws), -1)
+    return columns - columns.mean(axis=0)
+
+
+def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the function, or a program's sites, stay as they are when draws are moved towards the posterior.
 
     Two standard errors are taken off every change.
     """
     pair = _moved(evidence, "")
-    at = "sites" if evidence.f is None else "probes"
     if pair is None or isinstance(pair, Found):
         return pair
+    before, after = pair
     # those that were moved may be fewer
-    f = pair[0] if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
-    if f.shape[1:] != pair[0].shape[1:]:
+    f = before if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
+    if f.shape[1:] != before.shape[1:]:
         return None
-    still = np.ptp(f, axis=0) == 0.0
-    shift, gap, errors = (np.where(still, np.nan, change) for change in _change(f, pair[1]))
-    sure_shift = np.maximum(np.abs(shift) - 2.0 * errors[0], 0.0)
-    sure_gap = np.maximum(np.abs(gap) - 2.0 * errors[1], 0.0)
-    status = grade_by_kind(sure_shift, np.exp(-sure_gap), evidence, at, limits)
-    medians = [float(np.median(gaps)) for gaps in by_kind(gap, evidence, at).values()]
+    kinds = evidence.point_kinds(f.shape[1], "sites" if evidence.f is None else "probes")
+    change = _change_where_it_varies(f, after)
+    log_ratio = np.maximum(np.abs(change.log_ratio) - 2.0 * change.log_ratio_error, 0.0)
+    shift = np.maximum(np.abs(change.shift) - 2.0 * change.shift_error, 0.0)
+    status = grade_by_kind(shift, np.exp(-log_ratio), kinds, limits)
+    medians = [float(np.median(log_ratios)) for log_ratios in by_kind(change.log_ratio, kinds)]
     ratio = float(np.exp(max(medians, key=abs)))
     numbers = {
-        "shift": float(np.nanmedian(np.abs(shift))),
+        "shift": float(np.nanmedian(np.abs(change.shift))),
         "inverse": 1.0 / ratio,
         "remedy": _remedy(evidence),
     }
-    return _decided(Found(status, ratio, "", numbers, limits[2]), evidence, *pair)
+    return _decided(Found(status, ratio, "", numbers, limits[2]), evidence, before, after)
 
 
-def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None:
+def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the log density of chains keeps its mean and spread when their draws are moved.
 
     Draws of the wrong shape may have the posterior's mean and covariance, and with them the right functions and mean
@@ -225,38 +237,67 @@ def density_moves(evidence: Evidence, limits: tuple[float, ...]) -> Found | None
     pair = _moved(evidence, "density_")
     if pair is None or isinstance(pair, Found):
         return pair
-    shift, gap, errors = _change(*pair)
-    effects = np.abs([float(shift), float(gap)])
-    # in standard errors, negated as the smaller p is the surer
-    rates = -SIGMAS[0], -SIGMAS[1]
-    grades = [
-        grade_tested(-effect / max(float(error), 1e-300), effect, rates, bounds)
-        for effect, error, bounds in zip(
-            effects,
-            errors,
-            (limits[:2], limits[2:4]),
-            strict=True,
-        )
-    ]
+    change = _change(*pair)
+    shift = abs(float(change.shift))
+    log_ratio = abs(float(change.log_ratio))
+    status = worse(
+        _grade_in_errors(shift, float(change.shift_error), limits[:2]),
+        _grade_in_errors(log_ratio, float(change.log_ratio_error), limits[2:4]),
+    )
     numbers = {
-        "shift": effects[0],
-        "inverse": float(np.exp(-gap)),
+        "shift": shift,
+        "inverse": float(np.exp(-change.log_ratio)),
         "remedy": _remedy(evidence),
     }
     limit = float(np.exp(-limits[2]))
-    result = Found(worse(*grades), float(np.exp(gap)), "", numbers, limit)
+    result = Found(status, float(np.exp(change.log_ratio)), "", numbers, limit)
     return _decided(result, evidence, *pair)
 
 
-def _change(before: np.ndarray, after: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Shift of the mean in sd of `after`, log ratio of the sds, and the standard errors of both, of draws (draw, …)."""
-    sds = []
-    shifts = []
-    ratios = []
-    for f in (before, after):
-        squares = (f - f.mean(axis=0)) ** 2
-        sds.append(np.sqrt(squares.mean(axis=0)))
-        shifts.append(sds[-1] / np.sqrt(len(f)))
-        ratios.append(0.5 * squares.std(axis=0) / squares.mean(axis=0) / np.sqrt(len(f)))
-    shift = (after.mean(axis=0) - before.mean(axis=0)) / sds[1]
-    return shift, np.log(sds[0] / sds[1]), np.stack([np.hypot(*shifts) / sds[1], np.hypot(*ratios)])
+def _grade_in_errors(effect: float, error: float, limits: Limits) -> Status:
+    """The grade of an effect with its standard error."""
+    # negated, as the smaller p is the surer
+    standard_errors = -effect / max(error, 1e-300)
+    return grade_tested(standard_errors, effect, (-SIGMAS[0], -SIGMAS[1]), limits)
+
+
+class _Change(NamedTuple):
+    """What moving draws (draw, …) has changed of them, (…).
+
+    Args:
+        shift: of the mean, in sds of the moved draws.
+        log_ratio: of the sd before over that after.
+        shift_error, log_ratio_error: their standard errors.
+    """
+
+    shift: np.ndarray
+    log_ratio: np.ndarray
+    shift_error: np.ndarray
+    log_ratio_error: np.ndarray
+
+
+def _change(before: np.ndarray, after: np.ndarray) -> _Change:
+    """The change between draws (draw, …) and moved ones, of which there may be fewer."""
+    sd_before, mean_error_before, log_sd_error_before = _spread(before)
+    sd_after, mean_error_after, log_sd_error_after = _spread(after)
+    return _Change(
+        (after.mean(axis=0) - before.mean(axis=0)) / sd_after,
+        np.log(sd_before / sd_after),
+        np.hypot(mean_error_before, mean_error_after) / sd_after,
+        np.hypot(log_sd_error_before, log_sd_error_after),
+    )
+
+
+def _spread(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sd of draws (draw, …), and the standard errors of their mean and of the logarithm of their sd."""
+    squares = (draws - draws.mean(axis=0)) ** 2
+    sd = np.sqrt(squares.mean(axis=0))
+    mean_error = sd / np.sqrt(len(draws))
+    log_sd_error = 0.5 * squares.std(axis=0) / squares.mean(axis=0) / np.sqrt(len(draws))
+    return sd, mean_error, log_sd_error
+
+
+def _change_where_it_varies(before: np.ndarray, after: np.ndarray) -> _Change:
+    """As `_change`, NaN where the draws before are all the same."""
+    still = np.ptp(before, axis=0) == 0.0
+    return _Change(*(np.where(still, np.nan, change) for change in _change(before, after)))

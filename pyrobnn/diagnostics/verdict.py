@@ -11,14 +11,11 @@ from typing import Any, Literal
 from pyrobnn.core.checks import check_choice
 from pyrobnn.core.plain_text import plain, shown
 from pyrobnn.diagnostics import wording as words
+from pyrobnn.diagnostics.grades import Status
 
-Status = Literal["pass", "warn", "fail", "info"]
 Answer = Literal["pass", "warn", "fail"]
 #: what a check answers: are these draws the posterior of this model; does this model fit these data
 Question = Literal["draws", "model"]
-
-#: what a statistic is held against, to pass first
-Limits = tuple[float, ...]
 
 STATUSES: tuple[Status, ...] = ("pass", "warn", "fail", "info")
 QUESTIONS: tuple[Question, ...] = ("draws", "model")
@@ -81,6 +78,7 @@ class Check:
     def evidence(self) -> str:
         """One sentence saying what was seen."""
         shown_numbers = {
+            "status": self.status,
             "value": self.value,
             "limit": self.limit,
             **self.numbers,
@@ -314,56 +312,6 @@ def _answer(checks: Iterable[Check]) -> Answer:
     if "fail" in statuses:
         return "fail"
     return "warn" if "warn" in statuses or "pass" not in statuses else "pass"
-
-
-@dataclass(frozen=True)
-class Found:
-    """What the statistic of a row came to: a status with the number that decided it, a code, and more numbers."""
-
-    status: Status
-    value: float | None = None
-    code: str = ""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
-    limit: float | None = None  # where it depends on the run; else that of the row
-
-
-def grade(
-    value: float,
-    good: float,
-    bad: float,
-    *,
-    higher: bool = False,
-) -> Status:
-    """The status of a distance with its two limits; of a similarity where `higher` is better."""
-    if higher:
-        value = -value
-        good = -good
-        bad = -bad
-    if value <= good:
-        return "pass"
-    return "fail" if value > bad else "warn"
-
-
-def grade_tested(
-    p: float,
-    effect: float,
-    rates: tuple[float, float],
-    limits: tuple[float, ...],
-) -> Status:
-    """The status of an effect that counts where it is not chance: below a rate and above a limit, to warn, to fail."""
-    warns, fails = (
-        p < rate and effect > limit for rate, limit in zip(rates, limits[:2], strict=True)
-    )
-    if fails:
-        return "fail"
-    return "warn" if warns else "pass"
-
-
-def worse(*grades: Status) -> Status:
-    """The worst of some grades."""
-    if "fail" in grades:
-        return "fail"
-    return "warn" if "warn" in grades else "pass"
 
 
 def said(error: Exception) -> str:

@@ -6,199 +6,392 @@ action stands here only where a record shows that following it helped; of the mo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
+#: a sentence with the names of numbers, or a function that chooses it by some of them
 Template = str | Callable[..., str]
+#: what a sentence shows of a check, plain JSON values by their names
+Value: TypeAlias = str | float | Sequence[str | float] | None
+Numbers: TypeAlias = Mapping[str, Value]
 
 #: code → what is wrong, in a few words
 FAULTS = {
-    "not_checked": "part of it could not be checked",
-    "linearized_only": "the draws were compared with a linearised net only",
-    "conditional_only": "the draws were compared with the posterior of some weights only, given the others",
-    "failed_to_run": "a check could not be made",
-    "unreadable": "it cannot be judged",
+    "not_checked": "part of this could not be checked",
+    "linearized_only": "the draws were compared only with the posterior of the linearised network",
+    "conditional_only": "the draws were compared only with the posterior of some weights, given the others",
+    "failed_to_run": "a check could not be computed",
+    "unreadable": "the stored draws cannot be judged",
     # the draws as they are
-    "finite": "values are not finite",
+    "finite": "some values are NaN or infinite",
     "no_draws": "there are no draws",
-    "draws_not_finite": "draws are not finite",
-    "interrupted": "the fit was cut short",
-    "unfinished": "the search was stopped before its optimum",
-    "few_steps": "the search was too short",
-    "tempered": "the draws are of a tempered posterior",
-    "fit_warned": "the fit warned",
-    "point_estimate": "it is a point estimate without uncertainty of its own",
-    "no_density": "its draws are not those of this model's posterior",
-    "density_missing": "nothing can compare its draws with the posterior",
-    "one_point": "all of its draws are one point",
+    "draws_not_finite": "some draws are NaN or infinite",
+    "interrupted": "the fit was interrupted",
+    "unfinished": "the optimisation stopped before its optimum",
+    "few_steps": "the optimisation took too few steps",
+    "tempered": "the draws are of a tempered posterior, not of the posterior itself",
+    "fit_warned": "the fit gave a warning",
+    "point_estimate": "it is a point estimate, without uncertainty about its parameters",
+    "no_density": "its draws have no density and cannot be tested against the posterior",
+    "density_missing": "its log densities were not computed, so nothing tests it against the posterior",
+    "one_point": "its draws are all nearly the same",
     "chain_stuck": "a chain never moved",
-    "draws_repeat": "draws repeat one another",
-    "moving": "draws repeat one another",
+    "draws_repeat": "many draws repeat the draw before",
+    "moving": "many draws repeat the draw before",
     # convergence
-    "one_chain": "there is a single chain, so nothing shows what it missed",
-    "chains_short": "the chains are too short to judge",
-    "chains_exchanged": "the chains are too short, or chains and draws are exchanged",
-    "common_start": "all chains began at one point, so their agreement shows little",
-    "nothing_identified": "nothing shows whether the chains converged",
-    "rhat_function": "the chains do not agree with each other",
-    "chains_disagree": "the chains do not agree with each other",
-    "chains_slow": "the chains move too slowly",
-    "ess_function": "there are too few independent draws",
-    "divergences": "the sampler could not enter part of the posterior",
+    "one_chain": "a single chain cannot show what it missed",
+    "chains_short": "the chains are too short to show whether they converged",
+    "chains_exchanged": "the chains are too short, or the dimensions of chains and draws are exchanged",
+    "common_start": "all chains started at one point, so their agreement shows little",
+    "nothing_identified": "nothing that is stored shows whether the chains converged",
+    "rhat_function": "the chains disagree with each other",
+    "chains_disagree": "the chains disagree with each other",
+    "chains_slow": "the chains mix too slowly",
+    "ess_function": "the effective sample size is too small",
+    "divergences": "the sampler diverged, and may have missed part of the posterior",
     "bfmi": "the sampler explores the tails too slowly",
     # the target
-    "importance": "the approximation misses the posterior",
-    "khat": "the approximation misses the posterior",
-    "khat_infinite": "the approximation misses the posterior",
+    "importance": "the approximation differs from the posterior",
+    "khat": "the approximation is too narrow in some direction",
+    "khat_infinite": "the approximation is too narrow in some direction",
     "few_draws": "there are too few draws",
-    "density_not_finite": "some draws lie where the model has no density",
-    "function_moves": "its uncertainty about the function is not the posterior's",
-    "density_moves": "the draws have another shape than the posterior",
-    "virial": "the draws are not spread as the posterior is",
-    "score": "the draws lie beside the posterior",
-    "reference": "its function differs from the reference's",
+    "density_not_finite": "the log density is not finite at some draws",
+    "function_moves": "the draws of the function do not have the posterior's mean and spread",
+    "density_moves": "the log density of the draws does not have the posterior's mean and spread",
+    "virial": "the draws are not as wide as the posterior, or wider",
+    "score": "the draws are centred in the wrong place",
+    "reference": "the function differs from that of the reference run",
     # the model
-    "held_out_rows": "held-out rows are training rows",
-    "rows_repeated": "rows occur more than once in the data",
-    "pattern": "the model misses a pattern in the data",
-    "row_order": "neighbouring rows depend on each other",
-    "coverage_by_region": "error bars are too narrow in one region and too wide in another",
-    "pit": "predictions are not calibrated",
-    "loo_pit": "predictions are not calibrated",
-    "ece": "its probabilities are not calibrated",
-    "too_narrow": "error bars are too narrow",
-    "too_wide": "error bars are too wide",
-    "biased": "predictions are biased",
-    "heavy_tails": "errors have heavier tails than the noise",
-    "overconfident": "its probabilities are overconfident",
-    "underconfident": "its probabilities are underconfident",
-    "class_shares": "classes are not as frequent as predicted",
-    "loo_khat": "single data decide the fit",
-    "loo_exact": "single data decide the fit",
-    "temperature": "its probabilities are too sharp or too flat",
+    "held_out_rows": "held-out rows also occur among the training rows",
+    "rows_repeated": "training rows occur more than once",
+    "pattern": "the errors depend on an input, so the model misses a pattern",
+    "row_order": "the errors of neighbouring rows depend on each other",
+    "coverage_by_region": "the intervals are too narrow in one region and too wide in another",
+    "pit": "the predictions are not calibrated",
+    "loo_pit": "the predictions are not calibrated",
+    "ece": "the class probabilities are not calibrated",
+    "too_narrow": "the predictive intervals are too narrow",
+    "too_wide": "the predictive intervals are too wide",
+    "biased": "the predictions are biased",
+    "heavy_tails": "the errors have heavier tails than the model's noise",
+    "overconfident": "the class probabilities are overconfident",
+    "underconfident": "the class probabilities are underconfident",
+    "class_shares": "the classes are not as frequent as predicted",
+    "loo_khat": "a few observations dominate the fit",
+    "loo_exact": "a few observations dominate the fit",
+    "temperature": "the class probabilities are too sharp or too flat",
     "baseline": "a linear model predicts better",
     # on request
-    "copied_chains": "chains are copies of one another",
+    "copied_chains": "some chains are copies of others",
     "repeated_draws": "draws occur more than once",
-    "log_likelihood": "the log-likelihood is not that of these data",
+    "log_likelihood": "the stored log-likelihood is not that of these data",
 }
 
-_OUTER = "{outer:.0%} of {count} {which} values lie in the outer 10 % of their predictions (p = {p:.2g})."
-_GAP = (
-    "Mean confidence minus accuracy is {gap:+.3f} over {count} held-out values (error {value:.3f})."
+
+# directions, which a sentence gives where its check did not pass
+
+
+def _draws_are(
+    status: str,
+    ratio: float,
+    shift: float = 0.0,
+) -> str:
+    """What the sd of draws over the right one, and the shift of their mean in sds, say of the draws."""
+    if status not in ("warn", "fail"):
+        return ""
+    faults = []
+    if ratio > 1.25:
+        faults.append("too wide")
+    elif ratio < 0.8:
+        faults.append("too narrow")
+    if shift > 0.25:
+        faults.append("centred in the wrong place")
+    return f": the draws are {' and '.join(faults) or 'not those of the posterior'}"
+
+
+def _changed(inverse: float) -> str:
+    """How an sd became so many times as large.
+
+    >>> _changed(0.5), _changed(2.0)
+    ('fell to 0.50 times its value', 'rose to 2.00 times its value')
+    """
+    return f"{'fell' if inverse < 1.0 else 'rose'} to {inverse:.2f} times its value"
+
+
+_MOVED = "Moved by Hamiltonian Monte Carlo, which should not change correct draws,"
+
+
+def _function_moves(
+    status: str,
+    inverse: float,
+    shift: float,
+    **_: Value,
+) -> str:
+    return (
+        f"{_MOVED} the sd of the function (of a program: of its sites) {_changed(inverse)} and its mean shifted by "
+        f"{shift:.2f} sd (medians; 1 and 0 expected){_draws_are(status, 1.0 / inverse, shift)}."
+    )
+
+
+def _density_moves(
+    status: str,
+    inverse: float,
+    shift: float,
+    **_: Value,
+) -> str:
+    conclusion = ""
+    if status in ("warn", "fail"):
+        conclusion = ": it is centred in the wrong place"
+        if not 0.8 <= inverse <= 1.25:
+            amount = "much" if inverse < 1.0 else "little"
+            conclusion = f": it varies too {amount} over the draws"
+    return (
+        f"{_MOVED} the sd of the log density {_changed(inverse)} and its mean shifted by {shift:.2f} sd "
+        f"(1 and 0 expected){conclusion}."
+    )
+
+
+def _virial(status: str, value: float, **_: Value) -> str:
+    template = "The variance of the draws of {where} is {value:.2f} times what the model's density implies (1 expected)"
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: the draws are too {'wide' if value > 1.0 else 'narrow'}."
+
+
+def _score(status: str, **_: Value) -> str:
+    template = (
+        "The gradient of the log density with respect to {where}, averaged over the draws, is {value:.2f} "
+        "of its sd from zero (0 expected)"
+    )
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: the draws are centred in the wrong place."
+
+
+def _importance(status: str, ratio: float, **_: Value) -> str:
+    return (
+        "Importance weights, which correct the draws towards the posterior, change probabilities by up to "
+        f"{{distance:.2f}} and multiply sds by {ratio:.2f} (0 and 1 expected){_draws_are(status, 1.0 / ratio)}."
+    )
+
+
+def _reference(
+    status: str,
+    at: str,
+    ratio: float,
+    **_: Value,
+) -> str:
+    where = "test inputs in and around the data" if at == "probes" else "the held-out points"
+    return (
+        "Compared with the reference run (chains that sample the posterior itself once they have converged), at "
+        f"{where} the function lies {{distance:.2f}} sd away and its sd is {ratio:.2f} times as large "
+        f"(0 and 1 expected){_draws_are(status, ratio)}."
+    )
+
+
+# the model
+
+#: where PIT values come from → what they are of
+_VALUES = {
+    "held-out": "held-out values",
+    "left-out": "training values, each predicted without itself,",
+    "training": "training values",
+}
+_OUTSIDE = (
+    "{outer:.0%} of {count:,} {values} fall outside their 90 % interval (10% expected, p = {p:.2g})"
 )
-_RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have converged)."
+
+
+def _biased(mean: float, **_: Value) -> str:
+    return (
+        "{count:,} {values} lie at quantile {mean:.2f} of their predictions on average (0.50 expected, p = {p:.2g}): "
+        f"the predictions are too {'low' if mean > 0.5 else 'high'}."
+    )
+
+
+def _temperature(status: str, value: float, **_: Value) -> str:
+    template = (
+        "Raised to the power {value:.2f}, the class probabilities fit the {count:,} labels best "
+        "(1 expected, p = {p:.2g})"
+    )
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: the probabilities are too {'sharp' if value < 1.0 else 'flat'}."
+
+
+def _class_shares(
+    status: str,
+    seen: float,
+    said: float,
+    **_: Value,
+) -> str:
+    template = (
+        "Class {which} makes up {seen:.0%} of the {count:,} {where} values, and {said:.0%} were predicted "
+        "(p = {p:.2g})"
+    )
+    if status not in ("warn", "fail"):
+        return f"{template}."
+    return f"{template}: it is predicted too {'rarely' if said < seen else 'often'}."
+
+
+def _confidence(gap: float, **_: Value) -> str:
+    side = "above" if gap > 0.0 else "below"
+    fault = "sharp" if gap > 0.0 else "flat"
+    return (
+        f"On {{count:,}} held-out values the mean confidence is {abs(gap):.3f} {side} the accuracy (calibration error "
+        f"{{value:.3f}}, up to {{limit:.3f}} expected by chance): the probabilities are too {fault}."
+    )
+
+
+_SCORES = {
+    "crps": "CRPS (lower is better)",
+    "crps_standardized": "CRPS in standard deviations of the outcomes (lower is better)",
+    "log_prob": "log density (higher is better)",
+}
+
+
+def _baseline(score: str, **_: Value) -> str:
+    return (
+        f"The {_SCORES.get(score, score)} of these predictions is {{own:.4g}}, and that of the baseline ({{which}}) is "
+        "{floor:.4g}."
+    )
+
+
+_RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have converged): "
 
 #: code, or name of a check → what was seen
 SEEN: dict[str, Template] = {
-    "not_checked": "There is too little here to check the {part}.",
-    "linearized_only": "Predictions are those of the net linearised at the mode. The Gaussian is the posterior of that "
-    "linear model by construction, and nothing here compares it with the posterior of the net itself.",
-    "conditional_only": "Some weights (or sites) were held at one value. The draws are of the others given these, and "
+    "not_checked": "Too little is stored to check the {part}.",
+    "linearized_only": "The predictions are those of the network linearised at the mode. The Gaussian is the posterior "
+    "of that linear model by construction; nothing here compares it with the posterior of the network itself.",
+    "conditional_only": "Some weights (or sites) were held at one value. The draws are of the others given these; "
     "nothing here compares them with the posterior of all of them.",
-    "failed_to_run": "This check could not be made: {error}.",
-    "unreadable": "The tree cannot be judged: {error}.",
+    "failed_to_run": "This check could not be computed: {error}.",
+    "unreadable": "These stored draws cannot be judged: {error}.",
     # the draws as they are
-    "finite": "{count} values are NaN or infinite: {listed}.",
+    "finite": "{count:,} values are NaN or infinite (none expected): {listed}.",
     "no_draws": "There are no draws.",
-    "draws_not_finite": "{count} draws are NaN or infinite.",
-    "interrupted": "The fit was interrupted; the draws it had by then: {count}.",
-    "unfinished": "A few more steps would gain {value:.3g} nats (at most {limit:.3g} at an optimum).",
-    "few_steps": "The search took {value:.0f} steps, too few to show that it has found its optimum.",
-    "tempered": "The effective temperature is {value:.3g}, not 1.",
+    "draws_not_finite": "{count:,} values of the draws are NaN or infinite (none expected).",
+    "interrupted": "The fit was interrupted when it had {count:,} draws.",
+    "unfinished": "A few more steps of the optimisation would gain {value:.3g} nats of log density (at most "
+    "{limit:.3g} at an optimum): it stopped too early.",
+    "few_steps": "The optimisation took {value:.0f} steps; fewer than {limit:.0f} cannot show that it reached its "
+    "optimum.",
+    "tempered": lambda value, **_: (
+        f"The draws are at temperature {value:.3g}, not 1: they are too {'wide' if value > 1.0 else 'narrow'}."
+    ),
     "fit_warned": "The fit warned: {first}.",
-    "point_estimate": "{method} is a point estimate: no epistemic uncertainty.",
-    "no_density": "{method} has no density of its draws, so nothing can compare them with the posterior.",
-    "density_missing": "The log densities of the draws of {method} were not computed.",
-    "one_point": "Together the draws leave {value:.2g} parameters open: they are one point.",
-    "moving": "{value:.0%} of the draws repeat the one before.",
+    "point_estimate": "{method} is a point estimate: its predictions have no uncertainty about the parameters.",
+    "no_density": "{method} has no density of its draws, so they cannot be tested against the posterior.",
+    "density_missing": "The log densities of the draws of {method} were not computed, so the draws cannot be tested "
+    "against the posterior.",
+    "one_point": "The draws leave {value:.2g} parameters uncertain (one or more expected): they are nearly the same.",
+    "moving": "{value:.0%} of the draws repeat the draw before.",
     "chain_stuck": lambda chains, **_: (
         f"All draws of chain {', '.join(map(str, chains))} are the same."
     ),
     # convergence
-    "one_chain": "There is one chain, so nothing can show whether it missed a mode.",
-    "chains_short": "Chains of {draws} draws are too short to show whether they converged.",
-    "chains_exchanged": "There are {chains} chains of {draws} draws: too short, or the two dimensions are exchanged.",
-    "common_start": "All chains started around one point, so their agreement cannot show whether they missed a mode.",
-    "nothing_identified": "Besides a net's weights, which are not identified, the tree holds nothing that moves.",
-    "rhat_function": "The largest R-hat over {count} identified quantities is {value:.3f}, of {where}.",
-    "chains_disagree": _RHAT,
-    "chains_slow": _RHAT,
-    "ess_function": "The smallest effective sample size is {value:.0f} ({kind}, {where}) of {draws} draws.",
-    "divergences": "{count} of {total} transitions diverged; by chance {chance} may.",
-    "bfmi": "The lowest energy fraction (BFMI) is {value:.2f}, in chain {chain}.",
+    "one_chain": "There is one chain; a single chain cannot show whether it missed a mode.",
+    "chains_short": "The chains have {draws} draws each, too few to show whether they converged.",
+    "chains_exchanged": "There are {chains} chains of {draws} draws: they are too short, or the two dimensions are "
+    "exchanged.",
+    "common_start": "All chains started around one point, so their agreement cannot show whether they missed "
+    "a mode.",
+    "nothing_identified": "Besides the weights of the network, which are not identified, nothing that varies is "
+    "stored.",
+    "rhat_function": "The largest R-hat of {count:,} identified quantities is {value:.3f}, of {where} (at most "
+    "{limit:.3g} where chains have converged).",
+    "chains_disagree": _RHAT + "the chains disagree.",
+    "chains_slow": _RHAT + "the chains mix too slowly.",
+    "ess_function": "The smallest effective sample size is {value:.0f} of {draws:,} draws ({kind}, {where}; at least "
+    "{limit:.0f} expected).",
+    "divergences": "{count:,} of {total:,} transitions diverged (up to {chance} expected by chance).",
+    "bfmi": "The lowest energy fraction (BFMI) is {value:.2f}, in chain {chain} (at least {limit:.2g} expected).",
     # the target
-    "importance": "Weighted to the posterior, probabilities move by up to {distance:.2f}, sds to {ratio:.2f} times.",
-    "khat": "Pareto k-hat of posterior over approximation is {value:.2f} (reliable up to {limit:.2f}).",
-    "khat_infinite": "One draw carries all the importance weight (k-hat is infinite).",
-    "khat_undecided": "k-hat over all parameters is {khat}: it does not say how far the function is off.",
-    "few_draws": "There are {value:.0f} independent draws.",
-    "density_not_finite": "log p or log q is not finite for {count} draws.",
-    "function_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the "
-    "function (or of a program's sites) by {inverse:.2f} and shift its mean by {shift:.2f} sd (medians).",
-    "density_moves": "Hamiltonian Monte Carlo steps, which leave the posterior unchanged, multiply the sd of the log "
-    "density by {inverse:.2f} and shift its mean by {shift:.2f} sd.",
-    "moves_undecided": "Moves accepted at a rate of {acceptance:.0%} leave a correlation of {stayed:.2f}: too far.",
-    "virial": "The variance of the draws of {where} is {value:.2f} times what the model's density implies.",
-    "score": "The mean gradient of the log density is {value:.2f} of its sd from zero, for {where}.",
-    "reference": "At the {at} the mean of f lies {distance:.2f} sd from the reference's, and its sd is {ratio:.2f} "
-    "times the reference's.",
-    "reference_undecided": "The reference has not been shown to have converged.",
-    "not_comparable": "The reference was evaluated at other points.",
+    "importance": _importance,
+    "khat": "Pareto k-hat, which grows with the tails of the posterior that the draws miss, is {value:.2f} (reliable "
+    "up to {limit:.2f}): the draws are too narrow in some direction.",
+    "khat_infinite": "One draw carries all of the importance weight (Pareto k-hat is infinite): the draws are too "
+    "narrow in some direction.",
+    "khat_undecided": "Pareto k-hat over all parameters is {khat} (reliable up to {limit:.2f}), which does not say how "
+    "far the function is off.",
+    "few_draws": "There are {value:.0f} independent draws (at least {limit:.0f} expected).",
+    "density_not_finite": "The log density of the model or of the approximation is not finite at {count:,} draws.",
+    "function_moves": _function_moves,
+    "density_moves": _density_moves,
+    "moves_undecided": "Hamiltonian Monte Carlo moved the draws too little to test them: {acceptance:.0%} of its steps "
+    "were accepted, and the draws before and after correlate by {stayed:.2f}.",
+    "virial": _virial,
+    "score": _score,
+    "reference": _reference,
+    "reference_undecided": "The reference run has not been shown to have converged, so nothing is compared with it.",
+    "not_comparable": "The reference run was evaluated at other inputs, so nothing can be compared with it.",
     # the model
-    "held_out_rows": "{value:.0%} of the {count} held-out rows are training rows.",
-    "rows_repeated": "{value:.0%} of the {count} training rows are copies of others: each counts as news.",
-    "pattern": "The largest dependence of errors on the inputs is on {where}: effect {value:.2f} (p = {p:.2g}).",
-    "row_order": "The dependence of errors on those of neighbouring rows has effect {value:.2f} (p = {p:.2g}).",
-    "coverage_by_region": "90 % intervals hold {low:.0%} where {low_at}, and {high:.0%} where {high_at} (p = {p:.2g}).",
-    "pit": _OUTER,
-    "loo_pit": _OUTER,
-    "biased": "{count} {which} values lie at quantile {mean:.2f} of their predictions on average (p = {p:.2g}).",
-    "heavy_tails": "{extreme:.1%} of {count} {which} values lie in the outer 1 % of their predictions (p = {p:.2g}).",
-    "ece": "Confidence and accuracy differ by {value:.3f} on average over {count} held-out values.",
-    "overconfident": _GAP,
-    "underconfident": _GAP,
-    "class_shares": "Class {which} makes {seen:.0%} of the {count} {where} values and is predicted for {said:.0%} "
-    "(p = {p:.2g}).",
-    "temperature": "Probabilities to the power {value:.2f} fit the {count} labels best (p = {p:.2g}): below 1 they "
-    "are too sharp, above 1 too flat.",
-    "baseline": "The {score} is {own:.4g}, and {floor:.4g} for the baseline ({which}).",
-    "loo_khat": "Leave-one-out is unreliable at {count} of {total} data (Pareto k-hat up to {value:.2f}).",
-    "loo_exact": "Leave-one-out is by removal at {removed} of {total} data, reliable at others (k-hat {value:.2f}).",
+    "held_out_rows": "{value:.0%} of the {count:,} held-out rows also occur among the training rows (up to {limit:.0%} "
+    "expected): held-out scores are too good.",
+    "rows_repeated": "{value:.0%} of the {count:,} training rows are copies of others, and each counts as new data: "
+    "the posterior is too narrow.",
+    "pattern": "The errors depend most on {where}: effect {value:.2f} (up to {limit:.2g} allowed, p = {p:.2g}).",
+    "row_order": "The errors of neighbouring rows depend on each other: effect {value:.2f} (up to {limit:.2g} allowed, "
+    "p = {p:.2g}).",
+    "coverage_by_region": "90 % intervals cover {low:.0%} where {low_at} and {high:.0%} where {high_at} (90% expected "
+    "in both, p = {p:.2g}).",
+    "pit": _OUTSIDE + ".",
+    "loo_pit": _OUTSIDE + ".",
+    "too_narrow": _OUTSIDE + ": the intervals are too narrow.",
+    "too_wide": _OUTSIDE + ": the intervals are too wide.",
+    "biased": _biased,
+    "heavy_tails": "{extreme:.1%} of {count:,} {values} fall outside their 99 % interval (1% expected, p = {p:.2g}): "
+    "the tails of the predictions are too light.",
+    "ece": "Confidence and accuracy differ by {value:.3f} on average over {count:,} held-out values (up to "
+    "{limit:.3f} expected by chance).",
+    "overconfident": _confidence,
+    "underconfident": _confidence,
+    "class_shares": _class_shares,
+    "temperature": _temperature,
+    "baseline": _baseline,
+    "loo_khat": "Leave-one-out estimates are unreliable for {count:,} of {total:,} observations, which dominate the "
+    "fit (Pareto k-hat up to {value:.2f}; reliable up to {limit:.2f}).",
+    "loo_exact": "{removed:,} of {total:,} observations were left out by fitting again; leave-one-out estimates of the "
+    "others are reliable (Pareto k-hat up to {value:.2f}).",
     # on request
-    "copied_chains": "Chains hold the same moves: {named}.",
-    "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere.",
-    "log_likelihood": "The log-likelihood is {value:.2g} nats per datum off what the replicates say.",
+    "copied_chains": lambda named, **_: (
+        "Chains move together, draw by draw: {named}." if named else "No two chains move together."
+    ),
+    "repeated_draws": "{value:.0%} of the draws are copies of draws elsewhere in the chains.",
+    "log_likelihood": "The stored log-likelihood differs by {value:.2g} nats per observation from what the predictive "
+    "draws imply (up to {limit:.2g} expected).",
 }
 
 #: code, or name of a check → what to do
 ACTIONS: dict[str, str] = {
     **dict.fromkeys(
         ["linearized_only", "conditional_only"],
-        "Fit NUTS to the same data, and give its tree as the reference: diagnose(tree, reference=nuts_tree).",
+        "Fit NUTS to the same data and compare with its draws: diagnose(tree, reference=nuts_tree).",
     ),
-    "failed_to_run": "Look at the draws and data that it rests on.",
+    "failed_to_run": "Look at the draws and data that this check reads.",
     "no_draws": "Fit again, for longer.",
     "draws_not_finite": "Standardise x and y, lower the learning rate or step size, and fit again.",
-    "interrupted": "Run it again to the end before relying on it.",
+    "interrupted": "Run the fit again to its end before relying on it.",
     "unfinished": "Raise num_steps (or the learning rate), and fit again.",
     "few_steps": "Raise num_steps, and fit again.",
-    "tempered": "End the KL schedule at weight 1 (temperature 1), or report the run as tempered.",
-    "point_estimate": "Use it as a baseline; for uncertainty fit Laplace around it, SVI or NUTS.",
-    "no_density": "Judge it by held-out scores, or compare it with a NUTS run as reference.",
-    "density_missing": "Fit it to its end.",
-    "one_point": "Give every member a start of its own, or report the run as a point estimate.",
-    "chain_stuck": "Lower the step size or raise num_warmup, and draw new starts (another seed).",
+    "tempered": "End the KL schedule at weight 1 (temperature 1), or report the posterior as tempered.",
+    "point_estimate": "Use the point estimate as a baseline; for uncertainty fit Laplace around it, SVI or NUTS.",
+    "no_density": "Judge the predictions by held-out scores, or compare them with a NUTS run: "
+    "diagnose(tree, reference=nuts_tree).",
+    "density_missing": "Run the fit to its end, where the log densities are computed.",
+    "one_point": "Start every member from another seed, or report the run as a point estimate.",
+    "chain_stuck": "Lower the step size or raise num_warmup, and try another seed.",
     "one_chain": "Run at least four chains from different starting points.",
     "chains_short": "Raise {more}, for at least 500 draws per chain.",
-    "chains_exchanged": "Check which dimension is the chain; if this one is, draw more from fewer chains.",
-    "common_start": "Fit again from starts of the chains' own: leave out init.",
+    "chains_exchanged": "Check which dimension holds the chains; if it is the right one, draw more from fewer chains.",
+    "common_start": "Fit again and leave out init, so that every chain starts elsewhere.",
     "nothing_identified": "Store values of the function or the log-likelihood beside the weights: "
     "posterior.to_datatree(x, y).",
-    "chains_disagree": "Raise num_warmup. Draw new starts (another seed); where they part again, use SMC, which "
+    "chains_disagree": "Raise num_warmup, and try another seed; where the chains disagree again, use SMC, which "
     "weights modes by their mass.",
     "chains_slow": "Raise {more}.",
-    "ess_function": "Draw more: about {needed} draws per chain would do; raise {more}.",
+    "ess_function": "Raise {more}: about {needed} draws per chain suffice.",
     "divergences": "Raise target_accept (0.95, then 0.99), and make a hierarchical prior non-centred.",
     "bfmi": "Reparameterise scale sites (non-centred, or on the log scale).",
     "few_draws": "Raise num_draws to 1000: draws from an approximation cost little.",
@@ -207,9 +400,9 @@ ACTIONS: dict[str, str] = {
         ["importance", "function_moves", "density_moves", "virial", "score", "reference"],
         "{remedy}",
     ),
-    "held_out_rows": "Hold out rows that the fit has not seen: these scores are of the training data.",
+    "held_out_rows": "Hold out rows that the fit has not seen.",
     "rows_repeated": "Fit to each row once.",
-    "copied_chains": "Give every chain a seed and a start of its own, and fit again.",
+    "copied_chains": "Fit again with another seed and start for every chain.",
 }
 
 
@@ -218,16 +411,20 @@ def fault(code: str) -> str:
     return FAULTS.get(code, code.replace("_", " "))
 
 
-def evidence(code: str, name: str, numbers: Mapping[str, Any]) -> str:
+def evidence(code: str, name: str, numbers: Numbers) -> str:
     """What a check of this name saw, in one sentence; of codes that are not ours, the number ``"seen"``."""
     template = SEEN.get(code, SEEN.get(name, "{seen}"))
     if callable(template):
-        return template(**numbers)
-    defaults = {"seen": "", "part": name.removeprefix("not_checked_")}
+        template = template(**numbers)
+    defaults = {
+        "seen": "",
+        "part": name.removeprefix("not_checked_"),
+        "values": _VALUES.get(str(numbers.get("which")), "values"),
+    }
     return template.format(**defaults | dict(numbers))
 
 
-def action(code: str, name: str, numbers: Mapping[str, Any]) -> str:
+def action(code: str, name: str, numbers: Numbers) -> str:
     """What to do next after a check of this name, in a sentence; empty where nothing is known to help."""
     key = code if code in ACTIONS else name
     if key not in ACTIONS:

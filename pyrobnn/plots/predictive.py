@@ -13,20 +13,13 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from pyrobnn.core.groups import CONSTANT_DATA, GRID, OBSERVED_DATA
+from pyrobnn.diagnostics.class_points import ClassPoints, class_points
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather, spread
-from pyrobnn.diagnostics.points import (
-    COUNTS,
-    ClassPoints,
-    Points,
-    class_points,
-    feature_names,
-    one_output,
-    output_names,
-    regression_points,
-    unit,
-    widest_gap,
-)
-from pyrobnn.diagnostics.scores import expected_calibration_error, num_outputs
+from pyrobnn.diagnostics.gap import widest_gap
+from pyrobnn.diagnostics.labels import feature_names, output_names, unit
+from pyrobnn.diagnostics.points import COUNTS, Points, one_output, regression_points
+from pyrobnn.diagnostics.prediction_metrics import expected_calibration_error
+from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.plots.canvas import (
     bands,
     brief,

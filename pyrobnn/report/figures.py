@@ -16,8 +16,10 @@ from matplotlib.figure import Figure
 
 from pyrobnn import plots
 from pyrobnn.core.groups import GRID
+from pyrobnn.diagnostics.class_points import class_points
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import class_points, output_names, regression_points
+from pyrobnn.diagnostics.labels import output_names
+from pyrobnn.diagnostics.points import regression_points
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.sampling import histories

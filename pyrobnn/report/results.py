@@ -13,12 +13,14 @@ import xarray as xr
 from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.baselines import baselines
+from pyrobnn.diagnostics.class_points import class_points
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.fidelity import fidelity
+from pyrobnn.diagnostics.gap import widest_gap
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
-from pyrobnn.diagnostics.points import class_points, is_censored, same_data, widest_gap
+from pyrobnn.diagnostics.points import is_censored, same_data
 from pyrobnn.diagnostics.scores import LEVELS, Score, score, units
 from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.predictive import decomposed

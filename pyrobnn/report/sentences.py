@@ -10,14 +10,7 @@ import numpy as np
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.evidence import Evidence
-from pyrobnn.diagnostics.points import (
-    class_names,
-    feature_names,
-    has_classes,
-    outcome,
-    output_names,
-    unit,
-)
+from pyrobnn.diagnostics.labels import class_names, feature_names, output_names, unit
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
@@ -116,7 +109,7 @@ def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
     row = next((row for row in rows if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
     if row is None or y is None or y.ndim == 0:
-        return "No data were held out: this judgement rests on the data that it was fitted to."
+        return "No data were held out: the model is judged on its training data."
     words = _skill_in_words(row, evidence)
     if not words:
         return ""
@@ -194,7 +187,7 @@ def _data(evidence: Evidence) -> str:
 
 
 def _num_outcomes(evidence: Evidence, group: str) -> int:
-    y = evidence.values(group, outcome(evidence) or "y")
+    y = evidence.values(group, evidence.outcome or "y")
     return 0 if y is None else len(np.atleast_1d(y))
 
 
@@ -207,10 +200,10 @@ def _inputs(evidence: Evidence) -> str:
 
 
 def _target(evidence: Evidence) -> str:
-    y = evidence.values(OBSERVED_DATA, outcome(evidence) or "y")
+    y = evidence.values(OBSERVED_DATA, evidence.outcome or "y")
     if y is None or y.ndim == 0 or y.size == 0:
         return evidence.text("target")
-    if has_classes(evidence):
+    if evidence.has_classes:
         counts = np.bincount(y.reshape(-1).astype(int), minlength=2)
         names = class_names(evidence, len(counts))
         shares = [

@@ -26,7 +26,7 @@ import torch
 import pyrobnn as pb
 from pyrobnn.data import Dataset, synthetic
 from pyrobnn.diagnostics import Evidence
-from pyrobnn.diagnostics.points import widest_gap
+from pyrobnn.diagnostics.gap import widest_gap
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 

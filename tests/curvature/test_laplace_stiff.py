@@ -107,7 +107,7 @@ def test_directions_without_data_keep_the_prior(structure):
 def test_it_is_said():
     with pytest.warns(
         UserWarning,
-        match=r"reaches 1e\+20 prior precisions.*: 3 of its directions keep the prior's width",
+        match=r"reaches 1e\+20 times the prior precision.*: in 3 directions the posterior keeps the width of the prior",
     ):
         stiff(linear(), 40)
 

@@ -258,7 +258,7 @@ def test_no_signal_ends_at_the_bound_and_says_so():
         net.weight.zero_()
         net.bias.zero_()
     model = pb.BNN(net, normal_prior(), HomoskedasticGaussian(0.7))
-    with pytest.warns(UserWarning, match="at its bound"):
+    with pytest.warns(UserWarning, match="at the bound of its range"):
         posterior = Laplace(tune="marginal_likelihood").fit(
             model, truth["x"], truth["y"], init=net, num_draws=5
         )

@@ -56,7 +56,7 @@ def test_chains_in_different_function_modes_fail_and_name_the_place():
     assert modes.code == "chains_disagree"
     for found in verdict.checks:  # starts in common would hide the modes
         assert "MAP" not in found.action, found
-    assert "new starts" in modes.action
+    assert "another seed" in modes.action
 
 
 def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
@@ -70,7 +70,7 @@ def test_a_frozen_chain_is_advised_other_starts_not_a_common_one():
     )
     moving = check(diagnose(tree), "moving")
     assert moving.status == "fail" and moving.numbers["chains"] == [1]
-    assert "new starts" in moving.action and "MAP" not in moving.action
+    assert "another seed" in moving.action and "MAP" not in moving.action
 
 
 def test_mean_field_on_a_correlated_posterior_fails_by_khat():

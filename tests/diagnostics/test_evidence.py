@@ -19,10 +19,10 @@ import pyrobnn
 from pyrobnn.core import groups
 from pyrobnn.core.chains import ess
 from pyrobnn.diagnostics import Evidence, convergence, diagnose, judge, leave_one_out, loo
-from pyrobnn.diagnostics.check_table import Row
 from pyrobnn.diagnostics.evidence import statistic
+from pyrobnn.diagnostics.grades import Found
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.verdict import Found
+from pyrobnn.diagnostics.row import Row
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import compare_rows
 
@@ -133,7 +133,10 @@ def test_a_new_check_is_a_statistic_and_a_row(monkeypatch):
     def raises(evidence, limits):
         raise RuntimeError("no such thing")
 
-    added = Row("length", "draws", length, (1.0,), ""), Row("raises", "draws", raises, (), "")
+    added = (
+        Row("length", "draws", length, (1.0,), "draws", ""),
+        Row("raises", "draws", raises, (), "", ""),
+    )
     monkeypatch.setattr(judge, "TABLE", (*judge.TABLE, *added))
     verdict = diagnose(exact_tree())
     assert verdict.action == "Stop." and verdict.draws == "fail" and verdict.model == "pass"

@@ -204,7 +204,7 @@ def test_a_search_that_is_stopped_far_from_its_optimum_is_told(name):
             else found.status
         )
         told[steps] = [
-            note for note in posterior.meta["warnings"] if "the search was stopped" in note
+            note for note in posterior.meta["warnings"] if "the optimisation stopped" in note
         ]
     assert len(told[3]) == 1 and "raise num_steps" in told[3][0] and told[1000] == []
     assert (
@@ -253,7 +253,7 @@ def test_the_rates_of_every_check_are_those_of_the_study_and_stand_in_the_page(t
     assert rates() == study.rates(rows)
     assert rates()["virial"]["seen"] > 0 and said_rates("no such check") == ""
     page = write_report({"nuts": exact_tree()}, tmp_path / "report.html").read_text()
-    assert said_rates("pit") in page and "of the faults it is for" in said_rates("pit")
+    assert said_rates("pit") in page and "faults it is meant for" in said_rates("pit")
 
 
 def test_a_log_likelihood_of_other_rows_fails():

@@ -32,10 +32,10 @@ from scipy import stats
 
 from pyrobnn import MAP, NUTS, DeepEnsemble, Laplace, cli
 from pyrobnn.diagnostics import audit, diagnose, loo
-from pyrobnn.diagnostics.calibration import uniform
 from pyrobnn.diagnostics.judge import judge_all
 from pyrobnn.diagnostics.patterns import _patterns, _regions
 from pyrobnn.diagnostics.target import _tested
+from pyrobnn.diagnostics.uniformity import uniform
 from pyrobnn.posterior import Posterior
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import COLUMNS, best_labels, compare_rows

@@ -258,7 +258,7 @@ def test_every_check_has_a_page_made_from_its_row(extension):
     assert {name for line in records for name in json.loads(line)["checks"]} - set(pages) == set()
     bfmi = check_pages.markdown(pages["bfmi"])
     assert "https://arxiv.org/abs/1604.00695" in bfmi and "0.3, 0.2 (share)" in bfmi
-    units = [check_pages.unit(row) for row in pages.values()]
+    units = [row.unit for row in pages.values()]
     assert all(units) and "the same" not in units
     virial = check_pages.markdown(pages["virial"])
     assert re.search(r"\| sd x 0\.5 \| \d+ \| \d+% \|", virial) and "healthy posteriors" in virial

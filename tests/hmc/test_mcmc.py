@@ -376,7 +376,7 @@ def _assert_agree(ours, theirs, min_ess):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings(
-    "ignore:.*(transitions diverged|independent ones|changes slowly)"
+    "ignore:.*(transitions diverged|effective sample size|changes slowly)"
 )  # the logit one is a funnel
 @pytest.mark.parametrize(
     ("model", "args", "num_samples", "min_ess"),

@@ -282,6 +282,6 @@ def test_draws_worth_too_few_are_said():
         pyro.sample("z", dist.Normal(torch.zeros(2), 1.0).to_event(1))
 
     slow = {"num_warmup": 0, "step_size": 0.04, "max_tree_depth": 1, "num_chains": 2}
-    with pytest.warns(UserWarning, match="(draws are worth|have not mixed)"):
+    with pytest.warns(UserWarning, match="(effective sample size of|have not mixed)"):
         posterior = pb.NUTS(**slow, **QUICK).fit(program, num_draws=600)
     assert any("reparameterise" in text for text in posterior.meta["warnings"])

@@ -129,6 +129,12 @@ def rooms() -> dict[str, set[str]]:
     return {name: targets - {name} for name, targets in arrows.items()}
 
 
+def files_of(room: str) -> dict[str, set[str]]:
+    """The files of a folder, and those from which each imports."""
+    files = {name for name in ALL if name.startswith(f"pyrobnn.{room}")}
+    return {name: (ALL[name] & files) - {name} for name in files}
+
+
 def floors(arrows: dict[str, set[str]]) -> list[set[str]]:
     """Rooms by floor from the ground; what has arrows in a circle stands on none."""
     found: list[set[str]] = []

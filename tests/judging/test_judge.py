@@ -14,8 +14,8 @@ from scipy import stats
 import pyrobnn as pb
 from pyrobnn.cli import main
 from pyrobnn.cli.saved import _numbers
-from pyrobnn.diagnostics.calibration import Dependence, p_binned, p_moments
 from pyrobnn.diagnostics.predictions import MODEL_ROWS
+from pyrobnn.diagnostics.uniformity import Dependence, p_binned, p_moments
 
 RNG = np.random.default_rng(3)
 N = 300

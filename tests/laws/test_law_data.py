@@ -182,7 +182,12 @@ def test_gathered_batches_are_the_data_to_the_last_bit(name):
     [
         ({"batch_size": 8}, 34, 5, None),
         ({"batch_size": 8, "shuffle": True, "drop_last": True}, 34, 4, None),
-        ({"batch_size": 8, "drop_last": True}, 32, 4, "draws 34 times from 34 points and shows 32"),
+        (
+            {"batch_size": 8, "drop_last": True},
+            32,
+            4,
+            "draws 34 times from 34 points and contains 32",
+        ),
         ({"batch_size": 8, "sampler": SubsetRandomSampler(range(20))}, 20, 3, None),
         ({"batch_size": 8, "sampler": [3, 4, 5]}, 3, 1, None),
         (
@@ -195,13 +200,13 @@ def test_gathered_batches_are_the_data_to_the_last_bit(name):
             {"batch_size": 8, "sampler": RandomSampler(Y, replacement=True, num_samples=100)},
             34,
             13,
-            "draws 100 times from 34 points and shows 100",
+            "draws 100 times from 34 points and contains 100",
         ),
         (
             {"batch_size": 8, "sampler": WeightedRandomSampler(torch.rand(34) + 0.1, 34)},
             34,
             5,
-            "each weighed as often as it is drawn",
+            "each counts as often as it is drawn",
         ),
         ({"batch_sampler": [[0, 1, 2], [3], [4, 5]]}, 6, 3, None),
         ({"batch_size": None, "sampler": [[0, 1, 2], [3, 4]]}, 5, 2, None),
@@ -216,10 +221,10 @@ def test_an_epoch_says_what_it_shows(options, num_data, num_batches, note):
 
 def test_a_note_on_the_data_is_warned_of_and_kept():
     fixed = DataLoader(TensorDataset(X, Y), BATCH, drop_last=True)
-    with pytest.warns(UserWarning, match="from 34 points and shows 32"):
+    with pytest.warns(UserWarning, match="from 34 points and contains 32"):
         posterior = METHODS["MAP"].fit(linear(), fixed)
     assert "drop_last=False" in posterior.meta["warnings"][0] and posterior.meta["num_data"] == 32
-    with pytest.warns(UserWarning, match="from 34 points and shows 32"), seeded(0):
+    with pytest.warns(UserWarning, match="from 34 points and contains 32"), seeded(0):
         METHODS["NUTS"].fit(
             linear(), DataLoader(TensorDataset(X, Y), BATCH, True, drop_last=True), num_draws=2
         )

@@ -16,7 +16,7 @@ from pyrobnn.core.findings import FINDINGS, SENTENCES, Finding, as_json
 from pyrobnn.inference.mc_dropout import CAVEAT
 from pyrobnn.inference.optim.minimize import Result
 
-HELD = "no data have touched"
+HELD = "do not depend on the data"
 
 
 def told(method, model, *data, **options) -> tuple[pb.Posterior, list[str]]:

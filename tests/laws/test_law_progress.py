@@ -22,7 +22,7 @@ from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Training
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*(of the draws|transitions diverged|Ctrl-C|not a mode|not evaluated|no k-hat|have not arrived)"
+    "ignore:.*(of the draws|transitions diverged|Ctrl-C|not a mode|not evaluated|no k-hat|differ in log density)"
 )
 
 

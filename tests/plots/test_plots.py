@@ -13,8 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from pyrobnn import plots
+from pyrobnn.diagnostics.gap import gap_between, widest_gap
 from pyrobnn.diagnostics.leave_one_out import leave_one_out
-from pyrobnn.diagnostics.points import gap_between, regression_points, widest_gap
+from pyrobnn.diagnostics.points import regression_points
 from pyrobnn.plots.canvas import PAGE, bands, panels
 from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, PALETTE, style
 

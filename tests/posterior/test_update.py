@@ -255,7 +255,7 @@ def test_leave_one_out_is_exact_where_importance_fails():
     assert float(found.pareto_k[7]) == 0.0 and 7 not in refit_points(found)
     check = next(check for check in pb.diagnose(tree).checks if check.name == "loo_khat")
     assert check.status == "pass" and check.code == "loo_exact" and check.numbers["removed"] >= 1
-    assert "by removal at" in check.evidence
+    assert "left out by fitting again" in check.evidence
     for wrong in ((torch.cat([x, X[OLD:50]]), torch.cat([y, Y[OLD:50]])), (x.flip(0), y.flip(0))):
         with pytest.raises(ValueError, match="rows of the fit"):
             posterior.to_datatree(*wrong, exact_loo=3)
@@ -449,7 +449,10 @@ def test_laplace_in_float32_ends_where_its_gradient_is_rounding():
     posterior = pb.Laplace(num_steps=200, compile=False).fit(
         model, x, x[:, :1] + 0.4 * torch.randn(40, 1, generator=g)
     )
-    with pytest.warns(UserWarning, match=r"centre moved \d+ standard deviations\. Fit again"):
+    with pytest.warns(
+        UserWarning,
+        match=r"centre of the approximation moved by \d+ standard deviations\. Fit again",
+    ):
         more = posterior.update(torch.ones(5, 2), torch.full((5, 1), 8.0))
     rows = torch.nn.functional.pad(more.rows.x, (0, 1), value=1.0).double()
     precision = rows.T @ rows / 0.16 + torch.eye(3)

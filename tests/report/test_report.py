@@ -21,7 +21,7 @@ from pyrobnn.diagnostics import Check, Verdict
 from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.evidence import Evidence, gather
 from pyrobnn.diagnostics.judge import judge_all
-from pyrobnn.diagnostics.points import output_names
+from pyrobnn.diagnostics.labels import output_names
 from pyrobnn.report import write_report, write_summary
 from pyrobnn.report.results import COLUMNS, best_labels, compare_rows
 from pyrobnn.report.sentences import conclude, facts, headline, recommended
@@ -517,7 +517,7 @@ def test_the_headline_tells_a_scientist_what_is_wrong_and_where_it_was_seen() ->
     assert said.startswith(
         "it: the draws can be relied on; whether the model fits the data was not checked."
     )
-    assert said.endswith("rests on the data that it was fitted to.")
+    assert said.endswith("is judged on its training data.")
     only.tree["observed_data"] = only.tree["observed_data"].to_dataset().rename(y="effect")
     assert output_names(only, 1) == ["effect"] and "effect, mean" in facts({"it": only})["target"]
 
