@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, Literal, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import pandas as pd
@@ -60,6 +60,8 @@ class _Probabilities(Protocol):
     def probs(self) -> torch.Tensor: ...
 
 
+#: at which side of its limit an outcome lies that was not seen
+Censoring: TypeAlias = Literal["right", "left"]
 #: outcomes, inputs and whatever else is read as an array
 Outcomes: TypeAlias = ArrayLike | torch.Tensor | pd.DataFrame | pd.Series
 Predictions: TypeAlias = (
@@ -168,23 +170,36 @@ def _of_array(values: np.ndarray, y: np.ndarray) -> xr.Dataset:
     return _of_draws(draws, pit_of(draws, y), joint=joint)
 
 
-def uncensored(predictions: Predictions, y: np.ndarray) -> np.ndarray:
-    """Outcomes of draws of one number, also where a second column says that all of them were seen.
+def seen_rows(predictions: Predictions, y: np.ndarray) -> np.ndarray | None:
+    """Which outcomes (N, 2) of draws of one number were seen, (N, 1), by their second column; None where none says it.
 
-    Raises:
-        ValueError: If some are censored: draws alone do not say at which side.
+    The other values are limits beyond which the outcome lies.
     """
     shape = tuple(getattr(predictions, "shape", ()))
     flat = len(shape) == 2 and shape[0] != len(y)
     of_one = flat or (len(shape) > 2 and (shape[-1] == 1 or shape[2:] == (len(y),)))
     if not of_one or y.shape[1] != 2 or not np.isin(y[:, 1], (0.0, 1.0)).all():
-        return y
-    if not y[:, 1].all():
-        raise ValueError(
-            "'y' holds censored outcomes, and draws alone do not say at which side: give the prediction itself, "
-            "judge(posterior.predict(x), y)"
-        )
-    return y[:, :1]
+        return None
+    return y[:, 1:] == 1.0
+
+
+def censored(predicted: xr.Dataset, seen: np.ndarray, censoring: Censoring) -> xr.Dataset:
+    """Predictions whose PIT values of limits are drawn at random from what these leave open; as they are without any.
+
+    Args:
+        predicted: of values and limits alike.
+        seen: which of them are values, (N, 1).
+        censoring: ``"right"``: an outcome that was not seen lies above its limit; ``"left"``: below.
+
+    Reference: Randomized quantile residuals (Dunn & Smyth, 1996).
+    """
+    if seen.all():
+        return predicted
+    u = predicted["pit"].to_numpy()
+    share = own_stream().random(u.shape)
+    beyond = u + share * (1.0 - u) if censoring == "right" else u * share
+    pit = np.where(seen, u, beyond)
+    return predicted.assign(pit=(_ROWS, pit)).assign_attrs(censored=True)
 
 
 def _without_chains(values: np.ndarray, y: np.ndarray) -> np.ndarray:

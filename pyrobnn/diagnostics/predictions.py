@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
+from pyrobnn.core.checks import check_choice
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.core.seeding import own_stream
 from pyrobnn.diagnostics.baselines import baselines
@@ -16,14 +17,16 @@ from pyrobnn.diagnostics.class_calibration import temperature
 from pyrobnn.diagnostics.class_labels import column_titles, in_places
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.forecasts import (
+    Censoring,
     Outcomes,
     Predictions,
     array_of,
+    censored,
     is_prediction,
     optional_array,
     read,
+    seen_rows,
     tree_of,
-    uncensored,
 )
 from pyrobnn.diagnostics.grades import Found, Limits, grade_tested
 from pyrobnn.diagnostics.limits import MIN_DATA
@@ -40,6 +43,7 @@ def judge(
     x: Outcomes | None = None,
     x_train: Outcomes | None = None,
     y_train: Outcomes | None = None,
+    censoring: Censoring = "right",
 ) -> Verdict:
     r"""Say whether predictions fit outcomes that they were not trained on, whoever made them.
 
@@ -55,17 +59,21 @@ def judge(
             or ``sample``: a distribution of torch or SciPy, a `Prediction`. Draws of labels are judged as whole
             numbers are, by their order: the checks of classes need probabilities.
         y: outcomes (N,) or (N, out); of classes 0 … K − 1, or K labels in their sorted order; or labels that columns of
-            a DataFrame are named by (cat, or p_cat).
+            a DataFrame are named by (cat, or p_cat). Of censored outcomes (N, 2), as the likelihoods take them: the
+            value, and 1 where it was seen or 0 where it is the limit beyond which the outcome lies.
         x: inputs (N, feature); names are taken from a DataFrame. None leaves out what depends on them.
         x_train, y_train: what the model was trained on: rows that occur again are found, and the linear model is
             fitted to it. None for a linear model cross-validated on x and y, which then warns at the most.
+        censoring: of draws of censored outcomes: ``"right"``, those not seen lie above their limit, or ``"left"``,
+            below. A `Prediction` knows it.
 
     Returns:
         A verdict of the model alone: its ``status`` is that of ``model``. Its ``draws`` say "not checked" in print
         and are never a pass, which predictions cannot show.
 
     Raises:
-        ValueError: If lengths differ, numbers are not finite, quantiles cross or probabilities do not sum to one.
+        ValueError: If lengths differ, ``censoring`` is neither side, numbers are not finite, quantiles cross or
+            probabilities do not sum to one.
         TypeError: If predictions are none of these.
 
     Caveat:
@@ -89,6 +97,7 @@ def judge(
         x=x,
         x_train=x_train,
         y_train=y_train,
+        censoring=censoring,
     )[0]
 
 
@@ -99,9 +108,11 @@ def judged(
     x: Outcomes | None = None,
     x_train: Outcomes | None = None,
     y_train: Outcomes | None = None,
+    censoring: Censoring = "right",
     label: str = "predictions",
 ) -> tuple[Verdict, Evidence]:
     """The verdict, and the tree of predictions and outcomes that a report is written of."""
+    check_choice("censoring", censoring, ("right", "left"))
     y, y_train, num_words = in_places(column_titles(predictions, y), y, y_train)
     outcomes = array_of("y", y)
     train_outcomes = optional_array("y_train", y_train)
@@ -111,9 +122,11 @@ def judged(
     _check_rows("x_train", train_inputs, "y_train", train_outcomes)
     if inputs is not None and train_inputs is not None and train_inputs.shape[1] != inputs.shape[1]:
         raise ValueError(f"'x' has {inputs.shape[1]} columns and 'x_train' {train_inputs.shape[1]}")
-    if not is_prediction(predictions):
-        outcomes = uncensored(predictions, outcomes)
-    predicted = read(predictions, outcomes, num_words)
+    seen = None if is_prediction(predictions) else seen_rows(predictions, outcomes)
+    if seen is None:
+        predicted = read(predictions, outcomes, num_words)
+    else:
+        predicted = censored(read(predictions, outcomes[:, :1], num_words), seen, censoring)
     if "pit" in predicted:  # of censored outcomes the value, without what says whether it was seen
         width = predicted.sizes["output"]
         outcomes = outcomes[:, :width]

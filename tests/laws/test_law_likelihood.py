@@ -344,12 +344,16 @@ def test_the_judge_is_told_at_which_side_an_outcome_was_censored(name):
     cut = torch.minimum(y, limit) if side == "right" else torch.maximum(y, limit)
     seen = torch.cat([cut, (cut == y).to(cut)], -1)
     assert 100 < float(seen[:, 1].sum()) < 500
-    with pytest.raises(ValueError, match=r"judge\(posterior.predict\(x\), y\)"):
-        pb.judge(p.sample(seed=0), seen)
-    assert pb.judge(p, seen).model in ("pass", "warn")  # the advice, followed
     far = seen.clone()
     far[:, 0] += 3.0
-    assert pb.judge(p, far).model == "fail"
+    draws = p.sample(seed=0)
+    for predictions in (p, draws, draws.reshape(2, -1, *draws.shape[2:]).numpy()):
+        assert pb.judge(predictions, seen, censoring=side).model in ("pass", "warn")
+        assert pb.judge(predictions, far, censoring=side).model == "fail"
+    other_side = "left" if side == "right" else "right"
+    assert pb.judge(draws, seen, censoring=other_side).model != "pass"
+    with pytest.raises(ValueError, match="'censoring' must be"):
+        pb.judge(draws, seen, censoring="above")
 
 
 @pytest.mark.parametrize("name", NUMBERS)
