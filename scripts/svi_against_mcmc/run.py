@@ -160,9 +160,8 @@ def parse() -> argparse.Namespace:
         "--prior",
         type=float,
         nargs=2,
-        default=(3.0, 1.0),
+        default=(3.0, 1.0),  # s of N(0, s² / fan-in), and the scale of the biases
         metavar=("S", "BIAS"),
-        help="s of N(0, s² / fan-in), and the scale of the biases",
     )
     parser.add_argument(
         "--seconds",
