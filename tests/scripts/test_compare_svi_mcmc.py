@@ -28,7 +28,7 @@ def test_every_option_of_the_study_is_one_of_today(name, tmp_path):
 
 
 @pytest.mark.slow
-def test_it_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_small_study_runs_and_is_not_fitted_again(tmp_path, monkeypatch, capsys):
     file = tmp_path / "study.yaml"
     file.write_text(
         "data: [gap, clusters]\nnoise: [inferred, learned]\nhidden: [3]\nno_compile: true\nno_progress: true\n"

@@ -69,7 +69,7 @@ def test_the_evidence_and_both_modes_of_a_net_of_one_unit():
         posterior.meta["log_evidence_kind"] == "smc"
         and len(posterior.meta["log_evidence_by_island"]) == 8
     )
-    assert pb.diagnose(posterior.to_datatree(x, y)).status in ("pass", "warn", "fail")
+    assert pb.diagnose(posterior.to_datatree(x, y)).draws == "pass"
 
 
 @pytest.mark.slow
@@ -230,7 +230,7 @@ def test_particles_that_lag_behind_say_so():
 
 def test_one_island_says_that_it_knows_no_error():
     config = pb.SMC(num_particles=300, num_islands=1, max_leapfrogs=8, compile=False)
-    with pytest.warns(UserWarning, match="there is one island, which shows neither the error"):
+    with pytest.warns(UserWarning, match="there is one island"):
         posterior = config.fit(conjugate, None, DATA)
     assert posterior.meta["log_evidence_error"] is None and posterior.num_chains == 1
     assert (
