@@ -24,6 +24,7 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from pyrobnn import cli, plots
@@ -83,6 +84,32 @@ COLUMNS = {
 
 def main(argv: Sequence[str]) -> int:
     """Run every comparison of the study; exit status as of ``pyrobnn compare``, the worst of all."""
+    options, words = parse(argv)
+    study = study_of(options)
+    sets = options.data or pd.Series(study["data"])
+    noises = options.noise or pd.Series(study["noise"])
+    status = 0
+    rows = []
+    for data, noise, seed in product(sets, noises, options.seeds or [0]):
+        cell = {"data": data, "noise": noise, "seed": seed}
+        name = f"{Path(data).stem}-{noise}"
+        if options.seeds:
+            name += f"-{seed}"
+        print(f"\n== {data}, {noise} noise, seed {seed}: {options.out / name}", flush=True)
+        code = compare(study | cell, options.out / name, words)
+        if code == cli.USAGE_ERROR:
+            return code
+        status = max(status, code)
+        rows += _rows(cell, options.out / name)
+        if code == cli.INTERRUPTED:
+            break
+    if rows:
+        _tell(pd.DataFrame(rows), options.out)
+    return status
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    """The options of this script, and the words that ``pyrobnn compare`` takes."""
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -121,44 +148,27 @@ def main(argv: Sequence[str]) -> int:
         action="store_true",
         help="one set of data, three methods, two minutes",
     )
-    options, words = parser.parse_known_args(argv)
+    return parser.parse_known_args(argv)
+
+
+def study_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The study of a file, else the one in this script."""
     if options.config:
-        study = yaml.safe_load(options.config.read_text("utf-8"))
-    else:
-        study = yaml.safe_load(QUICK if options.quick else STUDY)
-    sets = options.data or pd.Series(study["data"])
-    noises = options.noise or pd.Series(study["noise"])
-    status = 0
-    rows = []
-    for data, noise, seed in product(sets, noises, options.seeds or [0]):
-        cell = {"data": data, "noise": noise, "seed": seed}
-        name = f"{Path(data).stem}-{noise}"
-        if options.seeds:
-            name += f"-{seed}"
-        folder = options.out / name
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "study.yaml"
-        file.write_text(
-            yaml.safe_dump(
-                study | cell,
-                sort_keys=False,
-                allow_unicode=True,
-            ),
-            encoding="utf-8",
-        )
-        print(f"\n== {data}, {noise} noise, seed {seed}: {folder}", flush=True)
-        code = cli.main(
-            ["compare", "--config", str(file), "--out", str(folder), "--resume", *words]
-        )
-        if code == cli.USAGE_ERROR:
-            return code
-        status = max(status, code)
-        rows += _rows(cell, folder)
-        if code == cli.INTERRUPTED:
-            break
-    if rows:
-        _tell(pd.DataFrame(rows), options.out)
-    return status
+        return yaml.safe_load(options.config.read_text("utf-8"))
+    return yaml.safe_load(QUICK if options.quick else STUDY)
+
+
+def compare(study: Mapping[str, Any], folder: Path, words: Sequence[str]) -> int:
+    """``pyrobnn compare`` of one set of data with one model of the noise, from a study file in its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "study.yaml"
+    text = yaml.safe_dump(
+        study,
+        sort_keys=False,
+        allow_unicode=True,
+    )
+    file.write_text(text, encoding="utf-8")
+    return cli.main(["compare", "--config", str(file), "--out", str(folder), "--resume", *words])
 
 
 def _rows(cell: Mapping[str, str | int], folder: Path) -> list[dict[str, Any]]:
@@ -230,34 +240,40 @@ def gaps(table: pd.DataFrame) -> Figure:
             sharex=True,
         )
         for ((data, noise), rows), ax in zip(cells, axes[:, 0], strict=True):
-            for method, runs in rows.groupby("method", sort=False):
-                face = "white" if (runs["converged"] == False).any() else EPISTEMIC  # noqa: E712
-                ratios = runs["in gap"]
-                error = ratios.sem() if len(runs) > 1 else 0.0
-                ax.errorbar(
-                    ratios.mean(),
-                    method,
-                    xerr=error,
-                    fmt="o",
-                    ms=5,
-                    color=EPISTEMIC,
-                    mfc=face,
-                )
-            ax.axvline(
-                1.0,
-                color=MUTED,
-                lw=0.8,
-                ls=(0, (4, 2)),
-            )
+            _draw_ratios(ax, rows)
             ax.set(
-                xscale="log",
                 title=f"{data.replace('_', ' ')}, {noise} noise",
-                xlabel="epistemic sd, gap / data (hollow: not converged)",
                 ylim=(num_methods - 0.5, -0.5),
             )
-            ticks = (0.5, 1, 2, 5, 10, 20, 50)
-            ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
         return figure
+
+
+def _draw_ratios(ax: Axes, table: pd.DataFrame) -> None:
+    """A mark for each method, with the standard error over several seeds, and a line where both sds are equal."""
+    for method, runs in table.groupby("method", sort=False):
+        face = "white" if (runs["converged"] == False).any() else EPISTEMIC  # noqa: E712
+        ratios = runs["in gap"]
+        ax.errorbar(
+            ratios.mean(),
+            method,
+            xerr=ratios.sem() if len(runs) > 1 else 0.0,
+            fmt="o",
+            ms=5,
+            color=EPISTEMIC,
+            mfc=face,
+        )
+    ax.axvline(
+        1.0,
+        color=MUTED,
+        lw=0.8,
+        ls=(0, (4, 2)),
+    )
+    ax.set(
+        xscale="log",
+        xlabel="epistemic sd, gap / data (hollow: not converged)",
+    )
+    ticks = (0.5, 1, 2, 5, 10, 20, 50)
+    ax.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ import joblib
 from filelock import FileLock
 
 Record = Mapping[str, Any]
+Records = Sequence[Record]
 
 
 def append_record(path: str | Path, record: Record) -> None:
@@ -81,7 +82,7 @@ def share(text: str) -> float:
     return float(match[1]) / 100
 
 
-def expected_seconds(task: Record, records: Sequence[Record]) -> float:
+def _expected_seconds(task: Record, records: Sequence[Record]) -> float:
     """CPU seconds of a task by earlier records: the median of its method on its data, else the most of its method."""
     of_method = [record for record in records if record["method"] == task["method"]]
     exact = [record["cpu_seconds"] for record in of_method if record["dataset"] == task["dataset"]]
@@ -98,7 +99,7 @@ def within_budget(
     left_out = []
     spent = 0.0
     for task in tasks:
-        seconds = expected_seconds(task, records)
+        seconds = _expected_seconds(task, records)
         if spent + seconds > budget:
             left_out.append(task)
         else:

@@ -108,12 +108,12 @@ def clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
         >>> 1.8 < left < 1.9 and 4.0 < right < 4.1
         True
     """
-    return _clustered("clusters", torch.cos, num_data, seed)
+    return _clustered("clusters", torch.cos, num_data, seed, _shapes()[0])
 
 
 def cubic_clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
     r"""The clusters of :func:`clusters` under another function: y = x³/350 + τ_k ε; arguments as there."""
-    return _clustered("cubic_clusters", _cubic, num_data, seed)
+    return _clustered("cubic_clusters", _cubic, num_data, seed, _shapes()[0])
 
 
 def study(name: str) -> Dataset:
@@ -248,8 +248,13 @@ def _uniform(
     return _observed(name, f, x, noise(x), generator)
 
 
-def _clustered(name: str, f: Function, num_data: int, seed: int) -> Dataset:
-    shape = _shapes()[0]
+def _clustered(
+    name: str,
+    f: Function,
+    num_data: int,
+    seed: int,
+    shape: _Shape,
+) -> Dataset:
     cluster = torch.arange(check_count("num_data", num_data)) * len(shape[0]) // num_data
     noise, widths, lefts = (
         torch.tensor(values, dtype=torch.float64)[cluster, None] for values in shape

@@ -11,7 +11,6 @@ with 3 where there is no CUDA, with 1 where something failed or the target is mi
 from __future__ import annotations
 
 import argparse
-import functools
 import itertools
 import subprocess
 import sys
@@ -19,20 +18,19 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
+from gpu.device_cases import CASES  # noqa: E402
 from records import append_record, commit, read_records, versions  # noqa: E402
 
 RESULTS = HERE / "records.jsonl"
 #: NUTS by 1,024 chains: gradients a second on the GPU over those on the CPU, at least
 TARGET = 100
 NO_CUDA = 3
-Result = TypeVar("Result")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -152,147 +150,6 @@ def measure(name: str, device: str, small: bool) -> dict[str, Any]:
     except Exception:
         row["error"] = traceback.format_exc()[-2000:]
     return row | {"seconds": round(time.perf_counter() - started, 2)}
-
-
-def timed(device: str, work: Callable[[], Result]) -> tuple[float, Result]:
-    """Seconds of a call, once what it launched has ended, and what it returned."""
-    import torch
-
-    wait = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
-    wait()
-    started = time.perf_counter()
-    result = work()
-    wait()
-    return time.perf_counter() - started, result
-
-
-def problem(widths: tuple[int, ...], num_data: int) -> tuple[Any, Any, Any]:
-    """A net under a fan-in prior and data for it: classes where it has several outputs."""
-    import torch
-
-    import pyrobnn as pb
-
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(
-        num_data,
-        widths[0],
-        generator=generator,
-    )
-    classes = widths[-1] > 1
-    likelihood: pb.likelihoods.Likelihood
-    if classes:
-        y = torch.randint(
-            widths[-1],
-            (num_data,),
-            generator=generator,
-        )
-        likelihood = pb.likelihoods.Categorical()
-    else:
-        y = torch.sin(x[:, :1])
-        likelihood = pb.likelihoods.HomoskedasticGaussian(0.3)
-    net = pb.networks.mlp(
-        widths[0],
-        widths[1:-1],
-        widths[-1],
-        seed=0,
-    )
-    return pb.BNN(net, pb.priors.FanInNormal(), likelihood), x, y
-
-
-def nuts(chains: int, device: str, small: bool) -> dict[str, Any]:
-    """Gradients a second of many chains of a 1-50-1 net: by two lengths of run, without compiling."""
-    import pyrobnn as pb
-
-    model, x, y = problem((1, 4, 1) if small else (1, 50, 1), 20 if small else 400)
-    num_chains, num_warmup, max_tree_depth = (2, 2, 2) if small else (chains, 10, 6)
-    method = pb.NUTS(
-        num_chains=num_chains,
-        num_warmup=num_warmup,
-        max_tree_depth=max_tree_depth,
-        compile=not small,
-    )
-    num_draws = 400 if device.startswith("cuda") else 10
-    if small:
-        num_draws = 2
-    short = method.fit(
-        model,
-        x,
-        y,
-        num_draws=1,
-        seed=0,
-        device=device,
-    ).meta
-    long = method.fit(
-        model,
-        x,
-        y,
-        num_draws=num_draws,
-        seed=0,
-        device=device,
-    ).meta
-    gradients = long["num_gradients"] - short["num_gradients"]
-    seconds = long["timings"]["fit"] - short["timings"]["fit"]
-    return {"chains": chains, "per_second": gradients / max(seconds, 1e-9)}
-
-
-def search(name: str, device: str, small: bool) -> dict[str, Any]:
-    """A 784-64-10 net by one of the other methods: seconds, those of compiling, and predictions a second."""
-    import pyrobnn as pb
-
-    steps = 12 if small else 2000  # SWAG takes every fourth iterate of the last three quarters
-    model, x, y = problem((6, 4, 3) if small else (784, 64, 10), 40 if small else 6000)
-    batches: dict[str, Any] = {"compile": False} if small else {"batch_size": 128}
-    method = {
-        "map": pb.MAP(
-            num_steps=steps,
-            polish_steps=0,
-            **batches,
-        ),
-        "svi": pb.SVI(num_steps=steps, **batches),
-        "laplace": pb.Laplace(
-            structure="kron",
-            predictive="linearized",
-            num_steps=steps,
-            compile=not small,
-        ),
-        "swag": pb.SWAG(num_steps=steps, **batches),
-        "sghmc": pb.SGHMC(
-            num_chains=2,
-            num_warmup=steps,
-            init_steps=steps,
-            **batches,
-        ),
-    }[name]
-    draws = None
-    if name != "map":
-        draws = 4 if small else 50
-    took, posterior = timed(
-        device,
-        lambda: method.fit(
-            model,
-            x,
-            y,
-            num_draws=draws,
-            seed=0,
-            device=device,
-        ),
-    )
-    new = x[:10] if small else x
-    predicted, probs = timed(device, lambda: posterior.predict(new.to(device)).probs)
-    where = {
-        "fit_s": took,
-        "predict_s": predicted,
-        "where": probs.device.type,
-    }
-    return where | {"compile_s": posterior.meta["timings"].get("compile", 0.0)}
-
-
-CASES: dict[str, Callable[[str, bool], dict[str, Any]]] = {
-    **{f"nuts-{chains}": functools.partial(nuts, chains) for chains in (4, 64, 1024)},
-    **{
-        name: functools.partial(search, name) for name in ("map", "svi", "laplace", "swag", "sghmc")
-    },
-}
 
 
 if __name__ == "__main__":

@@ -3,65 +3,28 @@
 from __future__ import annotations
 
 import argparse
-import copy
-import importlib
 import json
 import math
+import sys
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from sklearn import datasets
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss
 
 import pyrobnn as pb
 
-# torchvision beside a torch of another build lacks its operators, and laplace-torch imports it
-OPERATORS = """
-roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward ps_roi_pool
-_ps_roi_pool_backward nms qnms qroi_align deform_conv2d _deform_conv2d_backward
-"""
-LIBRARY = torch.library.Library("torchvision", "DEF")
-for operator in OPERATORS.split():
-    LIBRARY.define(f"{operator}(Tensor x) -> Tensor")
-Torch = importlib.import_module("laplace").Laplace
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
 
-
-def sets() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Classification sets that come with scikit-learn, and made ones of several difficulties."""
-    tables = {
-        name: getattr(datasets, f"load_{name}")(return_X_y=True)
-        for name in ("digits", "wine", "breast_cancer", "iris")
-    }
-    for k in range(8):
-        shape = {
-            "n_samples": (150, 400)[k % 2],
-            "n_features": 10,
-            "n_informative": 6,
-            "n_classes": 2 + k % 3,
-        }
-        tables[f"made_{k}"] = datasets.make_classification(
-            flip_y=0.1 * (k % 4),
-            random_state=k,
-            **shape,
-        )
-    for k in range(4):
-        tables[f"moons_{k}"] = datasets.make_moons(
-            100 + 100 * k,
-            noise=0.2 + 0.1 * k,
-            random_state=k,
-        )
-        tables[f"circles_{k}"] = datasets.make_circles(
-            100 + 100 * k,
-            noise=0.1 + 0.05 * k,
-            factor=0.5,
-            random_state=k,
-        )
-    return tables
+from trained_net.peer import laplace_torch  # noqa: E402
+from trained_net.small_sets import sets  # noqa: E402
 
 
 def train(
@@ -71,6 +34,7 @@ def train(
     steps: int = 300,
     batch: int = 64,
 ) -> nn.Module:
+    """The net after steps of Adam on random batches, ready to predict."""
     optimizer = torch.optim.Adam(net.parameters(), 0.005)
     for _ in range(steps):
         rows = torch.randint(len(x), (min(batch, len(x)),))
@@ -81,6 +45,7 @@ def train(
 
 
 def mixture(f: Tensor) -> Tensor:
+    """Log probabilities (row, class) of the mean over draws of logits (draw, row, class)."""
     return f.log_softmax(-1).logsumexp(0) - math.log(len(f))
 
 
@@ -93,17 +58,33 @@ def scores(log_p: Tensor, y: Tensor) -> dict[str, float]:
     return {"log_density": -float(nll_loss(log_p, y)), "ece": float(sum(gaps)) / len(y)}
 
 
-def laplace_torch(net: nn.Module, x: Tensor, y: Tensor) -> Torch:
-    """laplace-torch's Kronecker Laplace of the last layer, its prior precision by the marginal likelihood."""
-    laplace = Torch(
-        copy.deepcopy(net),
-        "classification",
-        subset_of_weights="last_layer",
-        hessian_structure="kron",
+@dataclass(frozen=True)
+class Thirds:
+    """A set in three: rows that train the net, rows that tune what comes after, rows that judge."""
+
+    x_train: Tensor
+    y_train: Tensor
+    x_tune: Tensor
+    y_tune: Tensor
+    x_test: Tensor
+    y_test: Tensor
+
+
+def thirds(x: np.ndarray, y: np.ndarray) -> Thirds:
+    """A random order of the rows in three, the inputs in units of the training rows."""
+    order = torch.randperm(len(x))
+    inputs = torch.tensor(x).float()[order]
+    labels = torch.tensor(y)[order].long()
+    n = len(inputs) // 3
+    inputs = (inputs - inputs[:n].mean(0)) / inputs[:n].std(0).clamp_min(1e-3)
+    return Thirds(
+        inputs[:n],
+        labels[:n],
+        inputs[n : 2 * n],
+        labels[n : 2 * n],
+        inputs[2 * n :],
+        labels[2 * n :],
     )
-    laplace.fit(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 64))
-    laplace.optimize_prior_precision(method="marglik")
-    return laplace
 
 
 def compare(
@@ -111,79 +92,96 @@ def compare(
     x: np.ndarray,
     y: np.ndarray,
     seed: int,
-) -> dict:
-    """One net on a third of a set, tuned by a third, judged by the rest and by noise from elsewhere."""
+) -> dict[str, Any]:
+    """One net on a third of a set, tuned by a third, judged by the last third and by noise from elsewhere."""
     torch.manual_seed(seed)
-    order = torch.randperm(len(x))
-    xs = torch.tensor(x).float()[order]
-    ys = torch.tensor(y)[order].long()
-    n = len(xs) // 3
-    xs = (xs - xs[:n].mean(0)) / xs[:n].std(0).clamp_min(1e-3)
-    xt = xs[:n]
-    yt = ys[:n]
-    x_tune = xs[n : 2 * n]
-    y_tune = ys[n : 2 * n]
-    xn = xs[2 * n :]
-    yn = ys[2 * n :]
+    data = thirds(x, y)
+    num_inputs = x.shape[1]
     net = train(
-        nn.Sequential(nn.Linear(xs.shape[1], 50), nn.ReLU(), nn.Linear(50, int(ys.max()) + 1)),
-        xt,
-        yt,
+        nn.Sequential(nn.Linear(num_inputs, 50), nn.ReLU(), nn.Linear(50, int(y.max()) + 1)),
+        data.x_train,
+        data.y_train,
     )
-    far = 3 * torch.randn(len(xn), xs.shape[1])
+    far = 3 * torch.randn(len(data.x_test), num_inputs)
     tuned = pb.posthoc(
         net,
-        xt,
-        yt,
-        held_out=(x_tune, y_tune),
+        data.x_train,
+        data.y_train,
+        held_out=(data.x_tune, data.y_tune),
     )
-    alone = pb.posthoc(net, xt, yt)
-    torch_kron = laplace_torch(net, xt, yt)
-    with torch.no_grad():
-        best = min(
-            torch.logspace(-1, 1.5, 60),
-            key=lambda t: float(cross_entropy(net(x_tune) / t, y_tune)),
-        )
-    ways = {
+    alone = pb.posthoc(net, data.x_train, data.y_train)
+    kron = laplace_torch(net, data.x_train, data.y_train)
+    temperature = best_temperature(net, data.x_tune, data.y_tune)
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
         "net": lambda z: net(z).log_softmax(1),
-        "temperature": lambda z: (net(z) / best).log_softmax(1),
+        "temperature": lambda z: (net(z) / temperature).log_softmax(1),
         "posthoc": lambda z: mixture(tuned.predict(z).f[0]),
         "posthoc, no held-out": lambda z: mixture(alone.predict(z).f[0]),
-        "laplace-torch": lambda z: torch_kron(z).clamp_min(1e-30).log(),
+        "laplace-torch": lambda z: kron(z).clamp_min(1e-30).log(),
     }
-    record: dict = {
+    record: dict[str, Any] = {
         "set": name,
         "seed": seed,
         "chosen": tuned.meta["chosen"],
         "alone": alone.meta["chosen"],
     }
     with torch.no_grad():
-        base = ways["net"](xn).gather(1, yn[:, None])[:, 0]
+        of_net = ways["net"](data.x_test)
         for way, log_p in ways.items():
-            entropy = [-(p.exp() * p).sum(1) for p in (log_p(xn), log_p(far))]
-            labels = np.r_[np.zeros(len(xn)), np.ones(len(far))]
-            gain = log_p(xn).gather(1, yn[:, None])[:, 0] - base
-            error = float(gain.std()) / len(gain) ** 0.5
-            record[way] = scores(log_p(xn), yn) | {
-                "auroc": roc_auc_score(labels, torch.cat(entropy)),
-                "worse": float(gain.mean()) < -2 * float(base.std()) / len(base) ** 0.5,
-                "worse_paired": float(gain.mean()) < -2 * error - 1e-9,
-            }
+            at_test = log_p(data.x_test)
+            record[way] = (
+                scores(at_test, data.y_test)
+                | {"auroc": auroc(at_test, log_p(far))}
+                | beside(of_net, at_test, data.y_test)
+            )
     return record
 
 
-if __name__ == "__main__":
+def best_temperature(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The divisor of the logits with the highest likelihood of 60 on a grid."""
+    with torch.no_grad():
+        logits = net(x)
+        return min(
+            torch.logspace(-1, 1.5, 60),
+            key=lambda divisor: float(cross_entropy(logits / divisor, y)),
+        )
+
+
+def auroc(at_test: Tensor, far: Tensor) -> float:
+    """How well the entropy of log probabilities (row, class) tells test rows from rows far away."""
+    entropy = [-(log_p.exp() * log_p).sum(1) for log_p in (at_test, far)]
+    labels = np.r_[np.zeros(len(at_test)), np.ones(len(far))]
+    return roc_auc_score(labels, torch.cat(entropy))
+
+
+def beside(of_net: Tensor, log_p: Tensor, y: Tensor) -> dict[str, bool]:
+    """Whether log probabilities (row, class) are worse than the net's by two standard errors: its own, or of pairs."""
+    base = of_net.gather(1, y[:, None])[:, 0]
+    gain = log_p.gather(1, y[:, None])[:, 0] - base
+    error = float(gain.std()) / len(gain) ** 0.5
+    return {
+        "worse": float(gain.mean()) < -2 * float(base.std()) / len(base) ** 0.5,
+        "worse_paired": float(gain.mean()) < -2 * error - 1e-9,
+    }
+
+
+def main() -> None:
+    """Compare on every set and seed; the records are written anew."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "--seeds",
         type=int,
         default=3,
     )
-    args = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
-    rows: list[dict] = []
-    for s in range(args.seeds):
-        for n, (x, y) in sets().items():
-            rows.append(compare(n, x, y, s))
-            lines = "".join(json.dumps(r, sort_keys=True) + "\n" for r in rows)
+    rows = []
+    for seed in range(options.seeds):
+        for name, (x, y) in sets().items():
+            rows.append(compare(name, x, y, seed))
+            lines = "".join(json.dumps(row, sort_keys=True) + "\n" for row in rows)
             (HERE / "records.jsonl").write_text(lines, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

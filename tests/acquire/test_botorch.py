@@ -48,9 +48,7 @@ def test_values_are_those_of_predict_and_gradients_flow(posterior):
 def test_what_has_no_function_there_is_refused_in_words(posterior):
     from pyrobnn.botorch import BNNModel
 
-    with pytest.raises(
-        ValueError, match=r"shape \(1, 3\), but the model was fitted to \(points, 2\)"
-    ):
+    with pytest.raises(ValueError, match=r"the model was fitted to \(points, 2\)"):
         BNNModel(posterior).posterior(torch.zeros(1, 3, dtype=torch.float64))
     with pytest.raises(TypeError, match="a program predicts by"):
         BNNModel(pb.Posterior(lambda x, y: None, {"w": torch.zeros(4, 20)}))

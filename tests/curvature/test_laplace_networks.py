@@ -84,7 +84,7 @@ def test_hidden_parameters_are_held_where_training_left_them():
 
 @pytest.mark.parametrize("subset", ["all", "last_layer"])
 @pytest.mark.parametrize("structure", ["kron", "diag"])
-def test_images(structure, subset):
+def test_a_convolutional_net_has_every_structure_and_subset(structure, subset):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(24, 1, 8, 8, generator=generator)
     y = torch.arange(24) % 3

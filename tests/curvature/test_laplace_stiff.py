@@ -104,7 +104,7 @@ def test_directions_without_data_keep_the_prior(structure):
     assert found == pytest.approx(exact, abs=0.01)
 
 
-def test_it_is_said():
+def test_directions_that_keep_the_priors_width_are_warned_of():
     with pytest.warns(
         UserWarning,
         match=r"reaches 1e\+20 times the prior precision.*: in 3 directions the posterior keeps the width of the prior",

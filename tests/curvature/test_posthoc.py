@@ -186,7 +186,7 @@ def test_what_cannot_be_is_said():
         pb.posthoc(lost, x, y)
     with pytest.raises(ValueError, match="pass x\\[:, None\\]"):
         pb.posthoc(net, x[:, 0], y)
-    with pytest.raises(TypeError, match=r"pb.posthoc\(net, x, y\) makes a posterior"):
+    with pytest.raises(TypeError, match=r"pb.posthoc\(net, x, y\) makes"):
         pb.MAP().fit(net, x, y)
     with pytest.raises(TypeError, match=r"pb.MAP\(\).fit\(model, x, y\)"):
         pb.MAP.fit(net, x, y)

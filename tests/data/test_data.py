@@ -165,7 +165,7 @@ class TestLoad:
     def test_a_seed_reaches_the_synthetic_sets(self):
         assert not torch.equal(data.load("sine", seed=0).x, data.load("sine", seed=1).x)
 
-    def test_a_file(self, tmp_path):
+    def test_a_file_is_loaded_under_its_stem(self, tmp_path):
         path = tmp_path / "t.csv"
         path.write_text("a,y\n1,2\n3,4\n")
         assert data.load(str(path), "y").name == "t"
@@ -173,7 +173,7 @@ class TestLoad:
             data.load(path)
 
     def test_bad_names(self):
-        with pytest.raises(ValueError, match="unknown data 'diabetis': choose one of diabetes"):
+        with pytest.raises(ValueError, match="'diabetis': choose one of diabetes"):
             data.load("diabetis")
         with pytest.raises(ValueError, match="has its own target"):
             data.load("diabetes", "bmi")
@@ -188,7 +188,7 @@ class TestSplit:
         torch.testing.assert_close(both, full.x.sort(dim=0).values, rtol=0, atol=0)
         torch.testing.assert_close(test.true_f, torch.sin(test.x))
 
-    def test_seeds(self):
+    def test_a_seed_repeats_its_split_and_another_makes_another(self):
         parts = [data.train_test_split(data.sinusoid(), 0.2, seed)[1].x for seed in (0, 0, 1)]
         assert torch.equal(parts[0], parts[1]) and not torch.equal(parts[0], parts[2])
 

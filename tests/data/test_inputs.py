@@ -107,7 +107,7 @@ def test_what_is_no_numbers(x, message):
 def test_missing_values_are_counted():
     frame = FRAME.astype(object)
     frame.iloc[3, 1] = np.nan
-    with pytest.raises(ValueError, match="1 NaN or infinite values .first in row 3."):
+    with pytest.raises(ValueError, match="infinite values .first in row 3."):
         prepare(model(), frame, TABLE[:, :1], points="free")
 
 

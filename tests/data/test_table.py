@@ -24,7 +24,7 @@ def write(tmp_path, text):
     return path
 
 
-def test_regression(tmp_path):
+def test_a_column_of_numbers_makes_a_regression(tmp_path):
     dataset = data.from_csv(write(tmp_path, "a, b, price\n1, 2, 3.5\n4, 5, 6\n"), "price")
     assert dataset.task == "regression" and dataset.feature_names == ("a", "b")
     assert dataset.x.tolist() == [[1, 2], [4, 5]] and dataset.y.tolist() == [[3.5], [6]]
@@ -160,7 +160,7 @@ def test_points_between_thousands(tmp_path, sign):
         tmp_path,
         "\n".join(rows).replace("1.234", f"1{sign}234").replace("234.567", f"234{sign}567"),
     )
-    with pytest.warns(UserWarning, match="decimal commas are read as decimal points"):
+    with pytest.warns(UserWarning, match="read as decimal points"):
         dataset = data.from_csv(path, "y")
     assert dataset.x[:, 0].tolist() == [1234.56, -2.5, 1234567, 12]
     assert dataset.x[0, 1] == 19724 and dataset.y.tolist() == [[1], [2.5], [3], [4]]
@@ -189,7 +189,7 @@ def test_the_index_that_pandas_writes_is_left_out(tmp_path):
     frame = pd.DataFrame({"a": [3.0, 1, 2], "y": [1, 2, 4]}, index=[7, 0, 3])
     for written in (frame, frame.reset_index(names="")):
         written.to_csv(path, index=written is frame)
-        with pytest.warns(UserWarning, match="1 of 3 columns have no name and are dropped"):
+        with pytest.warns(UserWarning, match="1 of 3 columns have no name"):
             assert data.from_csv(path, "y").feature_names == ("a",)
     frame.to_csv(path)
     pd.read_csv(path).to_csv(path)  # an index of an index
@@ -261,7 +261,7 @@ def test_text_of_windows(tmp_path):
 
 def test_columns_without_a_name_are_left_out_with_a_word(tmp_path):
     path = write(tmp_path, "a,y,,\n1,2,,\n4,5,,\n")
-    with pytest.warns(UserWarning, match="2 of 4 columns have no name and are dropped"):
+    with pytest.warns(UserWarning, match="2 of 4 columns have no name"):
         assert data.from_csv(path, "y").feature_names == ("a",)
 
 
@@ -271,7 +271,7 @@ def test_columns_without_a_name_are_left_out_with_a_word(tmp_path):
 )
 def test_dates_are_no_classes(tmp_path, days):
     path = write(tmp_path, "\n".join(["a,when", *(f"{i * i},{days[i % 2]}" for i in range(30))]))
-    with pytest.raises(ValueError, match="target 'when' holds dates in 30 rows, such as"):
+    with pytest.raises(ValueError, match="'when' holds dates in 30 rows"):
         data.from_csv(path, "when")
 
 
@@ -304,7 +304,7 @@ def test_what_a_mixed_table_becomes():
         match=r"in row 4, 8, 10 \(column 'age' \(2\), 'city' \(2\)\): use missing='drop' or",
     ):
         data.from_frame(frame, "price")
-    with pytest.warns(UserWarning, match="3 of 60 rows have a missing value and are dropped"):
+    with pytest.warns(UserWarning, match="3 of 60 rows have a missing value"):
         dropped = data.from_frame(frame, "price", missing="drop")
     waves = ("since (days)", "since (sine of the year)", "since (cosine of the year)")
     assert dropped.feature_names == ("age", "city=Bonn", "city=Oslo", "city=Rome", "member", *waves)
@@ -342,13 +342,13 @@ def test_new_tables_become_the_same_inputs_and_what_is_new_in_them_is_said():
     ):
         x, _ = again.transform(new.assign(city=["Pisa", *new["city"][1:]]), "new")
     assert x[0, 2:6].tolist() == [0, 0, 0, 0]
-    with pytest.warns(UserWarning, match="has missing values .rows: 60. and had none"):
+    with pytest.warns(UserWarning, match=".rows: 60. and had none"):
         again.transform(new.assign(member=None), "new")
-    with pytest.raises(ValueError, match="'age' holds text such as 'old', not numbers"):
+    with pytest.raises(ValueError, match="'age' holds text such as 'old'"):
         again.transform(new.assign(age="old"), "new")
-    with pytest.raises(ValueError, match="'since' holds dates, but 'soon' in row 1 is not"):
+    with pytest.raises(ValueError, match="dates, but 'soon' in row 1 is not"):
         again.transform(new.assign(since="soon"), "new")
-    with pytest.raises(ValueError, match="new has no column 'age', 'since': its columns are"):
+    with pytest.raises(ValueError, match="no column 'age', 'since'"):
         again.transform(new[["city", "member"]], "new")
 
 
@@ -509,9 +509,7 @@ def test_a_file_that_is_not_what_its_name_says(tmp_path):
 def test_a_date_of_a_new_table_is_read_in_the_order_of_the_training_table():
     days = [f"{day}/02/2024" for day in range(1, 29)]
     columns = Columns.fit(pd.DataFrame({"when": days}), "refuse", "X")
-    with pytest.raises(
-        ValueError, match="dates with the day first, but '02/28/2024' in row 2 is not"
-    ):
+    with pytest.raises(ValueError, match="'02/28/2024' in row 2 is not"):
         columns.transform(pd.DataFrame({"when": ["03/02/2024", "02/28/2024"]}), "X")
     iso = Columns.fit(
         pd.DataFrame({"when": [f"2024-02-{day:02}" for day in range(1, 29)]}), "refuse", "X"
@@ -542,9 +540,9 @@ def test_infinite_values_are_gaps_wherever_they_stand():
             "b is missing",
         )
     frame["y"] = [1.5, -np.inf, *range(10)]
-    with pytest.raises(ValueError, match=r"in row 1, 2 \(column 'b' \(1\), 'y' \(1\)\)"):
+    with pytest.raises(ValueError, match=r"\(column 'b' \(1\), 'y' \(1\)\)"):
         data.from_frame(frame, "y")
-    with pytest.warns(UserWarning, match="2 of 12 rows have a missing value and are dropped"):
+    with pytest.warns(UserWarning, match="2 of 12 rows have a missing value"):
         assert data.from_frame(frame, "y", missing="drop").num_data == 10
 
 
@@ -577,7 +575,7 @@ def test_a_file_keeps_its_names_and_columns(tmp_path):
 def test_categories_that_differ_in_case_or_blanks_alone_are_one():
     with pytest.warns(
         UserWarning,
-        match="classes of the target 'y' that differ in case alone, such as 'Yes', are one",
+        match="differ in case alone, such as 'Yes'",
     ):
         target = data.from_frame(rows().assign(y=["Yes", "yes ", "no", "yes"] * 3), "y")
     assert target.class_names == ("no", "yes") and target.y.tolist() == [1, 1, 0, 1] * 3

@@ -51,14 +51,14 @@ TAKEN = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused(what, device):
+def test_what_a_device_refuses_the_stand_in_refuses(what, device):
     here = torch.zeros(3)
     with pytest.raises((RuntimeError, TypeError)):
         REFUSED[what](torch.zeros(3, device=device), here)
 
 
 @pytest.mark.parametrize("what", TAKEN)
-def test_taken(what, device):
+def test_what_a_device_takes_the_stand_in_takes(what, device):
     with torch.random.fork_rng([]):
         assert TAKEN[what](torch.zeros(3, device=device), torch.zeros(3)).device == device
 

@@ -26,7 +26,7 @@ FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
     "module",
     [pytest.param(name, marks=pytest.mark.slow if name.endswith(DEAR) else ()) for name in MODULES],
 )
-def test_examples(module, capsys):
+def test_the_examples_of_docstrings_give_what_they_say(module, capsys):
     with seeded(0):  # an example may draw initial weights as a user would
         failed, attempted = doctest.testmod(importlib.import_module(module), optionflags=FLAGS)
     assert attempted > 0

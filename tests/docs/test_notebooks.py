@@ -46,7 +46,7 @@ def code_cells(notebook):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
-def test_is_valid(notebook):
+def test_a_notebook_is_valid_by_its_format(notebook):
     pytest.importorskip("nbformat", reason="needs the extra 'notebooks'").validate(notebook)
 
 

@@ -96,7 +96,7 @@ def _check_gumbels(posterior):
 
 
 @pytest.mark.slow
-def test_asymmetric_target(whole_zoo):
+def test_nuts_has_the_moments_of_an_asymmetric_target(whole_zoo):
     _check_gumbels(whole_zoo)
 
 

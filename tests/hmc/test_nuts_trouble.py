@@ -327,9 +327,7 @@ def test_a_changed_model_does_not_go_on_with_the_chains_of_the_old_one(tmp_path)
     whole = config.fit(program(1.0), num_draws=20, checkpoint=path)
     again = config.fit(program(1.0), num_draws=20, checkpoint=path)
     assert torch.equal(whole.draws["z"], again.draws["z"])
-    with pytest.raises(
-        ValueError, match="belongs to another model: where its chains are, the log density differs"
-    ):
+    with pytest.raises(ValueError, match="belongs to another model"):
         config.fit(program(1.01), num_draws=20, checkpoint=path)
 
 

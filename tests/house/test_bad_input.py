@@ -194,7 +194,7 @@ def test_a_device_without_float64_is_refused_wherever_it_comes_from():
     with pytest.raises(ValueError, match="'mps', which has no float64.*use device='cpu'"):
         prepare(toy_model(), X, Y, points="free", device="mps")
     elsewhere = X.to("meta")  # asked for by where x is
-    with pytest.raises(ValueError, match="'device' must be 'cpu' or 'cuda', got 'meta'"):
+    with pytest.raises(ValueError, match="'cpu' or 'cuda', got 'meta'"):
         prepare(toy_model(), elsewhere, Y, points="free")
     with pytest.raises(ValueError, match="got 'meta'"):
         prepare(lambda x, y: None, elsewhere, Y, points="free")

@@ -274,7 +274,7 @@ def test_a_pass_names_what_was_looked_at_and_no_fault():
         )
 
 
-def test_assert_calibrated():
+def test_assert_calibrated_passes_right_quantiles_and_raises_on_narrow_ones():
     assert pb.testing.assert_calibrated(forms(1.0)["quantiles"], Y, strict=True).model == "pass"
     with pytest.raises(AssertionError, match="fall outside their 90 % interval"):
         pb.testing.assert_calibrated(forms(0.5)["torch"], Y)

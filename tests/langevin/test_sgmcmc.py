@@ -361,9 +361,7 @@ def test_heat_is_measured(diabetes):
 def test_chains_whose_energy_no_step_size_conserves_are_refused(diabetes, monkeypatch):
     x, y, *_ = diabetes
     monkeypatch.setattr("pyrobnn.inference.langevin.StepSize.diverged", lambda *_: True)
-    with pytest.raises(
-        FloatingPointError, match="not conserved its energy, at each of 9 step sizes"
-    ):
+    with pytest.raises(FloatingPointError, match="at each of 9 step sizes"):
         SGHMC(num_chains=2, num_warmup=20, init_steps=5, compile=False).fit(
             linear_model(), x, y, num_draws=10
         )

@@ -523,7 +523,7 @@ def test_every_method_fits_it_or_refuses_in_words(name, method, tmp_path):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_its_tree_is_judged(name):
+def test_a_tree_of_every_likelihood_is_scored_and_judged(name):
     x, y = data(name)
     posterior = fit(name, "Laplace")
     tree = posterior.to_datatree(x, y, test=(x, y))
@@ -537,10 +537,8 @@ def test_its_tree_is_judged(name):
     # how far a mean is from a value that was not seen, nobody knows
     assert ("rmse" in scores) == (name not in CENSORED and not classes)
     verdict = pb.diagnose(tree)
-    assert (
-        verdict.status in ("pass", "warn", "fail")
-        and tree.attrs["likelihood"] == posterior.bnn.likelihood.task
-    )
+    assert "not_checked_model" not in {check.name for check in verdict.checks}
+    assert tree.attrs["likelihood"] == posterior.bnn.likelihood.task
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -771,7 +769,5 @@ def test_a_parameter_has_one_value_or_one_for_each_column(value):
     model = pb.BNN(
         pb.networks.mlp(1, (), 3, seed=0), normal_prior(), lk.HomoskedasticGaussian(value)
     )
-    with pytest.raises(
-        ValueError, match="'scale' has shape \\(2,\\): one value, or one per column of y, 3"
-    ):
+    with pytest.raises(ValueError, match="one value, or one per column of y, 3"):
         pb.MAP(num_steps=1, compile=False).fit(model, torch.zeros(4, 1), torch.zeros(4, 3))

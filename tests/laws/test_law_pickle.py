@@ -81,7 +81,7 @@ def sampled(posterior: pb.Posterior) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", METHODS)
-def test_posteriors(name, way):
+def test_a_copy_of_a_posterior_is_the_same_in_all_but_its_model(name, way):
     posterior = fit(name, "inferred")
     again = COPIES[way](posterior)
     assert again.model is not posterior.model
@@ -105,7 +105,7 @@ def guided(guide: str) -> tuple[pb.SVI, pb.Posterior]:
 
 @pytest.mark.parametrize("way", COPIES)
 @pytest.mark.parametrize("name", METHODS)
-def test_methods(name, way):
+def test_a_copy_of_a_method_is_equal(name, way):
     assert COPIES[way](METHODS[name]) == METHODS[name]
 
 

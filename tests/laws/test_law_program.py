@@ -419,7 +419,7 @@ def test_trees_of_programs_hold_the_data_that_count():
     assert tree["log_likelihood"]["y"].shape == (1, 100, KEPT)
     joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("y_dim_0")
     torch.testing.assert_close(torch.tensor(joint.values), posterior.sample_stats["log_p"])
-    assert pb.diagnose(tree).status in ("pass", "warn", "fail")
+    assert "importance" in {check.name for check in pb.diagnose(tree).checks}
 
 
 def test_a_factor_outside_of_the_plates_is_in_the_log_prior_of_the_tree():
@@ -435,7 +435,7 @@ def test_a_program_of_factors_alone_has_no_data_to_leave_out():
 
     tree = pb.SVI(num_steps=20, compile=False).fit(program, X, Y, num_draws=100).to_datatree(X, Y)
     assert "log_likelihood" not in tree.children
-    assert pb.diagnose(tree).status in ("pass", "warn", "fail")
+    assert "not_checked_model" in {check.name for check in pb.diagnose(tree).checks}
 
 
 # -- data with gaps ----------------------------------------------------------------------------------------------------
@@ -531,7 +531,7 @@ def test_a_program_whose_latent_sites_come_and_go_has_no_density(method, first):
         with pyro.plate("data", N):
             pyro.sample("y", dist.Normal(s * x[:, 0] + offset, 0.5), obs=y[:, 0])
 
-    with pytest.raises(pb.Refused, match="'offset' are in some runs of the program only"):
+    with pytest.raises(pb.Refused, match="'offset' are in some runs"):
         method.fit(program, X, Y)
 
 

@@ -489,7 +489,7 @@ def test_no_draw_is_impossible(method):
 def test_divergences_there_are_named_by_site_and_parameter():
     with pytest.warns(
         UserWarning,
-        match="end at impossible values: 'concentration' of the site 'y' must be positive",
+        match="'concentration' of the site 'y' must be",
     ):
         METHODS["NUTS"].fit(concentration, seed=0, num_draws=200)
 

@@ -95,7 +95,7 @@ def predicted(posterior: pb.Posterior, x: torch.Tensor) -> dict[str, torch.Tenso
 
 
 @pytest.mark.parametrize("name", one_of_each_kind())
-def test_predictions(name):
+def test_threads_predict_as_each_alone(name):
     posterior = fit(name)
     filters = list(warnings.filters)
     assert_as_alone([functools.partial(predicted, posterior, x) for x in INPUTS])
@@ -151,7 +151,7 @@ def tree(posterior: pb.Posterior, x: torch.Tensor) -> dict[str, np.ndarray]:
 
 @pytest.mark.filterwarnings("default")  # xarray swaps the filters of the process
 @pytest.mark.parametrize("name", ["SVI", "NUTS", "Laplace"])
-def test_trees(name):
+def test_threads_make_trees_as_each_alone(name):
     posterior = fit(name)
     assert_as_alone([functools.partial(tree, posterior, x) for x in INPUTS[:4]])
 
@@ -319,7 +319,7 @@ ESTIMATORS = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_estimators(name):
+def test_threads_use_an_estimator_as_each_alone(name):
     make, targets, answers = ESTIMATORS[name]
     model = make().fit(ROWS, targets)
     assert_as_alone([functools.partial(answers, model, x.numpy()) for x in INPUTS])

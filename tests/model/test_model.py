@@ -142,7 +142,7 @@ def test_wrong_arguments_are_named():
         pb.BNN(toy_net(), dist.Normal(0.0, 1.0), likelihood)
     with pytest.raises(TypeError, match="'likelihood' must be"):
         pb.BNN(toy_net(), normal_prior(), dist.Normal(0.0, 1.0))
-    with pytest.raises(TypeError, match="'scale' must be a distribution of pyro.distributions"):
+    with pytest.raises(TypeError, match="must be a distribution of pyro"):
         pb.likelihoods.HomoskedasticGaussian(torch.distributions.HalfNormal(1.0))
 
 

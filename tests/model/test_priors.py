@@ -85,9 +85,7 @@ def test_a_float64_net_is_fitted_under_it(family):
 
 def test_what_cannot_follow_is_refused():
     prior = pb.priors.IIDPrior(Hidden(torch.tensor(1.0)))
-    with pytest.raises(
-        ValueError, match="'0.weight', a Hidden, cannot follow the net to torch.float64"
-    ):
+    with pytest.raises(ValueError, match="cannot follow the net to torch.float64"):
         pb.BNN(toy_net().double(), prior, pb.likelihoods.HomoskedasticGaussian(0.2))
 
 

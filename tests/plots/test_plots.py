@@ -264,7 +264,7 @@ def test_training_puts_every_fit_into_one_axes() -> None:
         EPISTEMIC,
         PALETTE[1],
     }
-    with pytest.raises(ValueError, match=r"'names' has \['no'\], but the histories have"):
+    with pytest.raises(ValueError, match=r"has \['no'\], but the histories have"):
         plots.training(trees, names=["no"])
     trees["weight 3"].attrs["method"] = "MAP"
     trees["weight 2"].attrs["method"] = "SVI"

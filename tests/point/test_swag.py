@@ -97,7 +97,7 @@ def test_the_covariance_of_draws_converges_to_the_formula():
 
 
 def test_too_few_or_resting_iterates_are_refused():
-    with pytest.raises(ValueError, match="at least 2 iterates for a covariance, got 1"):
+    with pytest.raises(ValueError, match="at least 2 iterates"):
         collected(iterates(1)).family()
     with pytest.raises(ValueError, match="do not move"):
         collected(torch.ones(4, 2)).family()
@@ -252,7 +252,7 @@ def test_a_diverging_learning_rate_names_step_and_loss():
 def test_a_rate_that_leaves_the_mode_without_diverging_warns_and_is_recorded():
     x, y = data()
     config = SWAG(rank=5, **(QUICK | {"num_steps": 300, "lr": 0.04}))
-    with pytest.warns(UserWarning, match="left the mode; use a smaller lr than 0.04"):
+    with pytest.warns(UserWarning, match="use a smaller lr than 0.04"):
         posterior = config.fit(model(), x, y, num_draws=2)
     assert "left the mode" in posterior.meta["warnings"][0]
 

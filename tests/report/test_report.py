@@ -271,7 +271,9 @@ def test_summary_is_strict_json(one_dimensional: dict[str, xr.DataTree], tmp_pat
     assert content["recommended"] in one_dimensional
     svi = content["methods"]["svi"]
     assert {"rmse", "log_prob", "crps", "coverage_90", "khat", "fit_seconds"} <= set(svi["scores"])
-    assert svi["verdict"]["checks"] and svi["status"] in ("pass", "warn", "fail")
+    verdict = judge_all(one_dimensional)["svi"]
+    assert svi["status"] == verdict.status
+    assert [check["name"] for check in svi["verdict"]["checks"]] == [c.name for c in verdict.checks]
 
 
 def test_missing_verdicts_are_named(

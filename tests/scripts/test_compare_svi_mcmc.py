@@ -3,32 +3,54 @@
 from __future__ import annotations
 
 import runpy
+import sys
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 import yaml
 
 from pyrobnn.cli.options import read
 from pyrobnn.studies import compare
 
-SCRIPT = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "compare_svi_mcmc.py"))
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+if str(SCRIPTS) not in sys.path:
+    sys.path.append(str(SCRIPTS))
+
+from svi_against_mcmc.study_cases import DATA, fresh  # noqa: E402
+
+from pyrobnn.data import study  # noqa: E402
+
+SCRIPT = runpy.run_path(str(SCRIPTS / "compare_svi_mcmc.py"))
 
 
 @pytest.mark.parametrize("name", ["STUDY", "QUICK"])
 def test_every_option_of_the_study_is_one_of_today(name, tmp_path):
-    study = yaml.safe_load(SCRIPT[name])
+    settings = yaml.safe_load(SCRIPT[name])
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump(study | {"data": "gap", "noise": "inferred"}, sort_keys=False))
+    file.write_text(
+        yaml.safe_dump(settings | {"data": "gap", "noise": "inferred"}, sort_keys=False)
+    )
     methods = read(["--config", str(file)], "compare").methods
-    assert list(methods) == list(study["methods"])
+    assert list(methods) == list(settings["methods"])
     svi = methods["svi-study"][0]
     assert (svi.num_steps, svi.lr, svi.init_scale, svi.guide.max_scale) == (2000, 0.01, 1e-4, 2.0)
     assert (svi.kl_weight.warmup, svi.kl_weight.full) == (0.05, 0.05)
 
 
+@pytest.mark.parametrize("name", DATA)
+def test_a_fresh_draw_of_a_study_has_its_clusters_and_other_points(name):
+    data = fresh(name, 1000)
+    ours = data.x.sort(0).values
+    theirs = study(name).x.sort(0).values
+    assert ours.shape == theirs.shape == (400, 1) and not torch.equal(ours, theirs)
+    # the widest cluster has 200 points on 1.2, or 100 on 2.1
+    torch.testing.assert_close(ours.double(), theirs.double(), atol=0.4, rtol=0.0)
+
+
 @pytest.mark.slow
-def test_it_runs_small_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_small_study_runs_and_is_not_fitted_again(tmp_path, monkeypatch, capsys):
     file = tmp_path / "study.yaml"
     file.write_text(
         "data: [gap, clusters]\nnoise: [inferred, learned]\nhidden: [3]\nno_compile: true\nno_progress: true\n"

@@ -14,9 +14,12 @@ if str(SCRIPTS) not in sys.path:
     sys.path.append(str(SCRIPTS))
 
 from newest import run  # noqa: E402
+from newest.claim_tables import RECORDS as FILE  # noqa: E402
+from newest.claim_tables import sentence, table  # noqa: E402
+from newest.environments import outcomes, versions  # noqa: E402
 from records import read_records  # noqa: E402
 
-RECORDS = read_records(run.RESULTS, ["tests", "newest", "pinned", "commit", "finished_at"])
+RECORDS = read_records(FILE, ["tests", "newest", "pinned", "commit", "finished_at"])
 
 TESTS = """
 import pytest
@@ -46,7 +49,7 @@ def test_every_outcome_of_pytest_is_counted(tmp_path):
         "test_four.py",
     ]
     subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    tests = run.outcomes(["test_four.py"], report)
+    tests = outcomes(["test_four.py"], report)
     assert (tests.asked, tests.passed, tests.skipped) == (["test_four.py"], 1, 1)
     assert tests.failed == ["test_four::test_fails", "test_four::test_errs"]
 
@@ -55,7 +58,7 @@ def test_versions_are_those_of_the_interpreter():
     import numpy as np
     import torch
 
-    installed = run.versions()
+    installed = versions()
     assert (installed["torch"], installed["numpy"]) == (torch.__version__, np.__version__)
 
 
@@ -68,8 +71,8 @@ def test_a_pinned_environment_that_is_not_there_is_refused(capsys):
 def test_the_pages_say_what_the_last_record_says():
     """``python scripts/page.py`` writes them."""
     assert RECORDS
-    assert run.sentence(RECORDS) in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert run.table(RECORDS) in (SCRIPTS / "newest" / "claim.md").read_text(encoding="utf-8")
+    assert sentence(RECORDS) in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert table(RECORDS) in (SCRIPTS / "newest" / "claim.md").read_text(encoding="utf-8")
 
 
 def test_a_record_names_its_tests_and_what_failed():

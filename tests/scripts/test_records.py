@@ -147,7 +147,7 @@ def test_processes_share_the_work(tmp_path):
 
 
 def test_only_what_is_slower_or_scores_less_is_worse():
-    from speed.run import NUMBERS, worse
+    from speed.numbers_of_speed import NUMBERS, worse
 
     old = {name: [1.0, 1.1, 0.9, 1.2, 1.0] for name in NUMBERS}
     noisy = [1.02, 0.98, 1.01, 1.0, 0.99]  # factors on the repeats

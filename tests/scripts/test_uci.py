@@ -18,21 +18,14 @@ if str(SCRIPTS) not in sys.path:
     sys.path.append(str(SCRIPTS))
 
 from records import append_record, mean_and_error, read_records  # noqa: E402
-from uci import rules  # noqa: E402
 from uci import run as benchmark  # noqa: E402
-from uci.rules import (  # noqa: E402
-    RULES,
-    Candidate,
-    LinearFloor,
-    OfLinear,
-    Rule,
-    beats_floor,
-    best_published,
-    markdown,
-    mixture_crps,
-    mixture_scores,
-    published,
-)
+from uci.beside_published import beats_floor, best_published, published  # noqa: E402
+from uci.claim_tables import markdown  # noqa: E402
+from uci.linear_floor import LinearFloor  # noqa: E402
+from uci.mixture_scoring import mixture_crps, mixture_scores  # noqa: E402
+from uci.rule_search import Candidate, OfLinear, Rule  # noqa: E402
+from uci.rules import RULES  # noqa: E402
+from uci.standard_splits import uci  # noqa: E402
 
 from pyrobnn.data import Dataset, diabetes  # noqa: E402
 from pyrobnn.inference.mc_dropout import MCDropout  # noqa: E402
@@ -253,7 +246,7 @@ def test_a_set_has_the_splits_of_its_folder(small_sets):
 
 
 def test_the_noise_of_a_rule_is_a_share_of_what_a_line_leaves(small_sets):
-    train, _ = rules.uci("mine", 0, small_sets)
+    train, _ = uci("mine", 0, small_sets)
     residual = LinearFloor.fit(train).noise
     assert OfLinear(0.5).sd(train) == pytest.approx(0.5 * residual, rel=0.06)
     scaled = dataclasses.replace(train, y=1000 * train.y)  # a share knows no unit
@@ -365,34 +358,34 @@ def tiny_root(tmp_path):
 
 class TestUci:
     def test_indices_count_from_zero(self, tiny_root):
-        train, test = rules.uci("tiny", 0, tiny_root)
+        train, test = uci("tiny", 0, tiny_root)
         assert train.x.tolist() == [[5, 6], [1, 2]] and train.y.tolist() == [[30], [10]]
         assert test.x.tolist() == [[3, 4]] and test.y.tolist() == [[20]]
 
     def test_an_offset_keeps_every_value(self, tiny_root):
-        assert rules.uci("tiny", 0, tiny_root)[0].x.dtype == torch.float32
+        assert uci("tiny", 0, tiny_root)[0].x.dtype == torch.float32
         (tiny_root / "uci/tiny/data.txt").write_text(
             "100000001 2 10\n100000002 4 20\n100000003 6 30\n"
         )
-        assert rules.uci("tiny", 0, tiny_root)[0].x[:, 0].diff().tolist() == [-2]
+        assert uci("tiny", 0, tiny_root)[0].x[:, 0].diff().tolist() == [-2]
 
     def test_root_by_variable_and_without_the_uci_folder(self, tiny_root, monkeypatch):
         monkeypatch.setenv("PYROBNN_DATA", str(tiny_root / "uci"))
-        assert rules.uci("tiny", 0)[0].num_data == 2
+        assert uci("tiny", 0)[0].num_data == 2
 
     def test_what_is_missing_is_named(self, tiny_root, monkeypatch):
         with pytest.raises(FileNotFoundError, match="index_train_7.txt"):
-            rules.uci("tiny", 7, tiny_root)
+            uci("tiny", 7, tiny_root)
         with pytest.raises(ValueError, match="found tiny"):
-            rules.uci("huge", 0, tiny_root)
+            uci("huge", 0, tiny_root)
         monkeypatch.delenv("PYROBNN_DATA", raising=False)
         with pytest.raises(ValueError, match="set PYROBNN_DATA"):
-            rules.uci("tiny", 0)
+            uci("tiny", 0)
 
     @pytest.mark.parametrize("name", ("bostonHousing", "concrete", "energy", "yacht"))
     def test_the_published_sets_split_without_overlap(self, name):
         try:
-            train, test = rules.uci(name, 19)
+            train, test = uci(name, 19)
         except ValueError as error:
             pytest.skip(f"the UCI sets are not at hand: {error}")
         assert train.num_data > 270

@@ -69,7 +69,7 @@ def test_the_evidence_and_both_modes_of_a_net_of_one_unit():
         posterior.meta["log_evidence_kind"] == "smc"
         and len(posterior.meta["log_evidence_by_island"]) == 8
     )
-    assert pb.diagnose(posterior.to_datatree(x, y)).status in ("pass", "warn", "fail")
+    assert pb.diagnose(posterior.to_datatree(x, y)).draws == "pass"
 
 
 @pytest.mark.slow
