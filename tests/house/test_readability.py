@@ -9,20 +9,20 @@ import pytest
 from measures import FileMeasures, measure, together
 
 ROOT = Path(__file__).parents[2]
-#: the measure → what it may be today, and what it shall be. A cap falls when the code does, and never rises
+#: the measure → the most that it may be
 CAPS = {
-    "tokens per code line": (9.5, 9.5),
-    "packed assignments": (50, 50),
-    "assignments inside expressions": (40, 40),
-    "nested conditional expressions": (20, 20),
-    "nested comprehensions": (30, 30),
-    "names that are no noun, per 100": (1.5, 1.5),
-    "functions above 330 tokens": (52, 50),
-    "functions above complexity 10": (65, 65),
-    "functions above 15 locals": (33, 14),
-    "parameters annotated Any": (468, 150),
-    "modules above 12 public names": (24, 14),
-    "attributes changed outside __init__, most in a class": (14, 6),
+    "tokens per code line": 9.5,
+    "packed assignments": 50,
+    "assignments inside expressions": 40,
+    "nested conditional expressions": 20,
+    "nested comprehensions": 30,
+    "names that are no noun, per 100": 1.5,
+    "functions above 330 tokens": 50,
+    "functions above complexity 10": 65,
+    "functions above 15 locals": 14,
+    "parameters annotated Any": 150,
+    "modules above 12 public names": 14,
+    "attributes changed outside __init__, most in a class": 6,
 }
 
 
@@ -51,9 +51,7 @@ def hardest(number: int = 8) -> str:
 
 @pytest.mark.parametrize("name", CAPS)
 def test_the_code_is_no_harder_to_read_than_its_caps(name):
-    cap, target = CAPS[name]
-    assert together(files().values())[name] <= cap, hardest()
-    assert target <= cap, "a target that is reached is the cap"
+    assert together(files().values())[name] <= CAPS[name], hardest()
 
 
 PACKED = "a, b = f(), g()\nc = d = f()\na, b = b, a\na, b = f()\nx = y = 0\n"
