@@ -368,7 +368,7 @@ EVIDENCE: _Sentences = {
     ),
     "evidence_uncertain": (
         "the log evidence is uncertain: its 95 % interval, by the spread of the islands, goes from {low:.2f} to "
-        "{high:.2f}, and the islands are weighted equally. Raise num_particles"
+        "{high:.2f}, and each island makes up an equal share of the draws. Raise num_particles"
     ),
 }
 TABLES: _Sentences = {

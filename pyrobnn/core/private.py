@@ -25,8 +25,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 if TYPE_CHECKING:
-    import sympy
-
     #: what a traced function returns
     # tensors, or trees of them
     _Outputs = Tensor | float | Mapping | Sequence | None
@@ -334,7 +332,7 @@ def _quick_lookups() -> Iterator[None]:
     types = common.DtypePropagationOpsHandler
 
     @functools.cache
-    def stride(index: sympy.Expr, variable: sympy.Symbol, *length: int) -> sympy.Expr:
+    def stride(index: Any, variable: Any, *length: int) -> Any:  # expressions of sympy
         affine = hasattr(index, "is_polynomial") and index.is_polynomial(variable)
         derivative = index.diff(variable) if affine else variable
         return of_any(index, variable, *length) if derivative.has(variable) else derivative

@@ -84,8 +84,8 @@ def judge(
         Probabilistic forecasts, calibration and sharpness (Gneiting et al., 2007) https://doi.org/10.1111/j.1467-9868.2007.00587.x
 
     Example:
-        >>> rng = np.random.default_rng(0)
-        >>> y = rng.normal(size=500)
+        >>> import numpy as np, torch
+        >>> y = np.random.default_rng(0).normal(size=500)
         >>> judge(torch.distributions.Normal(torch.zeros(500), 1.0), y).status
         'pass'
         >>> judge({0.05: np.full(500, -1.0), 0.5: np.zeros(500), 0.95: np.ones(500)}, y).status

@@ -12,11 +12,13 @@ from matplotlib.lines import AxLine
 from numpy.typing import ArrayLike
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
-from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, INK, MUTED, style
+
+# FITS and PALETTE are for figures of a user's own: a page of panels and its look come from one module
+from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, style  # noqa: F401
 
 _Content = TypeVar("_Content")
 
-_NORMAL_95 = 1.96
+NORMAL_95 = 1.96
 #: width of a page in inches
 PAGE = 7.2
 
@@ -84,8 +86,8 @@ def bands(
         function, total: standard deviations (point,).
     """
     mean = np.asarray(mean)
-    inner = _NORMAL_95 * np.asarray(function)
-    outer = _NORMAL_95 * np.asarray(total)
+    inner = NORMAL_95 * np.asarray(function)
+    outer = NORMAL_95 * np.asarray(total)
     for sign, name in ((1.0, "95 % with noise"), (-1.0, None)):
         ends = mean + sign * inner, mean + sign * outer
         axes.fill_between(

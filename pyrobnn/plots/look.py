@@ -22,7 +22,7 @@ ALEATORIC = "#e69f00"
 EPISTEMIC = "#0072b2"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6bb1")
 #: of lines that stand for a fit each: the colours of an alert and of the two kinds of uncertainty come last
-_FITS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6bb1", "#7f7f7f", "#d55e00", "#0072b2", "#e69f00")
+FITS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6bb1", "#7f7f7f", "#d55e00", "#0072b2", "#e69f00")
 
 #: how a figure is saved, by what it is for
 KINDS: dict[str, dict[str, Any]] = {
@@ -89,4 +89,4 @@ def style(kind: str | None = None) -> Iterator[None]:
 
 def fit_line(index: int) -> dict[str, Any]:
     """Colour and dashes of the line that stands for one fit of several: no two of the first 24 look the same."""
-    return {"color": _FITS[index % len(_FITS)], "ls": ("-", "--", ":")[index // len(_FITS) % 3]}
+    return {"color": FITS[index % len(FITS)], "ls": ("-", "--", ":")[index // len(FITS) % 3]}

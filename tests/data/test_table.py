@@ -575,7 +575,7 @@ def test_a_file_keeps_its_names_and_columns(tmp_path):
 def test_categories_that_differ_in_case_or_blanks_alone_are_one():
     with pytest.warns(
         UserWarning,
-        match="differ in case alone, such as 'Yes'",
+        match="differ only in upper and lower case, such as 'Yes'",
     ):
         target = data.from_frame(rows().assign(y=["Yes", "yes ", "no", "yes"] * 3), "y")
     assert target.class_names == ("no", "yes") and target.y.tolist() == [1, 1, 0, 1] * 3
