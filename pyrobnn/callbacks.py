@@ -6,8 +6,9 @@ the method to stop; what it has reached by then is kept. Under ``"snapshot"`` a 
 without arguments that returns the current :class:`~pyrobnn.Posterior`; it costs something only when called. A tracker
 is such a function too: ``lambda step, metrics: wandb.log(pb.callbacks.scalars(metrics), step=step)``.
 
-A callback that has a method ``end()`` is called by it when the run is over, however it ends. One that has served one
-fit may serve the next: a step that is not larger than the last starts it anew.
+A method calls ``end()`` of a callback that has it when the run is over, however it ends; :class:`ProgressBar` has
+``close()`` instead, which is yours to call. A callback that has served one fit may serve the next: a step that is not
+larger than the last starts it anew.
 """
 
 from __future__ import annotations
@@ -51,12 +52,12 @@ def scalars(metrics: _Metrics, names: tuple[str, ...] | None = None) -> dict[str
         >>> scalars({"loss": torch.tensor(0.5), "phase": "warm-up"})
         {'loss': 0.5}
     """
-    chosen = metrics.keys() if names is None else metrics.keys() & names
+    chosen_names = metrics.keys() if names is None else metrics.keys() & names
     numbers = {}
     for name, value in metrics.items():
         if isinstance(value, Tensor) and value.ndim == 0:
             value = value.item()
-        if name in chosen and type(value) in (int, float):
+        if name in chosen_names and type(value) in (int, float):
             numbers[name] = float(cast(float, value))
     return numbers
 
@@ -95,7 +96,8 @@ class ProgressBar:
         self.metrics = metrics
         self.step = 0
         self._bar: Any = None
-        self._untimed = True  # what is reported next was not made in the time of steps alone
+        # whether time has passed since the last report that was not spent on steps
+        self._clock_paused = True
 
     def __call__(self, step: int, metrics: _Metrics) -> None:
         if self._bar is None or step <= self.step:
@@ -108,35 +110,22 @@ class ProgressBar:
         if step == self.total:
             self.close()
 
-    def _advance(self, num: int) -> None:
-        """Move the bar by ``num`` steps, and its clock with it; steps that were not timed count for no rate."""
-        if not self._untimed:
-            self._bar.update(num)
-            return
-        self._untimed = False
-        if hasattr(self._bar, "unpause"):  # of a bar that has a clock
-            self._bar.unpause()
-        self._bar.update(num)
-        self._bar.initial = getattr(self._bar, "initial", 0) + num
-        self._bar.last_print_n = self._bar.n
-        self._bar.refresh()
-
     def say(self, words: str) -> None:
         """Describe before the bar, at once, what is done until the next report and is no step."""
         if self._bar is None:
             self._open()
-        self._untimed = True
+        self._clock_paused = True
         self._describe(words)
         self._bar.refresh()
 
     def restart(self, why: str) -> None:
-        """Count from zero again, with the reason in a line of its own."""
+        """Count from zero again, with the reason in a line of its own. Only while the bar is open."""
         self._bar.write(f"{self.description}: {why}", file=sys.stderr)
         self._bar.n = self._bar.initial = self._bar.last_print_n = self.step = 0
-        self._untimed = True
+        self._clock_paused = True
 
     def extend(self, total: int, why: str) -> None:
-        """Change the number of steps, with the reason in a line of its own."""
+        """Change the number of steps, with the reason in a line of its own. Only while the bar is open."""
         self.total = total
         self._bar.total = self.total
         self._bar.write(f"{self.description}: {why}", file=sys.stderr)
@@ -183,10 +172,24 @@ class ProgressBar:
             smoothing=_SMOOTHING,
         )
         self.step = 0
-        self._untimed = True
+        self._clock_paused = True
 
     def _describe(self, words: str = "") -> None:
         self._bar.set_description(": ".join(filter(None, (self.description, words))), refresh=False)
+
+    def _advance(self, num_steps: int) -> None:
+        """Move the bar by ``num_steps`` steps, and its clock with it; steps that were not timed count for no rate."""
+        if not self._clock_paused:
+            self._bar.update(num_steps)
+            return
+        self._clock_paused = False
+        if hasattr(self._bar, "unpause"):  # of a bar that has a clock
+            self._bar.unpause()
+        # tqdm's rate is (n - initial) / time: raising both leaves it as it was
+        self._bar.update(num_steps)
+        self._bar.initial = getattr(self._bar, "initial", 0) + num_steps
+        self._bar.last_print_n = self._bar.n
+        self._bar.refresh()
 
 
 class EarlyStopping:
@@ -228,6 +231,7 @@ class EarlyStopping:
             raise ValueError(f"'min_delta' must be at least 0, got {min_delta}")
         self.min_delta = min_delta
         self.metric = metric
+        # so that the first report begins a run
         self._last_step = sys.maxsize
 
     def __call__(self, step: int, metrics: _Metrics) -> bool:
@@ -236,7 +240,7 @@ class EarlyStopping:
                 f"early stopping watches {self.metric!r}, which this method does not report: "
                 f"choose one of {', '.join(scalars(metrics)) or 'none'}"
             )
-        if step <= self._last_step:  # a new run
+        if step <= self._last_step:  # steps begin again: a new run
             self._values: deque[float] = deque(maxlen=self.window)
             self._best = math.inf
             self._best_step = 0
@@ -244,6 +248,7 @@ class EarlyStopping:
         self._values.append(float(cast(float, metrics[self.metric])))
         mean = sum(self._values) / len(self._values)
         if len(self._values) < self.window:
+            # patience counts from the first full window
             self._best_step = step
         elif mean < self._best - self.min_delta:
             self._best = mean

@@ -7,7 +7,7 @@ from botorch.models.ensemble import EnsembleModel
 from torch import Size, Tensor
 
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.acquisition import values
+from pyrobnn.posterior.acquisition import values as function_values
 
 
 class BNNModel(EnsembleModel):
@@ -34,12 +34,12 @@ class BNNModel(EnsembleModel):
 
     @property
     def batch_shape(self) -> Size:
-        """Of BoTorch: none."""
+        """Empty: one model, no batch of models."""
         return Size()
 
     def forward(self, X: Tensor) -> Tensor:
         """Every draw's function at X (…, n, d): (…, draw, n, out), with gradients with respect to X."""
-        f = values(self.bnn_posterior, self._draws, X.reshape(-1, X.shape[-1]))
+        f = function_values(self.bnn_posterior, self._draws, X.reshape(-1, X.shape[-1]))
         return f.reshape(len(f), *X.shape[:-1], -1).movedim(0, -3).to(X)
 
     def condition_on_observations(self, X: Tensor, Y: Tensor, **kwargs: int) -> BNNModel:

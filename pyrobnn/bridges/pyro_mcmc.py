@@ -36,7 +36,7 @@ _Value = TypeVar("_Value")
 
 
 class _Kernel:
-    """Keeps the arguments of a kernel of Pyro by name."""
+    """Keeps the arguments of a kernel of Pyro by name, from the ``__signature__`` of the subclass, which is Pyro's."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         bound = inspect.signature(type(self)).bind(*args, **options)
@@ -147,10 +147,10 @@ class MCMC:
             raise ValueError("a kernel with 'potential_fn' needs initial_params: a tensor by name")
         check_type("initial_params", initial_params, Mapping | None, "a dict of tensors by name")
         self.initial_params = _by_chain(initial_params or {}, num_chains)
-        self.method = _method(kernel.options, num_chains, self.warmup_steps)
+        self.method = _sampler(kernel.options, num_chains, self.warmup_steps)
 
-    # of what is not there, as draws before a run
     def __getattr__(self, name: str) -> Any:
+        """Only for what is not set: draws before a run, or a wrong name."""
         if name in ("posterior", "_samples"):
             raise AttributeError("there are no draws yet: call run first")
         raise AttributeError(f"MCMC has no attribute {name!r}")
@@ -162,16 +162,16 @@ class MCMC:
         program = self._program(call)
         self._density = self._checked_density(program, call)
         # without adaptation Pyro's warm-up is draws that are thrown away
-        spare = 0 if self.kernel.options["adapt_step_size"] else self.warmup_steps
+        num_discarded = 0 if self.kernel.options["adapt_step_size"] else self.warmup_steps
         posterior = self.method.fit(
             program,
-            num_draws=self.num_samples + spare,
+            num_draws=self.num_samples + num_discarded,
             seed=seed,
             init=self._starts(program, seed),
             progress=self._progress,
         )
-        draws = _without_first(posterior.draws, spare)
-        stats = _without_first(posterior.sample_stats, spare)
+        draws = _without_first(posterior.draws, num_discarded)
+        stats = _without_first(posterior.sample_stats, num_discarded)
         self.posterior = dataclasses.replace(
             posterior,
             draws=draws,
@@ -182,18 +182,6 @@ class MCMC:
         self._samples = {name: self._inverse(name, draws[name]) for name in saved}
         if self.hook_fn is not None:
             self._call_hook({name: draws[name] for name in latent})
-
-    def _inverse(self, name: str, values: Tensor) -> Tensor:
-        """Draws in the space where the values live, of a kernel that has a transform of them."""
-        return self.transforms[name].inv(values) if name in self.transforms else values
-
-    def _checked_density(self, program: Program, call: _Call) -> Density:
-        """The density of the program, which runs once; data of a wrong type are explained."""
-        data = {} if call.model is None else call.named()
-        with types_explained(call.positional, data):
-            density = Density(program, points="held")
-            density.log_joint(density.sample_prior(1, seed=0)[0])
-        return density
 
     def get_samples(
         self, num_samples: int | None = None, group_by_chain: bool = False
@@ -231,32 +219,43 @@ class MCMC:
         start = {name: value[0] for name, value in self.initial_params.items()}
         return LogDensity(functools.partial(_negative, self.kernel.potential_fn), start)
 
+    def _checked_density(self, program: Program, call: _Call) -> Density:
+        """The density of the program, which runs once; data of a wrong type are explained."""
+        data = {} if call.model is None else call.arguments_by_name()
+        with types_explained(call.called_with, data):
+            density = Density(program, points="held")
+            density.log_joint(density.sample_prior(1, seed=0)[0])
+        return density
+
     def _starts(self, program: Program, seed: int) -> Posterior | None:
         """Starts of the chains, by ``initial_params`` or by Pyro's strategy; None for the sampler's own, uniform."""
         strategy = self.kernel.options["init_strategy"]
         density = Density(program, points="held")
-        shapes = {site.name: (self.num_chains, *site.unconstrained_shape) for site in density.sites}
+        shapes_by_site = {
+            site.name: (self.num_chains, *site.unconstrained_shape) for site in density.sites
+        }
+        # here, where the sites are first known
         for name in self.save_params or ():
-            check_choice("save_params", name, [*shapes])
+            check_choice("save_params", name, [*shapes_by_site])
         if not self.initial_params and strategy is init_to_uniform:
             return None
         if self.initial_params:
-            starts = self._initial_values(density, shapes)
+            starts = self._initial_values(density, shapes_by_site)
         else:
             starts = self._values_by_strategy(program, density, seed)
         return chain_starts(program, starts)
 
     def _initial_values(
-        self, density: Density, shapes: dict[str, tuple[int, ...]]
+        self, density: Density, shapes_by_site: dict[str, tuple[int, ...]]
     ) -> list[dict[str, Tensor]]:
         """``initial_params``, constrained, by site for each chain."""
         initial_shapes = {name: tuple(value.shape) for name, value in self.initial_params.items()}
-        if initial_shapes != shapes:
+        if initial_shapes != shapes_by_site:
             raise ValueError(
-                f"'initial_params' has {initial_shapes}, but the latent sites, unconstrained, are {shapes}"
+                f"'initial_params' has {initial_shapes}, but the latent sites, unconstrained, are {shapes_by_site}"
             )
         z = torch.cat(
-            [self.initial_params[name].reshape(self.num_chains, -1) for name in shapes], 1
+            [self.initial_params[name].reshape(self.num_chains, -1) for name in shapes_by_site], 1
         )
         values = density.constrain(z.to(density.dtype))
         starts = []
@@ -287,6 +286,10 @@ class MCMC:
                 starts.append({site.name: nodes[site.name]["value"] for site in density.sites})
         return starts
 
+    def _inverse(self, name: str, values: Tensor) -> Tensor:
+        """Draws in the space where the values live, of a kernel that has a transform of them."""
+        return self.transforms[name].inv(values) if name in self.transforms else values
+
     def _call_hook(self, draws: dict[str, Tensor]) -> None:
         z = self._density.unconstrain(draws)
         for chain in range(self.num_chains):
@@ -310,57 +313,11 @@ def _by_chain(initial_params: Mapping[str, Tensor], num_chains: int) -> dict[str
     return tensors
 
 
-def _without_first(values: Mapping[str, Tensor], spare: int) -> dict[str, Tensor]:
-    """Values (chain, draw, …) without the first ``spare`` draws of each chain."""
-    return {name: value[:, spare:] for name, value in values.items()}
-
-
-def _named_chains(values: Sequence[_Value]) -> dict[str, _Value]:
-    return {f"chain {chain}": value for chain, value in enumerate(values)}
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Call:
-    """A model, None of a kernel with a potential, and the arguments of a run."""
-
-    model: Program
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def named(self) -> dict[str, Any]:
-        """The arguments by the names that the model gives them."""
-        names = [*inspect.signature(self.model).parameters][: len(self.args)]
-        names += [f"args[{index}]" for index in range(len(names), len(self.args))]
-        return dict(zip(names, self.args, strict=True)) | self.kwargs
-
-    def positional(self, *values: Any) -> Any:
-        """The model called with these values: those by position first, then those by name."""
-        count = len(self.args)
-        return self.model(*values[:count], **dict(zip(self.kwargs, values[count:], strict=True)))
-
-
-def _call(
-    model: Program,
-    args: tuple,
-    kwargs: dict,
-    x: Tensor | None = None,
-    y: Tensor | None = None,
-) -> Any:
-    """The program of a model whose arguments are known."""
-    return model(*args, **kwargs)
-
-
-def _negative(
-    potential: Callable[[dict[str, Tensor]], Tensor], values: dict[str, Tensor]
-) -> Tensor:
-    return -potential(values)
-
-
-def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sampler:
+def _sampler(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sampler:
     """Our sampler as the options of a kernel say; Refused where it has no such way."""
     adapts = options["adapt_step_size"]
     leapfrogs = options.get("num_steps")
-    sizes = options.get("min_stepsize", 1e-10), options.get("max_stepsize", 1e10)
+    step_size_bounds = options.get("min_stepsize", 1e-10), options.get("max_stepsize", 1e10)
     refusals = {
         "slice sampling (use_multinomial_sampling=False)": not options.get(
             "use_multinomial_sampling", True
@@ -369,11 +326,12 @@ def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sam
         "a step size that adapts without the mass matrix, or it without the step size": (
             adapts != options["adapt_mass_matrix"]
         ),
-        "a bound on the step size (min_stepsize, max_stepsize)": sizes != (1e-10, 1e10),
+        "a bound on the step size (min_stepsize, max_stepsize)": step_size_bounds != (1e-10, 1e10),
     }
     for feature, requested in refusals.items():
         if requested:
             raise Refused(f"{feature} is not supported: leave it out, or use pyro.infer")
+    # HMC alone has num_steps: where it is None, or a length is given, the length decides
     if "num_steps" in options and (leapfrogs is None or options["trajectory_length"] is not None):
         length = options["trajectory_length"] or 2 * torch.pi
         leapfrogs = max(1, int(length / options["step_size"]))
@@ -386,3 +344,50 @@ def _method(options: Mapping[str, Any], num_chains: int, num_warmup: int) -> Sam
         mass_matrix="dense" if options["full_mass"] else "diag",
         trajectory=leapfrogs,
     )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Call:
+    """A model, None of a kernel with a potential, and the arguments of a run."""
+
+    model: Program
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def arguments_by_name(self) -> dict[str, Any]:
+        """The arguments by the names that the model gives them."""
+        names = [*inspect.signature(self.model).parameters][: len(self.args)]
+        names += [f"args[{index}]" for index in range(len(names), len(self.args))]
+        return dict(zip(names, self.args, strict=True)) | self.kwargs
+
+    def called_with(self, *values: Any) -> Any:
+        """The model called with these values: those by position first, then those by name."""
+        count = len(self.args)
+        return self.model(*values[:count], **dict(zip(self.kwargs, values[count:], strict=True)))
+
+
+def _call(
+    model: Program,
+    args: tuple,
+    kwargs: dict,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+) -> Any:
+    """The model with its arguments bound: x and y, which every program is given, are ignored."""
+    return model(*args, **kwargs)
+
+
+def _negative(
+    potential: Callable[[dict[str, Tensor]], Tensor], values: dict[str, Tensor]
+) -> Tensor:
+    """The log density of a potential energy."""
+    return -potential(values)
+
+
+def _without_first(values: Mapping[str, Tensor], num_discarded: int) -> dict[str, Tensor]:
+    """Values (chain, draw, …) without the first ``num_discarded`` draws of each chain."""
+    return {name: value[:, num_discarded:] for name, value in values.items()}
+
+
+def _named_chains(values: Sequence[_Value]) -> dict[str, _Value]:
+    return {f"chain {chain}": value for chain, value in enumerate(values)}

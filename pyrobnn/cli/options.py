@@ -76,6 +76,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
         ),
         "test_fraction": (float, 0.1, "share of the rows held out"),
     },
+    # the title is a key: runs._study_of reads it
     "the model": {
         "hidden": (list[int], [50], "widths of hidden layers"),
         "activation": (str, "tanh", "of the hidden layers"),
@@ -85,9 +86,9 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
     },
 }
 #: options by name, with the values that a file of YAML may give them
-Options = dict[str, Any]
-#: name → method and the options that a file gives it
-Methods = dict[str, tuple[str, Options]]
+FileOptions = dict[str, Any]
+#: label (a name of one's own) → name in METHODS, options from a file
+NamedMethods = dict[str, tuple[str, FileOptions]]
 
 
 @dataclass(frozen=True)
@@ -132,13 +133,15 @@ def read(argv: Sequence[str], command: str) -> Config:
     """
     study_words, method_words = _split(_with_data(argv, command))
     parser = _study_parser(command)
-    options_only = [word for word in study_words if word not in _HELP]
-    line = _parsed(parser, {}, options_only)
+    without_help = [word for word in study_words if word not in _HELP]
+    # the line alone first: it says which file and which methods
+    line = _parsed(parser, {}, without_help)
     if _HELP & set(study_words):
         _print_help(parser, line)
         sys.exit(0)
     written, listed = _content(line.config) if line.config else ({}, {})
-    study = _parsed(parser, written, options_only)
+    # then the file, and over it the line
+    study = _parsed(parser, written, without_help)
     methods = _methods_to_run(command, line, listed)
     _check_labels(method_words, methods)
     if line.quick and not written.get("quick"):
@@ -154,94 +157,6 @@ def _with_data(argv: Sequence[str], command: str) -> list[str]:
     return ["--data", *argv] if names_data else list(argv)
 
 
-def _check_labels(method_words: Mapping[str, Sequence[str]], methods: Methods) -> None:
-    """ValueError where options are of a method that is not run."""
-    for label, words in method_words.items():
-        if label not in methods:
-            raise ValueError(f"unrecognized arguments: {words[0]}: name the method in --methods")
-
-
-def _plain_study(parser: ArgumentParser, study: Namespace) -> dict[str, Any]:
-    """The options of the study that a file keeps, as plain values."""
-    values = _plain_values(parser, study)
-    return {name: value for name, value in values.items() if name not in _OF_ONE_CALL}
-
-
-def _plain_values(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
-    """What was parsed as plain values, by name."""
-    written = parser.dump(
-        parsed,
-        format="json",
-        skip_unset=False,
-    )
-    return json.loads(written)
-
-
-def _configurations(
-    methods: Methods, method_words: Mapping[str, Sequence[str]], study: Namespace
-) -> tuple[dict[str, tuple[Method, dict[str, Any]]], dict[str, dict[str, Any]]]:
-    """By label: each method with the arguments of its ``fit``; and the same in plain values."""
-    configured = {}
-    plain = {}
-    for label, (name, options) in methods.items():
-        words = method_words.get(label, [])
-        method, arguments, values = _configured(label, name, options, words, study)
-        configured[label] = method, arguments
-        plain[label] = {"method": name} | values
-    return configured, plain
-
-
-def _without_quick_options(methods: Methods) -> Methods:
-    """The methods of a file without the options that ``--quick`` sets."""
-    remaining: Methods = {}
-    for label, (name, options) in methods.items():
-        quick = METHODS[name].quick
-        remaining[label] = name, {key: options[key] for key in options if key not in quick}
-    return remaining
-
-
-def _print_help(parser: ArgumentParser, line: Namespace) -> None:
-    """The help of the command, and of the methods that the line names."""
-    texts = [parser.format_help()]
-    for label, (name, _) in _chosen(line.methods or [], {}).items():
-        texts.append(_method_parser(label, name, False).format_help())
-    say("\n".join(texts))
-
-
-def _methods_to_run(command: str, line: Namespace, listed: Methods) -> Methods:
-    """The methods that the line names, else those that the file lists, else the command's own."""
-    words = line.methods or list(listed)
-    if command == "fit":
-        if len(words) > 1:
-            names = ", ".join(listed)
-            raise ValueError(f"fit runs one method: choose one of {names} with --method")
-        standard = ["auto"]
-    else:
-        standard = [name for name, known in METHODS.items() if known.standard]
-    return _chosen(words or standard, listed)
-
-
-def _content(path: str) -> tuple[Options, Methods]:
-    """The options and the methods of a YAML file (JSON is YAML too)."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path!r} does not exist")
-    try:
-        content = get_loader("yaml")(Path(path).read_text(encoding="utf-8-sig"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not YAML: {error}") from error
-    methods: Any = content.pop("methods", {}) if isinstance(content, dict) else None
-    is_map = isinstance(methods, dict)
-    if not is_map or not all(isinstance(options, dict) for options in methods.values()):
-        raise ValueError(
-            f"{path} must map options to values, such as 'data: diabetes', and 'methods' names to options: "
-            "{svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
-        )
-    named = {str(label): dict(options) for label, options in methods.items()}
-    return content, {
-        label: (options.pop("method", label), options) for label, options in named.items()
-    }
-
-
 def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
     """The words of the study, and label → those of its method, which begin with ``--LABEL.``."""
     study_words: list[str] = []
@@ -253,29 +168,12 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]]]:
             label = re.match(rf"--({_LABEL.pattern})\.", word)
             if label is None:
                 place = study_words
-                name, sign, value = word[2:].partition("=")
-                word = word[:2] + name.replace("-", "_") + sign + value
+                option, sign, value = word[2:].partition("=")
+                word = word[:2] + option.replace("-", "_") + sign + value
             else:
                 place = method_words.setdefault(label[1], [])
         place.append(word)
     return study_words, method_words
-
-
-def _chosen(words: Sequence[str], listed: Methods) -> Methods:
-    """The methods that ``LABEL``, ``METHOD`` and ``LABEL=METHOD`` name."""
-    chosen: Methods = {}
-    for word in words:
-        label, _, name = word.partition("=")
-        entry = listed[label] if not name and label in listed else (name or label, {})
-        method = entry[0]
-        check_choice("methods", method, tuple(METHODS))
-        if label in METHODS and label != method or not _LABEL.fullmatch(label):
-            raise ValueError(
-                f"{label!r} cannot name this {method}: use letters, digits, '-' and '_'"
-            )
-        if chosen.setdefault(label, entry) != entry:
-            raise ValueError(f"two methods are called {label!r}: give each a name of its own")
-    return chosen
 
 
 def _study_parser(command: str) -> ArgumentParser:
@@ -346,6 +244,133 @@ def _add_common(
     )
 
 
+def _parsed(parser: ArgumentParser, written: FileOptions, words: Sequence[str]) -> Namespace:
+    """What a file and then the command line say."""
+    try:
+        return parser.parse_args(list(words), namespace=parser.parse_object(dict(written)))
+    except (argparse.ArgumentError, ValueError, TypeError) as error:
+        raise ValueError(f"{one_line(error)} (see --help)") from error
+
+
+def _print_help(parser: ArgumentParser, line: Namespace) -> None:
+    """The help of the command, and of the methods that the line names."""
+    texts = [parser.format_help()]
+    for label, (name, _) in _chosen(line.methods or [], {}).items():
+        texts.append(_method_parser(label, name, False).format_help())
+    say("\n".join(texts))
+
+
+def _content(path: str) -> tuple[FileOptions, NamedMethods]:
+    """The options and the methods of a YAML file (JSON is YAML too)."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path!r} does not exist")
+    try:
+        content = get_loader("yaml")(Path(path).read_text(encoding="utf-8-sig"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not YAML: {error}") from error
+    methods: Any = content.pop("methods", {}) if isinstance(content, dict) else None
+    is_map = isinstance(methods, dict)
+    if not is_map or not all(isinstance(options, dict) for options in methods.values()):
+        raise ValueError(
+            f"{path} must map options to values, such as 'data: diabetes', and 'methods' names to options: "
+            "{svi: {}, nuts-long: {method: nuts, num_draws: 4000}}"
+        )
+    named = {str(label): dict(options) for label, options in methods.items()}
+    return content, {
+        label: (options.pop("method", label), options) for label, options in named.items()
+    }
+
+
+def _methods_to_run(command: str, line: Namespace, listed: NamedMethods) -> NamedMethods:
+    """The methods that the line names, else those that the file lists, else the command's own."""
+    words = line.methods or list(listed)
+    if command == "fit":
+        if len(words) > 1:
+            names = ", ".join(listed)
+            raise ValueError(f"fit runs one method: choose one of {names} with --method")
+        standard = ["auto"]
+    else:
+        standard = [name for name, known in METHODS.items() if known.standard]
+    return _chosen(words or standard, listed)
+
+
+def _chosen(words: Sequence[str], listed: NamedMethods) -> NamedMethods:
+    """The methods that ``LABEL``, ``METHOD`` and ``LABEL=METHOD`` name."""
+    chosen: NamedMethods = {}
+    for word in words:
+        label, _, name = word.partition("=")
+        name_and_options = listed[label] if not name and label in listed else (name or label, {})
+        method = name_and_options[0]
+        check_choice("methods", method, tuple(METHODS))
+        if label in METHODS and label != method or not _LABEL.fullmatch(label):
+            raise ValueError(
+                f"{label!r} cannot name this {method}: use letters, digits, '-' and '_'"
+            )
+        if chosen.setdefault(label, name_and_options) != name_and_options:
+            raise ValueError(f"two methods are called {label!r}: give each a name of its own")
+    return chosen
+
+
+def _check_labels(method_words: Mapping[str, Sequence[str]], methods: NamedMethods) -> None:
+    """ValueError where options are of a method that is not run."""
+    for label, words in method_words.items():
+        if label not in methods:
+            raise ValueError(f"unrecognized arguments: {words[0]}: name the method in --methods")
+
+
+def _without_quick_options(methods: NamedMethods) -> NamedMethods:
+    """The methods of a file without the options that ``--quick`` sets."""
+    remaining: NamedMethods = {}
+    for label, (name, options) in methods.items():
+        quick = METHODS[name].quick
+        remaining[label] = name, {key: options[key] for key in options if key not in quick}
+    return remaining
+
+
+def _configurations(
+    methods: NamedMethods, method_words: Mapping[str, Sequence[str]], study: Namespace
+) -> tuple[dict[str, tuple[Method, dict[str, Any]]], dict[str, dict[str, Any]]]:
+    """By label: each method with the arguments of its ``fit``; and the same in plain values."""
+    configured = {}
+    plain = {}
+    for label, (name, options) in methods.items():
+        words = method_words.get(label, [])
+        method, arguments, values = _configured(label, name, options, words, study)
+        configured[label] = method, arguments
+        plain[label] = {"method": name} | values
+    return configured, plain
+
+
+def _configured(
+    label: str,
+    name: str,
+    options: FileOptions,
+    words: Sequence[str],
+    study: Namespace,
+) -> tuple[Method, dict[str, Any], dict[str, Any]]:
+    """A method, whose own checks run now, the arguments of its ``fit``, and all of it in plain values."""
+    parser = _method_parser(label, name, study.quick)
+    key = label.replace("-", "_")
+    parsed = _parsed(parser, {key: dict(options)}, words)
+    if study.no_compile and "compile" in parsed[key]:
+        parsed[key].compile = False
+    plain = _plain_values(parser, parsed)[key]
+    values = vars(parser.instantiate(parsed)[key])
+    cls = METHODS[name].cls
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    try:
+        settings = {option: _resolved(values[option]) for option in values if option in fields}
+        method = cls(**settings)
+    except (ValueError, TypeError) as error:
+        raise type(error)(f"{label}: {error}") from error
+    arguments = {
+        option: value
+        for option, value in values.items()
+        if option not in fields and value is not None
+    }
+    return method, arguments, plain
+
+
 def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
     """The parser of one method's options, under its label, with the defaults of the run."""
     set_parsing_settings(subclasses_enabled=[KLSchedule])
@@ -376,44 +401,6 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
     return parser
 
 
-def _parsed(parser: ArgumentParser, written: Options, words: Sequence[str]) -> Namespace:
-    """What a file and then the command line say."""
-    try:
-        return parser.parse_args(list(words), namespace=parser.parse_object(dict(written)))
-    except (argparse.ArgumentError, ValueError, TypeError) as error:
-        raise ValueError(f"{one_line(error)} (see --help)") from error
-
-
-def _configured(
-    label: str,
-    name: str,
-    options: Options,
-    words: Sequence[str],
-    study: Namespace,
-) -> tuple[Method, dict[str, Any], dict[str, Any]]:
-    """A method, whose own checks run now, the arguments of its ``fit``, and all of it in plain values."""
-    parser = _method_parser(label, name, study.quick)
-    key = label.replace("-", "_")
-    parsed = _parsed(parser, {key: dict(options)}, words)
-    if study.no_compile and "compile" in parsed[key]:
-        parsed[key].compile = False
-    plain = _plain_values(parser, parsed)[key]
-    values = vars(parser.instantiate(parsed)[key])
-    cls = METHODS[name].cls
-    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    try:
-        settings = {option: _resolved(values[option]) for option in values if option in fields}
-        method = cls(**settings)
-    except (ValueError, TypeError) as error:
-        raise type(error)(f"{label}: {error}") from error
-    arguments = {
-        option: value
-        for option, value in values.items()
-        if option not in fields and value is not None
-    }
-    return method, arguments, plain
-
-
 def _resolved(value: Any) -> Any:
     """The class or function whose path a text is, such as ``pyro.infer.autoguide.AutoIAFNormal``."""
     if isinstance(value, partial) and value.args and isinstance(value.args[-1], type):
@@ -427,3 +414,19 @@ def _resolved(value: Any) -> Any:
             f"{value!r} cannot be imported: give the path of a class or function, PACKAGE.NAME"
         )
     return target
+
+
+def _plain_study(parser: ArgumentParser, study: Namespace) -> dict[str, Any]:
+    """The options of the study that a file keeps, as plain values."""
+    values = _plain_values(parser, study)
+    return {name: value for name, value in values.items() if name not in _OF_ONE_CALL}
+
+
+def _plain_values(parser: ArgumentParser, parsed: Namespace) -> dict[str, Any]:
+    """What was parsed as plain values, by name."""
+    written = parser.dump(
+        parsed,
+        format="json",
+        skip_unset=False,
+    )
+    return json.loads(written)

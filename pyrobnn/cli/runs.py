@@ -76,9 +76,9 @@ def fit(argv: Sequence[str], command: str) -> int:
     check_file(out, "model.nc")
     (label,) = config.methods
     trees, left_out, stopped = _run(config, {label: out.stem}, out.parent, command)
-    for tree in trees.values():
-        from pyrobnn.diagnostics import diagnose
+    from pyrobnn.diagnostics import diagnose
 
+    for tree in trees.values():
         verdict = diagnose(tree)
         say(f"\n{verdict.summary} ({verdict.lines})\n\nsaved: {out}")
         say(
@@ -87,20 +87,24 @@ def fit(argv: Sequence[str], command: str) -> int:
     for reason in left_out.values():
         say(f"pyrobnn: nothing was saved: {reason}", sys.stderr)
     if stopped:
-        anew = "starts anew" if trees else "starts anew: no checkpoint was written yet"
-        goes_on = "with --resume goes on" if out.with_suffix(".checkpoint").exists() else anew
-        say(f"stopped; the same command {goes_on}", sys.stderr)
+        if out.with_suffix(".checkpoint").exists():
+            ending = "with --resume goes on"
+        elif trees:
+            ending = "starts anew"
+        else:
+            ending = "starts anew: no checkpoint was written yet"
+        say(f"stopped; the same command {ending}", sys.stderr)
         return INTERRUPTED
     return int(bool(left_out))
 
 
 def _run(
     config: Config,
-    labels: Mapping[str, str],
+    file_names: Mapping[str, str],
     out: Path,
     command: str,
 ) -> tuple[dict[str, DataTree], dict[str, str], bool]:
-    """The trees by the names of their files, why others are left out, and whether Ctrl-C stopped it."""
+    """Run the methods: the trees and why others are left out, by file name, and whether Ctrl-C stopped the run."""
     from xarray import DataTree
 
     from pyrobnn.diagnostics.verdict import said
@@ -110,19 +114,19 @@ def _run(
     trees = {}
     left_out = {}
     stopped = False
-    marks = {
+    attributes = {
         name: {"command": command, "config": json.dumps(config.of(label))}
-        for label, name in labels.items()
+        for label, name in file_names.items()
     }
     runs = run_study(
         _study_of(options),
-        {name: config.methods[label] for label, name in labels.items()},
+        {name: config.methods[label] for label, name in file_names.items()},
         out,
         device=options.device,
         seed=options.seed,
         progress=not options.no_progress,
         announce=say,
-        attributes=marks,
+        attributes=attributes,
         resume=options.resume,
     )
     try:
@@ -158,6 +162,7 @@ def _study_of(options: Namespace) -> Study:
         say(f"{dataset.task} of {dataset.target_name!r} by its values (--task says otherwise)")
     if options.quick:
         dataset = some_rows(dataset, QUICK_ROWS, options.seed)
+    # the title is a key of `OPTIONS`
     modelling = {name: options[name] for name in OPTIONS["the model"]}
     fraction = options.test_fraction
     study = make_study(
@@ -216,6 +221,7 @@ def doctor(argv: Sequence[str], command: str) -> int:
     say(
         f"fit       MAP in {time.perf_counter() - began:.1f} s, compiling included, RMSE {error:.2f} (noise 0.4)"
     )
+    # printed only after the line of the fit
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         say(f"warning   {text}")
     return 0

@@ -42,15 +42,12 @@ def report(argv: Sequence[str], command: str) -> int:
         default=Path("report.html"),
         help="where to write [report.html]",
     )
-    words = (
-        "exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]"
-    )
     parser.add_argument(
         "--strict",
         nargs="?",
         const="all",
         choices=("draws", "model", "all"),
-        help=words,
+        help="exit with 1 if this answer of any verdict is a fail, or nothing was checked [all: either]",
     )
     options = parser.parse_args(argv)
 
@@ -212,11 +209,10 @@ def _judge_parser() -> OneLineParser:
         "as a linear model's? Give one of --quantiles, --mean with --sd, --draws, --probabilities.",
         epilog=EXIT_STATUS,
     )
-    table = "CSV, TSV, Parquet or Excel: outcomes and predictions"
     parser.add_argument(
         "file",
         metavar="FILE",
-        help=table,
+        help="CSV, TSV, Parquet or Excel: outcomes and predictions",
     )
     parser.add_argument(
         "--target",
@@ -229,57 +225,52 @@ def _judge_parser() -> OneLineParser:
         metavar="COLUMN",
         help="mean of a normal",
     )
-    sd = "standard deviation of a normal, noise included"
     parser.add_argument(
         "--sd",
         metavar="COLUMN",
-        help=sd,
+        help="standard deviation of a normal, noise included",
     )
-    prefix = "how the names of the columns of draws begin"
     parser.add_argument(
         "--draws",
         metavar="PREFIX",
-        help=prefix,
+        help="how the names of the columns of draws begin",
     )
-    training = "training rows: the target and the features"
     parser.add_argument(
         "--train",
         metavar="FILE",
-        help=training,
+        help="training rows: the target and the features",
     )
     parser.add_argument(
         "--out",
         metavar="DIR",
         help="where to write report.html and verdict.json",
     )
-    levels = "columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)"
     parser.add_argument(
         "--quantiles",
         nargs="+",
         metavar="COLUMN",
-        help=levels,
+        help="columns of quantiles, the level in their name (q05 q50 q975) or behind it (low=0.05)",
     )
-    classes = "of the classes, in their sorted order or named by them (p_cat p_dog)"
     parser.add_argument(
         "--probabilities",
         nargs="+",
         metavar="COLUMN",
-        help=classes,
+        help="of the classes, in their sorted order or named by them (p_cat p_dog)",
     )
-    features = "inputs, along which errors are looked at"
     parser.add_argument(
         "--features",
         nargs="+",
         metavar="COLUMN",
-        help=features,
+        help="inputs, along which errors are looked at",
     )
     return parser
 
 
 def _judged_rows(options: Namespace) -> tuple[Any, dict[str, Any]]:
-    """The predictions; outcomes and inputs of the judged rows (y, x) and of training (y_train, x_train)."""
+    """The predictions, and by the names of `judged`: y, x of the judged rows, y_train, x_train of the training rows."""
     from pyrobnn.data.table import read_frame
 
+    # by the suffix of the argument
     paths = {"": Path(options.file)}
     if options.train:
         paths["_train"] = Path(options.train)
@@ -290,21 +281,21 @@ def _judged_rows(options: Namespace) -> tuple[Any, dict[str, Any]]:
     inputs: dict[str, pd.DataFrame] = {}
     for suffix, table in tables.items():
         file = paths[suffix].name
-        outcomes = _columns(
+        outcomes = _gapless_columns(
             file,
             table,
             [options.target],
-            words=True,
+            text_allowed=True,
         )
         rows[f"y{suffix}"] = outcomes[options.target]
         if options.features:
-            inputs[f"x{suffix}"] = _columns(
+            inputs[f"x{suffix}"] = _gapless_columns(
                 file,
                 table,
                 options.features,
-                words=True,
+                text_allowed=True,
             )
-    return predictions, rows | _numbers(inputs, options.target)
+    return predictions, rows | _coded_inputs(inputs, options.target)
 
 
 def _predictions(options: Namespace, where: str, frame: pd.DataFrame) -> Any:
@@ -320,15 +311,16 @@ def _predictions(options: Namespace, where: str, frame: pd.DataFrame) -> Any:
             raise ValueError(
                 f"{where}: {len(names)} columns begin with {options.draws!r}: two are needed"
             )
-        return _columns(where, frame, names).to_numpy().T
-    return _columns(where, frame, options.probabilities)
+        return _gapless_columns(where, frame, names).to_numpy().T
+    return _gapless_columns(where, frame, options.probabilities)
 
 
 def _quantiles(where: str, frame: pd.DataFrame, texts: Sequence[str]) -> dict[float, pd.Series]:
+    """Columns of quantiles by their levels."""
     levels = dict(map(_level, texts))
     if len(levels) < len(texts):
         raise ValueError(f"--quantiles: two columns have the same level: {', '.join(texts)}")
-    return {level: _columns(where, frame, [name])[name] for level, name in levels.items()}
+    return {level: _gapless_columns(where, frame, [name])[name] for level, name in levels.items()}
 
 
 def _normals(
@@ -337,9 +329,10 @@ def _normals(
     mean_name: str,
     sd_name: str,
 ) -> Any:
+    """A normal distribution of each row."""
     from scipy.stats import norm
 
-    mean, sd = _columns(where, frame, [mean_name, sd_name]).to_numpy(dtype=float).T
+    mean, sd = _gapless_columns(where, frame, [mean_name, sd_name]).to_numpy(dtype=float).T
     if not (sd > 0.0).all():
         raise ValueError(
             f"{where}: {sd_name!r} must be above 0: it is {sd.min():.4g} in row {sd.argmin() + 1}"
@@ -356,18 +349,18 @@ def _level(text: str) -> tuple[float, str]:
     return float(digits[1] if "." in digits[1] else f"0.{digits[1]}"), name
 
 
-def _columns(
+def _gapless_columns(
     where: str,
     frame: pd.DataFrame,
     names: Sequence[str],
-    words: bool = False,
+    text_allowed: bool = False,
 ) -> pd.DataFrame:
-    """Columns without gaps, as numbers; with ``words`` a column of text stays as it is."""
+    """Columns without gaps, as numbers; with ``text_allowed`` a column of text stays as it is."""
     from pyrobnn.data.cells import numbers, only_numbers
     from pyrobnn.data.columns import check_columns, refuse_gaps
 
     check_columns(where, names, list(frame.columns))
-    read = numbers if words else only_numbers
+    read = numbers if text_allowed else only_numbers
     values = {name: read(where, frame[name]) for name in names}
     numeric = {name: column for name, column in values.items() if column is not None}
     frame = frame[list(names)].assign(**numeric)
@@ -375,7 +368,7 @@ def _columns(
     return frame
 
 
-def _numbers(frames: Mapping[str, pd.DataFrame], target: str) -> dict[str, pd.DataFrame]:
+def _coded_inputs(frames: Mapping[str, pd.DataFrame], target: str) -> dict[str, pd.DataFrame]:
     """The inputs as numbers, categories by their place in the sorted order of all tables."""
     import pandas as pd
 

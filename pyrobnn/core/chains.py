@@ -113,23 +113,24 @@ def _normal_scores(values: np.ndarray) -> np.ndarray:
 def _geyer(draws: np.ndarray) -> float:
     """Effective sample size of the mean of one quantity (chain, draw)."""
     size = draws.size
-    num = draws.shape[1]
+    num_draws = draws.shape[1]
     if np.ptp(draws) == 0:
         return size
-    spectrum = np.fft.rfft(draws - draws.mean(1, keepdims=True), 2 * num)
-    covariance = np.fft.irfft(abs(spectrum) ** 2, 2 * num)[:, :num].mean(0) / num
+    spectrum = np.fft.rfft(draws - draws.mean(1, keepdims=True), 2 * num_draws)
+    covariance = np.fft.irfft(abs(spectrum) ** 2, 2 * num_draws)[:, :num_draws].mean(0) / num_draws
     total = covariance[0] + (draws.mean(1).var(ddof=1) if len(draws) > 1 else 0.0)
-    rho = 1 - (covariance[0] * num / (num - 1) - covariance) / total
-    rho[0] = 1.0
+    autocorrelation = 1 - (covariance[0] * num_draws / (num_draws - 1) - covariance) / total
+    autocorrelation[0] = 1.0
     # sums of neighbouring autocorrelations are positive and fall: beyond the first that is not, there is noise alone
-    pairs = rho[: max(2, (num - 1) // 2 * 2)].reshape(-1, 2).sum(1)
+    pairs = autocorrelation[: max(2, (num_draws - 1) // 2 * 2)].reshape(-1, 2).sum(1)
     not_positive = pairs <= 0
     end = int(not_positive.argmax()) if not_positive.any() else len(pairs) - 1
-    remainder = rho[2 * end] if end else 1.0
+    remainder = autocorrelation[2 * end]
     if pairs[end] < 0:
         remainder = max(remainder, 0.0)
-    tau = 2 * np.minimum.accumulate(pairs[:end]).sum() - 1 + remainder
-    return size / max(tau, 1 / np.log10(size))
+    autocorrelation_time = 2 * np.minimum.accumulate(pairs[:end]).sum() - 1 + remainder
+    # antithetic chains: at most N log10 N
+    return size / max(autocorrelation_time, 1 / np.log10(size))
 
 
 def _of_each(compute: Callable[[np.ndarray], float], draws: ArrayLike) -> np.ndarray:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+#: code → a template of the values, or a function of them
 _Sentences = dict[str, str | Callable[..., str]]
 
 
@@ -17,7 +18,7 @@ class Finding:
     """One thing that a fit reports; decisions read ``code`` and ``values``, never the sentence.
 
     Args:
-        code: short identifier, a key of :data:`SENTENCES`.
+        code: short identifier, a key of :data:`SENTENCES` or :data:`TABLES`.
         values: the numbers and names that the sentence shows, plain JSON values.
 
     Raises:
@@ -135,7 +136,8 @@ def _diverged(
     )
 
 
-def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> str:
+def _far_update(distance: float = 0.0, dip: float | None = None, **counts: int) -> str:
+    """Of an update whose draws descend from few of the old ones, or, with a ``dip``, whose centre moved far."""
     if dip is None:
         way = (
             "it took {steps} steps and {gradients} gradients, and the {draws} draws descend from {ancestors} of the "
@@ -148,7 +150,7 @@ def _far_update(distance: float = 0.0, dip: float | None = None, **led: int) -> 
             else "."
         )
         way = "the centre of the approximation moved by {distance:.2g} standard deviations" + down
-    way = way.format(distance=distance, dip=dip, **led)
+    way = way.format(distance=distance, dip=dip, **counts)
     return f"the update moved far: {way} Fit again on all rows where accuracy matters"
 
 
@@ -159,6 +161,7 @@ def _modes_unsettled(
     change: float | None = None,
     **_: float,
 ) -> str:
+    """Of modes whose weights exchanges did not settle, or, without a ``drift``, of exchanges not finished."""
     if drift is None:
         outcome = "were not finished"
     else:
@@ -235,8 +238,7 @@ def _new_categories(column: str, rows: int, new: list[str]) -> str:
     )
 
 
-#: code → a template of the values, or a function of them: of the draws (these alone lower a verdict on them), of the
-#: model and its data, of the run, of the log evidence, and of tables and their rows
+#: of the draws: these alone lower a verdict on them
 DRAWS: _Sentences = {
     "elbo_not_finite": (
         "the ELBO is {elbo:g}, not finite: some draws of the guide have no finite density. Use a smaller lr, "
@@ -322,6 +324,7 @@ DRAWS: _Sentences = {
         "smaller lr than {lr:g}"
     ),
 }
+#: of the model and its data
 MODEL: _Sentences = {
     "tuning_at_bound": "the tuned prior precision or noise is at the bound of its range: the data do not "
     "determine it",
@@ -350,6 +353,7 @@ MODEL: _Sentences = {
     "are not kept",
     "deterministic_gaps": "the deterministic site {name!r} is NaN or infinite in {count} of {draws} draws",
 }
+#: of how it ran
 RUN: _Sentences = {
     "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
     "float64_run": (
@@ -361,6 +365,7 @@ RUN: _Sentences = {
         "slower than on the CPU"
     ),
 }
+#: of the log evidence
 EVIDENCE: _Sentences = {
     "one_island": (
         "a single island shows neither the error of log_evidence nor whether there are enough particles: "
@@ -371,6 +376,7 @@ EVIDENCE: _Sentences = {
         "{high:.2f}, and each island makes up an equal share of the draws. Raise num_particles"
     ),
 }
+#: of tables and their rows, not of a fit: not in SENTENCES
 TABLES: _Sentences = {
     "constant_features": _constant,
     "far_rows": "{rows:,} of {total:,} rows lie far beyond the training data, most of them in {feature!r}, "
@@ -390,6 +396,7 @@ TABLES: _Sentences = {
     "unnamed_columns": "{count} of {total} columns have no name and are dropped: name those to be used",
 }
 
+#: by the question that they bear on; every code of a fit has one
 FINDINGS = {
     "draws": DRAWS,
     "model": MODEL,

@@ -34,7 +34,11 @@ SAMPLE_DIMS = ("chain", "draw")
 
 
 def variable(site: str) -> str:
-    """What a site is called in a tree, another name for each: no slash may stand there, no "." and no dimension."""
+    """The name of a site in a tree, different for different sites.
+
+    A tree allows no slash in a name, and no name that is empty, ".", or of a dimension: the slash is written as a bar,
+    and the others get an underscore behind them.
+    """
     name = site.replace("~", "~~").replace("|", "~|").replace("/", "|")
     return (
         f"{name}_"

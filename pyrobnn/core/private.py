@@ -169,6 +169,7 @@ def in_this_order(tensor: Tensor, strides: Sequence[int]) -> Tensor:
 def lacks_compiler() -> bool:
     """Whether machine code for the CPU cannot be made; False where torch does not say."""
     try:
+        # bool: does nothing where torch has no such name
         (find("torch._inductor.cpp_builder.get_cpp_compiler") or bool)()
     except Exception as error:  # of a type of its own by platform
         return not isinstance(error, MOVED)
@@ -216,10 +217,11 @@ def compile_graph(
         return call
     # nothing is returned: what torch puts around the code, for results, takes longer than a short step
     with contextlib.suppress(*MOVED):
-        # it extends the arguments where constants of inductor's own join them
+        # code that extends its arguments, by constants of inductor's own, needs its wrapper
         if "extend" not in code.__code__.co_names:
+            # the wrapper's closure holds the loaded module: its file is loaded again, without the wrapper
             return Library(code.__closure__[0].cell_contents.__self__.__file__, graph)
-    constants = _held(graph)
+    constants = _constants(graph)
     return lambda *args: code([*constants, *args])
 
 
@@ -262,7 +264,8 @@ def _old_objects_frozen() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _held(graph: GraphModule) -> list[Tensor]:
+def _constants(graph: GraphModule) -> list[Tensor]:
+    """Parameters and buffers, in the order in which inductor passes them."""
     parameters = [value for _, value in graph.named_parameters()]
     buffers = [value for _, value in graph.named_buffers(remove_duplicate=False)]
     return parameters + buffers
@@ -279,12 +282,12 @@ class Library:
         module = importlib.util.module_from_spec(ModuleSpec(loader.name, loader, origin=path))
         loader.exec_module(module)
         self.path = path
-        self._held = _held(graph)
+        self._constants = _constants(graph)
         self._enter = module.inductor_entry_cpp
         self._handles = _required("torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors")
 
     def __call__(self, *args: Tensor) -> None:
-        self._enter(self._handles([*self._held, *args]))
+        self._enter(self._handles([*self._constants, *args]))
 
 
 @functools.cache  # the same objects at every compile: inductor's own caches go by them
@@ -297,6 +300,7 @@ def _instruction_sets_of_the_cpu() -> list[Any]:
     names = {*sets.x86_isa_checker()} - {"amx_tile"}
     supported = [isa for isa in sets.supported_vec_isa_list if {*str(isa).split()} <= names]
     kinds = [type(isa) for isa in supported]
+    # true without inductor's trial compile
     return [type(kind.__name__, (kind,), {"__bool__": lambda self: True})() for kind in kinds]
 
 
@@ -333,8 +337,9 @@ def _quick_lookups() -> Iterator[None]:
 
     @functools.cache
     def stride(index: Any, variable: Any, *length: int) -> Any:  # expressions of sympy
-        affine = hasattr(index, "is_polynomial") and index.is_polynomial(variable)
-        derivative = index.diff(variable) if affine else variable
+        is_polynomial = hasattr(index, "is_polynomial") and index.is_polynomial(variable)
+        # where the index is not affine, this holds the variable, and torch's own answer is taken
+        derivative = index.diff(variable) if is_polynomial else variable
         return of_any(index, variable, *length) if derivative.has(variable) else derivative
 
     with (

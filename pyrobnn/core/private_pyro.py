@@ -31,6 +31,13 @@ DETERMINISTIC = "_deterministic"
 # -- handlers and sites ------------------------------------------------------------------------------------------------
 
 
+_NO_VALUE = torch.empty(0)
+
+
+def _no_value() -> Tensor:
+    return _NO_VALUE
+
+
 def given(name: str) -> Tensor | None:
     """The value that draws or a guide's trace hold of ``name``, or None.
 
@@ -43,11 +50,11 @@ def given(name: str) -> Tensor | None:
     """
     if not am_i_wrapped():
         return None
-    blocked = private.find("pyro.poutine.messenger.block_messengers")
-    if blocked is None:
+    block_handlers = private.find("pyro.poutine.messenger.block_messengers")
+    if block_handlers is None:
         _check_supplied(name)
         return None
-    with blocked(lambda handler: True) as handlers, contextlib.ExitStack() as answering:
+    with block_handlers(lambda handler: True) as handlers, contextlib.ExitStack() as answering:
         for handler in handlers:  # outermost first
             if isinstance(handler, (ConditionMessenger, ReplayMessenger, BlockMessenger)):
                 answering.enter_context(handler)
@@ -55,15 +62,9 @@ def given(name: str) -> Tensor | None:
     return None if value is _NO_VALUE else value
 
 
-_NO_VALUE = torch.empty(0)
-
-
-def _no_value() -> Tensor:
-    return _NO_VALUE
-
-
 def _check_supplied(name: str) -> None:
     """Gone unless this library runs the program itself, with all its values: other handlers may hold ``name``."""
+    # answered by Supply._pyro_supplied (model/handlers.py)
     if not effectful(lambda: False, type="supplied")():
         raise private.Gone(
             f"pyro-ppl {pyro.__version__} has no pyro.poutine.messenger.block_messengers, by which {name!r} would be "

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def without_fallback_warnings() -> Iterator[None]:
     """Inside, torch does not warn of an operation without a batching rule, in any thread: it is only slower."""
+    # bool: does nothing where torch has no such name
     switch = private.find("torch._C._functorch._set_vmap_fallback_warning_enabled") or bool
     switch(False)
     try:
@@ -128,22 +129,22 @@ def values_unchecked() -> Iterator[None]:
             delattr(distributions, method)
 
 
-class _Births(threading.local):
+class _BirthHooks(threading.local):
     """What this thread does with every distribution that it makes; the innermost counts."""
 
     hooks: tuple[Callable[[Distribution], None], ...] = ()
 
 
-_BIRTHS = _Births()
+_birth_hooks = _BirthHooks()
 _births_lock = threading.Lock()
-_births_watched = 0  # by how many runs, of all threads
-_born = Distribution.__init__
+_num_watchers = 0  # runs that are inside of `distributions_born`, of all threads
+_original_init = Distribution.__init__
 
 
-def _watched_birth(self: Distribution, *args: Any, **options: Any) -> None:
-    _born(self, *args, **options)
-    if _BIRTHS.hooks:
-        _BIRTHS.hooks[-1](self)
+def _init_with_hook(self: Distribution, *args: Any, **options: Any) -> None:
+    _original_init(self, *args, **options)
+    if _birth_hooks.hooks:
+        _birth_hooks.hooks[-1](self)
 
 
 @contextlib.contextmanager
@@ -153,21 +154,21 @@ def distributions_born(hook: Callable[[Distribution], None]) -> Iterator[None]:
     That is where torch validates them. No handler and no mode sees a distribution being made, so the constructor of
     the base class is replaced, while any thread is inside; those of other threads pass through it unchanged.
     """
-    global _births_watched
+    global _num_watchers
     kind: Any = Distribution
     with _births_lock:
-        _births_watched += 1
-        kind.__init__ = _watched_birth
-    before = _BIRTHS.hooks
-    _BIRTHS.hooks = (*before, hook)
+        _num_watchers += 1
+        kind.__init__ = _init_with_hook
+    before = _birth_hooks.hooks
+    _birth_hooks.hooks = (*before, hook)
     try:
         yield
     finally:
-        _BIRTHS.hooks = before
+        _birth_hooks.hooks = before
         with _births_lock:
-            _births_watched -= 1
-            if not _births_watched:
-                kind.__init__ = _born
+            _num_watchers -= 1
+            if not _num_watchers:
+                kind.__init__ = _original_init
 
 
 def depends(value: Tensor) -> bool:

@@ -20,8 +20,11 @@ Result = TypeVar("Result")
 @contextlib.contextmanager
 def kept(*devices: torch.device | None) -> Iterator[None]:
     """Torch's random state restored afterwards, on the CPU and on ``devices`` (of one kind); one thread at a time."""
-    away = list({device: None for device in devices if device is not None and device.type != "cpu"})
-    with process_state(), torch.random.fork_rng(away, device_type=away[0].type if away else "cuda"):
+    accelerators = list(
+        {device: None for device in devices if device is not None and device.type != "cpu"}
+    )
+    kind = accelerators[0].type if accelerators else "cuda"
+    with process_state(), torch.random.fork_rng(accelerators, device_type=kind):
         yield
 
 

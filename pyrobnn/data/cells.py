@@ -13,7 +13,9 @@ _THOUSANDS = r"[+-]?\d{1,3}([,'’\s]\d{3})+(\.\d*)?"
 
 
 def numbers(where: str, column: pd.Series) -> np.ndarray | None:
-    """The column, of numbered rows, as float64, NaN where it has gaps or is infinite, "5 %" as 5; None if it is text.
+    """The column, of numbered rows, as float64, NaN where it has gaps or is infinite; None if it is text.
+
+    Truth values are 0 and 1, durations their days, and "5 %" is 5.
 
     Raises:
         ValueError: numbers with a few cells of something else among them, or with decimal commas.
@@ -26,8 +28,8 @@ def numbers(where: str, column: pd.Series) -> np.ndarray | None:
         values = column.to_numpy(dtype=np.float64, na_value=np.nan)
         return np.where(np.isinf(values), np.nan, values)
     text = column.dropna().astype(str).str.strip().str.replace("−", "-")
-    plain_text = _without_thousands(_without_units(text))
-    values = pd.to_numeric(plain_text, errors="coerce")
+    bare = _without_thousands(_without_units(text))
+    values = pd.to_numeric(bare, errors="coerce")
     stray = text[values.isna()]
     begin = f"{where}: column {column.name!r} holds numbers"
     if len(stray) and stray.str.fullmatch(r"[+-]?\d+,\d+").all():
@@ -87,12 +89,13 @@ def as_text(column: pd.Series) -> pd.Series:
 
 
 def one_spelling(text: pd.Series) -> pd.Series:
-    """Of words that differ in case alone, the most frequent."""
+    """Words that differ in case alone, all in their most frequent spelling."""
     spellings = text.value_counts().sort_index()
-    common = dict[str, str]()
+    spelling_of = dict[str, str]()
+    # by rising frequency: the most frequent overwrites the others
     for spelling in spellings.sort_values(kind="stable").index:
-        common[spelling.casefold()] = spelling
-    return text.map(lambda cell: common[cell.casefold()], na_action="ignore")
+        spelling_of[spelling.casefold()] = spelling
+    return text.map(lambda cell: spelling_of[cell.casefold()], na_action="ignore")
 
 
 def day_first_of(where: str, text: pd.Series) -> bool | None:

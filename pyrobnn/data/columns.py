@@ -64,20 +64,6 @@ class Column:
             names = [self.name]
         return (*names, f"{self.name} is missing") if self.indicator else tuple(names)
 
-    def encode(self, values: pd.Series) -> list[np.ndarray]:
-        """The inputs (n,) of values as :meth:`read` gives them; an unknown category is none of the known ones."""
-        if self.kind == "category":
-            inputs = [(values == category).to_numpy() for category in self.categories]
-        else:
-            filled = values.fillna(self.fill).to_numpy()
-            inputs = [filled]
-            for cycle in self.cycles:
-                angle = 2 * np.pi * filled / _CYCLES[cycle]
-                inputs += [np.sin(angle), np.cos(angle)]
-        if self.indicator:
-            inputs.append((values.isna() | (values == "")).to_numpy())
-        return inputs
-
     def read(self, where: str, cells: pd.Series) -> pd.Series:
         """Cells as the column's kind has them, with gaps: text of categories, else float64; ValueError of others."""
         if self.kind == "category":
@@ -98,6 +84,20 @@ class Column:
                 time=self.kind == "time",
             )
         return pd.Series(only_numbers(where, cells), index=cells.index)
+
+    def encode(self, values: pd.Series) -> list[np.ndarray]:
+        """The inputs (n,) of values as :meth:`read` gives them; an unknown category is none of the known ones."""
+        if self.kind == "category":
+            inputs = [(values == category).to_numpy() for category in self.categories]
+        else:
+            filled = values.fillna(self.fill).to_numpy()
+            inputs = [filled]
+            for cycle in self.cycles:
+                angle = 2 * np.pi * filled / _CYCLES[cycle]
+                inputs += [np.sin(angle), np.cos(angle)]
+        if self.indicator:
+            inputs.append((values.isna() | (values == "")).to_numpy())
+        return inputs
 
     def report_new(self, where: str, values: pd.Series) -> None:
         """Warn of what the training table has not."""
@@ -156,7 +156,7 @@ class Columns:
         """
         check_choice("missing", missing, get_args(Missing))
         frame = plain(frame)
-        learned = [_learned(where, frame[name], missing == "impute") for name in frame.columns]
+        learned = [_column(where, frame[name], missing == "impute") for name in frame.columns]
         columns = tuple(column for column in learned if column is not None)
         if not columns:
             raise ValueError(f"{where} has no column to predict from: all are dropped")
@@ -189,8 +189,8 @@ class Columns:
                 "drop or impute these rows, or fit with missing='impute' (--missing)",
             )
         if not keep.any():
-            gaps = "a missing value in every row: use missing='impute' (--missing)"
-            raise ValueError(f"{where} has {gaps if len(keep) else 'no rows of data'}")
+            complaint = "a missing value in every row: use missing='impute' (--missing)"
+            raise ValueError(f"{where} has {complaint if len(keep) else 'no rows of data'}")
         inputs = []
         for column in self.columns:
             column.report_new(where, values.loc[keep, column.name])
@@ -261,17 +261,17 @@ def check_columns(
     )
 
 
-def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
+def _column(where: str, column: pd.Series, impute: bool) -> Column | None:
     """What the column is; None where it is to be left out."""
     gaps = column.isna()
     if gaps.all():
         raise ValueError(f"{where}: column {str(column.name)!r} holds no value: drop it")
     indicator = impute and bool(gaps.any())
     if pd.api.types.is_datetime64_any_dtype(column):
-        return _dates(where, column, None, indicator)
-    values = None if _are_labels(column) else numbers(where, column)
+        return _date_column(where, column, None, indicator)
+    values = None if _is_categorical(column) else numbers(where, column)
     if values is None:
-        return _learned_of_text(where, column, indicator)
+        return _text_column(where, column, indicator)
     return Column(
         str(column.name),
         "boolean" if is_boolean(column) else "number",
@@ -280,12 +280,12 @@ def _learned(where: str, column: pd.Series, impute: bool) -> Column | None:
     )
 
 
-def _are_labels(column: pd.Series) -> bool:
+def _is_categorical(column: pd.Series) -> bool:
     """Whether a column was declared to be of categories."""
     return isinstance(column.dtype, pd.CategoricalDtype)
 
 
-def _learned_of_text(where: str, column: pd.Series, indicator: bool) -> Column | None:
+def _text_column(where: str, column: pd.Series, indicator: bool) -> Column | None:
     """What a column of text is: times, dates, or categories; None where it is a label of the rows."""
     text = as_text(column).dropna()
     if text.str.fullmatch(TIME).all():
@@ -298,10 +298,10 @@ def _learned_of_text(where: str, column: pd.Series, indicator: bool) -> Column |
             cycles=("day",),
         )
     if text.str.fullmatch(DATE).all():
-        return _dates(where, column, day_first_of(where, text), indicator)
+        return _date_column(where, column, day_first_of(where, text), indicator)
     distinct = text.nunique()
-    if _are_labels(column) or len(text) < 10 or 2 * distinct <= len(text):
-        return _categories(where, column, indicator)
+    if _is_categorical(column) or len(text) < 10 or 2 * distinct <= len(text):
+        return _category_column(where, column, indicator)
     evidence = {
         "column": str(column.name),
         "values": distinct,
@@ -312,8 +312,25 @@ def _learned_of_text(where: str, column: pd.Series, indicator: bool) -> Column |
     return None
 
 
-def _categories(where: str, column: pd.Series, indicator: bool) -> Column:
-    """The most frequent ones; with an ``indicator`` a gap is one of them, where it is among those."""
+def _date_column(
+    where: str,
+    column: pd.Series,
+    day_first: bool | None,
+    indicator: bool,
+) -> Column:
+    """A column of dates, with the cycles that they span twice and resolve."""
+    known = days(where, column, day_first).dropna()
+    steps = np.diff(np.unique(known))
+    span = float(np.ptp(known))
+    finest = float(steps.min()) if len(steps) else 0.0
+    cycles = tuple(
+        name for name, period in _CYCLES.items() if 2 * finest <= period <= (span + finest) / 2
+    )
+    return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
+
+
+def _category_column(where: str, column: pd.Series, indicator: bool) -> Column:
+    """A column of the most frequent categories; with an ``indicator`` a gap is one, where it is among those."""
     name = str(column.name)
     text = one_spelling(as_text(column))
     counts = (text.fillna("") if indicator else text.dropna()).value_counts()
@@ -332,23 +349,6 @@ def _categories(where: str, column: pd.Series, indicator: bool) -> Column:
         categories,
         indicator=indicator and "" not in categories,
     )
-
-
-def _dates(
-    where: str,
-    column: pd.Series,
-    day_first: bool | None,
-    indicator: bool,
-) -> Column:
-    """With the cycles that the dates span twice and resolve."""
-    known = days(where, column, day_first).dropna()
-    steps = np.diff(np.unique(known))
-    span = float(np.ptp(known))
-    finest = float(steps.min()) if len(steps) else 0.0
-    cycles = tuple(
-        name for name, days in _CYCLES.items() if 2 * finest <= days <= (span + finest) / 2
-    )
-    return Column(str(column.name), "date", (), float(known.median()), indicator, day_first, cycles)
 
 
 def report(where: str, finding: Finding) -> None:

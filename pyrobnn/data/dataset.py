@@ -96,7 +96,8 @@ class Dataset:
         largest = self.y.max()
         num_names = len(self.class_names)
         if least < 0 or (num_names and largest >= num_names):
-            raise ValueError(f"labels span {least} … {largest}, expected 0 … {num_names - 1}")
+            expected = f"0 … {num_names - 1}" if num_names else "0 and above"
+            raise ValueError(f"labels span {least} … {largest}, expected {expected}")
 
     @property
     def num_data(self) -> int:

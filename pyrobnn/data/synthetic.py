@@ -22,6 +22,8 @@ __all__ = ["clusters", "cubic_clusters", "gap", "polynomial", "sine", "sinusoid"
 Function = Callable[[Tensor], Tensor]
 #: noise sd, width and left end of each cluster
 _Shape = tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...]]
+_FOUR_CLUSTERS: _Shape = (0.01, 0.25, 0.05, 0.01), (2.1, 1.2, 1.4, 2.0), (-4.1, -1.2, 0.5, 4.0)
+_TWO_CLUSTERS: _Shape = (0.2, 0.05), (0.3, 1.2), (-1.0, 0.5)
 
 
 def polynomial(
@@ -108,12 +110,12 @@ def clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
         >>> 1.8 < left < 1.9 and 4.0 < right < 4.1
         True
     """
-    return _clustered("clusters", torch.cos, num_data, seed, _shapes()[0])
+    return _clustered("clusters", torch.cos, num_data, seed, _FOUR_CLUSTERS)
 
 
 def cubic_clusters(num_data: int = 400, *, seed: int = 0) -> Dataset:
     r"""The clusters of :func:`clusters` under another function: y = x³/350 + τ_k ε; arguments as there."""
-    return _clustered("cubic_clusters", _cubic, num_data, seed, _shapes()[0])
+    return _clustered("cubic_clusters", _cubic, num_data, seed, _FOUR_CLUSTERS)
 
 
 def study(name: str) -> Dataset:
@@ -155,21 +157,22 @@ def study(name: str) -> Dataset:
 
 def studies() -> dict[str, Callable[[str], Dataset]]:
     """The recipes of :func:`study`, by name."""
-    four, two = _shapes()
     return {
-        "uncertainty": _even(42, 1, 100, _polynomial, _constant(0.2)),
-        "uncertainty_heteroskedastic": _even(42, 1, 100, _polynomial, lambda x: 0.1 + 0.4 * x),
-        "laplace": _scattered,
-        "four_clusters": _of_shape(torch.cos, four),
-        "four_cubic_clusters": _of_shape(_cubic, four),
-        "two_clusters": _of_shape(torch.cos, two),
-        "two_cubic_clusters": _of_shape(_cubic, two),
-        "variational": _even(0, 0.5, 92, _period, _constant(2.0)),
-        "swag": _even(1355, 5, 500, lambda x: 3 * torch.sin(x), _growing),
+        "uncertainty": _even_recipe(42, 1, 100, _polynomial, _constant(0.2)),
+        "uncertainty_heteroskedastic": _even_recipe(
+            42, 1, 100, _polynomial, lambda x: 0.1 + 0.4 * x
+        ),
+        "laplace": _laplace_recipe,
+        "four_clusters": _cluster_recipe(torch.cos, _FOUR_CLUSTERS),
+        "four_cubic_clusters": _cluster_recipe(_cubic, _FOUR_CLUSTERS),
+        "two_clusters": _cluster_recipe(torch.cos, _TWO_CLUSTERS),
+        "two_cubic_clusters": _cluster_recipe(_cubic, _TWO_CLUSTERS),
+        "variational": _even_recipe(0, 0.5, 92, _period, _constant(2.0)),
+        "swag": _even_recipe(1355, 5, 500, lambda x: 3 * torch.sin(x), _growing),
     }
 
 
-def _even(
+def _even_recipe(
     seed: int,
     ends: float,
     num_data: int,
@@ -181,14 +184,14 @@ def _even(
     return lambda name: _observed(name, f, x, factor(x), torch.Generator().manual_seed(seed))
 
 
-def _scattered(name: str) -> Dataset:
-    """150 uniform inputs on [0, 10] and a sine."""
+def _laplace_recipe(name: str) -> Dataset:
+    """The recipe of ``laplace``: 150 uniform inputs on [0, 10] and a sine."""
     generator = torch.Generator().manual_seed(42)
     x = 10 * torch.rand(150, 1, generator=generator)
     return _observed(name, torch.sin, x, torch.full_like(x, 0.3), generator)
 
 
-def _of_shape(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
+def _cluster_recipe(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
     """The recipe of clusters of one shape, whose inputs are drawn one cluster after the other."""
 
     def recipe(name: str) -> Dataset:
@@ -200,12 +203,6 @@ def _of_shape(f: Function, shape: _Shape) -> Callable[[str], Dataset]:
         return _observed(name, f, x[:, None], sds[:, None], generator)
 
     return recipe
-
-
-def _shapes() -> tuple[_Shape, _Shape]:
-    """Of four clusters and of two."""
-    four = (0.01, 0.25, 0.05, 0.01), (2.1, 1.2, 1.4, 2.0), (-4.1, -1.2, 0.5, 4.0)
-    return four, ((0.2, 0.05), (0.3, 1.2), (-1.0, 0.5))
 
 
 def _constant(value: float) -> Function:
@@ -279,6 +276,7 @@ def _observed(
     factor: Tensor,
     generator: torch.Generator,
 ) -> Dataset:
+    """y = f(x) + factor · ε, drawn in the type of x, kept in float32."""
     true = f(x)
     y = true + factor * torch.randn(
         x.shape,

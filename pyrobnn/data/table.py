@@ -95,6 +95,146 @@ def from_csv(
     )
 
 
+def read_frame(path: str | Path) -> pd.DataFrame:
+    """The table of a file, as :func:`from_csv` says."""
+    path = Path(path)
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"{str(path)!r} {problem}: check the path")
+    suffix = path.suffix.lower()
+    separator = ","
+    try:
+        if suffix in BINARY:
+            frame = _binary_table(path)
+        else:
+            frame, separator = _text_table(path)
+    except Exception as error:  # each library has errors of its own; one that is missing is named
+        text = "a table of text that begins with the line of names"
+        kind = suffix[1:] if suffix in BINARY else text
+        raise ValueError(f"{path.name} cannot be read as {kind}: {_reason(error)}") from error
+    frame = frame.set_axis(pd.Index(list(map(_column_name, frame.columns))), axis=1)
+    check_names(path.name, list(frame.columns))
+    if frame.empty:
+        sheet = ", on its first sheet" if _is_excel(path) else ""
+        raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
+    frame = _named_columns(path.name, frame)
+    return _decimal_commas(path.name, frame) if separator == ";" else frame
+
+
+def _is_excel(path: Path) -> bool:
+    return path.suffix.lower().startswith(".xls")
+
+
+def _binary_table(path: Path) -> pd.DataFrame:
+    """The table of a file that is not text; an index that has a name is a column."""
+    frame = pd.read_excel(path) if _is_excel(path) else pd.read_parquet(path)
+    named = [name for name in frame.index.names if name is not None]
+    return frame.reset_index(named) if named else frame
+
+
+def _text_table(path: Path) -> tuple[pd.DataFrame, str]:
+    """The table and its separator."""
+    for encoding in ("utf-8-sig", "utf-16", "cp1252"):
+        try:
+            return _decoded_table(path, encoding)
+        except UnicodeError as error:
+            wrong = error
+    raise wrong
+
+
+def _decoded_table(path: Path, encoding: str) -> tuple[pd.DataFrame, str]:
+    """The table and its separator, read in one encoding.
+
+    The header as one cell finds the separator, the header by itself its names; then the rows are read.
+    """
+    options: dict[str, Any] = {"encoding": encoding, "skipinitialspace": True}
+    first_line: dict[str, Any] = {
+        "header": None,
+        "nrows": 1,
+        "dtype": str,
+        "keep_default_na": False,
+    }
+    # a separator that no text has: the line of names is one cell
+    header = str(
+        pd.read_csv(
+            path,
+            sep="\x1f",
+            quoting=csv.QUOTE_NONE,
+            **first_line,
+            **options,
+        ).iloc[0, 0]
+    )
+    if "\0" in header:
+        raise UnicodeError("null characters")
+    separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
+    names = pd.read_csv(
+        path,
+        sep=separator,
+        **first_line,
+        **options,
+    ).iloc[0]
+    # cells beyond the header are cut off
+    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+        # without index_col such cells would shift all names by one
+        frame = pd.read_csv(
+            path,
+            sep=separator,
+            index_col=False,
+            low_memory=False,
+            na_values=GAPS,
+            **options,
+        )
+    frame.columns = pd.Index(names.str.strip())
+    return frame, separator
+
+
+def _reason(error: Exception) -> str:
+    """Why a library could not read a file, in words of a user's where there are any."""
+    reason = " ".join(str(error).split())[:160] or type(error).__name__
+    for begin, words in _REASONS.items():
+        match = re.match(begin, reason)
+        if match:
+            return match.expand(words)
+    return reason
+
+
+def _column_name(name: Hashable) -> str:
+    """The name of a column; "" where pandas made it up."""
+    return re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(name))
+
+
+def _named_columns(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """The columns that have a name; warns of the others."""
+    names = list(frame.columns)
+    unnamed = names.count("")
+    if not unnamed:
+        return frame
+    report(file, Finding("unnamed_columns", {"count": unnamed, "total": len(names)}))
+    return frame.loc[:, [name != "" for name in names]]
+
+
+def _decimal_commas(file: str, frame: pd.DataFrame) -> pd.DataFrame:
+    """Columns of numbers such as 1.234,56 as numbers."""
+    converted = {}
+    for name in frame.columns[[dtype.kind not in "biufM" for dtype in frame.dtypes]]:
+        cells = frame[name].dropna().astype(str).str.strip()
+        if len(cells) and cells.str.fullmatch(_COMMA_NUMBER).all():
+            digits = cells.str.replace(r"[.'’\s]", "", regex=True).str.replace(",", ".")
+            converted[name] = pd.to_numeric(digits).reindex(frame.index)
+    if not converted:
+        return frame
+    points = [
+        name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()
+    ]
+    if points:
+        raise ValueError(
+            f"{file}: column {next(iter(converted))!r} has decimal commas and column {points[0]!r} has points: write "
+            "all numbers one way"
+        )
+    report(file, Finding("decimal_commas"))
+    return frame.assign(**converted)
+
+
 def from_frame(
     frame: pd.DataFrame,
     target: str,
@@ -150,12 +290,13 @@ def from_frame(
     if missing == "refuse":
         refuse_gaps(name, gaps, "use missing='drop' or missing='impute' (command line: --missing)")
     x, keep = columns.transform(frame, name)
+    # keep: rows with all features; known: with a target; x holds the kept rows only
     known = ~gaps[target].to_numpy()
-    whole = keep & known
-    if not whole.all():
-        evidence = {"count": int((~whole).sum()), "rows": len(frame)}
+    complete = keep & known
+    if not complete.all():
+        evidence = {"count": int((~complete).sum()), "rows": len(frame)}
         report(name, Finding("rows_dropped", evidence))
-    y, class_names = _target(name, frame[target][whole], task)
+    y, class_names = _target(name, frame[target][complete], task)
     dataset = Dataset(
         x=torch.tensor(x[known[keep]]),
         y=y,
@@ -177,37 +318,6 @@ def _checked(name: str, frame: pd.DataFrame) -> pd.DataFrame:
     if frame.empty:
         raise ValueError(f"{name} holds no rows of data")
     return frame
-
-
-def _report_useless(dataset: Dataset, x: np.ndarray) -> None:
-    """Warn of features that are constant over all rows ``x`` (n, feature), or equal a target of numbers."""
-    for finding in constant_features(x, dataset.feature_names):
-        report(dataset.name, finding)
-    if dataset.task == "regression":
-        _report_copies(dataset.name, dataset)
-
-
-def _report_copies(where: str, dataset: Dataset) -> None:
-    """Warn of features that equal the target."""
-    y = dataset.y[:, 0]
-    for feature, cells in zip(dataset.feature_names, dataset.x.T):
-        if len(cells.unique()) > 2 and torch.equal(cells, y):
-            evidence = {"feature": feature, "target": dataset.target_name}
-            report(where, Finding("equals_target", evidence))
-
-
-def read_features(path: str | Path, columns: Columns) -> tuple[torch.Tensor, np.ndarray]:
-    """The inputs of a new file (n, input), float64, and which of its rows they are (N,), bool.
-
-    Args:
-        path: of the file, as for :func:`from_csv`.
-        columns: of the training table; others are not read.
-
-    Raises:
-        ValueError: a file or header that :func:`from_csv` refuses, and what :meth:`Columns.transform` does.
-    """
-    x, keep = columns.transform(read_frame(path), Path(path).name)
-    return torch.tensor(x), keep
 
 
 def _chosen(
@@ -255,44 +365,14 @@ def _target(
     return torch.tensor(labels, dtype=torch.int64), class_names
 
 
-def _labels(where: str, column: pd.Series, task: Task | None) -> tuple[np.ndarray, tuple[str, ...]]:
-    """The class of each cell (N,), and the names of the classes in their order."""
-    name = str(column.name)
-    numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
-    if task == "classification" and numeric and bool((column != column.round()).any()):
-        raise ValueError(f"{where}: target {name!r} holds fractions, which cannot be class labels")
-    text = column.astype(str).str.strip()
-    if task is None:
-        _check_classes(where, name, text)
-    merged = one_spelling(text)
-    if merged.nunique() < text.nunique():
-        evidence = {"target": name, "one": text[merged != text].iloc[0]}
-        report(where, Finding("merged_classes", evidence))
-    cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
-    classes, labels = np.unique(cells, return_inverse=True)
-    return labels, tuple(map(str, classes))
-
-
 def _target_numbers(where: str, column: pd.Series, task: Task | None) -> np.ndarray | None:
     """The target as numbers (N,); None of dates, text, and (unless ``task`` says so) of truth values and categories."""
     if pd.api.types.is_datetime64_any_dtype(column):
         return None
-    are_labels = is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype)
-    if task is None and are_labels:
+    are_classes = is_boolean(column) or isinstance(column.dtype, pd.CategoricalDtype)
+    if task is None and are_classes:
         return None
     return numbers(where, column)
-
-
-def _check_classes(where: str, name: str, text: pd.Series) -> None:
-    """Refuse dates, and text of as many values as rows, which nobody has said to be classes."""
-    distinct = text.nunique()
-    are_dates = text.str.fullmatch(DATE).all()
-    if are_dates or distinct > max(len(text) // 2, 2):
-        kind = "dates" if are_dates else f"text with {distinct} different values"
-        raise ValueError(
-            f"{where}: target {name!r} holds {kind} in {len(text)} rows, such as {text.iloc[0]!r}: write plain "
-            "numbers, or if these are classes, say so with task='classification'"
-        )
 
 
 def _check_numbers(
@@ -314,143 +394,68 @@ def _check_numbers(
         )
 
 
+def _labels(where: str, column: pd.Series, task: Task | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The class of each cell (N,), and the names of the classes in their order."""
+    name = str(column.name)
+    numeric = pd.api.types.is_numeric_dtype(column) and not is_boolean(column)
+    if task == "classification" and numeric and bool((column != column.round()).any()):
+        raise ValueError(f"{where}: target {name!r} holds fractions, which cannot be class labels")
+    text = column.astype(str).str.strip()
+    if task is None:
+        _check_classes(where, name, text)
+    merged = one_spelling(text)
+    if merged.nunique() < text.nunique():
+        evidence = {"target": name, "one": text[merged != text].iloc[0]}
+        report(where, Finding("merged_classes", evidence))
+    cells = column.to_numpy() if numeric else merged.to_numpy(dtype=str)
+    classes, labels = np.unique(cells, return_inverse=True)
+    return labels, tuple(map(str, classes))
+
+
+def _check_classes(where: str, name: str, text: pd.Series) -> None:
+    """Refuse dates, and text of as many values as rows, which nobody has said to be classes."""
+    distinct = text.nunique()
+    are_dates = text.str.fullmatch(DATE).all()
+    if are_dates or distinct > max(len(text) // 2, 2):
+        kind = "dates" if are_dates else f"text with {distinct} different values"
+        raise ValueError(
+            f"{where}: target {name!r} holds {kind} in {len(text)} rows, such as {text.iloc[0]!r}: write plain "
+            "numbers, or if these are classes, say so with task='classification'"
+        )
+
+
 def constant_features(x: np.ndarray, names: Sequence[str]) -> list[Finding]:
     """The columns of ``x`` (n, feature) that have one value in all of several rows, in one finding."""
     constant = [str(name) for name, values in zip(names, x.T) if len(x) > 1 and np.ptp(values) == 0]
     return [Finding("constant_features", {"features": constant})] if constant else []
 
 
-def read_frame(path: str | Path) -> pd.DataFrame:
-    """The table of a file, as :func:`from_csv` says."""
-    path = Path(path)
-    if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"{str(path)!r} {problem}: check the path")
-    suffix = path.suffix.lower()
-    separator = ","
-    try:
-        if suffix in BINARY:
-            frame = _binary(path)
-        else:
-            frame, separator = _text(path)
-    except Exception as error:  # each library has errors of its own; one that is missing is named
-        text = "a table of text that begins with the line of names"
-        kind = suffix[1:] if suffix in BINARY else text
-        raise ValueError(f"{path.name} cannot be read as {kind}: {_reason(error)}") from error
-    frame = frame.set_axis(pd.Index(list(map(_column_name, frame.columns))), axis=1)
-    check_names(path.name, list(frame.columns))
-    if frame.empty:
-        sheet = ", on its first sheet" if _is_excel(path) else ""
-        raise ValueError(f"{path.name} holds no rows of data below its header{sheet}")
-    frame = _named_columns(path.name, frame)
-    return _decimal_commas(path.name, frame) if separator == ";" else frame
+def _report_useless(dataset: Dataset, x: np.ndarray) -> None:
+    """Warn of features that are constant over all rows ``x`` (n, feature), or equal a target of numbers."""
+    for finding in constant_features(x, dataset.feature_names):
+        report(dataset.name, finding)
+    if dataset.task == "regression":
+        _report_copies(dataset.name, dataset)
 
 
-def _is_excel(path: Path) -> bool:
-    return path.suffix.lower().startswith(".xls")
+def _report_copies(where: str, dataset: Dataset) -> None:
+    """Warn of features that equal the target."""
+    y = dataset.y[:, 0]
+    for feature, cells in zip(dataset.feature_names, dataset.x.T):
+        if len(cells.unique()) > 2 and torch.equal(cells, y):
+            evidence = {"feature": feature, "target": dataset.target_name}
+            report(where, Finding("equals_target", evidence))
 
 
-def _binary(path: Path) -> pd.DataFrame:
-    """The table of a file that is not text; an index that has a name is a column."""
-    frame = pd.read_excel(path) if _is_excel(path) else pd.read_parquet(path)
-    named = [name for name in frame.index.names if name is not None]
-    return frame.reset_index(named) if named else frame
+def read_features(path: str | Path, columns: Columns) -> tuple[torch.Tensor, np.ndarray]:
+    """The inputs of a new file (n, input), float64, and which of its rows they are (N,), bool.
 
+    Args:
+        path: of the file, as for :func:`from_csv`.
+        columns: of the training table; others are not read.
 
-def _named_columns(file: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """The columns that have a name; warns of the others."""
-    names = list(frame.columns)
-    unnamed = names.count("")
-    if not unnamed:
-        return frame
-    report(file, Finding("unnamed_columns", {"count": unnamed, "total": len(names)}))
-    return frame.loc[:, [name != "" for name in names]]
-
-
-def _column_name(name: Hashable) -> str:
-    """The name of a column; "" where pandas made it up."""
-    return re.sub(r"^Unnamed: \d+(\.\d+)*$|^__index_level_\d+__$", "", str(name))
-
-
-def _reason(error: Exception) -> str:
-    """Why a library could not read a file, in words of a user's where there are any."""
-    reason = " ".join(str(error).split())[:160] or type(error).__name__
-    for begin, words in _REASONS.items():
-        match = re.match(begin, reason)
-        if match:
-            return match.expand(words)
-    return reason
-
-
-def _text(path: Path) -> tuple[pd.DataFrame, str]:
-    """The table and its separator."""
-    for encoding in ("utf-8-sig", "utf-16", "cp1252"):
-        try:
-            return _decoded(path, encoding)
-        except UnicodeError as error:
-            wrong = error
-    raise wrong
-
-
-def _decoded(path: Path, encoding: str) -> tuple[pd.DataFrame, str]:
-    options: dict[str, Any] = {"encoding": encoding, "skipinitialspace": True}
-    plain: dict[str, Any] = {
-        "header": None,
-        "nrows": 1,
-        "dtype": str,
-        "keep_default_na": False,
-    }
-    # a separator that no text has: the line of names is one cell
-    header = str(
-        pd.read_csv(
-            path,
-            sep="\x1f",
-            quoting=csv.QUOTE_NONE,
-            **plain,
-            **options,
-        ).iloc[0, 0]
-    )
-    if "\0" in header:
-        raise UnicodeError("null characters")
-    separator = max(SEPARATORS, key=re.sub('"[^"]*("|$)', "", header).count)
-    line = pd.read_csv(
-        path,
-        sep=separator,
-        **plain,
-        **options,
-    ).iloc[0]
-    # cells beyond the header are cut off
-    with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
-        # without index_col such cells would shift all names by one
-        frame = pd.read_csv(
-            path,
-            sep=separator,
-            index_col=False,
-            low_memory=False,
-            na_values=GAPS,
-            **options,
-        )
-    frame.columns = pd.Index(line.str.strip())
-    return frame, separator
-
-
-def _decimal_commas(file: str, frame: pd.DataFrame) -> pd.DataFrame:
-    """Columns of numbers such as 1.234,56 as numbers."""
-    plain = {}
-    for name in frame.columns[[dtype.kind not in "biufM" for dtype in frame.dtypes]]:
-        cells = frame[name].dropna().astype(str).str.strip()
-        if len(cells) and cells.str.fullmatch(_COMMA_NUMBER).all():
-            digits = cells.str.replace(r"[.'’\s]", "", regex=True).str.replace(",", ".")
-            plain[name] = pd.to_numeric(digits).reindex(frame.index)
-    if not plain:
-        return frame
-    points = [
-        name for name in frame.select_dtypes("float") if (frame[name].dropna() % 1 != 0).any()
-    ]
-    if points:
-        raise ValueError(
-            f"{file}: column {next(iter(plain))!r} has decimal commas and column {points[0]!r} has points: write all "
-            "numbers one way"
-        )
-    report(file, Finding("decimal_commas"))
-    return frame.assign(**plain)
+    Raises:
+        ValueError: a file or header that :func:`from_csv` refuses, and what :meth:`Columns.transform` does.
+    """
+    x, keep = columns.transform(read_frame(path), Path(path).name)
+    return torch.tensor(x), keep

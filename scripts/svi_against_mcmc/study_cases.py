@@ -41,4 +41,5 @@ def model_of(
 def fresh(name: str, seed: int) -> Dataset:
     """Another draw of a study's clusters, 400 points."""
     f = synthetic._cubic if "cubic" in name else torch.cos
-    return synthetic._clustered(name, f, 400, seed, synthetic._shapes()["two" in name])
+    shape = synthetic._TWO_CLUSTERS if "two" in name else synthetic._FOUR_CLUSTERS
+    return synthetic._clustered(name, f, 400, seed, shape)

@@ -148,6 +148,11 @@ def test_bundled_sets():
             ValueError,
             "labels span 0 … 2, expected 0 … 1",
         ),
+        (
+            {"task": "classification", "y": torch.tensor([-1, 2])},
+            ValueError,
+            "labels span -1 … 2, expected 0 and above$",
+        ),
     ],
 )
 def test_a_data_set_refuses_what_is_not_data(change, error, message):

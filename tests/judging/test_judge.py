@@ -13,7 +13,7 @@ from scipy import stats
 
 import pyrobnn as pb
 from pyrobnn.cli import main
-from pyrobnn.cli.saved import _numbers
+from pyrobnn.cli.saved import _coded_inputs
 from pyrobnn.diagnostics.predictions import MODEL_ROWS
 from pyrobnn.diagnostics.uniformity import Dependence, p_binned, p_moments
 
@@ -348,5 +348,5 @@ def test_a_category_has_one_number_in_both_tables():
         "x": pd.DataFrame({"kind": ["b", "c"]}),
         "x_train": pd.DataFrame({"kind": ["a", "c", "b"]}),
     }
-    numbers = {name: frame["kind"].tolist() for name, frame in _numbers(tables, "y").items()}
+    numbers = {name: frame["kind"].tolist() for name, frame in _coded_inputs(tables, "y").items()}
     assert numbers == {"x": [1.0, 2.0], "x_train": [0.0, 2.0, 1.0]}
