@@ -295,6 +295,7 @@ class BNN:
 
         Parameters of modules without ``reset_parameters``, and such as the prior excludes, are drawn from their prior.
         """
+        # ``_pattern_net`` stays the old one: its calls are given their parameters
         fresh = copy.copy(self)
         fresh.net = copy.deepcopy(self.net)
         with seeded(seed, self.device), torch.no_grad():
@@ -322,6 +323,7 @@ class BNN:
         ]
 
     def __copy__(self) -> BNN:
+        # not by __getstate__, which replaces the prior by what it came to
         copied = object.__new__(type(self))
         copied.__dict__.update(self.__dict__)
         return copied
@@ -367,7 +369,10 @@ def _of_same_tensors(net: nn.Module) -> nn.Module:
 
 
 def _separated(net: nn.Module) -> nn.Module:
-    """``net`` with a module for each place, of the same tensors: torch restores one place alone after a call."""
+    """``net`` with a module of its own at every place where one is used twice, of the same tensors.
+
+    Torch restores one place alone after a call.
+    """
     separated = set()
     tensors = {id(tensor): tensor for tensor in (*net.parameters(), *net.buffers())}
     for name, module in [*net.named_modules(remove_duplicate=False)]:

@@ -154,6 +154,7 @@ class Density:
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
         self.device = device_of({}, leaves_of(args))
+        # the first run finds no sites yet, so `_check_latent_sites` lets it pass
         self.sites: tuple[Site, ...] = ()
         self.in_double = False
         nodes, self.own_dtypes = self._run_in_one_type(double)
@@ -169,6 +170,7 @@ class Density:
         self.observes = _observes(nodes)
         self.observed = _data_sites(nodes)
         self.masked = tuple(name for name in self._latent_names() if is_masked(nodes[name]))
+        # `_find_dependent` evaluates, so it comes last, and starts from none
         self.dependent: tuple[str, ...] = ()
         self.dependent = self._find_dependent(nodes)
 
@@ -207,6 +209,37 @@ class Density:
             _check_node(node, nodes, self.plate_sizes)
             if self.owner is None:
                 _check_precision(node)
+
+    def _layout(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
+        """The latent sites in the order of the program, then the point parameters that are free."""
+        params = {name: node for name, node in nodes.items() if node["type"] == "param"}
+        self.initial_points = {
+            name: node["value"].detach().to(self.device) for name, node in params.items()
+        }
+        self.constraints = {
+            n: node["kwargs"].get("constraint", constraints.real) for n, node in params.items()
+        }
+        sites: list[Site] = []
+        start = 0
+        for name, support in self._supports(nodes).items():
+            transform = bijection(name, support)
+            shape = nodes[name]["value"].shape
+            unconstrained_shape = torch.Size(transform.inverse_shape(shape))
+            kind: Literal["latent", "point"] = "point" if name in params else "latent"
+            site = Site(name, shape, unconstrained_shape, transform, start, kind)
+            sites.append(site)
+            start = site.stop
+        return tuple(sites)
+
+    def _supports(self, nodes: Mapping[str, Node]) -> dict[str, constraints.Constraint]:
+        """The supports of the latent sites and of the point parameters that are free."""
+        supports = {name: node["fn"].support for name, node in nodes.items() if is_latent(node)}
+        if self.points == "free":
+            frozen = getattr(self.owner, "frozen", ())
+            for name, support in self.constraints.items():
+                if name not in frozen:
+                    supports[name] = support
+        return supports
 
     def _compute_in_float64(self) -> None:
         """From here on everything is computed in float64, and its own data are of it."""
@@ -583,37 +616,6 @@ class Density:
         if refusal is not None:
             raise refusal
         return nodes
-
-    def _layout(self, nodes: Mapping[str, Node]) -> tuple[Site, ...]:
-        """The latent sites in the order of the program, then the point parameters that are free."""
-        params = {name: node for name, node in nodes.items() if node["type"] == "param"}
-        self.initial_points = {
-            name: node["value"].detach().to(self.device) for name, node in params.items()
-        }
-        self.constraints = {
-            n: node["kwargs"].get("constraint", constraints.real) for n, node in params.items()
-        }
-        sites: list[Site] = []
-        start = 0
-        for name, support in self._supports(nodes).items():
-            transform = bijection(name, support)
-            shape = nodes[name]["value"].shape
-            unconstrained_shape = torch.Size(transform.inverse_shape(shape))
-            kind: Literal["latent", "point"] = "point" if name in params else "latent"
-            site = Site(name, shape, unconstrained_shape, transform, start, kind)
-            sites.append(site)
-            start = site.stop
-        return tuple(sites)
-
-    def _supports(self, nodes: Mapping[str, Node]) -> dict[str, constraints.Constraint]:
-        """The supports of the latent sites and of the point parameters that are free."""
-        supports = {name: node["fn"].support for name, node in nodes.items() if is_latent(node)}
-        if self.points == "free":
-            frozen = getattr(self.owner, "frozen", ())
-            for name, support in self.constraints.items():
-                if name not in frozen:
-                    supports[name] = support
-        return supports
 
 
 def _common_dtype(nodes: Mapping[str, Node], names: Iterable[str]) -> torch.dtype:

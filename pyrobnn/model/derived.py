@@ -15,7 +15,7 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import Message, is_replicated
 
 Values = dict[str, Tensor]
-_RUNS = 64  # of a program at once
+_RUNS_AT_ONCE = 64  # of a program
 
 
 def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
@@ -23,7 +23,7 @@ def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
 
     RuntimeError where their shape differs from draw to draw, or the program cannot be run.
     """
-    return _at_each(density, draws, density.derived.deterministic)
+    return _values_at_draws(density, draws, density.derived.deterministic)
 
 
 def replicates(density: Density, draws: Mapping[str, Tensor], seed: int) -> Values:
@@ -33,7 +33,7 @@ def replicates(density: Density, draws: Mapping[str, Tensor], seed: int) -> Valu
     says no distribution and has none.
     """
     with seeded(seed, density.device):
-        return _at_each(_forgetting(density), draws, density.derived.replicated)
+        return _values_at_draws(_forgetting(density), draws, density.derived.replicated)
 
 
 @torch.no_grad()
@@ -65,7 +65,11 @@ def prior_runs(
         return {name: nodes[name]["value"] for name in names}
 
     with seeded(seed, density.device):
-        return at_each(run, torch.zeros(num), at_once=_RUNS)
+        return at_each(
+            run,
+            torch.zeros(num),
+            at_once=_RUNS_AT_ONCE,
+        )
 
 
 class _Forget(Messenger):
@@ -80,13 +84,16 @@ class _Forget(Messenger):
 
 def _forgetting(density: Density) -> Density:
     """The density whose program draws its data."""
+    # the copy keeps ``owner``, cached from the first run: the wrapped program no longer shows it
     forgetful = copy.copy(density)
     forgetful.program = _Forget()(density.program)
     return forgetful
 
 
 @torch.no_grad()
-def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, int]) -> Values:
+def _values_at_draws(
+    density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, int]
+) -> Values:
     """The values of ``sites`` (name → scalars of one) in a run of the program at every draw, in batches."""
     if not sites:
         return {}
@@ -98,8 +105,8 @@ def _at_each(density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, 
     chains, num = next(iter(draws.values())).shape[:2]
     names = {site.name for site in density.sites} | set(density.initial_points)
     flat = {name: v.to(density.device).flatten(0, 1) for name, v in draws.items() if name in names}
-    size = max(1, min(500, 2**20 // max(sum(sites.values()), 1)))
-    runs = at_each(run, flat, at_once=size)
+    draws_at_once = max(1, min(500, 2**20 // max(sum(sites.values()), 1)))
+    runs = at_each(run, flat, at_once=draws_at_once)
     return {
         name: value.detach().reshape(chains, num, *value.shape[1:]) for name, value in runs.items()
     }

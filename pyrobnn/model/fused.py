@@ -18,7 +18,7 @@ from pyrobnn.model.torch_calls import Call, CallHandler
 State = tuple[Tensor, ...]  # (B, hidden) each: h, and of an LSTM c
 #: on h: the matrix, the bias, and of an LSTM the projection
 Weights = tuple[Tensor, Tensor | None, Tensor | None]
-Step = Callable[[Tensor, State, Weights], State]
+Cell = Callable[[Tensor, State, Weights], State]
 
 
 class WrittenOut(CallHandler):
@@ -35,10 +35,10 @@ class WrittenOut(CallHandler):
             with _PLAIN_ATTENTION:
                 return call.result()
         # a packed sequence has its weights here
-        if function in _SEQUENCES and not call.options and isinstance(call.args[3], bool):
-            return _sequence(_SEQUENCES[function], *call.args)
+        if function in _CELLS and not call.options and isinstance(call.args[3], bool):
+            return _recurrent_net(_CELLS[function], *call.args)
         if function.__name__ == "_weight_norm" and not call.options:
-            return _of_length(*call.args)
+            return _normalized_weight(*call.args)
         return call.result()
 
 
@@ -70,21 +70,21 @@ def _gru(gates: Tensor, state: State, weights: Weights) -> State:
     return (n + (z + hidden_z).sigmoid() * (h - n),)
 
 
-def _simple(activation: Callable[[Tensor], Tensor]) -> Step:
-    def step(gates: Tensor, state: State, weights: Weights) -> State:
+def _simple(activation: Callable[[Tensor], Tensor]) -> Cell:
+    def cell(gates: Tensor, state: State, weights: Weights) -> State:
         (h,) = state
         (w, b, _) = weights
         return (activation(gates + functional.linear(h, w, b)),)
 
-    return step
+    return cell
 
 
-_SEQUENCES: dict[Any, Step] = {torch.lstm: _lstm, torch.gru: _gru}
-_SEQUENCES |= {torch.rnn_tanh: _simple(torch.tanh), torch.rnn_relu: _simple(torch.relu)}
+_CELLS: dict[Any, Cell] = {torch.lstm: _lstm, torch.gru: _gru}
+_CELLS |= {torch.rnn_tanh: _simple(torch.tanh), torch.rnn_relu: _simple(torch.relu)}
 _ATTENTION = {functional.scaled_dot_product_attention, functional.multi_head_attention_forward}
 
 
-def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
+def _normalized_weight(direction: Tensor, length: Tensor, dim: int) -> Tensor:
     """``weight_norm``: every slice along ``dim`` of its own length, or all of it where ``dim`` is -1."""
     axes = [axis for axis in range(direction.dim()) if axis != dim]
     return direction * (
@@ -101,7 +101,7 @@ def _of_length(direction: Tensor, length: Tensor, dim: int) -> Tensor:
 class _Recurrence:
     """One layer of a recurrent net in one direction."""
 
-    step: Step
+    cell: Cell
     start: State
     #: as torch has them: on x and on h; their biases where there are any; of an LSTM the projection where there is one
     weights: Sequence[Tensor]
@@ -111,24 +111,25 @@ class _Recurrence:
     def run(self, x: Tensor) -> tuple[Tensor, State]:
         """Outputs (time, B, …) of inputs (time, B, …), and the last state."""
         biases: Sequence[Tensor | None] = (None, None)
-        w_x, w_h, *projection = self.weights
+        w_x, w_h, *biases_and_projection = self.weights
+        projection = biases_and_projection
         if self.has_biases:
-            biases = projection[:2]
-            projection = projection[2:]
+            biases = biases_and_projection[:2]
+            projection = biases_and_projection[2:]
         b_x, b_h = biases
         recurrent = (w_h, b_h, projection[0] if projection else None)
 
-        def turn(state: State, gates: Tensor) -> tuple[State, Tensor]:
-            state = self.step(gates, state, recurrent)
+        def scan_step(state: State, gates: Tensor) -> tuple[State, Tensor]:
+            state = self.cell(gates, state, recurrent)
             return state, state[0]
 
         gates = functional.linear(x, w_x, b_x)
-        end, outputs = scan(turn, self.start, gates.flip(0) if self.backwards else gates)
+        end, outputs = scan(scan_step, self.start, gates.flip(0) if self.backwards else gates)
         return outputs.flip(0) if self.backwards else outputs, end
 
 
-def _sequence(
-    step: Step,
+def _recurrent_net(
+    cell: Cell,
     x: Tensor,
     state: Tensor | Sequence[Tensor],
     weights: Sequence[Tensor],
@@ -142,7 +143,7 @@ def _sequence(
     """Outputs of the last layer (time, B, …), or (B, time, …), and the last state of every layer and direction."""
     directions = 1 + int(bidirectional)
     starts = (state,) if isinstance(state, Tensor) else tuple(state)
-    recurrences = _recurrences(step, starts, weights, has_biases, directions)
+    recurrences = _recurrences(cell, starts, weights, has_biases, directions)
     ends: list[State] = []
     out = x.transpose(0, 1) if batch_first else x
     for layer in range(num_layers):
@@ -159,7 +160,7 @@ def _sequence(
 
 
 def _recurrences(
-    step: Step,
+    cell: Cell,
     starts: State,
     weights: Sequence[Tensor],
     has_biases: bool,
@@ -170,7 +171,7 @@ def _recurrences(
     size = len(weights) // count
     return [
         _Recurrence(
-            step,
+            cell,
             start=tuple(state[index] for state in starts),
             weights=weights[index * size : (index + 1) * size],
             has_biases=has_biases,

@@ -64,9 +64,10 @@ def at_each(
     Args:
         function: returns a tensor, or tensors by name.
         *points: tensors, or tensors by name, with a leading axis (point, …), or leading axes ``batch``.
+        batch: the shape of the leading axes where there may be several, or none: then the function is called once.
         at_once: how many points are evaluated together; None for all.
     Returns:
-        As of ``torch.func.vmap``; point by point where the function cannot be batched.
+        As of ``torch.func.vmap``; point by point where that raises a RuntimeError, whatever the reason.
     """
     if batch is not None:
         if not batch:
@@ -116,5 +117,6 @@ class _BatchedEmpty(CallHandler):
         out = call.result()
         if call.function not in _EMPTY:
             return out
-        batched = (self.point == self.point).any().to(out.device)  # since the point is
-        return torch.where(batched, out, out)
+        # a truth value for each point, whichever it is: so ``where`` gives each point a tensor of its own
+        truth_of_point = (self.point == self.point).any().to(out.device)
+        return torch.where(truth_of_point, out, out)

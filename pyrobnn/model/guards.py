@@ -56,6 +56,43 @@ class Impossible(NamedTuple):
         return f"{self.parameter!r} of {owner} must be {self.required}"
 
 
+# -- what a program evaluates itself -----------------------------------------------------------------------------------
+
+
+class _Evaluations(threading.local):
+    """The distributions that this thread has asked for a log density, while somebody wants to know."""
+
+    distributions: list[Any] | None = None
+
+
+_EVALUATIONS = _Evaluations()
+
+
+@contextlib.contextmanager
+def _evaluating(fn: Distribution) -> Iterator[None]:
+    """Note ``fn``, and not the distributions that it asks in its turn."""
+    distributions = _EVALUATIONS.distributions
+    _EVALUATIONS.distributions = None
+    if distributions is not None:
+        distributions.append(fn)
+    try:
+        yield
+    finally:
+        _EVALUATIONS.distributions = distributions
+
+
+@contextlib.contextmanager
+def evaluations() -> Iterator[list[Any]]:
+    """Inside, the guarded distributions whose log density is asked for."""
+    before = _EVALUATIONS.distributions
+    distributions: list[Any] = []
+    _EVALUATIONS.distributions = distributions
+    try:
+        yield distributions
+    finally:
+        _EVALUATIONS.distributions = before
+
+
 # -- distributions that know when they are impossible ------------------------------------------------------------------
 
 
@@ -95,7 +132,10 @@ def _plain(kind: Kind) -> Kind:
 
 
 def _new(kind: Kind) -> Any:
-    """An empty distribution of the guarded class, which a pickle fills."""
+    """An empty distribution of the guarded class, which a pickle fills.
+
+    Pickles name this function, so it keeps its name.
+    """
     return object.__new__(_guarded(kind))
 
 
@@ -104,7 +144,7 @@ def _guard(fn: Distribution) -> None:
     kind: Kind = type(fn)
     if not issubclass(kind, _Guarded):
         fn.__class__ = _guarded(kind)
-    fn.__dict__["_given"] = _present(fn)
+    fn.__dict__["_given"] = _computed_from(fn)
 
 
 def kind_of(fn: Distribution) -> Kind:
@@ -119,6 +159,7 @@ def guarded() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _explained(fn: Distribution) -> Iterator[None]:
+    """An error of drawing, told as the parameter that is impossible."""
     try:
         yield
     except ImpossibleParameter:
@@ -147,7 +188,7 @@ def log_prob(fn: Distribution, value: Tensor, evaluate: _LogProb) -> Tensor:
 
 def possible(fn: Distribution) -> Tensor | None:
     """Where all parameters of ``fn`` lie in their supports, to broadcast with its batch shape; None: all must."""
-    masks = [mask for _, _, mask in _checks(fn)]
+    masks = [mask for _, _, mask in _checked_parameters(fn)]
     for inner in _inner(fn):
         mask = possible(inner)
         if mask is not None:
@@ -159,7 +200,7 @@ def possible(fn: Distribution) -> Tensor | None:
 
 def _varies(fn: Distribution) -> bool:
     """Whether the parameters that may be impossible are not the same at every point."""
-    if any(depends(getattr(fn, name)) for name, _, _ in _checks(fn)):
+    if any(depends(getattr(fn, name)) for name, _, _ in _checked_parameters(fn)):
         return True
     return any(map(_varies, _inner(fn)))
 
@@ -167,7 +208,7 @@ def _varies(fn: Distribution) -> bool:
 def impossible(fn: Distribution, site: str = "") -> list[Impossible]:
     """The parameters of ``fn`` that lie outside of their supports; none for a tensor without values."""
     places = []
-    for name, constraint, mask in _checks(fn):
+    for name, constraint, mask in _checked_parameters(fn):
         if not bool(mask.all()):
             places.append(Impossible(site, type(fn).__name__, name, words(constraint)))
     for inner in () if places else _inner(fn):  # which may hold the same parameter by another name
@@ -214,40 +255,41 @@ def _bound(constraint: Constraint, name: str) -> str | None:
     return f"{bound:g}"
 
 
-def _checks(fn: Distribution) -> list[tuple[str, Constraint, Tensor]]:
+def _checked_parameters(fn: Distribution) -> list[tuple[str, Constraint, Tensor]]:
     """The given parameters of ``fn`` itself that may leave their supports: name, constraint, where they have not."""
     if isinstance(fn, _SELECTING):
         return []
-    supports = _supports(fn)
+    supports = _parameter_supports(fn)
     checks = []
-    for name in _given(fn):
+    for name in _given_parameters(fn):
         if _is_free(supports[name]):
             continue
         value = getattr(fn, name, None)
         if isinstance(value, Tensor):
-            mask = _holds(fn, supports[name], value)
+            mask = _where_met(fn, supports[name], value)
             if mask is not None:
                 checks.append((name, supports[name], mask))
     return checks
 
 
-def _given(fn: Distribution) -> tuple[str, ...]:
+def _given_parameters(fn: Distribution) -> tuple[str, ...]:
     """The parameters that a distribution was made from, not those that it computes when they are asked for."""
     remembered: tuple[str, ...] = fn.__dict__.get("_given", ())
-    return remembered or _present(fn)
+    return remembered or _computed_from(fn)
 
 
-def _present(fn: Distribution) -> tuple[str, ...]:
-    needed = _needed(_plain(type(fn)))
+def _computed_from(fn: Distribution) -> tuple[str, ...]:
+    """The parameters that the distribution holds now: asked when it is made, before lazy ones are computed."""
+    required = _required_arguments(_plain(type(fn)))
     names = []
-    for name in _supports(fn):
+    for name in _parameter_supports(fn):
         is_lazy = isinstance(getattr(type(fn), name, None), lazy_property)
-        if name in fn.__dict__ or name in needed or not is_lazy:
+        if name in fn.__dict__ or name in required or not is_lazy:
             names.append(name)
     return tuple(names)
 
 
-def _supports(fn: Distribution) -> Mapping[str, Constraint]:
+def _parameter_supports(fn: Distribution) -> Mapping[str, Constraint]:
     """The support of each parameter of a distribution, none of one that does not say it."""
     try:
         supports: Mapping[str, Constraint] = fn.arg_constraints
@@ -257,14 +299,24 @@ def _supports(fn: Distribution) -> Mapping[str, Constraint]:
 
 
 @functools.cache
-def _options(kind: Kind) -> frozenset[str]:
+def _constructor_arguments(kind: Kind) -> frozenset[str]:
     """What the constructor of a class takes."""
     return frozenset(inspect.signature(kind).parameters) - {"validate_args"}
 
 
+@functools.cache
+def _required_arguments(kind: Kind) -> frozenset[str]:
+    """What the constructor of a class does not do without."""
+    options = inspect.signature(kind).parameters.items()
+    return frozenset(name for name, option in options if option.default is option.empty)
+
+
 def _inner(fn: Distribution) -> list[Any]:
     """The distributions that ``fn`` was given; those that it makes of its parameters hold the same ones again."""
-    if isinstance(fn, _SELECTING) or _options(_plain(type(fn))) <= _supports(fn).keys():
+    if (
+        isinstance(fn, _SELECTING)
+        or _constructor_arguments(_plain(type(fn))) <= _parameter_supports(fn).keys()
+    ):
         return []
     return [member for member in fn.__dict__.values() if isinstance(member, Distribution)]
 
@@ -290,10 +342,10 @@ def _is_free(constraint: Constraint) -> bool:
     return constraint is constraints.real or constraints.is_dependent(constraint)
 
 
-def _holds(fn: Distribution, constraint: Constraint, value: Tensor) -> Tensor | None:
+def _where_met(fn: Distribution, constraint: Constraint, value: Tensor) -> Tensor | None:
     """Where ``value`` meets the constraint, up to rounding; None where that cannot be said without reading values."""
     if isinstance(constraint, constraints.independent):
-        mask = _holds(fn, constraint.base_constraint, value)
+        mask = _where_met(fn, constraint.base_constraint, value)
         if mask is None:
             return None
         count = min(constraint.reinterpreted_batch_ndims, mask.dim())
@@ -424,23 +476,16 @@ def _shield(value: T, inside: Tensor, events: int) -> T:
     return _Masked.apply(value.expand(shape), inside.expand(shape))
 
 
-def _leave(fn: Distribution) -> None:
-    """What is done with a distribution that is not to be guarded."""
+def _unguarded(fn: Distribution) -> None:
+    """The innermost hook counts: inside, new distributions are left as they are."""
 
 
 def _can_be_made_anew(fn: Distribution, kind: Kind, names: Sequence[str]) -> bool:
     """Whether ``fn`` comes out the same, to the bit and at little cost: no factor, and no probabilities normalised."""
-    supports = _supports(fn)
+    supports = _parameter_supports(fn)
     if factor_of(fn) is not None or constraints.simplex in supports.values() or not names:
         return False
-    return _needed(kind) <= {*names} <= _options(kind) <= supports.keys()
-
-
-@functools.cache
-def _needed(kind: Kind) -> frozenset[str]:
-    """What the constructor of a class does not do without."""
-    options = inspect.signature(kind).parameters.items()
-    return frozenset(name for name, option in options if option.default is option.empty)
+    return _required_arguments(kind) <= {*names} <= _constructor_arguments(kind) <= supports.keys()
 
 
 def _shielded(fn: Distribution, inside: Tensor) -> Any:
@@ -448,14 +493,14 @@ def _shielded(fn: Distribution, inside: Tensor) -> Any:
     if isinstance(fn, _SELECTING):
         return fn
     kind = _plain(type(fn))
-    names = _given(fn)
+    names = _given_parameters(fn)
     # made anew, what it computes of its parameters at once is computed of shielded ones
     if _can_be_made_anew(fn, kind, names):
         parameters = {
             name: _shielded_member(getattr(fn, name), inside, fn.batch_shape, {}) for name in names
         }
         # not where the class computes one parametrisation of another, and takes only one of them
-        with distributions_born(_leave), contextlib.suppress(ValueError, TypeError):
+        with distributions_born(_unguarded), contextlib.suppress(ValueError, TypeError):
             return kind(**parameters)
     twin: Any = object.__new__(kind)
     transforms: dict[int, Transform] = {}
@@ -506,40 +551,3 @@ def _shielded_transform(
         for name, member in vars(transform).items():
             twin.__dict__[name] = _shielded_member(member, inside, batch_shape, transforms)
     return transforms[id(transform)]
-
-
-# -- what a program evaluates itself -----------------------------------------------------------------------------------
-
-
-class _Evaluations(threading.local):
-    """The distributions that this thread has asked for a log density, while somebody wants to know."""
-
-    distributions: list[Any] | None = None
-
-
-_EVALUATIONS = _Evaluations()
-
-
-@contextlib.contextmanager
-def _evaluating(fn: Distribution) -> Iterator[None]:
-    """Note ``fn``, and not the distributions that it asks in its turn."""
-    distributions = _EVALUATIONS.distributions
-    _EVALUATIONS.distributions = None
-    if distributions is not None:
-        distributions.append(fn)
-    try:
-        yield
-    finally:
-        _EVALUATIONS.distributions = distributions
-
-
-@contextlib.contextmanager
-def evaluations() -> Iterator[list[Any]]:
-    """Inside, the guarded distributions whose log density is asked for."""
-    before = _EVALUATIONS.distributions
-    distributions: list[Any] = []
-    _EVALUATIONS.distributions = distributions
-    try:
-        yield distributions
-    finally:
-        _EVALUATIONS.distributions = before

@@ -63,6 +63,7 @@ class Supply(Messenger):
         self.initial: dict[str, Tensor] = {}
 
     def _pyro_supplied(self, msg: Message) -> None:
+        """Answers ``private_pyro.given``, which asks whether this library runs the program."""
         msg["value"] = True
         msg["done"] = True
 
@@ -134,10 +135,10 @@ def own_store() -> Iterator[StateDict]:
 def all_rows(sizes: dict[str, int]) -> Iterator[None]:
     """Plates that would draw a subsample take all their rows; their names and sizes are added to ``sizes``."""
     # WORKAROUND(pyro-ppl<=1.9.2): no handler can change how many rows a plate takes
-    kind: Any = SubsampleMessenger
-    plate = kind.__init__
+    plate_class: Any = SubsampleMessenger
+    original_init = plate_class.__init__
 
-    def whole(
+    def init_of_all_rows(
         self: SubsampleMessenger,
         name: str,
         size: Any = None,
@@ -149,7 +150,7 @@ def all_rows(sizes: dict[str, int]) -> Iterator[None]:
         if subsample is None and subsample_size is not None and subsample_size < size:
             sizes[name] = int(size)
             subsample_size = None
-        plate(
+        original_init(
             self,
             name,
             size,
@@ -159,7 +160,7 @@ def all_rows(sizes: dict[str, int]) -> Iterator[None]:
             **options,
         )
 
-    with process_state(), replaced(kind, "__init__", whole):
+    with process_state(), replaced(plate_class, "__init__", init_of_all_rows):
         yield
 
 

@@ -118,7 +118,7 @@ def _log_prob(fn: Distribution, value: Tensor, mask: _Mask) -> tuple[Tensor, Ten
 def _unmasked(fn: Distribution, value: Tensor) -> Tensor:
     """``fn.log_prob(value)``, a multinomial's written out: torch overwrites some of its logits, which vmap refuses.
 
-    So it does with truth values that are whole numbers.
+    Whole numbers under a Bernoulli become floating first, for the same reason.
     """
     if isinstance(fn, torch.distributions.Bernoulli) and not value.is_floating_point():
         value = value.to(fn.logits.dtype)

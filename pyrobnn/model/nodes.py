@@ -1,4 +1,8 @@
-"""The sites of a Pyro trace: their kinds, and the plates of their axes."""
+"""The sites of a Pyro trace: their kinds, and the plates of their axes.
+
+*Observed* (to Pyro): data, factors and deterministic values. *Datum*: data, and a factor inside a plate. *Replicated*:
+a datum with a distribution to draw from.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ Message = MutableMapping[str, Any]
 
 
 def is_observed(node: Node) -> bool:
-    """Whether the site has a value of its own: data, ``pyro.factor`` and ``pyro.deterministic``."""
+    """Whether Pyro records the site as observed: data, ``pyro.factor`` and ``pyro.deterministic``."""
     return node["type"] == "sample" and node["is_observed"] and not is_subsample(node)
 
 
@@ -39,6 +43,11 @@ def is_datum(node: Node) -> bool:
     if not is_observed(node) or is_deterministic(node):
         return False
     return not isinstance(node["fn"], dist.Unit) or bool(node["cond_indep_stack"])
+
+
+def is_replicated(node: Node) -> bool:
+    """Whether it holds data and has a distribution to draw others from."""
+    return is_datum(node) and not isinstance(node["fn"], dist.Unit)
 
 
 def is_deterministic(node: Node) -> bool:
@@ -67,11 +76,6 @@ def is_masked(node: Node) -> bool:
         return True
     masking = (dist.MaskedDistribution, dist.NanMaskedNormal)
     return isinstance(elementwise(node["fn"]), masking)
-
-
-def is_replicated(node: Node) -> bool:
-    """Whether it holds data and has a distribution to draw others from."""
-    return is_datum(node) and not isinstance(node["fn"], dist.Unit)
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from pyrobnn.model.torch_calls import Call, CallHandler
 Entry = str | bool | nn.Module | type[nn.Module] | Callable[[nn.Module, str], bool]
 Selection = Entry | Collection[Entry] | None
 #: what "hide" and "expose" may be followed by
-_KINDS = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
-#: kinds that say it of all parameters
-_WHOLE = ("_fn", "_all")
+_SUFFIXES = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
+#: of these, those that say it of all parameters
+_SUFFIXES_OF_ALL = ("_fn", "_all")
 
 
 class Selective(Prior):
@@ -44,9 +44,9 @@ class Selective(Prior):
 
     def __init__(self, **selection: Selection):
         for name in selection:
-            if _kind(name) not in _KINDS:
+            if _suffix(name) not in _SUFFIXES:
                 raise TypeError(
-                    f"{name!r} is not an option of a prior: hide or expose, with {[*_KINDS]}"
+                    f"{name!r} is not an option of a prior: hide or expose, with {[*_SUFFIXES]}"
                 )
         options = {
             name: value
@@ -58,7 +58,7 @@ class Selective(Prior):
         self.entries = {name: _as_entries(value) for name, value in options.items()}
         settings: dict[str, Any] = {"expose_all": not options}
         for name, value in options.items():
-            is_whole = _kind(name) in _WHOLE
+            is_whole = _suffix(name) in _SUFFIXES_OF_ALL
             settings[name] = value if is_whole else tuple(self.entries[name])
         super().__init__(**settings)
 
@@ -70,8 +70,8 @@ class Selective(Prior):
 
     @staticmethod
     def _check_entry(option: str, entry: Entry, net: nn.Module) -> None:
-        kind = _kind(option)
-        exposed = {f"expose{kind}": entry if kind in _WHOLE else (entry,)}
+        suffix = _suffix(option)
+        exposed = {f"expose{suffix}": entry if suffix in _SUFFIXES_OF_ALL else (entry,)}
         alone = tyxe_priors.IIDPrior(None, **{"expose_all": False, **exposed})
         if any(alone.expose_fn(module, name) for name, module, _ in _parameters(net)):
             return
@@ -84,7 +84,7 @@ class Selective(Prior):
         )
 
 
-def _kind(option: str) -> str:
+def _suffix(option: str) -> str:
     """What stands behind "hide" or "expose"."""
     return option.removeprefix("hide").removeprefix("expose")
 
@@ -97,7 +97,7 @@ def _as_entries(value: Selection) -> list[Entry]:
 
 def _refuse_contradiction(options: Sequence[str]) -> None:
     """Refuse hide and expose together, and any option beside one that says it of all parameters."""
-    whole = [name for name in options if _kind(name) in _WHOLE]
+    whole = [name for name in options if _suffix(name) in _SUFFIXES_OF_ALL]
     if whole:
         contradicted = [*options]
         contradicted.remove(whole[0])
@@ -317,7 +317,7 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     try:
         with seeded(0, like.device), torch.no_grad():
             value = moved.sample()
-            kinds = {_kind_of(value, like), _kind_of(moved.log_prob(value), like)}
+            kinds = {_dtype_and_device(value, like), _dtype_and_device(moved.log_prob(value), like)}
         why = "" if kinds == {(like.dtype, like.device)} else f"draws or densities are {kinds}"
     except (NotImplementedError, RuntimeError, AssertionError) as error:
         why = str(error).partition("\n")[0] or "it has no draws or no density"
@@ -329,7 +329,7 @@ def move(name: str, distribution: TorchDistributionMixin, like: Tensor) -> Torch
     return moved
 
 
-def _kind_of(value: Tensor, like: Tensor) -> tuple[torch.dtype, torch.device]:
+def _dtype_and_device(value: Tensor, like: Tensor) -> tuple[torch.dtype, torch.device]:
     """Dtype and device; of whole numbers the dtype of ``like``, which they do not have to follow."""
     return (value.dtype if value.is_floating_point() else like.dtype), value.device
 
@@ -348,8 +348,8 @@ class _Copies(CallHandler):
         value = call.args[0]
         moved = value.to(self.like) if value.is_floating_point() else value.to(self.like.device)
         # a graph of the user's would make densities differ from those of plain numbers, and forbid later copies
-        graph = value.requires_grad and not isinstance(value, nn.Parameter)
-        self.changed |= moved is not value or graph
+        has_graph = value.requires_grad and not isinstance(value, nn.Parameter)
+        self.changed |= moved is not value or has_graph
         if isinstance(value, nn.Parameter):
             return nn.Parameter(moved.detach(), value.requires_grad)
-        return moved.detach() if graph else moved
+        return moved.detach() if has_graph else moved

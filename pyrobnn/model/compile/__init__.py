@@ -3,6 +3,9 @@
 Every hot loop of the library (a leapfrog for all chains, an SVI update, a batched gradient) is a pure function of a
 few tensors of fixed shape. :func:`compiled` runs its Python once under ``make_fx`` and hands the flat ATen graph to
 inductor *directly*: Dynamo would check its guards at every call, and cannot trace some of the graphs at all.
+
+In the order of reading: ``inductor`` (the hand-over; ``products`` and ``indices`` prepare the graph), ``agreement``
+(the check), ``right_code`` and ``code_folder`` (what is kept), ``interrupts``, ``trees``; ``scan`` stands on all of it.
 """
 
 from __future__ import annotations
@@ -202,6 +205,7 @@ def _checked(fn: TensorFunction, inputs: list[Tensor], name: str) -> tuple[Calla
     if code.kind == "wrong numbers":
         verb = "gives wrong numbers when compiled"
     details = code.details
+    # the same failure is told once
     if slower != code:
         details += f"; by torch.compile alone: {slower.details}"
     consequence = "its traced graph is interpreted, several times slower"

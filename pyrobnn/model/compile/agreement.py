@@ -3,8 +3,9 @@
 Rounding differs between the two: sums are taken in another order, products are fused with sums. Where they differ by
 more than an elementary operation rounds, the traced function is interpreted a few times with every operation off by a
 unit in the last place, up or down, and a sum by what its partial sums round; 30 times the spread of the results is
-allowed. A result that is nearly a step (Adam's first update) has no spread but close to the step: so one noise is 30
-units wide, and comes with its mirror image. Of a gradient that rounding can turn round, one of the two changes sign.
+allowed. A step function of a gradient's sign, as Adam's first update, spreads only if the noise turns the sign. So half
+of the noises are 30 units wide (and count once), and each comes with its mirror image: where rounding can turn the
+sign, one of the two does.
 
 Reference: CESTAC: A stochastic method for a faithful control of rounding errors (Vignes, 1993).
 """
@@ -34,7 +35,7 @@ _WIDTHS = (1, -1, 1, -1, _SPREADS, -_SPREADS, _SPREADS, -_SPREADS)
 #: elements of an argument that is copied; larger ones are written into by both functions
 _COPIED = 2**22
 
-Kind = tuple[tuple[int, ...], torch.dtype, torch.device]
+Layout = tuple[tuple[int, ...], torch.dtype, torch.device]
 
 
 def disagreement(
@@ -54,10 +55,10 @@ def disagreement(
         trace: returns the graph of ``fn``, asked for where the two differ.
     """
     # the compiled one first: a large argument shows what only one of them writes
-    kinds, results = _results(call, inputs)
-    exact_kinds, exact = _results(fn, inputs)
-    if kinds != exact_kinds:
-        return f"{kinds} instead of {exact_kinds}"
+    layouts, results = _results(call, inputs)
+    exact_layouts, exact = _results(fn, inputs)
+    if layouts != exact_layouts:
+        return f"{layouts} instead of {exact_layouts}"
     if not any(map(_difference, results, exact)):
         return None
     spreads = _spreads(trace(), inputs, exact)
@@ -68,19 +69,19 @@ def disagreement(
     return None
 
 
-def _results(run: TensorFunction, inputs: list[Tensor]) -> tuple[list[Kind], list[Tensor]]:
-    """What a function returns and writes into copies of its arguments, in numbers that round; and the kinds of it."""
+def _results(run: TensorFunction, inputs: list[Tensor]) -> tuple[list[Layout], list[Tensor]]:
+    """What a function returns and writes into copies of its arguments, in numbers that round; and their layouts."""
     arguments = snapshot(inputs)
     with kept(*{tensor.device for tensor in inputs}):
         returned = run(*arguments)
     tensors = [leaf for leaf in leaves_of(returned) if isinstance(leaf, Tensor)]
     for argument in arguments:
         tensors.append(argument if argument.numel() <= _COPIED else argument.nansum())
-    kinds = [(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors]
+    layouts = [(tuple(tensor.shape), tensor.dtype, tensor.device) for tensor in tensors]
     for index, tensor in enumerate(tensors):
         if not _rounds(tensor):
             tensors[index] = tensor.double()
-    return kinds, tensors
+    return layouts, tensors
 
 
 def _spreads(graph: GraphModule, inputs: list[Tensor], exact: list[Tensor]) -> list[Tensor]:
@@ -88,8 +89,9 @@ def _spreads(graph: GraphModule, inputs: list[Tensor], exact: list[Tensor]) -> l
     # a graph that is wrong is no more spread out for it
     _, plain = _results(graph, inputs)
     spreads = [torch.zeros((), device=result.device) for result in exact]
-    for seed, width in enumerate(_WIDTHS):
-        _, noisy = _results(_WithNoise(graph, seed - seed % 2, width).run, inputs)
+    for index, width in enumerate(_WIDTHS):
+        # both of a mirrored pair have one seed
+        _, noisy = _results(_WithNoise(graph, index - index % 2, width).run, inputs)
         times = _SPREADS / abs(width)
         spreads = [
             _spread(spread, noisy_result, plain_result, times)
@@ -170,56 +172,61 @@ class _WithNoise(Interpreter):
             leaf.untyped_storage().data_ptr() for leaf in inputs if isinstance(leaf, Tensor)
         }
 
-        def off(leaf: Tree) -> Tree:
+        def with_noise(leaf: Tree) -> Tree:
             if not _rounds(leaf) or leaf.untyped_storage().data_ptr() in storages:
                 return leaf
-            return self._off(leaf, n)
+            return self._with_rounding_noise(leaf, n)
 
-        return mapped(off, value)
+        return mapped(with_noise, value)
 
-    def _off(self, value: Tensor, node: Node) -> Tensor:
+    def _with_rounding_noise(self, value: Tensor, node: Node) -> Tensor:
         real = value.real if value.is_complex() else value
-        source = generator(next(self.seeds), value.device)
+        random_source = generator(next(self.seeds), value.device)
         uniform = torch.rand(
             real.shape,
             dtype=real.dtype,
             device=real.device,
-            generator=source,
+            generator=random_source,
         )
         noise = (uniform - 0.5).sign()
         # the tanh of the compiled code is exact to a unit of one, not of its value
         size = 1 + value.abs() if "tanh" in str(node.target) else value.abs()
-        added = self._added(node, source)
+        added = self._size_of_summation(node, random_source)
         unit = self.width * torch.finfo(value.dtype).eps
         # whole numbers are results of no rounding: counts and flags
         whole = (value == real.round()) & (added == 0)
         return torch.where(whole, value, value + unit * noise * (size + added))
 
-    def _added(self, node: Node, source: torch.Generator) -> Tensor:
-        """Half of what adding K terms one by one rounds, units: sqrt(K) / 5 times a partial sum, here a random one."""
+    def _size_of_summation(self, node: Node, random_source: torch.Generator) -> Tensor:
+        """What a sum of K terms, or a product that sums, adds to the size of its noise; zero of another operation.
+
+        Adding the terms one by one rounds, in units, about sqrt(K) / 5 times a partial sum. Half of that is added, of
+        the sum up to a random term; nothing where that is a whole number, which is no result of rounding.
+        """
+        # aten.addmm.default(bias, left, right): its terms come second
         name = f"{node.target}.".split(".")[1]
         args, options = self.fetch_args_kwargs_from_env(node)
         product = name.endswith(("mm", "mv", "dot"))
-        place = int("add" in name)
-        if not (product or name in ("sum", "mean")) or not args[place].dim():
-            return torch.zeros((), device=source.device)
-        terms = args[place]
+        position = int("add" in name)
+        if not (product or name in ("sum", "mean")) or not args[position].dim():
+            return torch.zeros((), device=random_source.device)
+        terms = args[position]
         axes = [-1] if product else (len(args) > 1 and args[1]) or range(terms.dim())
         num, axis = max((terms.shape[axis], axis) for axis in axes)
         end = int(
             torch.rand(
                 (),
-                device=source.device,
-                generator=source,
+                device=random_source.device,
+                generator=random_source,
             )
             * num
         )
-        terms = terms.index_fill(axis, torch.arange(num, device=source.device)[end + 1 :], 0)
+        terms = terms.index_fill(axis, torch.arange(num, device=random_source.device)[end + 1 :], 0)
         operation = cast(Any, node.target)
         partial_sum = operation(
-            *args[:place],
+            *args[:position],
             terms,
-            *args[place + 1 :],
+            *args[position + 1 :],
             **options,
         ).abs()
         whole = partial_sum == partial_sum.round()

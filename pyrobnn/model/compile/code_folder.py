@@ -65,7 +65,8 @@ def _elf_size(path: Path) -> int:
         head = file.read(64)
     if len(head) < 64 or head[:6] != b"\x7fELF\x02\x01":
         return 0 if len(head) == 64 else 64
-    table = int.from_bytes(head[40:48], "little")
-    size = int.from_bytes(head[58:60], "little")
-    count = int.from_bytes(head[60:62], "little")
-    return table + size * count
+    # e_shoff, e_shentsize, e_shnum
+    table_offset = int.from_bytes(head[40:48], "little")
+    entry_size = int.from_bytes(head[58:60], "little")
+    num_entries = int.from_bytes(head[60:62], "little")
+    return table_offset + entry_size * num_entries

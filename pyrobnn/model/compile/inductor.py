@@ -73,6 +73,7 @@ def machine_code(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     where a private name or an unwritten law of it has changed.
     """
     remove_torn()
+    # a TorchVersion, which compares by number, not by letter
     if torch.__version__ < OLDEST:
         raise OldTorch(f"torch {torch.__version__} is older than {OLDEST}")
     return _fused(fn, inputs)
@@ -135,10 +136,11 @@ def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     on_cpu = _on_cpu(inputs)
     only_writes = not graph.graph.output_node().all_input_nodes
     looped = any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
-    alone = on_cpu and sys.platform == "linux" and only_writes and not looped
-    on_stack = alone and not library_calls(graph)
+    # such code can be loaded from disk; if it also calls no library, its intermediates fit on the stack
+    is_loadable = on_cpu and sys.platform == "linux" and only_writes and not looped
+    on_stack = is_loadable and not library_calls(graph)
     identity = identity_of(untouched, inputs, _INDUCTOR)
-    if identity and alone:
+    if identity and is_loadable:
         library = recorded_library(identity, graph)
         if library is not None:
             RIGHT.add(identity)

@@ -1,4 +1,7 @@
-"""What a signal's handler raises ends the work at once, whoever catches exceptions on the way."""
+"""What a signal's handler raises ends the work at once, whoever catches exceptions on the way.
+
+:func:`limited` and :class:`TimeSpent`, a limit by the same means, serve :mod:`pyrobnn.inference.hmc.stepper` alone.
+"""
 
 from __future__ import annotations
 

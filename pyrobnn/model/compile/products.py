@@ -8,10 +8,13 @@ from torch import Tensor
 from pyrobnn.core import private
 
 _ATEN = torch.ops.aten
-_FEW_FEATURES = 8
+#: more multiplications are left to the library, unless a dimension is one
 _FEW_MULTIPLICATIONS = 2**17
+#: of so few features, the inner dimension, a product is a sum of one term each; of so few rows, one sum over features
+_FEW_FEATURES = 8
 #: a product of so few multiplications takes a library longer to begin than to do, and bars the stack to all the rest
 _TINY = 2**15
+#: as ``_FEW_FEATURES``, of the inner dimension of a tiny product
 _TINY_FEATURES = 16
 
 
@@ -25,6 +28,9 @@ def materialize(tensor: Tensor) -> Tensor:
     if tensor.device.type != "cpu":
         return torch.as_strided(tensor, tensor.shape, tensor.stride())
     return private.in_this_order(tensor, tensor.stride())
+
+
+# a decomposition that returns NotImplemented leaves the operator as it is
 
 
 def _small_bmm(left: Tensor, right: Tensor) -> Tensor:

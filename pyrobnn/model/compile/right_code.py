@@ -24,11 +24,14 @@ RIGHT: set[str] = set()
 
 
 class Code(NamedTuple):
-    """A compiled flat function; what gives its graph; what to compare it with; what identifies it."""
+    """A compiled flat function, and what its check needs."""
 
     call: Callable[..., Any]
+    #: returns the graph that it was compiled from
     graph: Callable[[], GraphModule]
+    #: what its results are compared with
     origin: TensorFunction
+    #: as of :func:`identity_of`; None: it is checked each time
     identity: str | None = None
 
 
@@ -59,7 +62,7 @@ def identity_of(
 
 
 def _record(identity: str) -> Path:
-    """Where the path of a library stands that was found right."""
+    """The file that names the library found right for a graph."""
     return code_folder() / "pyrobnn" / identity
 
 

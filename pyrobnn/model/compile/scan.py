@@ -5,8 +5,8 @@ are the tensors from around the step that it uses: the same for all steps.
 
 Forward: outside of a trace the loop is Python's (:func:`_unrolled`). Inside of one (:func:`_rolled`), one step is
 traced by itself, with its captures as arguments. A few such steps are the body of a turn; the steps that do not fill a
-turn follow beside the loop. The body is compiled once (:func:`_compiled_turn`), and the graph under way holds one
-operator, ``pyrobnn::loop`` (:func:`_run`), which calls the compiled body again and again.
+turn follow beside the loop. The body is compiled once (:func:`_key_of_compiled_turn`), and the graph under way
+holds one operator, ``pyrobnn::loop`` (:func:`_run`), which calls the compiled body again and again.
 
 Backward (:class:`_Reverse`): the loop keeps the carry before each turn. The reverse pass goes from the last turn to the
 first, computes each turn again from its carry and pulls the gradients back through it. It is such a loop itself: its
@@ -30,6 +30,7 @@ from torch.fx import GraphModule
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
 from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.graph_nodes import constant_of
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -86,7 +87,7 @@ def scan(
     if tracer is not None:
         try:
             return _rolled(tracer, step, carry, xs, count)
-        except (_Unrolled, Gone):
+        except (_NoBody, Gone):
             pass
     return _unrolled(step, carry, xs, range(count))
 
@@ -115,8 +116,8 @@ def _unrolled(
     outputs = []
     for t in steps:
         new_carry, output = step(carry, _at(xs, t))
-        expected = _kinds(carry)
-        returned = _kinds(new_carry)
+        expected = _shapes_and_dtypes(carry)
+        returned = _shapes_and_dtypes(new_carry)
         if expected != returned:
             raise TypeError(
                 f"'step' must return a carry as it is given, {expected}, got {returned}"
@@ -139,7 +140,7 @@ def _stacked(*outputs: Tensor | None) -> Tensor | None:
     return None if outputs[0] is None else torch.stack(outputs)  # type: ignore[arg-type]
 
 
-def _kinds(tree: Tree) -> Any:
+def _shapes_and_dtypes(tree: Tree) -> Any:
     """The shape and dtype of each tensor."""
     return mapped(lambda v: (tuple(v.shape), v.dtype) if isinstance(v, Tensor) else type(v), tree)
 
@@ -210,18 +211,18 @@ class _Loop:
     """A body, and how many tensors of each kind it takes, and sums."""
 
     body: Body
-    carried: int
-    slices: int
-    sums: int
+    num_carried: int
+    num_slices: int
+    num_sums: int
 
     def inputs(self, flat: Iterable[T]) -> _Inputs[T]:
         """Of one list, by their names."""
-        return _Inputs(*_split(flat, self.carried, self.slices))
+        return _Inputs(*_split(flat, self.num_carried, self.num_slices))
 
     def results(self, flat: Sequence[T]) -> _LoopResults[T]:
         """Of one list, by their names."""
-        outputs = len(flat) - 2 * self.carried - self.sums
-        return _LoopResults(*_split(flat, self.carried, outputs, self.sums))
+        num_outputs = len(flat) - 2 * self.num_carried - self.num_sums
+        return _LoopResults(*_split(flat, self.num_carried, num_outputs, self.num_sums))
 
     def results_of(self, inputs: _Inputs[Tensor]) -> _LoopResults[Tensor]:
         """Runs the loop, with derivatives."""
@@ -231,8 +232,8 @@ class _Loop:
 # -- one step as a graph of its own ------------------------------------------------------------------------------------
 
 
-class _Unrolled(Exception):
-    """A step that cannot be a body of its own."""
+class _NoBody(Exception):
+    """The step cannot be a body of its own: the loop is unrolled."""
 
 
 class _ForeignTensors(CallHandler):
@@ -292,7 +293,7 @@ class _ReplaceCaptures(_ForeignTensors):
 
     def of_foreign(self, tensor: Tensor) -> Tensor:
         if id(tensor) not in self._replacements:
-            raise _Unrolled
+            raise _NoBody
         return self._replacements[id(tensor)]
 
 
@@ -303,9 +304,9 @@ class _TracedStep:
     graph: GraphModule
     captures: Tensors
     #: tensors in the carry
-    carried: int
+    num_carried: int
     #: tensors in the slices
-    sliced: int
+    num_slices: int
 
     @classmethod
     def of(
@@ -315,16 +316,16 @@ class _TracedStep:
         carry: Tree,
         x: Tree,
     ) -> _TracedStep:
-        """The step traced beside the trace under way; raises _Unrolled where it cannot be."""
+        """The step traced beside the trace under way; raises _NoBody where it cannot be."""
         arguments = [*_tensors(carry), *_tensors(x)]
         with _FindCaptures(arguments) as finder:
             step(carry, x)
         captures = finder.captures
-        carried = len(_tensors(carry))
+        num_carried = len(_tensors(carry))
 
         def flat_step(*values: Tensor) -> Tensors:
             own_arguments, replacements = _split(values, len(arguments))
-            own_carry, own_slices = _split(own_arguments, carried)
+            own_carry, own_slices = _split(own_arguments, num_carried)
             with _ReplaceCaptures(own_arguments, captures, replacements) as mode:
                 new_carry, output = step(_filled(carry, own_carry), _filled(x, own_slices))
             results = [*_tensors(_in_order_of(carry, new_carry)), *_tensors(output)]
@@ -336,8 +337,8 @@ class _TracedStep:
                 graph = trace(flat_step, samples)
         except Exception as error:
             # whatever the step may raise: the loop itself says what is wrong
-            raise _Unrolled from tolerable(error)
-        traced = cls(graph, captures, carried, len(arguments) - carried)
+            raise _NoBody from tolerable(error)
+        traced = cls(graph, captures, num_carried, len(arguments) - num_carried)
         traced.check()
         return traced
 
@@ -346,11 +347,11 @@ class _TracedStep:
         return [node for node in self.graph.graph.nodes if node.op == "call_function"]
 
     def check(self) -> None:
-        """Raises _Unrolled where the step draws random numbers or holds a loop, which has no derivative in a body."""
+        """Raises _NoBody where the step draws random numbers or holds a loop, which has no derivative in a body."""
         for node in self.calls():
             is_loop = node.target is torch.ops.pyrobnn.loop.default
             if is_loop or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-                raise _Unrolled
+                raise _NoBody
 
     def steps_in_a_turn(self, count: int) -> int:
         """Many steps in a turn cost fewer calls; steps left over are compiled once more, beside the loop."""
@@ -372,8 +373,10 @@ class _TracedStep:
         """So many steps, one after the other, with outputs stacked: there are no sums."""
         outputs = []
         for t in range(steps):
-            own_slices = (leaf[t] for leaf in slices[: self.sliced])
-            carry, step_outputs = _split(self.graph(*carry, *own_slices, *captures), self.carried)
+            own_slices = (leaf[t] for leaf in slices[: self.num_slices])
+            carry, step_outputs = _split(
+                self.graph(*carry, *own_slices, *captures), self.num_carried
+            )
             outputs.append(step_outputs)
         return _TurnResults(carry, [torch.stack(ys) for ys in zip(*outputs, strict=True)], [])
 
@@ -394,20 +397,22 @@ def _rolled(
     _, output_tree = _unrolled(step, carry, xs, range(1))
     traced = _TracedStep.of(tracer, step, carry, x)
     steps = traced.steps_in_a_turn(count)
-    in_turns = count - count % steps
+    steps_in_turns = count - count % steps
     slices = _tensors(xs)
-    in_turn_slices = [leaf[:in_turns].unflatten(0, (-1, steps)) for leaf in slices]
-    last_carry, outputs = _looped(traced, steps, _tensors(carry), in_turn_slices, in_turns // steps)
-    if in_turns < count:
-        remaining_slices = [leaf[in_turns:] for leaf in slices]
+    slices_by_turn = [leaf[:steps_in_turns].unflatten(0, (-1, steps)) for leaf in slices]
+    last_carry, outputs = _results_of_turns(
+        traced, steps, _tensors(carry), slices_by_turn, steps_in_turns // steps
+    )
+    if steps_in_turns < count:
+        remaining_slices = [leaf[steps_in_turns:] for leaf in slices]
         last_carry, remaining_outputs, _ = traced.repeated(
-            count - in_turns, last_carry, remaining_slices, traced.captures
+            count - steps_in_turns, last_carry, remaining_slices, traced.captures
         )
         outputs = [torch.cat(parts) for parts in zip(outputs, remaining_outputs, strict=True)]
     return _filled(carry, last_carry), _filled(output_tree, outputs)
 
 
-def _looped(
+def _results_of_turns(
     traced: _TracedStep,
     steps: int,
     carry: Tensors,
@@ -421,7 +426,7 @@ def _looped(
 
     if not slices:  # a loop takes the number of its turns from its slices
         slices = [torch.zeros(turns, device=carry[0].device)]
-    loop = _Loop(turn, len(carry), len(slices), sums=0)
+    loop = _Loop(turn, len(carry), len(slices), num_sums=0)
     results = loop.results_of(_Inputs(carry, slices, traced.captures))
     return results.carry, [leaf.flatten(0, 1) for leaf in results.outputs]
 
@@ -429,14 +434,14 @@ def _looped(
 # -- forward: a compiled turn in a loop --------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
+class _Likeness(NamedTuple):
     """What a tensor is like."""
 
     shape: torch.Size
     dtype: torch.dtype
 
     @classmethod
-    def all_of(cls, tensors: Tensors) -> list[_Kind]:
+    def all_of(cls, tensors: Tensors) -> list[_Likeness]:
         return [cls(tensor.shape, tensor.dtype) for tensor in tensors]
 
     def zeros(self, *leading: int, device: torch.device) -> Tensor:
@@ -463,16 +468,16 @@ class _CompiledTurn(NamedTuple):
     """A compiled body, which writes into tensors it is given; what its results are like."""
 
     call: Callable[..., Any]
-    carry: list[_Kind]
-    outputs: list[_Kind]
-    sums: list[_Kind]
+    carry: list[_Likeness]
+    outputs: list[_Likeness]
+    sums: list[_Likeness]
 
     def memory(self, turns: int, device: torch.device) -> _Memory:
         """Zeros for the results of so many turns."""
         return _Memory(
-            states=[kind.zeros(turns + 1, device=device) for kind in self.carry],
-            outputs=[kind.zeros(turns, device=device) for kind in self.outputs],
-            sums=[kind.zeros(device=device) for kind in self.sums],
+            states=[likeness.zeros(turns + 1, device=device) for likeness in self.carry],
+            outputs=[likeness.zeros(turns, device=device) for likeness in self.outputs],
+            sums=[likeness.zeros(device=device) for likeness in self.sums],
         )
 
 
@@ -519,9 +524,11 @@ def _run_loop(loop: _Loop, inputs: _Inputs[Tensor]) -> _LoopResults[Tensor]:
     """Runs the loop, without derivatives; the body is compiled here."""
     tracer = Tracer.active()
     with contextlib.nullcontext() if tracer is None else tracer.outside():
-        key = _compiled_turn(loop.body, inputs)
+        key = _key_of_compiled_turn(loop.body, inputs)
     *results, _ = _run(key, *inputs)
-    memory = _Memory(*_split(results, loop.carried, len(results) - loop.carried - loop.sums))
+    memory = _Memory(
+        *_split(results, loop.num_carried, len(results) - loop.num_carried - loop.num_sums)
+    )
     return _LoopResults(
         carry=[leaf[-1] for leaf in memory.states],
         outputs=memory.outputs,
@@ -530,17 +537,18 @@ def _run_loop(loop: _Loop, inputs: _Inputs[Tensor]) -> _LoopResults[Tensor]:
     )
 
 
-def _compiled_turn(body: Body, inputs: _Inputs[Tensor]) -> str:
+def _key_of_compiled_turn(body: Body, inputs: _Inputs[Tensor]) -> str:
     """The key in ``_TURNS`` of a body, which is compiled where none of the same content is."""
     first_turn = _Inputs(
         carry=_detached(inputs.carry),
         slices=_detached([leaf[0] for leaf in inputs.slices]),
         captures=_detached(inputs.captures),
     )
-    kinds = [_Kind.all_of(tensors) for tensors in body(*first_turn)]
+    likenesses = [_Likeness.all_of(tensors) for tensors in body(*first_turn)]
     arguments = list(itertools.chain(*first_turn))
     places = [
-        arguments[0].new_zeros(kind.shape, dtype=kind.dtype) for kind in itertools.chain(*kinds)
+        arguments[0].new_zeros(likeness.shape, dtype=likeness.dtype)
+        for likeness in itertools.chain(*likenesses)
     ]
     example = [*arguments, *places]
     graph = trace(_writing(body, *map(len, first_turn)), example)
@@ -551,7 +559,7 @@ def _compiled_turn(body: Body, inputs: _Inputs[Tensor]) -> str:
             *example,
             name="the body of a loop",
         ).unchecked
-        _TURNS[key] = _CompiledTurn(call, *kinds)
+        _TURNS[key] = _CompiledTurn(call, *likenesses)
     return key
 
 
@@ -561,14 +569,14 @@ def _detached(tensors: Tensors) -> Tensors:
 
 def _writing(
     body: Body,
-    carried: int,
-    slices: int,
-    captures: int,
+    num_carried: int,
+    num_slices: int,
+    num_captures: int,
 ) -> Callable[..., None]:
     """The body as a function of one list: its arguments, then the places of its results."""
 
     def turn(*flat: Tensor) -> None:
-        *arguments, places = _split(flat, carried, slices, captures)
+        *arguments, places = _split(flat, num_carried, num_slices, num_captures)
         results = body(*arguments)
         copied = [*results.carry, *results.outputs]
         of_copied, of_sums = _split(places, len(copied))
@@ -582,8 +590,8 @@ def _writing(
 
 def _key(graph: GraphModule, example: Tensors) -> str:
     """The content of a graph: its code, its constants and what its arguments are like."""
-    constants = [
-        getattr(graph, str(node.target)) for node in graph.graph.nodes if node.op == "get_attr"
+    constants: list[Any] = [
+        constant_of(graph, node) for node in graph.graph.nodes if node.op == "get_attr"
     ]
     content = (
         [(leaf.shape, leaf.dtype, leaf.device) for leaf in example],
@@ -624,6 +632,7 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     def forward(loop: _Loop, *flat: Tensor) -> tuple[Tensor, ...]:
         results = _run_loop(loop, loop.inputs(flat))
+        # the last carry and the history are views of one tensor: as clones, each result has memory of its own
         return tuple(leaf.clone() for leaf in itertools.chain(*results))
 
     @staticmethod
@@ -645,7 +654,8 @@ class _Scan(torch.autograd.Function):
         needed = loop.inputs(ctx.needs_input_grad[1:])
         gradients = loop.results(flat_gradients)
         differentiated = _Inputs(
-            carry=_differentiable(turns.carry, [True] * loop.carried),
+            # in place of the first carry, the history: the carry before each turn
+            carry=_differentiable(turns.carry, [True] * loop.num_carried),
             slices=_differentiable(turns.slices, needed.slices),
             captures=_differentiable(turns.captures, needed.captures),
         )
@@ -668,7 +678,7 @@ class _Scan(torch.autograd.Function):
         # the body gives each next carry an axis of points: so the first must have one
         carry = _expanded(carry, axes.carry, info.batch_size)
         body_axes = (
-            [0] * loop.carried,
+            [0] * loop.num_carried,
             _axes_in_a_turn(axes.slices),
             _axes_in_a_turn(axes.captures),
         )
@@ -677,13 +687,13 @@ class _Scan(torch.autograd.Function):
             body_axes,
             randomness="error",
         )
-        points = _Loop(body, loop.carried, loop.slices, loop.sums)
+        points = _Loop(body, loop.num_carried, loop.num_slices, loop.num_sums)
         results = points.results_of(_Inputs(carry, slices, captures))
         result_axes = _LoopResults(
-            carry=[0] * loop.carried,
+            carry=[0] * loop.num_carried,
             outputs=[1] * len(results.outputs),
-            sums=[0] * loop.sums,
-            history=[1] * loop.carried,
+            sums=[0] * loop.num_sums,
+            history=[1] * loop.num_carried,
         )
         return tuple(itertools.chain(*results)), tuple(itertools.chain(*result_axes))
 
@@ -732,21 +742,23 @@ class _Reverse:
             if gradient is None:
                 gradient = torch.zeros_like(turns.carry[position][0])
             by_last_carry.append(gradient)
-        of_outputs = _chosen(gradients.outputs, self.reached.outputs)
-        of_history = _chosen(gradients.history, self.reached.history)
-        of_sums = _chosen(gradients.sums, self.reached.sums)
-        by_turn: list[Any] = [*turns.carry, *turns.slices, *of_outputs, *of_history]
-        fixed: list[Any] = [*turns.captures, *of_sums]
+        by_outputs = _chosen(gradients.outputs, self.reached.outputs)
+        by_history = _chosen(gradients.history, self.reached.history)
+        by_sums = _chosen(gradients.sums, self.reached.sums)
+        # what a turn of the reverse loop takes: what the turn itself took, and the gradients by what it gave
+        taken_by_turn: list[Any] = [*turns.carry, *turns.slices, *by_outputs, *by_history]
+        # the term of every turn has the gradient by its sum
+        taken_by_all: list[Any] = [*turns.captures, *by_sums]
 
-        sums = len(self.differentiated.captures)
-        reverse_loop = _Loop(self.turn, len(by_last_carry), len(by_turn), sums)
-        reversed_turns = [leaf.flip(0) for leaf in by_turn]
-        results = reverse_loop.results_of(_Inputs(by_last_carry, reversed_turns, fixed))
+        num_sums = len(self.differentiated.captures)
+        reverse_loop = _Loop(self.turn, len(by_last_carry), len(taken_by_turn), num_sums)
+        reversed_turns = [leaf.flip(0) for leaf in taken_by_turn]
+        results = reverse_loop.results_of(_Inputs(by_last_carry, reversed_turns, taken_by_all))
 
         by_slices = [leaf.flip(0) for leaf in results.outputs]
         return _Inputs(
-            carry=_scattered(self.loop.carried, self.differentiated.carry, results.carry),
-            slices=_scattered(self.loop.slices, self.differentiated.slices, by_slices),
+            carry=_scattered(self.loop.num_carried, self.differentiated.carry, results.carry),
+            slices=_scattered(self.loop.num_slices, self.differentiated.slices, by_slices),
             captures=_scattered(len(turns.captures), self.differentiated.captures, results.sums),
         )
 
@@ -757,24 +769,24 @@ class _Reverse:
         captures: Tensors,
     ) -> _TurnResults:
         """The body: from the gradients by the carry after a turn of the loop to those by what the turn took."""
-        carry_and_slices, of_outputs, of_history = _split(
-            slices, self.loop.carried + self.loop.slices, len(self.reached.outputs)
+        carry_and_slices, by_outputs, by_history = _split(
+            slices, self.loop.num_carried + self.loop.num_slices, len(self.reached.outputs)
         )
-        turn_captures, of_sums = _split(captures, len(captures) - len(self.reached.sums))
+        turn_captures, by_sums = _split(captures, len(captures) - len(self.reached.sums))
         inputs = self.loop.inputs([*carry_and_slices, *turn_captures])
 
         def results(*values: Tensor) -> tuple[Tensor, ...]:
             return self.turn_results(inputs, values)
 
         pulled_back = torch.func.vjp(results, *self.differentiated_tensors(inputs))[1]
-        by_inputs = pulled_back((*carry, *of_outputs, *of_sums))
+        by_inputs = pulled_back((*carry, *by_outputs, *by_sums))
         by_carry, by_slices, by_captures = _split(
             by_inputs, len(self.differentiated.carry), len(self.differentiated.slices)
         )
         # the carry before this turn is a result of the loop too
         for position, gradient in zip(
             self.reached.history,
-            of_history,
+            by_history,
             strict=True,
         ):
             place = self.differentiated.carry.index(position)

@@ -34,7 +34,7 @@ class _Gaussian(Likelihood):
         return below, below
 
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
-        r"""Rows :math:`\nabla\mu/\sigma` and :math:`\sqrt2\nabla\sigma/\sigma` of any mean and scale."""
+        r"""Columns :math:`\nabla\mu/\sigma` and :math:`\sqrt2\nabla\sigma/\sigma` of any mean and scale."""
 
         def moments(output: Tensor) -> Tensor:
             loc, scale = self.loc_scale(output[None], params)

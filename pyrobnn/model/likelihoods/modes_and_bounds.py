@@ -65,10 +65,11 @@ class MixtureDensity(Likelihood):
     def fisher_root(self, f: Tensor, params: Params) -> Tensor:
         """By quadrature, output by output: a square root of the mean square of the score."""
         law = self.distribution(f.double(), params).base_dist
-        share = law.mixture_distribution.logits
+        # normalised, as torch keeps them
+        log_share = law.mixture_distribution.logits
         normal = law.component_distribution
         slope = f.double().unflatten(-1, (3, -1, self.num_components))[..., 2, :, :].sigmoid()
-        fisher = _fisher_of_components(share, normal, slope)
+        fisher = _fisher_of_components(log_share, normal, slope)
         values, vectors = torch.linalg.eigh(fisher)
         root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
         return _in_order_of_heads(root).to(f.dtype)

@@ -103,17 +103,17 @@ class OwnParameters:
     def like(self, weight: Tensor) -> OwnParameters:
         """A copy with its numbers on the device of ``weight``, those that are not fixed in its dtype too."""
         moved = OwnParameters()
-        moved.fixed = {name: value.to(weight.device) for name, value in self.fixed.items()}
+        moved.fixed = {site: value.to(weight.device) for site, value in self.fixed.items()}
         moved.points = {
-            name: (value.to(weight), support) for name, (value, support) in self.points.items()
+            site: (value.to(weight), support) for site, (value, support) in self.points.items()
         }
-        moved.priors = {name: move(name, prior, weight) for name, prior in self.priors.items()}
+        moved.priors = {site: move(site, prior, weight) for site, prior in self.priors.items()}
         return moved
 
     def sample(self) -> dict[str, Tensor]:
         """The Pyro statements of the parameters, by site."""
-        inferred = {name: pyro.sample(name, prior) for name, prior in self.priors.items()}
-        return inferred | {name: point(name, *learned) for name, learned in self.points.items()}
+        inferred = {site: pyro.sample(site, prior) for site, prior in self.priors.items()}
+        return inferred | {site: point(site, *learned) for site, learned in self.points.items()}
 
 
 def _positive_prior(name: str, prior: TorchDistributionMixin) -> TorchDistributionMixin:
