@@ -235,9 +235,9 @@ class _Posthoc:
         def judged(tau: float) -> tuple[Tensor, Any]:
             var = last_layer.variance(rows, tau)
             if self.gaussian:
-                score, scale = self._normal(var * last_layer.b)
+                score, scale = self._normal(var * last_layer.out_values)
                 return score, (tau, scale)
-            spread = (noise * var.sqrt().to(noise)) @ last_layer.u.T.to(noise)
+            spread = (noise * var.sqrt().to(noise)) @ last_layer.out_basis.T.to(noise)
             return self._log_density(rows.f + spread), (tau, None)
 
         return [width for width in map(judged, last_layer.grid()) if _is_finite(width[0])]

@@ -157,7 +157,8 @@ def test_the_last_layer_is_that_of_laplace(bias):
     rows = Rows(net(x).detach(), y, features, seen=False)
     last = LastLayer(net[1], model.likelihood, rows)
     cov = laplace.network.output_moments(x)[1]
-    ours = last.u @ (last.variance(rows, 4.0).unsqueeze(-1) * last.u.T)
+    basis = last.out_basis
+    ours = basis @ (last.variance(rows, 4.0).unsqueeze(-1) * basis.T)
     torch.testing.assert_close(ours, cov)
     posterior = last.posterior(net, "1", model.likelihood, 4.0, torch.ones(3), x, seed=0)
     torch.testing.assert_close(posterior.log_q(laplace.draws), laplace.log_q())

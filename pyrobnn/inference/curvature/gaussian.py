@@ -38,7 +38,10 @@ class Block(Protocol):
         """δᵀ Λ δ for δ (\\*batch, p); (\\*batch,)."""
 
     def root(self, rows: Tensor) -> Tensor:
-        """Square root (M, r) of the covariance of ``rows`` (M, p)."""
+        """``rows`` Λ^(-1/2), (M, p); times its own transpose it is the covariance of ``rows`` (M, p).
+
+        It is `sample` transposed: ``sample(root(rows))`` is ``rows`` Λ⁻¹.
+        """
 
 
 @dataclass(frozen=True, eq=False)

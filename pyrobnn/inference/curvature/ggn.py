@@ -150,6 +150,7 @@ class Curvature(ABC):
         return [Finding("curvature_unresolved", numbers)]
 
     def _spread(self, tau: Tensor) -> Tensor:
+        """The factor of each coordinate (p,), float64, from τ (groups,) or (1,)."""
         return tau.double().expand(len(self.index)) if len(tau) == 1 else tau.double()[self.group]
 
 
@@ -159,6 +160,14 @@ class FullCurvature(Curvature):
     Both are exact; the Gram side costs (N·k)² p. On the other side the Gaussian takes one Cholesky factorisation, and
     one factor τ the eigenvalues alone. Where the prior drowns in the rounding of H̃, a factorisation fails or counts
     rounding as curvature: then the spectrum is taken, and what float64 cannot tell from zero is zero.
+
+    Three states: ``rows`` and their spectrum (fewer rows than weights); ``matrix`` alone; ``matrix`` and its
+    eigenvalues, found when first needed. ``cut`` and ``num_cut`` stay 0 until a spectrum is taken, and until then
+    ``top`` is a bound, no less than the largest eigenvalue.
+
+    Attributes: ``rows`` (N·k, p), whitened, None on the side of the matrix; ``basis`` (p, r), eigenvectors of their
+        nonzero eigenvalues, which exists beside ``rows`` alone; ``matrix`` (p, p), H̃ in float64, empty beside ``rows``;
+        ``size``, the smaller of N·k and p: how many eigenvalues are looked for.
     """
 
     def __init__(
@@ -170,7 +179,6 @@ class FullCurvature(Curvature):
     ):
         super().__init__(jacobian, prior_prec)
         whiten = prior_prec.rsqrt()
-        #: the whitened rows (N·k, p); None where the p × p matrix stands in their place
         self.rows: Tensor | None = None
         self.matrix = prior_prec.new_empty(0)
         self._values: Tensor | None = None
@@ -198,17 +206,17 @@ class FullCurvature(Curvature):
         for rows in whitened_rows:
             matrix += _gram(rows)
         self.matrix = check_finite(matrix)
-        # no less than the largest eigenvalue
+        # the Frobenius norm is no less than the largest eigenvalue
         self.top = float(torch.linalg.matrix_norm(self.matrix))
 
     def _set_resolution(self, values: Tensor) -> None:
-        """Note the largest eigenvalue and what is cut; ``values`` are those that are not, ascending."""
+        """Note the largest eigenvalue, the cut, and how many lie below it; ``values`` are the others, ascending."""
         self.top = float(values[-1]) if len(values) else 0.0
         self.cut = self.top * self.size * _EPS
         self.num_cut = self.size - len(values)
 
     def _eigenvalues(self) -> Tensor:
-        """Nonzero eigenvalues of H̃, ascending."""
+        """Nonzero eigenvalues (r,) of H̃, ascending, float64; of a ``matrix`` computed at the first call."""
         if self._values is None:
             values = torch.linalg.eigvalsh(self.matrix)
             self._values = values[_resolved(values)]
@@ -224,47 +232,51 @@ class FullCurvature(Curvature):
         prior = self._spread(tau).log().sum()
         if len(tau) == 1:
             return (c * self._eigenvalues() / tau).log1p().sum() + prior
+        # det(diag(τ) + c H̃) = det diag(τ) · det(I + W): W is c H̃ whitened by τ too, or the Gram matrix of its rows
         if self.rows is None:
-            root = self._spread(tau).rsqrt()
-            inside = c * self.matrix * root * root[:, None]
+            scale = self._spread(tau).rsqrt()
+            whitened = c * self.matrix * scale * scale[:, None]
         else:
-            inside = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
+            whitened = torch.einsum("g,gnm->nm", c / tau, self._layer_grams(self.rows))
         if self._is_stiff(tau, c):  # its rounding exceeds the 1 that is added to it
-            values = torch.linalg.eigvalsh(inside)
+            values = torch.linalg.eigvalsh(whitened)
             return torch.where(_resolved(values.detach()), values, 0.0).log1p().sum() + prior
-        inside = inside + torch.eye(
-            len(inside),
-            dtype=inside.dtype,
-            device=inside.device,
+        identity = torch.eye(
+            len(whitened),
+            dtype=whitened.dtype,
+            device=whitened.device,
         )
-        return 2 * torch.linalg.cholesky(inside).diagonal().log().sum() + prior
+        factor = torch.linalg.cholesky(whitened + identity)
+        return 2 * factor.diagonal().log().sum() + prior
 
     def _layer_grams(self, rows: Tensor) -> Tensor:
         """Gram matrix of the rows by layer (groups, N·k, N·k), float64; computed once."""
         if self._grams is None:
-            layers = [rows[:, self.group == g] for g in range(len(self.group_names))]
-            self._grams = torch.stack([_gram(layer.T) for layer in layers])
+            of_layers = [rows[:, self.group == layer] for layer in range(len(self.group_names))]
+            self._grams = torch.stack([_gram(layer_rows.T) for layer_rows in of_layers])
         return self._grams
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        spread = self._spread(tau)
+        """One block over all weights: dense where the matrix is factorised, else of low rank, by a spectrum."""
+        weight_tau = self._spread(tau)
         if self.rows is None and not self._is_stiff(tau, c):
-            scale = self.prior_prec.double().sqrt()
+            root_prec = self.prior_prec.double().sqrt()
             # D^½ M D^½ = (D^½ L)(D^½ L)ᵀ: the factor is scaled by rows
-            factor = torch.linalg.cholesky(c * self.matrix + torch.diag(spread))
-            return [DenseBlock(self.index, scale.unsqueeze(1) * factor)]
-        scale = (self.prior_prec.double() * spread).rsqrt()
+            factor = torch.linalg.cholesky(c * self.matrix + torch.diag(weight_tau))
+            return [DenseBlock(self.index, root_prec.unsqueeze(1) * factor)]
+        scale = (self.prior_prec.double() * weight_tau).rsqrt()
         if self.rows is None:
-            self._eigenvalues()  # how much of them is resolved is told
-            whitened = c * self.matrix * spread.rsqrt() * spread.rsqrt()[:, None]
+            self._eigenvalues()  # notes how much of them is resolved, which the findings say
+            whitened = c * self.matrix * weight_tau.rsqrt() * weight_tau.rsqrt()[:, None]
             values, basis = torch.linalg.eigh(whitened)
-            keep = _resolved(values)
-            return [LowRankBlock(self.index, scale, basis[:, keep], values[keep])]
+            resolved = _resolved(values)
+            return [LowRankBlock(self.index, scale, basis[:, resolved], values[resolved])]
         scale = scale.to(self.rows)
         if len(tau) == 1:
             values = (c * self._eigenvalues() / tau).to(scale)
             return [LowRankBlock(self.index, scale, self.basis, values)]
-        values, basis = _spectrum(self.rows * (c / spread).sqrt().to(scale))
+        # factors that differ by layer turn the eigenvectors: another spectrum
+        values, basis = _spectrum(self.rows * (c / weight_tau).sqrt().to(scale))
         return [LowRankBlock(self.index, scale, basis, values.to(scale))]
 
 
@@ -308,11 +320,12 @@ class DiagCurvature(Curvature):
 class _KronLayer(NamedTuple):
     """The decomposed Kronecker factors of a layer, whitened by the prior.
 
-    ``positions`` of its weights, and the ``group`` of their prior; eigenvectors of B and A, products (out, in) of their
-    eigenvalues, and the prior scale (in,).
+    ``flat_index`` (out · in,) of its weights in the flat vector, row by row, and the ``group`` of their prior;
+    ``out_basis`` and ``in_basis``, eigenvectors of B and of the whitened A; ``values`` (out, in), products of their
+    eigenvalues; ``scale`` (in,), the prior's standard deviation in a column.
     """
 
-    positions: Tensor
+    flat_index: Tensor
     group: int
     out_basis: Tensor
     in_basis: Tensor
@@ -324,6 +337,13 @@ class KronCurvature(Curvature):
     r"""One Kronecker product per layer, :math:`H_l \approx B_l \otimes A_l`, bias as a column of ones in A.
 
     .. math:: B = \sum_{n,k,t} g g^\top, \qquad A = \frac{1}{N T} \sum_{n,t} a a^\top
+
+    over data n, columns k of the root of a datum's curvature and positions t of a convolution, with the inputs a of the
+    layer and the gradients g at its outputs.
+
+    A product stays one under whitening only where the prior precision is the same in all output rows of a layer:
+    elsewhere each column of the layer's matrix has their mean, and ``averaged`` says so. Of ``top``, ``cut`` and
+    ``num_cut`` the layer with the largest eigenvalue is the one reported.
     """
 
     def __init__(
@@ -340,41 +360,43 @@ class KronCurvature(Curvature):
             )
         super().__init__(jacobian, prior_prec)
         self.layers: list[_KronLayer] = []
-        for layer, (a, b) in zip(jacobian.layers, _kronecker_factors(jacobian, x, root)):
-            place = jacobian.positions(layer)
-            prior = prior_prec[place].double()
-            columns = prior.mean(0)
-            self.averaged |= bool(((prior - columns).abs() > 1e-5 * columns).any())
-            scale = columns.rsqrt()
-            in_values, in_basis = _decomposed(a * (scale.unsqueeze(1) * scale))
-            out_values, out_basis = _decomposed(b)
+        all_factors = _kronecker_factors(jacobian, x, root)
+        for layer, (in_factor, out_factor) in zip(jacobian.layers, all_factors):
+            columns_of_weights = jacobian.positions(layer)
+            layer_prec = prior_prec[columns_of_weights].double()
+            mean_prec = layer_prec.mean(0)
+            self.averaged |= bool(((layer_prec - mean_prec).abs() > 1e-5 * mean_prec).any())
+            scale = mean_prec.rsqrt()
+            in_values, in_basis = _decomposed(in_factor * (scale.unsqueeze(1) * scale))
+            out_values, out_basis = _decomposed(out_factor)
             values = out_values.unsqueeze(1) * in_values
             largest = float(values[-1, -1])
-            if largest >= self.top:  # of the layer with the most curvature
+            if largest >= self.top:  # the layer with the most curvature so far
                 self.top = largest
                 self.cut = largest * max(values.shape) * _EPS
                 self.num_cut = int((values == 0).sum())
-            group = int(self.group[place[0, 0]])
-            positions = layer.index.reshape(-1)
-            self.layers.append(_KronLayer(positions, group, out_basis, in_basis, values, scale))
+            group = int(self.group[columns_of_weights[0, 0]])
+            flat_index = layer.index.reshape(-1)
+            self.layers.append(_KronLayer(flat_index, group, out_basis, in_basis, values, scale))
 
     def log_det(self, tau: Tensor, c: Tensor) -> Tensor:
-        factors = tau.expand(len(self.group_names))
-        terms = [(factors[layer.group] + c * layer.values).log().sum() for layer in self.layers]
+        layer_tau = tau.expand(len(self.group_names))
+        terms = [(layer_tau[layer.group] + c * layer.values).log().sum() for layer in self.layers]
         return torch.stack(terms).sum()
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
-        factors = tau.expand(len(self.group_names))
-        dtype = self.prior_prec
+        """One block for each layer."""
+        layer_tau = tau.expand(len(self.group_names))
+        like = self.prior_prec
         blocks: list[Block] = []
         for layer in self.layers:
-            values = factors[layer.group] + c * layer.values
+            prec = layer_tau[layer.group] + c * layer.values
             block = KronBlock(
-                layer.positions,
-                layer.out_basis.to(dtype),
-                layer.in_basis.to(dtype),
-                values.to(dtype),
-                layer.scale.to(dtype),
+                layer.flat_index,
+                layer.out_basis.to(like),
+                layer.in_basis.to(like),
+                prec.to(like),
+                layer.scale.to(like),
             )
             blocks.append(block)
         return blocks

@@ -28,7 +28,10 @@ from pyrobnn.posterior.prediction import CHUNK_SCALARS
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Outputs (N, K) of a net, targets, and what its last layer is given (N, p); ``seen`` when it was trained."""
+    """Outputs ``f`` (N, K) of a net, targets ``y``, and the ``features`` (N, p) that its last layer is given.
+
+    ``features`` are None where nobody asks for them; ``seen``: the net was trained on these rows.
+    """
 
     f: Tensor
     y: Tensor
@@ -37,13 +40,18 @@ class Rows:
 
 
 class LastLayer:
-    r"""Its curvature A ⊗ B in the bases V and U of both, so that every precision τ of the prior costs a product.
+    r"""The layer's curvature A ⊗ B by the eigenvectors V of A and U of B: each prior precision τ costs a product.
 
     .. math:: A = \sum_n \phi_n \phi_n^\top, \quad B = \frac1N \sum_n H_n, \quad \mathrm{Var}[f_n] = U
         \mathrm{diag}_k\Big(\sum_j \frac{z_{nj}^2}{a_j b_k + \tau}\Big) U^\top, \quad z = V^\top \phi
 
-    The sum of :math:`H_n = \mathrm{diag}(p) - p p^\top` takes no Jacobian of all classes. Where y is normal, τ is in
-    units of the precision of the noise.
+    with the features :math:`\phi_n` of a row, and a 1 for the bias, and the curvature :math:`H_n` of its log density at
+    the output. Of classes, the sum of :math:`H_n = \mathrm{diag}(p) - p p^\top` takes no Jacobian of all of them. Where
+    y is normal, τ is in units of the precision of the noise.
+
+    Attributes: ``layer``, ``likelihood`` and the ``rows`` that the curvature is taken at; ``in_values`` (p,) and
+        ``in_basis`` V (p, p) of A, over the inputs; ``out_values`` (K,) and ``out_basis`` U (K, K) of B, over the
+        outputs; ``tau_unit`` (K,), what τ is counted in: the noise's precision where y is normal, else 1.
     """
 
     def __init__(
@@ -57,37 +65,46 @@ class LastLayer:
         self.rows = rows
         f = rows.f.double()
         if isinstance(likelihood, Categorical):
-            p = f.softmax(-1)
-            curvature = torch.diag(p.mean(0)) - p.T @ p / len(p)
+            probs = f.softmax(-1)
+            curvature = torch.diag(probs.mean(0)) - probs.T @ probs / len(probs)
         else:
             roots = likelihood.fisher_root(f, {})
             curvature = torch.einsum("nik,njk->ij", roots, roots) / len(f)
         inputs = self._inputs(rows)
-        a, self.v = torch.linalg.eigh(inputs.T @ inputs)
-        b, self.u = torch.linalg.eigh(curvature)
-        self.a = a.clamp_min(0.0)
-        self.b = b.clamp_min(0.0)
-        self.unit = self.b if likelihood.targets.normal else torch.ones_like(self.b)
+        in_values, self.in_basis = torch.linalg.eigh(inputs.T @ inputs)
+        out_values, self.out_basis = torch.linalg.eigh(curvature)
+        # rounding may leave them below zero
+        self.in_values = in_values.clamp_min(0.0)
+        self.out_values = out_values.clamp_min(0.0)
+        self.tau_unit = torch.ones_like(self.out_values)
+        if likelihood.targets.normal:
+            self.tau_unit = self.out_values
 
     def _inputs(self, rows: Rows) -> Tensor:
+        """What the layer's matrix is multiplied by, (N, p), float64: the features, and a 1 where it has a bias."""
         inputs = cast(Tensor, rows.features).double()
         return inputs if self.layer.bias is None else nn.functional.pad(inputs, (0, 1), value=1.0)
 
     def precision(self, tau: float) -> Tensor:
         """The posterior precision in the bases, (K, p)."""
-        return self.b[:, None] * self.a + tau * self.unit[:, None]
+        return self.out_values[:, None] * self.in_values + tau * self.tau_unit[:, None]
 
     def variance(self, rows: Rows, tau: float) -> Tensor:
         """The variance (N, K) of the outputs in their basis; of rows trained on, each without its own part."""
-        var = (self._inputs(rows) @ self.v).square() @ self.precision(tau).reciprocal().T
-        return var / (1 - (var * self._own_curvature()).clamp_max(0.95)) if rows.seen else var
+        var = (self._inputs(rows) @ self.in_basis).square() @ self.precision(tau).reciprocal().T
+        if not rows.seen:
+            return var
+        # leverage at most .95: a row that decides its own output has no prediction without itself
+        leverage = (var * self._row_curvature()).clamp_max(0.95)
+        return var / (1 - leverage)
 
-    def _own_curvature(self) -> Tensor:
+    def _row_curvature(self) -> Tensor:
+        """Each row's own curvature (N, K) along U, of the rows that the layer was made of."""
         f = self.rows.f.double()
         if isinstance(self.likelihood, Categorical):
-            p = f.softmax(-1)
-            return p @ self.u.square() - (p @ self.u).square()
-        return (self.likelihood.fisher_root(f, {}).mT @ self.u).square().sum(1)
+            probs = f.softmax(-1)
+            return probs @ self.out_basis.square() - (probs @ self.out_basis).square()
+        return (self.likelihood.fisher_root(f, {}).mT @ self.out_basis).square().sum(1)
 
     def without_itself(self) -> Rows:
         """The rows with outputs of a layer that has not seen them, by a step of Newton's.
@@ -95,19 +112,19 @@ class LastLayer:
         Where all rows are fitted surely there is no curvature left, and the step, which takes it for constant, has no
         bound: it may turn what a row was sure of into its opposite, and no more.
         """
-        tau = 1 / float(self.layer.weight.detach().double().square().mean() * self.unit.mean())
+        tau = 1 / float(self.layer.weight.detach().double().square().mean() * self.tau_unit.mean())
         with torch.enable_grad():
             f = self.rows.f.double().requires_grad_()
             (slope,) = torch.autograd.grad(self.likelihood.log_prob(f, self.rows.y, {}).sum(), f)
-        step = (self.variance(self.rows, tau) * (slope @ self.u)) @ self.u.T
+        step = (self.variance(self.rows, tau) * (slope @ self.out_basis)) @ self.out_basis.T
         if not self.likelihood.targets.normal:
             longest = 1.0 + 2.0 * self.rows.f.double().abs().amax(1, keepdim=True)
             step = torch.where(step.isfinite(), step, 0.0).clamp(-longest, longest)
         return replace(self.rows, f=(f.detach() - step).to(self.rows.f))
 
     def grid(self) -> list[float]:
-        """Precisions from that of a prior which says nothing to that which leaves the net as it is."""
-        top = float(self.a.max() * (self.b / self.unit).max())
+        """Precisions τ from that of a prior which says nothing to that which leaves the net as it is, ascending."""
+        top = float(self.in_values.max() * (self.out_values / self.tau_unit).max())
         return [10.0 ** (0.75 * k) * top for k in range(-9, 3)]
 
     def posterior(
@@ -120,9 +137,19 @@ class LastLayer:
         x: Tensor,
         seed: int,
     ) -> Posterior:
-        """Draws of the layer ``name`` where noise has ``ratio`` times the precision of the net's."""
-        prec = self.precision(tau) * ratio.to(self.a)[:, None]
-        width = (tau * self.unit * ratio).rsqrt().to(self.rows.f)
+        """The posterior with draws of one layer, at the net's own values elsewhere.
+
+        Args:
+            net: the trained net.
+            name: of the layer in it.
+            likelihood: of the targets, with the noise that was found for them.
+            tau: precision of the prior, in ``tau_unit``.
+            ratio: (K,), precision of that noise by the precision of the noise that the curvature was taken with.
+            x: the inputs.
+            seed: of the draws.
+        """
+        prec = self.precision(tau) * ratio.to(self.in_values)[:, None]
+        width = (tau * self.tau_unit * ratio).rsqrt().to(self.rows.f)
         model = BNN(net, _normal_priors(net, name, width), likelihood)
         values = model.initial_values()
         layout = Density(
@@ -172,8 +199,8 @@ class LastLayer:
             torch.arange(site.start, site.stop).reshape(len(prec), -1) for site in sites[::-1]
         ]
         index = torch.cat(columns, 1).reshape(-1).to(mode.device)
-        scale = torch.ones_like(self.a)
-        bases = [matrix.to(mode) for matrix in (self.u, self.v, prec, scale)]
+        scale = torch.ones_like(self.in_values)
+        bases = [matrix.to(mode) for matrix in (self.out_basis, self.in_basis, prec, scale)]
         return BlockGaussian(layout, mode, [KronBlock(index, *bases)])
 
     def _problem(

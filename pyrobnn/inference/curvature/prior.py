@@ -111,11 +111,11 @@ def _minus_second_derivative(prior: Distribution, site: Site, z: Tensor) -> Tens
 
 
 def _spread_precision(prior: Distribution, site: Site, z: Tensor) -> Tensor:
-    """1/s² of the normal with the prior's interquartile range, in unconstrained space; (site size,)."""
+    """1/s² of the normal with the prior's interquartile range, in unconstrained space; (p,), one for each element."""
     with seeded(0, z.device):
         draws = site.transform.inv(prior.sample((1001,))).reshape(1001, -1).to(z)
     low, high = draws.quantile(torch.tensor([0.25, 0.75]).to(z), 0)
-    # one element's quantiles are noisy; elements of one family share the median
+    # each element has its own quartiles, of 1001 draws: what is noisy is the floor alone
     return ((high - low) / 1.3489795).clamp_min(1e-12) ** -2  # the range of a standard normal
 
 
@@ -154,8 +154,9 @@ class Tuned:
 
     Attributes: ``tau`` on the prior precision, (1,) or (layers,), float64; ``c`` on the likelihood's curvature (the
         noise variance is divided by it); ``at_bound``, whether a factor ended at the edge of the search; ``held_out``:
-        what cross-validation says: ``best`` of the factors tried, with its ``gain`` over the declared prior in log
-        predictive density per held-out point and the gain's standard ``error``, and ``num_points`` held out.
+        what cross-validation says: the ``factor`` chosen, the ``best`` of those tried, with its ``gain`` over the
+        declared prior in log predictive density per held-out point and the gain's standard ``error``, and
+        ``num_points`` held out.
     """
 
     tau: Tensor
@@ -298,19 +299,31 @@ def hold_out(
     """Search for a mode on four fifths of the data, and judge widths around it by the fifth that it has not seen.
 
     One fifth after another, until 500 rows have been judged, which tell a width to 3 %: of a few residuals that happen
-    to be small, the best posterior has no width at all. Where the user gave the centre (``centre_given``), the
-    search starts from a freshly initialised net: the given one may know all of the data. Errors of another net do not
-    justify a narrower posterior than is declared. Otherwise it starts where the fit did.
+    to be small, the best posterior has no width at all. A row counts with the lower of two log predictive densities,
+    around the mode that has not seen it and around ``centre``: a centre that fits rows it has seen worse than one that
+    has not will do no better on new ones.
+
+    Where the user gave the centre (``centre_given``), the search starts from a freshly initialised net: the given one
+    may know all of the data. Errors of another net do not justify a narrower posterior than is declared: no factor
+    above 1 is tried. Otherwise the search starts where the fit did, and 25 factors from 10⁻⁴ to 10⁴ are tried.
+
+    Args:
+        search: for a mode; its data are replaced by the training part.
+        centre: of the fit, with all of the data.
+        structure: of the curvature.
+        centre_given: whether the user gave the centre.
+        seed: of the split into fifths, of a fresh net, and of each search.
 
     Raises:
         ValueError: too few data.
     """
     problem = centre.problem
-    count = len(problem.x)
-    order = torch.randperm(count, generator=generator(seed)).to(problem.device)
-    if count < 4:
-        raise ValueError(f"cross-validation needs at least 4 data points, got {count}")
-    size = max(2, count // 5)  # a gain has an error from two points on
+    num_data = len(problem.x)
+    shuffled = torch.randperm(num_data, generator=generator(seed)).to(problem.device)
+    if num_data < 4:
+        raise ValueError(f"cross-validation needs at least 4 data points, got {num_data}")
+    fold_size = max(2, num_data // 5)  # a gain has an error from two points on
+    num_folds = min(5, -(-500 // fold_size))
     model = in_standard_units(centre.bnn.reinitialized(seed) if centre_given else centre.bnn)
     grid = torch.logspace(
         -4,
@@ -320,11 +333,11 @@ def hold_out(
         device=problem.device,
     )
     if centre_given:
-        grid = grid[:13]
+        grid = grid[:13]  # to the declared prior
     scores = []
     score_seen = _score(structure, centre)
-    for fold in order.split(size)[: min(5, -(-500 // size))]:
-        training = order[~torch.isin(order, fold)]
+    for fold in shuffled.split(fold_size)[:num_folds]:
+        training = shuffled[~torch.isin(shuffled, fold)]
         source = model, problem.x[training], problem.y[training]
         fold_search = replace(
             search,
@@ -332,7 +345,6 @@ def hold_out(
             num_steps=POLISH_STEPS,
         )
         score_unseen = _score(structure, _fold_centre(fold_search, centre, seed))
-        # a centre that fits rows it has seen worse than one that has not will do no better on new ones
         lower = _lower(score_unseen, score_seen)
         scores.append(torch.stack([lower(tau, problem.x[fold], problem.y[fold]) for tau in grid]))
     return choose_factor(grid, torch.cat(scores, 1))
@@ -354,21 +366,32 @@ def _fold_centre(search: ModeSearch, centre: Centre, seed: int) -> Centre:
 
 
 def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
-    """The mildest factor whose log predictive densities (factor, point) the best does not beat by its error."""
-    middle = int((grid - 1).abs().argmin())
-    root = math.sqrt(scores.shape[1])
+    """The mildest factor that the best does not beat by more than the standard error of their difference.
+
+    Mildest is what lies nearest to 1, the declared prior, by steps of the grid.
+
+    Args:
+        grid: factors (factor,), ascending, in equal ratios.
+        scores: log predictive densities (factor, point) of held-out points.
+    """
+    declared = int((grid - 1).abs().argmin())
+    num_points = scores.shape[1]
+    root_of_count = math.sqrt(num_points)
     best = int(scores.mean(1).argmax())
-    loss = scores[best] - scores
-    allowed = (loss.mean(1) <= loss.std(1) / root).nonzero().squeeze(1).tolist()
-    chosen = min(allowed, key=lambda number: abs(number - middle))
+    # of each factor, by point: how far it is behind the best
+    behind = scores[best] - scores
+    allowed = (behind.mean(1) <= behind.std(1) / root_of_count).nonzero().squeeze(1).tolist()
+    chosen = min(allowed, key=lambda number: abs(number - declared))
     held_out = {
         "factor": float(grid[chosen]),
         "best": float(grid[best]),
-        "gain": float(loss[middle].mean()),
+        "gain": float(behind[declared].mean()),
+        "error": float(behind[declared].std()) / root_of_count,
+        "num_points": num_points,
     }
-    held_out |= {"error": float(loss[middle].std()) / root, "num_points": scores.shape[1]}
     return Tuned(
         grid[chosen : chosen + 1],
+        # of the full grid: that of a given centre ends at 12, the declared prior, which is no edge
         at_bound=chosen in (0, 24),
         held_out=held_out,
     )

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite
+
+# `batches.read` and the like: `problem` imports this module alone
 from pyrobnn.inference.fitting.loaders import Epoch as Epoch
 from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
@@ -156,20 +158,21 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
     """z (dim,) → gradient (dim,) and value of minus the log joint of a BNN on all data x, y, in bounded memory."""
     num_data = len(x)
 
-    def likelihood(z: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    def minus_log_likelihood(z: Tensor, some_x: Tensor, some_y: Tensor) -> Tensor:
         # the program scales the likelihood of its rows to all N
-        return -density.log_parts(z, x, y)[1] * (len(x) / num_data)
+        return -density.log_parts(z, some_x, some_y)[1] * (len(some_x) / num_data)
 
     def minus_log_prior(z: Tensor) -> Tensor:
         return -(density.log_parts(z, x[:1], y[:1])[0] + density.log_jacobian(z).double())
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
-        total, value = torch.func.grad_and_value(minus_log_prior)(z)
+        gradient, value = torch.func.grad_and_value(minus_log_prior)(z)
+        slope_of_rows = torch.func.grad_and_value(minus_log_likelihood)
         for rows in zip(x.split(_PART), y.split(_PART), strict=True):
-            gradient, loss = torch.func.grad_and_value(likelihood)(z, *rows)
-            total = total + gradient
-            value = value + loss
-        return total, value
+            part_gradient, part_value = slope_of_rows(z, *rows)
+            gradient = gradient + part_gradient
+            value = value + part_value
+        return gradient, value
 
     return slope
 

@@ -45,7 +45,8 @@ class Accuracy:
         dtype: of the point.
         steps: of the differences.
         wide: a step that values of fewer digits resolve too, such as a program's own float32.
-        tolerance: relative error that is none of the gradient's.
+        tolerance: relative error that finite differences have themselves: a smaller one says nothing against the
+            gradient.
     """
 
     dtype: torch.dtype
@@ -63,7 +64,8 @@ class Slopes:
     """The slope along one direction, by autograd and by finite differences of several steps.
 
     Args:
-        tolerance: relative error that is none of the gradient's.
+        tolerance: relative error that finite differences have themselves: a smaller one says nothing against the
+            gradient.
         resolution: what rounding may add to a difference.
     """
 
@@ -94,8 +96,9 @@ class Slopes:
 
 
 def wrong_gradient(model: BNN, x: Tensor) -> list[Finding]:
-    """Whether autograd and finite differences disagree about the net: it detaches weights, or has a wrong backward.
+    """A finding where autograd and finite differences disagree about the net, else an empty list.
 
+    Such a net detaches weights, or has a wrong backward.
     Compared in float64 along one random direction of all weights that have a prior, at a few rows of ``x`` (N, …).
     """
     output = _output_along(model, x[:FEW])
@@ -153,8 +156,9 @@ def _output_along(model: BNN, rows: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
-    """Whether autograd and finite differences disagree about a program's log joint density, and for which sites.
+    """A finding where autograd and finite differences disagree about a program's log joint density, else an empty list.
 
+    It names the sites.
     Compared along random directions of single sites (of groups, where there are many), at starts of a sampler and at a
     draw from the prior; in float64, or in float32 where the program cannot be run in it.
 
@@ -173,7 +177,7 @@ def wrong_derivative(density: Density, seconds: float) -> list[Finding]:
             tolerable(error)
             continue
         break
-    else:
+    else:  # it could be run in neither type
         return []
     if not sites:
         return []

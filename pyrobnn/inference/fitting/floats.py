@@ -1,6 +1,7 @@
 """What float32 holds: full float32 on a GPU, and runs whose steps need float64.
 
-Positions in float64 from the start would make the last needless: a leapfrog then takes 1.3 to 2.4 times as long.
+Positions in float64 from the start would make restarting in float64 needless, but a leapfrog then takes 1.3 to
+2.4 times as long.
 """
 
 from __future__ import annotations

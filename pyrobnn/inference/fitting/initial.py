@@ -66,15 +66,18 @@ def fresh_starts(
     start: Tensor,
     number: int,
 ) -> Tensor:
-    """Starts (number, dim) at nets initialised anew, others for every seed; what else there is as at ``start``."""
-    seeds = torch.randint(
+    """Starts (number, dim) at nets initialised anew, a different set for each ``seed``.
+
+    Sites that are not weights keep their values at ``start``.
+    """
+    net_seeds = torch.randint(
         2**31,
         (number,),
         generator=generator(seed),
     ).tolist()
     values = problem.density.constrain(start)
     shared = {name: value for name, value in values.items() if not name.startswith(NET)}
-    nets = [problem.bnn.reinitialized(seed).initial_values() for seed in seeds]
+    nets = [problem.bnn.reinitialized(net_seed).initial_values() for net_seed in net_seeds]
     return torch.stack([problem.density.unconstrain(values | net | shared) for net in nets])
 
 

@@ -26,10 +26,10 @@ from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.derivative import wrong_derivative, wrong_gradient
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
-    check_gradient,
     check_signature,
     refuse_random,
     rows_together,
+    timed_gradient,
     what_program_says,
 )
 from pyrobnn.inference.fitting.provenance import Recorded
@@ -61,7 +61,8 @@ class Problem:
     """A model and its data, checked, on one device.
 
     ``x`` and ``y`` are the whole data set, of a streamed ``loader`` (else None) the first batch; ``density`` is over
-    the whole data set; ``notes`` on the data are kept by the posterior.
+    the whole data set; ``epoch``: what a pass of the loader gave, kept of gathered data too; ``stream`` is it only
+    while a loader is read; ``notes`` on the data are kept by the posterior.
     """
 
     model: BNN | Program
@@ -118,18 +119,18 @@ class Problem:
         # too much to hold is computed as often as it is needed
         return trunk if trunk.path and size < free_bytes(self.device) / 2 else None
 
-    def at_head(self, parts: Split, points: Points = "free") -> Problem:
+    def at_head(self, net_split: Split, points: Points = "free") -> Problem:
         """The problem of the head of a net, its data the features."""
-        if not parts.path:
+        if not net_split.path:
             return self
-        head = parts.head
-        features = parts.features(self.x)
+        head = net_split.head
+        features = net_split.features(self.x)
         program = partial(head.pyro_model, num_data=self.num_data)
         density = Density(
             program,
             (features, self.y),
             points=points,
-            values=parts.params,
+            values=net_split.params,
         )
         return dataclasses.replace(
             self,
@@ -138,11 +139,11 @@ class Problem:
             density=density,
         )
 
-    def at_inputs(self, parts: Split, x: Tensor) -> Problem:
+    def at_inputs(self, net_split: Split, x: Tensor) -> Problem:
         """The problem of the whole net with the priors of this one of its head; the density stays that of the head."""
-        whole = copy.copy(parts.whole)
+        whole = copy.copy(net_split.whole)
         whole.priors = self.bnn.priors
-        return dataclasses.replace(self, model=whole, x=x) if parts.path else self
+        return dataclasses.replace(self, model=whole, x=x) if net_split.path else self
 
     def whole_slope(self, density: Density) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
         """z (dim,) → gradient (dim,) and value () of minus a log joint density of this model, given all of its data."""
@@ -205,7 +206,7 @@ def prepare(
                 findings = wrong_derivative(problem.density, seconds)
             for finding in findings:
                 problem.note(finding)
-    return _checked(problem, terms, num_draws)
+    return _with_room_for_draws(problem, terms, num_draws)
 
 
 @dataclass(frozen=True, eq=False)
@@ -279,7 +280,7 @@ def _program_problem(
                 f"'device' is {str(target)!r} but the tensors of the program are on {density.device}: 'device' moves x "
                 "and y, not what a program closes over; pass the data, fit(program, x, y), or make them there"
             )
-        seconds = check_gradient(density, {"x": x, "y": y})
+        seconds = timed_gradient(density, {"x": x, "y": y})
     if y is not None and not density.observes:
         raise ValueError(
             "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
@@ -313,6 +314,21 @@ def _check_program(model: Program, x: Data) -> None:
         raise TypeError(
             "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"
         )
+
+
+def _with_room_for_draws(problem: Problem, terms: _Terms, num_draws: int) -> Problem:
+    """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
+    size = problem.density.dim
+    require(
+        2 * num_draws * size * problem.density.dtype.itemsize,  # as flat vectors and by site
+        problem.device,
+        f"a posterior of {num_draws} draws × {size} parameters",
+        "lower num_draws (or the number of chains or members)",
+    )
+    names = sorted(set(problem.density.initial_points) - set(terms.values))
+    if terms.points == "held" and names:
+        problem.note(Finding("held_points", {"names": names}))
+    return problem
 
 
 def _refuse_stochastic_layers(model: BNN) -> None:
@@ -385,6 +401,7 @@ def make_posterior(
         if importance is True:
             density = problem.density.holding(fixed)
             importance = partial(log_importance, density, approximation, draws)
+        # the context manager as a decorator: the pass runs later, when it is asked for
         stats = SampleStats(stats, full_float32(problem.device)(importance))
     program_meta: dict[str, Any] = {}
     if not problem.is_bnn:
@@ -491,25 +508,6 @@ def require_net(method: Recorded, model: BNN | Program) -> BNN:
     )
 
 
-def interruption(
-    method: Recorded,
-    done: int,
-    total: int,
-    unit: str,
-    checkpoint: str | Path | None = None,
-) -> Finding:
-    """A fit that Ctrl-C ended after ``done`` of ``total`` steps or draws (``unit``); where it can go on from."""
-    values = {
-        "method": type(method).__name__,
-        "done": done,
-        "total": total,
-        "unit": unit,
-    }
-    if checkpoint is not None:
-        values["checkpoint"] = str(checkpoint)
-    return Finding("interrupted", values)
-
-
 def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
     """A fit that another one begins with, which reports what is in its ``meta``; KeyboardInterrupt if it was cut."""
     with warnings.catch_warnings(record=True) as caught:
@@ -525,28 +523,6 @@ def run_subfit(search: Callable[[], Posterior], owner: str) -> Posterior:
             f"the search was interrupted by Ctrl-C while {owner} looked for its start: there is nothing to return yet"
         )
     return posterior
-
-
-def launches(device: torch.device, why: str) -> list[Finding]:
-    """That the steps of a run on a GPU are not compiled, and why; nothing on a CPU."""
-    if device.type == "cpu":
-        return []
-    return [Finding("launched_one_by_one", {"why": why, "device": str(device)})]
-
-
-def _checked(problem: Problem, terms: _Terms, num_draws: int) -> Problem:
-    """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
-    size = problem.density.dim
-    require(
-        2 * num_draws * size * problem.density.dtype.itemsize,  # as flat vectors and by site
-        problem.device,
-        f"a posterior of {num_draws} draws × {size} parameters",
-        "lower num_draws (or the number of chains or members)",
-    )
-    names = sorted(set(problem.density.initial_points) - set(terms.values))
-    if terms.points == "held" and names:
-        problem.note(Finding("held_points", {"names": names}))
-    return problem
 
 
 def snapshot(
@@ -568,3 +544,29 @@ def snapshot(
             importance=False,
             **options,
         )
+
+
+def interruption(
+    method: Recorded,
+    done: int,
+    total: int,
+    unit: str,
+    checkpoint: str | Path | None = None,
+) -> Finding:
+    """A fit that Ctrl-C ended after ``done`` of ``total`` steps or draws (``unit``); where it can go on from."""
+    values = {
+        "method": type(method).__name__,
+        "done": done,
+        "total": total,
+        "unit": unit,
+    }
+    if checkpoint is not None:
+        values["checkpoint"] = str(checkpoint)
+    return Finding("interrupted", values)
+
+
+def launches(device: torch.device, why: str) -> list[Finding]:
+    """That the steps of a run on a GPU are not compiled, and why; nothing on a CPU."""
+    if device.type == "cpu":
+        return []
+    return [Finding("launched_one_by_one", {"why": why, "device": str(device)})]

@@ -42,8 +42,8 @@ def check_signature(program: Program) -> None:
         ) from None
 
 
-def check_gradient(density: Density, data: Mapping[str, Data]) -> float:
-    """The seconds that one gradient of a program takes.
+def timed_gradient(density: Density, data: Mapping[str, Data]) -> float:
+    """Take one gradient of a program, and return the seconds that it took.
 
     Raises:
         Refused: the gradient cannot be had, of overwritten values or of values that go through NumPy.
@@ -201,13 +201,16 @@ def _gaps(name: str, value: Tensor) -> list[Finding]:
 
 
 def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
-    """Refuse dropout and noise that no layer shows; unless ``deterministic``, in evaluation mode alone."""
+    """Refuse a net that draws random numbers in evaluation mode.
+
+    Where ``deterministic``, also one that training mode makes random or another function.
+    """
     if _draws(model, model.eval_net, x):
         raise Refused(
             "the net draws random numbers, in evaluation mode too, so it is another function at every call: "
             "take the noise out of it; that of the targets is the likelihood's"
         )
-    if deterministic and (_draws(model, model.net, x) or _by_mode(model, x)):
+    if deterministic and (_draws(model, model.net, x) or _differs_by_mode(model, x)):
         raise Refused(
             "the net is in training mode, where it draws random numbers or is another function than in evaluation mode "
             "and has no density: call net.eval() before building the BNN"
@@ -216,6 +219,7 @@ def refuse_random(model: BNN, x: Tensor, *, deterministic: bool) -> None:
 
 @torch.no_grad()
 def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
+    """Whether a pass of the net moves the random state."""
     devices = [torch.device("cpu"), model.device]
     buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
     with seeded(0, *devices):
@@ -226,7 +230,7 @@ def _draws(model: BNN, net: torch.nn.Module, x: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _by_mode(model: BNN, x: Tensor) -> bool:
+def _differs_by_mode(model: BNN, x: Tensor) -> bool:
     """Whether training mode changes the output, at weights that are not the net's own."""
     with seeded(0, model.device):
         values = {n: v + 0.1 * torch.randn_like(v) for n, v in model.net.named_parameters()}
@@ -240,7 +244,10 @@ def _by_mode(model: BNN, x: Tensor) -> bool:
 
 @torch.no_grad()
 def rows_together(model: BNN, x: Tensor) -> list[Finding]:
-    """Whether the output of the net for a row depends on the other rows of ``x`` (N, …), as a batch mean makes it."""
+    """A finding where the net's output for a row depends on the other rows of ``x`` (N, …), else an empty list.
+
+    A mean over the batch makes it so.
+    """
     rows = x[:FEW]
     with warnings.catch_warnings(action="ignore"):  # what a batch of one is asked for
         alone = model.forward({}, rows[:1])

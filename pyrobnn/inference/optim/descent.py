@@ -48,30 +48,33 @@ def descend(
         line_search_fn="strong_wolfe",
     )
 
-    before = slope(theta)
-    inside = [(before[1], point.clone())]
+    gradient_before, value_before = slope(theta)
+    # the smallest value at a point inside the support, and that point
+    best_inside = [(value_before, point.clone())]
     history = list[float]()
 
     def closure() -> Tensor:
         point.grad, value = slope(point)
         history.append(float(value))
         finite = bool(value.isfinite() & point.grad.isfinite().all())
-        # the line search would interpolate between numbers that are none
-        if not finite or history.index(min(history)) < len(history) - patience:
+        if not finite:  # the line search would interpolate between numbers that are none
             raise _Outside
-        if value < inside[0][0]:
-            inside[0] = value, point.clone()
+        # the smallest value is older than `patience` evaluations
+        if history.index(min(history)) < len(history) - patience:
+            raise _Outside
+        if value < best_inside[0][0]:
+            best_inside[0] = value, point.clone()
         return value
 
     try:
         if num_steps:
             optimizer.step(closure)
     except _Outside:
-        point = inside[0][1]
-    after = slope(point)
-    if float(after[1]) <= float(before[1]):
-        return point.detach(), float(after[0].norm())
-    return theta.detach(), float(before[0].norm())
+        point = best_inside[0][1]
+    gradient_after, value_after = slope(point)
+    if float(value_after) <= float(value_before):
+        return point.detach(), float(gradient_after.norm())
+    return theta.detach(), float(gradient_before.norm())
 
 
 @torch.no_grad()
@@ -126,7 +129,10 @@ def descend_each(
 
 
 def _newton_like(gradients: Tensor, moves: Tensor, turns: Tensor) -> Tensor:
-    """The gradients (point, dim) times the inverse curvature that moves and turns (pair, point, dim) show."""
+    """The gradients (point, dim) times the inverse curvature that moves and turns (pair, point, dim) show.
+
+    The two-loop recursion of L-BFGS (Nocedal & Wright, algorithm 7.4); ``moves`` are its s, ``turns`` its y.
+    """
     products = (moves * turns).sum(2, keepdim=True)
     # zero of a pair that is not there yet
     rates = torch.where(products > 0, 1 / products.clamp_min(1e-30), 0.0)
@@ -175,7 +181,10 @@ def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:
 
 
 def unfinished(nats: float, num_params: int, name: str = "gain_left") -> dict[str, float]:
-    """What ``meta`` keeps of it: every parameter may be .05 nats off, a third of its standard error."""
+    """What ``meta`` keeps of a search that ended so many nats above its mode.
+
+    Every parameter may be .05 nats off, a third of its standard error.
+    """
     return {name: nats, "gain_limit": max(1.0, 0.05 * num_params)}
 
 

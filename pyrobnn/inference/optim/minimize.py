@@ -34,6 +34,9 @@ Gradient = Callable[..., tuple[Tensor, Tensor, Tensor]]
 BETA1 = 0.9
 BETA2 = 0.999
 EPS = 1e-8
+#: columns of a step's table: weight in the running mean, and factor of the learning rate
+_WEIGHT = 2
+_FACTOR = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,9 +151,12 @@ def minimize(
     )
     if rates is not None:
         stepper.vary(rates)
+    # advanced by the loop; the functions below read `step`
+    step = 0
+    looked = 0
 
     def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = stepper.rows[begin:end].cpu()
+        rows = stepper.records[begin:end].cpu()
         return rows[:, 0], {scalar: rows[:, i + 1] for i, scalar in enumerate(tracked)}
 
     def metrics() -> dict[str, Any]:
@@ -178,14 +184,13 @@ def minimize(
         worth_keeping=worth_keeping,
     )
     stepper.announce = watch.say
-    steps = itertools.repeat(()) if batches is None else iter(batches)
+    endless_batches = itertools.repeat(()) if batches is None else iter(batches)
     started = time.perf_counter()
-    step = 0
-    looked = 0
     with watch, flushed():
         while step < num_steps and watch.stopped != "callback":
             with torch.no_grad():
-                for batch in itertools.islice(steps, min(training.look_every, num_steps - step)):
+                size = min(training.look_every, num_steps - step)
+                for batch in itertools.islice(endless_batches, size):
                     stepper(batch)
                     step += 1
                     if step in stepper.averaging_checks:
@@ -208,7 +213,7 @@ def minimize(
         timings={"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds},
         asked=num_steps,
         tracked=tracked_rows,
-        factors=stepper.table[:num_steps, 3].cpu(),
+        factors=stepper.table[:num_steps, _FACTOR].cpu(),
         slope=stepper.slope if training.optimizer.clip_norm is None else None,
     )
 
@@ -279,7 +284,7 @@ def _check_finite(
 class _Step:
     """One update, compiled anew for every batch shape, and its record.
 
-    Attributes: ``rows`` (≥ num_steps, 1 + tracked, \\*members), loss and tracked scalars of every step, float64;
+    Attributes: ``records`` (≥ num_steps, 1 + tracked, \\*members), loss and tracked scalars of every step, float64;
         ``grad_norm`` (\\*members,) of the last gradient; ``table`` (≥ num_steps, 4), float64: lr / (1 - b1^t),
         1 / (1 - b2^t), weight in the running mean, factor of the rate.
     """
@@ -308,7 +313,7 @@ class _Step:
         members = start.shape[:-1]
         num_steps = training.num_steps
         padding = -num_steps % self.block
-        self.rows = torch.zeros(
+        self.records = torch.zeros(
             num_steps + padding,
             1 + num_tracked,
             *members,
@@ -375,7 +380,7 @@ class _Step:
 
     def rate(self) -> float:
         """The learning rate of the latest step."""
-        return self.training.lr * float(self.table[max(int(self.step) - 1, 0), 3])
+        return self.training.lr * float(self.table[max(int(self.step) - 1, 0), _FACTOR])
 
     def restart_average_if_falling(self) -> None:
         """Begin the mean of the iterates again, where the loss fell by three standard errors since it was begun.
@@ -384,17 +389,19 @@ class _Step:
         https://arxiv.org/abs/2009.00666).
         """
         step = int(self.step)
-        losses = self.rows[self.average_from : step, 0].reshape(step - self.average_from, -1)
+        losses = self.records[self.average_from : step, 0].reshape(step - self.average_from, -1)
         before, after = losses.tensor_split(2)
         error = (before.var(0) / len(before) + after.var(0) / len(after)).sqrt()
         if bool((before.mean(0) - after.mean(0) > 3 * error).any()):
             self.average_from = step
-            self.table[step:, 2] = 1 / torch.arange(1, len(self.table) - step + 1).to(self.table)
+            self.table[step:, _WEIGHT] = 1 / torch.arange(1, len(self.table) - step + 1).to(
+                self.table
+            )
 
     def final(self) -> Tensor:
         """The averaged iterate if averaging has begun, else the present one."""
         done = int(self.step)
-        averaging = done > 0 and bool(self.table[done - 1, 2] > 0)
+        averaging = done > 0 and bool(self.table[done - 1, _WEIGHT] > 0)
         return (self.mean if averaging else self.theta).clone()
 
 
@@ -405,10 +412,10 @@ class _AdamStep(_Step):
         super().__init__(*args)
         zeros = torch.zeros_like(self.theta)
         self.state = self.theta, zeros, zeros.clone(), self.mean, self.step, self.grad_norm
-        # of the rate, of each member
-        self.factors: tuple[Tensor, ...] = ()
+        # of the rate, one for each member; empty where all have the same
+        self.member_rates: tuple[Tensor, ...] = ()
         pairs = zip(
-            self.rows.split(self.block),
+            self.records.split(self.block),
             self.table.split(self.block),
             strict=True,
         )
@@ -419,34 +426,36 @@ class _AdamStep(_Step):
 
     def __call__(self, batch: Sequence[Tensor]) -> None:
         state = (*self.state, *next(self.blocks))
-        inputs = (*self.factors, *batch)
+        inputs = (*self.member_rates, *batch)
         self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
 
     def vary(self, rates: Tensor) -> None:
-        self.factors = (rates.to(self.theta)[:, None],)
+        self.member_rates = (rates.to(self.theta)[:, None],)
 
     def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         # a first step of no length: the moments that it leaves are those of the gradient
         others = [torch.zeros_like(value) for value in self.state[1:]]
-        record, table = (torch.zeros_like(block[: self.block]) for block in (self.rows, self.table))
+        record, table = (
+            torch.zeros_like(whole[: self.block]) for whole in (self.records, self.table)
+        )
         state = (points.clone(), *others, record, table)
-        inputs = (*self.factors, *batch)
+        inputs = (*self.member_rates, *batch)
         with torch.no_grad():
             self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
         return others[0] / (1 - BETA1), record[0, 0]
 
     def _update(self, *state: Tensor) -> None:
         theta, first_moment, second_moment, mean, step, grad_norm, record, table, *inputs = state
-        batch = inputs[len(self.factors) :]
+        batch = inputs[len(self.member_rates) :]
         row = step % self.block
         slope, rows, norm = self.gradient(theta, *batch)
         # by an index tensor: no .item()
-        rate, root, weight, _ = table[row[None]][0].to(theta.dtype).unbind()
+        rate, unbias, weight, _ = table[row[None]][0].to(theta.dtype).unbind()
         first_moment.copy_(BETA1 * first_moment + (1 - BETA1) * slope)
         second_moment.copy_(BETA2 * second_moment + (1 - BETA2) * slope * slope)
-        # both bias corrections are tabulated: rate = lr / (1 - b1^t), root = 1 / (1 - b2^t)
-        move = rate * first_moment / ((second_moment * root).sqrt() + EPS)
-        theta.sub_(inputs[0] * move if self.factors else move)
+        # both bias corrections are tabulated: rate = lr / (1 - b1^t), unbias = 1 / (1 - b2^t)
+        move = rate * first_moment / ((second_moment * unbias).sqrt() + EPS)
+        theta.sub_(inputs[0] * move if self.member_rates else move)
         mean.copy_(mean + weight * (theta - mean))
         record.index_put_((row,), rows)
         grad_norm.copy_(norm)
@@ -462,7 +471,7 @@ class _TorchStep(_Step):
         check_type(
             "optimizer", self.optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer"
         )
-        factors = self.table[:, 3].tolist() + [1.0]
+        factors = self.table[:, _FACTOR].tolist() + [1.0]
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factors.__getitem__)
 
     def slope(self, points: Tensor, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -476,10 +485,10 @@ class _TorchStep(_Step):
     def __call__(self, batch: Sequence[Tensor]) -> None:
         done = int(self.step)
         gradient = self.kernel(self.gradient, (self.theta,), batch)
-        self.theta.grad, self.rows[done], norm = gradient(self.theta, *batch)
+        self.theta.grad, self.records[done], norm = gradient(self.theta, *batch)
         self.grad_norm.copy_(norm)
         self.optimizer.step()
         self.scheduler.step()
         with torch.no_grad():
-            self.mean += self.table[done, 2] * (self.theta - self.mean)
+            self.mean += self.table[done, _WEIGHT] * (self.theta - self.mean)
         self.step.fill_(done + 1)

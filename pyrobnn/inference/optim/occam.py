@@ -68,11 +68,12 @@ def _log_det(problem: Problem, theta: Tensor) -> Tensor:
         device=theta.device,
     )
     weights[noise_indices] = False
-    prior = -_row_sums(_log_prior(problem), theta)[weights].double()
-    prior = prior.clamp_min(SMALLEST)
-    rows = _rows(problem, theta)[:, weights] / prior.sqrt()
+    prior_precision = -_row_sums(_log_prior(problem), theta)[weights].double()
+    prior_precision = prior_precision.clamp_min(SMALLEST)
+    rows = _rows(problem, theta)[:, weights] / prior_precision.sqrt()
     gram = rows @ rows.mT if len(rows) < rows.shape[1] else rows.mT @ rows
-    total = prior.log().sum() + torch.linalg.eigvalsh(gram).clamp_min(0.0).log1p().sum()
+    eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0.0)
+    total = prior_precision.log().sum() + eigenvalues.log1p().sum()
     if noise_indices:
         index = torch.tensor(noise_indices, device=theta.device)
 
@@ -109,6 +110,7 @@ def _rows(problem: Problem, theta: Tensor) -> Tensor:
 
 
 def _log_prior(problem: Problem) -> Callable[[Tensor], Tensor]:
+    """Log prior with the Jacobian, as a function of z (dim,), float64."""
     density = problem.density
 
     def log_prior(z: Tensor) -> Tensor:

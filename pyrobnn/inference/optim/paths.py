@@ -35,12 +35,12 @@ from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 
 #: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
 LEVELS = (0.1, 0.05, 0.2, 0.4)
+#: share of the steps for which a continuation holds the noise
+HELD_SHARE = 0.5
 #: factors of the learning rate of a continuation beside the plain path, in the order of their use
 RATE_FACTORS = (10.0, 3.0, 30.0)
 #: rate that no factor leads beyond
 LARGEST_RATE = 0.3
-#: share of the steps for which it does
-HELD_SHARE = 0.5
 #: of the plain path's steps, those of a continuation that runs after it
 SECOND_SHARE = 0.4
 #: numbers (rows times parameters times paths) up to which a step of all paths together costs about as much as of one
@@ -155,13 +155,13 @@ def num_together(
 class Paths:
     """Where the paths of a search start, and how.
 
-    Attributes: ``starts`` (member, path, dim); ``shares`` (member, path), the scale at which the noise is held first,
-        of the targets' standard deviation; zero of a plain path; ``rates`` (member, path), factors of the learning
-        rate, one of a plain path.
+    Attributes: ``starts`` (member, path, dim); ``relative_levels`` (member, path), the scale at which the noise is held
+        first, of the targets' standard deviation, zero of a plain path; ``rates`` (member, path), factors of the
+        learning rate, one of a plain path.
     """
 
     starts: Tensor
-    shares: Tensor
+    relative_levels: Tensor
     rates: Tensor
 
 
@@ -177,20 +177,20 @@ def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor]
     num_own = min(num_paths, 1 + len(LEVELS))
     num_others = num_paths - num_own if other_starts is not None else 0
     num_paths = num_own + num_others
-    shares = torch.zeros(num_members, num_paths)
+    relative_levels = torch.zeros(num_members, num_paths)
     rates = torch.ones(num_members, num_paths)
     for member in range(num_members):
         for path in range(1, num_paths):
             if path != num_own:  # the first from another start is plain
                 turn = path + member - 1
-                shares[member, path] = LEVELS[turn % len(LEVELS)]
+                relative_levels[member, path] = LEVELS[turn % len(LEVELS)]
                 rates[member, path] = RATE_FACTORS[turn % len(RATE_FACTORS)]
     starts = start[:, None].repeat(1, num_paths, 1)
     if other_starts is not None and num_others:
         starts[:, num_own:] = other_starts(num_members * num_others).reshape(
             num_members, num_others, dim
         )
-    return Paths(starts, shares, rates)
+    return Paths(starts, relative_levels, rates)
 
 
 def best_ends(worths: Tensor) -> list[int]:
@@ -251,12 +251,12 @@ def alone(slope: Slope, number: int) -> Slope:
 class Ends:
     """Where the paths of a search end.
 
-    Attributes: ``runs`` of all paths, member by member; ``shares`` (member, path), as of :class:`Paths`; ``values``
-        (path,) of the loss in nats, where the ends are refined.
+    Attributes: ``runs`` of all paths, member by member; ``relative_levels`` (member, path), as of :class:`Paths`;
+        ``values`` (path,) of the loss in nats, where the ends are refined.
     """
 
     runs: list[Result]
-    shares: Tensor
+    relative_levels: Tensor
     values: Tensor | None = None
 
     def refined(self, slope: Slope, num_steps: int) -> Ends:
@@ -278,7 +278,7 @@ class Ends:
             return self
         order = [path for path in self.values.argsort().tolist() if path > 0][: number - 1]
         paths = [0, *sorted(order)]
-        return Ends([self.runs[path] for path in paths], self.shares[:, paths])
+        return Ends([self.runs[path] for path in paths], self.relative_levels[:, paths])
 
 
 def _polished(end: Result, slope: Slope, num_steps: int) -> Result:
@@ -324,8 +324,8 @@ class Search:
         """The best end for each member of ``start``, (dim,) or (member, dim), as one run."""
         ends = self._ends(start)
         # two long paths end close enough to their modes, and evaluations on all data would cost as much as the second
-        alike = self.num_paths == 1 or len(ends.runs) == 1 or ends.runs[0].interrupted
-        if self.refinement is None or alike:
+        comparable = self.num_paths == 1 or len(ends.runs) == 1 or ends.runs[0].interrupted
+        if self.refinement is None or comparable:
             return self._chosen(ends, start.dim() == 1)
         slope = self._slope(ends, self.refinement)
         refined = ends.refined(slope, self.refinement.num_steps)
@@ -343,7 +343,7 @@ class Search:
         plain = worths[:, :1].nan_to_num(nan=-math.inf).expand_as(worths).flatten()
         chosen = [ends.runs[end] for end in numbers]
         record = {
-            "noise_held": [float(ends.shares.flatten()[end]) for end in numbers],
+            "noise_held": [float(ends.relative_levels.flatten()[end]) for end in numbers],
             "path_gain": [float(worths.flatten()[end] - plain[end]) for end in numbers],
         }
         if single:
@@ -366,9 +366,12 @@ class Search:
 
     def _worths_of(self, ends: Ends) -> Tensor:
         """The worths (member, path) of the ends; none of a continuation whose noise is on its way to zero."""
-        return _without_collapsed(self.worths(ends.runs), ends.runs, ends.shares, self.noise)
+        return _without_collapsed(
+            self.worths(ends.runs), ends.runs, ends.relative_levels, self.noise
+        )
 
     def _ends(self, start: Tensor) -> Ends:
+        """The ends of all paths: together where there is room, else one after the other."""
         if self.num_paths > 1:
             # another path may diverge where the plain one does not
             with contextlib.suppress(FloatingPointError):
@@ -377,7 +380,7 @@ class Search:
 
     def _all_at_once(self, start: Tensor) -> Ends:
         paths = planned(start.reshape(-1, start.shape[-1]), self.num_paths, self.other_starts)
-        num_paths = paths.shares.shape[1]
+        num_paths = paths.relative_levels.shape[1]
         values_of = torch.func.vmap(
             partial(self.target, self.problem.density), randomness="different"
         )
@@ -396,19 +399,21 @@ class Search:
         rates = (lr * paths.rates.flatten()).clamp(max=max(lr, LARGEST_RATE)) / lr
         result = self._run(
             paths.starts.flatten(0, 1),
-            paths.shares.flatten(),
+            paths.relative_levels.flatten(),
             self.training,
             shown,
             num_paths,
             rates,
         )
-        return Ends(members_of(result), paths.shares)
+        return Ends(members_of(result), paths.relative_levels)
 
     def _in_turn(self, start: Tensor) -> Ends:
         """The plain path, and then a continuation of fewer steps."""
         num_members = 1 if start.dim() == 1 else len(start)
         plain = self._run(start, torch.zeros(num_members), self.training, self.snapshot, 1)
-        shares = torch.tensor([LEVELS[member % len(LEVELS)] for member in range(num_members)])
+        relative_levels = torch.tensor(
+            [LEVELS[member % len(LEVELS)] for member in range(num_members)]
+        )
         if plain.stopped != "num_steps":
             return Ends(members_of(plain), torch.zeros(num_members, 1))
         training = replace(
@@ -420,11 +425,11 @@ class Search:
             name=f"{self.name}, noise held first",
         )
         try:
-            continuation = quiet._run(start, shares, training, None, 1)
+            continuation = quiet._run(start, relative_levels, training, None, 1)
         except FloatingPointError:
             return Ends(members_of(plain), torch.zeros(num_members, 1))
         except KeyboardInterrupt:
-            continuation = replace(plain, stopped="interrupt")
+            continuation = replace(plain, stopped="interrupt")  # handled as any other end below
         if continuation.interrupted:
             return Ends(
                 members_of(replace(plain, stopped="interrupt")), torch.zeros(num_members, 1)
@@ -436,18 +441,18 @@ class Search:
             strict=True,
         ):
             ends += pair
-        return Ends(ends, torch.stack([torch.zeros(num_members), shares], 1))
+        return Ends(ends, torch.stack([torch.zeros(num_members), relative_levels], 1))
 
     def _run(
         self,
         starts: Tensor,
-        shares: Tensor,
+        relative_levels: Tensor,
         training: Training,
         snapshot: Callable[[Tensor], Any] | None,
         num_paths: int,
         rates: Tensor | None = None,
     ) -> Result:
-        """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``shares`` (end,) first.
+        """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``relative_levels`` (end,) first.
 
         Where ``rates`` (end,) are given, each end's rate is so many times the usual one.
         """
@@ -464,7 +469,7 @@ class Search:
                 randomness="different",
             )(thetas, levels, *batch)
 
-        levels = torch.outer(shares.to(self.noise.spread), self.noise.spread)
+        levels = torch.outer(relative_levels.to(self.noise.spread), self.noise.spread)
         if starts.dim() == 1:
             levels = levels[0]
         return minimize(
@@ -519,8 +524,8 @@ def search_each(
     num_points = len(ys) * len(start)
     num_paths = max(2, num_together(problem, None, num_points, 1 + len(LEVELS)))
     paths = planned(start, num_paths, None)
-    shares = paths.shares.flatten().to(start)
-    levels = torch.cat([torch.outer(shares, noise.spread) for noise in noises])
+    relative_levels = paths.relative_levels.flatten().to(start)
+    levels = torch.cat([torch.outer(relative_levels, noise.spread) for noise in noises])
     shared = noises[0]
 
     def loss(
@@ -532,7 +537,7 @@ def search_each(
         with shared.at(level) as density:
             return -target(density, theta, x, y) / problem.num_rows
 
-    batch = (problem.x, ys.repeat_interleave(len(shares), 0))
+    batch = (problem.x, ys.repeat_interleave(len(relative_levels), 0))
     result = minimize(
         torch.func.vmap(
             loss,
@@ -548,8 +553,10 @@ def search_each(
     ends = members_of(result)
     best = []
     for number, (of_set, noise) in enumerate(zip(problems, noises, strict=True)):
-        set_ends = ends[number * len(shares) : (number + 1) * len(shares)]
-        values = _without_collapsed(worths(of_set, set_ends), set_ends, paths.shares, noise)
+        set_ends = ends[number * len(relative_levels) : (number + 1) * len(relative_levels)]
+        values = _without_collapsed(
+            worths(of_set, set_ends), set_ends, paths.relative_levels, noise
+        )
         best.append(torch.stack([set_ends[end].params for end in best_ends(values)]))
     return torch.stack(best)
 
@@ -564,14 +571,14 @@ def _given(problem: Problem, y: Tensor) -> Problem:
 def _without_collapsed(
     worths: Tensor,
     ends: Sequence[Result],
-    shares: Tensor,
+    relative_levels: Tensor,
     noise: FreeNoise,
 ) -> Tensor:
     """Worths (end,) as (member, path); none of a continuation whose noise is on its way to zero."""
-    rows = worths.cpu().reshape(shares.shape)
+    rows = worths.cpu().reshape(relative_levels.shape)
     points = torch.stack([end.params for end in ends])
-    collapsed = noise.collapsed(points).cpu().reshape(shares.shape)
-    return rows.masked_fill(collapsed & (shares > 0), -math.inf)
+    collapsed = noise.collapsed(points).cpu().reshape(relative_levels.shape)
+    return rows.masked_fill(collapsed & (relative_levels > 0), -math.inf)
 
 
 def worths_of(problem: Problem, ends: Sequence[Result], *, evidence: bool) -> Tensor:

@@ -66,13 +66,13 @@ class Elbo:
         self.estimator = estimator
         self.num_particles = num_particles
         self.latent = tuple(site for site in density.sites if site.kind == "latent")
-        start = torch.zeros(
+        any_key = torch.zeros(
             (),
             dtype=torch.int64,
             device=density.device,
         )
         with seeded(0, density.device), torch.no_grad():
-            gaussian = family.draw(family.initial(), Noise(start)).moments is not None
+            gaussian = family.draw(family.initial(), Noise(any_key)).moments is not None
             wanted = kl == "closed_form" or (kl == "auto" and family.factorized)
             self.exact_entropy = wanted and gaussian
             self.closed: frozenset[str] = frozenset()
@@ -82,7 +82,7 @@ class Elbo:
 
     @property
     def exact_kl(self) -> bool:
-        """Whether the KL has no noise: every site's cross entropy is closed, and given no other site's draw."""
+        """Whether the KL has no noise: every site's cross entropy is in closed form and the same at every draw."""
         return self.exact_entropy and len(self.constant) == len(self.latent)
 
     def __call__(
@@ -154,19 +154,19 @@ class Elbo:
         return log_likelihood, cross
 
     def _site_moments(self, moments: Moments | None) -> dict[str, tuple[Tensor, Tensor]]:
-        """Location and scale of every latent site in unconstrained space, where the guide has them."""
+        """Mean and variance of every latent site in unconstrained space; empty where the guide has none."""
         if moments is None:
             return {}
         # one split, whose gradient is one concatenation: that of a slice is a whole vector for every site
         sizes = [site.stop - site.start for site in self.latent]
-        locs = moments[0].split(sizes)
-        scales = moments[1].split(sizes)
+        means = moments[0].split(sizes)
+        variances = moments[1].split(sizes)
         return {
             site.name: (
-                loc.reshape(site.unconstrained_shape),
-                scale.reshape(site.unconstrained_shape),
+                mean.reshape(site.unconstrained_shape),
+                var.reshape(site.unconstrained_shape),
             )
-            for site, loc, scale in zip(self.latent, locs, scales)
+            for site, mean, var in zip(self.latent, means, variances)
         }
 
     def _closed_sites(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -237,7 +237,7 @@ def evaluate_elbo(
     """
     max_draws = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
     exact = elbo.exact_kl
-    sample = torch.empty(
+    values = torch.empty(
         0,
         dtype=torch.float64,
         device=theta.device,
@@ -249,17 +249,18 @@ def evaluate_elbo(
         device=theta.device,
     )
     kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
-    while len(sample) < max_draws:
-        block = min(draws_per_block(layout.dim), max(64, max_draws - len(sample)))
+    while len(values) < max_draws:
+        block = min(draws_per_block(layout.dim), max(64, max_draws - len(values)))
         z = layout.unconstrain(approximation.sample(block))
-        log_prior, value = log_parts(problem, layout, z)
+        log_prior, block_values = log_parts(problem, layout, z)
         if not exact:
-            value = value + log_prior - approximation.log_prob(layout.constrain(z)).double()
-        sample = torch.cat([sample, value])
-        error = float(sample.std()) / math.sqrt(len(sample))
-        if len(sample) >= 256 and error < _ELBO_ERROR:
+            log_q = approximation.log_prob(layout.constrain(z)).double()
+            block_values = block_values + log_prior - log_q
+        values = torch.cat([values, block_values])
+        error = float(values.std()) / math.sqrt(len(values))
+        if len(values) >= 256 and error < _ELBO_ERROR:
             break
-    return float(sample.mean()) - kl, error
+    return float(values.mean()) - kl, error
 
 
 def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:

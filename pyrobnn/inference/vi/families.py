@@ -241,14 +241,14 @@ class LowRank(_Normal):
         columns = columns.to(self.loc) * (_COLUMN_START / _COLUMN_STEP)
         return torch.cat([super().initial()[: 2 * self.dim], columns])
 
-    def factors(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def loc_scale_columns(self, phi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Means (dim,), diagonal standard deviations (dim,) and columns (dim, rank)."""
         loc, scale, columns = self.parts(phi)
         # in units of the scale, which an optimiser's step of lr would dwarf where weights are well determined
         return loc, scale, scale[:, None] * columns.reshape(self.dim, self.rank) * _COLUMN_STEP
 
     def draw(self, phi: Tensor, noise: Noise) -> Draw:
-        loc, scale, columns = self.factors(phi)
+        loc, scale, columns = self.loc_scale_columns(phi)
         offset = columns @ noise.normal(columns[0]) + scale * noise.normal(loc)
         # Woodbury: determinant and quadratic form through the (rank, rank) capacitance
         whitened = columns / scale[:, None]
@@ -288,7 +288,7 @@ class LowRank(_Normal):
         return torch.where(failed > 0, torch.nan, chol)
 
     def approximation(self, phi: Tensor, layout: Density) -> FlatApproximation:
-        loc, scale, columns = self.factors(phi)
+        loc, scale, columns = self.loc_scale_columns(phi)
         state = {
             "loc": loc,
             "cov_factor": columns,
@@ -319,6 +319,37 @@ def _entropy(half_log_det: Tensor, dim: int) -> Tensor:
 _LOG_SCALE_BOUND = 2.0
 #: an optimiser's step of the networks relative to that of locations and scales: the fit diverges at the same step
 _NETWORK_STEP = 0.03
+
+
+def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+    """z and log q(z) of standard normal noise, (\\*batch, dim) and (\\*batch,)."""
+    scale = F.softplus(state["raw_scale"])
+    log_q = -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) - scale.log().sum()
+    u = noise
+    for k in range(_num_layers(state)):
+        fixed, moved = u.split(list(_sizes(u.shape[-1], k)), -1)
+        log_scale, shift = _coupling(state, k, fixed)
+        # exchanged, so that the next layer moves what this one left
+        u = torch.cat([moved * log_scale.exp() + shift, fixed], -1)
+        log_q = log_q - log_scale.sum(-1)
+    return state["loc"] + scale * u, log_q.double()
+
+
+def _coupling(state: Mapping[str, Tensor], k: int, fixed: Tensor) -> tuple[Tensor, Tensor]:
+    """Log scale and shift of the moved half, given the fixed one."""
+    hidden = torch.tanh(F.linear(fixed, state[f"{k}.in"], state[f"{k}.in_bias"]))
+    raw, shift = F.linear(hidden, state[f"{k}.out"], state[f"{k}.out_bias"]).chunk(2, -1)
+    return _LOG_SCALE_BOUND * torch.tanh(raw / _LOG_SCALE_BOUND), shift
+
+
+def _sizes(dim: int, k: int) -> tuple[int, int]:
+    """Sizes of the fixed and the moved half in layer k: the exchange alternates them when dim is odd."""
+    half = dim // 2
+    return (half, dim - half) if k % 2 == 0 else (dim - half, half)
+
+
+def _num_layers(state: Mapping[str, Tensor]) -> int:
+    return sum(name.endswith(".in") for name in state)
 
 
 class CouplingFlow:
@@ -440,34 +471,5 @@ class FlowDistribution(TorchDistribution):
         return total - 0.5 * (u.square() + math.log(2 * math.pi)).sum(-1)
 
 
+# so that a saved flow is found by its name
 FAMILIES["flow"] = FlowDistribution
-
-
-def _push(state: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
-    """z and log q(z) of standard normal noise, (\\*batch, dim) and (\\*batch,)."""
-    scale = F.softplus(state["raw_scale"])
-    log_q = -0.5 * (noise.square() + math.log(2 * math.pi)).sum(-1) - scale.log().sum()
-    u = noise
-    for k in range(_num_layers(state)):
-        fixed, moved = u.split(list(_sizes(u.shape[-1], k)), -1)
-        log_scale, shift = _coupling(state, k, fixed)
-        # exchanged, so that the next layer moves what this one left
-        u = torch.cat([moved * log_scale.exp() + shift, fixed], -1)
-        log_q = log_q - log_scale.sum(-1)
-    return state["loc"] + scale * u, log_q.double()
-
-
-def _coupling(state: Mapping[str, Tensor], k: int, fixed: Tensor) -> tuple[Tensor, Tensor]:
-    h = torch.tanh(F.linear(fixed, state[f"{k}.in"], state[f"{k}.in_bias"]))
-    raw, shift = F.linear(h, state[f"{k}.out"], state[f"{k}.out_bias"]).chunk(2, -1)
-    return _LOG_SCALE_BOUND * torch.tanh(raw / _LOG_SCALE_BOUND), shift
-
-
-def _sizes(dim: int, k: int) -> tuple[int, int]:
-    """Sizes of the fixed and the moved half in layer k: the exchange alternates them when dim is odd."""
-    half = dim // 2
-    return (half, dim - half) if k % 2 == 0 else (dim - half, half)
-
-
-def _num_layers(state: Mapping[str, Tensor]) -> int:
-    return sum(name.endswith(".in") for name in state)

@@ -98,8 +98,14 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     Where the noise is free, a second and shorter course holds it small first, as the paths of
     :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept.
     """
-    fitted, result = _course(config, problem, run)
-    if fitted.noise is not None and result.stopped == "num_steps":
+    fitted, result = _course(
+        config,
+        problem,
+        run,
+        asked=config,
+        hold_noise=False,
+    )
+    if fitted.free_noise is not None and result.stopped == "num_steps":
         fitted, result = _better_course(config, problem, run, fitted, result)
     return fitted.posterior(result.params, run.num_draws, result)
 
@@ -118,7 +124,8 @@ def _better_course(
             shorter,
             problem,
             replace(run, callbacks=()),
-            owner=config,
+            asked=config,
+            hold_noise=True,
         )
     except FloatingPointError:
         return plain, result
@@ -136,54 +143,53 @@ def _course(
     config: SVI,
     problem: Problem,
     run: FitRun,
-    owner: SVI | None = None,
+    *,
+    asked: SVI,
+    hold_noise: bool,
 ) -> tuple[GuideFit, Result]:
-    """One fit, after mean-field's where the guide contains it; with the noise held first where it has an ``owner``."""
+    """One fit, after mean-field's where the guide contains it.
+
+    ``asked`` is the user's configuration, of which ``config`` is a part; ``hold_noise``: hold the noise small first.
+    """
     callbacks = run.callbacks
     options = config.options
-    title = "SVI" if owner is None else "SVI, noise held first"
-    fitted = GuideFit(config, problem, run.init, run.seed, owner)
+    title = "SVI, noise held first" if hold_noise else "SVI"
+    fitted = GuideFit(config, problem, run.init, run.seed, asked)
     # of our own guides the first parameters are means and scales
     contains = isinstance(options.family, str) and options.family != "mean_field"
     num_steps = round(options.mean_field_start * config.num_steps) if contains else 0
-    if owner is not None:
+    if hold_noise:
         fitted.hold_noise(HELD_SHARE)
     if not num_steps:
         return fitted, fitted.train(callbacks, run.progress, title)
-    plain_config = replace(
+    mean_field_config = replace(
         config,
         guide=replace(options, family="mean_field"),
         num_steps=num_steps,
     )
-    plain = GuideFit(
-        plain_config,
-        problem,
-        run.init,
-        run.seed,
-        owner=owner or config,
-    )
-    if owner is not None:
-        plain.hold_noise(1.0)
+    mean_field = GuideFit(mean_field_config, problem, run.init, run.seed, asked)
+    if hold_noise:
+        mean_field.hold_noise(1.0)
     try:
-        return _two_stages(plain, fitted, run, title)
+        return _two_stages(mean_field, fitted, run, title)
     finally:
         for callback in callbacks:
             end_of(callback)()
 
 
 def _two_stages(
-    plain: GuideFit,
+    mean_field: GuideFit,
     fitted: GuideFit,
     run: FitRun,
     title: str,
 ) -> tuple[GuideFit, Result]:
     """A fit of mean-field, then the fit of the guide that begins where it ended, unless it was stopped."""
     callbacks = [after(0, callback) for callback in run.callbacks]
-    result = plain.train(callbacks, run.progress, f"{title}, mean-field first")
-    result = replace(result, asked=plain.config.num_steps + fitted.config.num_steps)
+    result = mean_field.train(callbacks, run.progress, f"{title}, mean-field first")
+    result = replace(result, asked=mean_field.config.num_steps + fitted.config.num_steps)
     if result.stopped in ("callback", "interrupt"):
-        return plain, result
-    fitted.begin_at(plain, result)
+        return mean_field, result
+    fitted.begin_at(mean_field, result)
     callbacks = [after(result.num_steps, callback) for callback in run.callbacks]
     return fitted, fitted.train(callbacks, run.progress, title)
 
@@ -262,14 +268,15 @@ class GuideFit:
         self.owner = owner or config
         self.init = init
         self.elbo, self.start = build_elbo(config, problem, init, seed)
-        self.noise = FreeNoise.of(problem)
+        self.free_noise = FreeNoise.of(problem)
         # at which the noise is held in the first ``num_held`` steps
         self.level: Tensor | None = None
         self.num_held = 0
-        if self.noise is not None:
-            self.elbo.density = self.noise.density
-            self.level = torch.zeros_like(self.noise.spread)
-        self.before: tuple[GuideFit, Result] | None = None  # the mean-field that it began at
+        if self.free_noise is not None:
+            self.elbo.density = self.free_noise.density
+            self.level = torch.zeros_like(self.free_noise.spread)
+        # the mean-field fit that this one began at, and where that ended
+        self.before: tuple[GuideFit, Result] | None = None
         if problem.stream:
             self.num_batches = problem.stream.num_batches
         else:
@@ -280,17 +287,23 @@ class GuideFit:
         kl_weights = schedule.factors(config.num_steps, self.num_batches, num_weights)
         self.kl_weights = kl_weights.to(problem.device)
 
-    def begin_at(self, plain: GuideFit, result: Result) -> None:
+    def begin_at(self, mean_field: GuideFit, result: Result) -> None:
         """Start at the means, scales and point parameters of a fit of mean-field."""
-        size = plain.elbo.family.size
-        moved = self.elbo.family.size
-        self.start = torch.cat([result.params[:size], self.start[size:moved], result.params[size:]])
-        self.before = plain, result
+        num_mean_field = mean_field.elbo.family.size
+        num_guide = self.elbo.family.size
+        self.start = torch.cat(
+            [
+                result.params[:num_mean_field],
+                self.start[num_mean_field:num_guide],
+                result.params[num_mean_field:],
+            ]
+        )
+        self.before = mean_field, result
 
     def hold_noise(self, share: float) -> None:
         """Hold the noise small for the first ``share`` of the steps."""
-        if self.noise is not None:
-            self.level = LEVELS[0] * self.noise.spread
+        if self.free_noise is not None:
+            self.level = LEVELS[0] * self.free_noise.spread
             self.num_held = round(share * self.config.num_steps)
 
     def train(
@@ -332,19 +345,20 @@ class GuideFit:
         key: Tensor,
         *batch: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        if self.noise is None:
-            return self._elbo(theta, weight, key, *batch)
+        if self.free_noise is None:
+            return self._loss_of_batch(theta, weight, key, *batch)
         level, *data = batch
-        with self.noise.at(level):
-            return self._elbo(theta, weight, key, *data)
+        with self.free_noise.at(level):
+            return self._loss_of_batch(theta, weight, key, *data)
 
-    def _elbo(
+    def _loss_of_batch(
         self,
         theta: Tensor,
         weight: Tensor,
         key: Tensor,
         *batch: Tensor,
     ) -> tuple[Tensor, Tensor]:
+        """Loss and tracked scalars on a batch: the data themselves, or row numbers and all data."""
         if len(batch) == 3:  # gathered inside the graph
             rows, x, y = batch
             batch = x[rows], y[rows]
@@ -389,9 +403,10 @@ class GuideFit:
         """The ELBO of weight one at parameters ``theta``, and its standard error, in nats."""
         guide = self._guide_at(theta)
         with full_float32(self.problem.device):
-            return self._elbo_of(guide, theta)
+            return self._evaluated(guide, theta)
 
-    def _elbo_of(self, guide: FittedGuide, theta: Tensor) -> tuple[float, float]:
+    def _evaluated(self, guide: FittedGuide, theta: Tensor) -> tuple[float, float]:
+        """The ELBO of weight one of a guide at ``theta``, and its standard error, in nats."""
         return evaluate_elbo(self.problem, guide.layout, guide.approximation, self.elbo, theta)
 
     def _snapshot(self, theta: Tensor) -> Posterior:
@@ -423,6 +438,7 @@ class GuideFit:
         problem = self.problem
         guide = self._guide_at(theta)
         draws = guide.sample(num_draws)
+        # of this stage alone: `kl_weights` are its own, and below `result` becomes both stages
         temperature = self._temperature(result.num_steps)
         begun = time.perf_counter()
         mean_field_steps = self._mean_field_steps(result)
@@ -463,16 +479,16 @@ class GuideFit:
         track: Tensor | None,
     ) -> Evidence:
         """The ELBO at the end of the search; ``track`` is its noisy value at every step, None of a tempered fit."""
-        elbo, error = self._elbo_of(guide, theta)
+        elbo, error = self._evaluated(guide, theta)
         return Evidence(elbo, error, elbo_findings(elbo, error, track))
 
     def _better_start(self, evidence: Evidence) -> tuple[FittedGuide, Evidence] | None:
         """The fit of mean-field where this one began, if its ELBO is surely higher."""
         if self.before is None or evidence.elbo is None:
             return None
-        plain, result = self.before
-        guide = plain._guide_at(result.params)
-        elbo, error = plain._elbo_of(guide, result.params)
+        mean_field, result = self.before
+        guide = mean_field._guide_at(result.params)
+        elbo, error = mean_field._evaluated(guide, result.params)
         if not elbo - evidence.elbo > 3 * math.hypot(evidence.error, error):
             return None
         values = {
