@@ -7,14 +7,25 @@ MLE, MAP        ``point_methods``                                ``optim``
 DeepEnsemble    ``point_methods``                                ``optim``
 SVI             ``svi``                                          ``vi``, ``optim``
 NUTS            ``nuts``                                         ``hmc``
-SMC             ``smc``                                          ``tempering``, ``hmc``
+SMC             ``smc``                                          ``tempering``, ``exchange``, ``hmc``
 SGLD, SGHMC     ``sgmcmc``                                       ``langevin``, ``chain_steps``
 Laplace         ``laplace``                                      ``curvature``, ``optim``
 SWA, SWAG       ``swag``                                         ``batch_norm``, ``optim``
 MCDropout       ``mc_dropout``                                   ``batch_norm``, ``optim``
 =============== ================================================ =========================
 
-What all begin and end with is in ``fitting``; what a method is says ``method``.
+What is no method of its own:
+
+================================= =================== ==============================
+what                              file                parts
+================================= =================== ==============================
+LogDensity                        ``log_density``
+posthoc                           ``posthoc``         ``curvature``
+Posterior.update, .remove         ``update``          ``tempering``, ``curvature``
+fits on several processes         ``distributed``
+================================= =================== ==============================
+
+What all begin and end with is in ``fitting``; ``method`` says what a method is.
 """
 
 from __future__ import annotations

@@ -81,6 +81,7 @@ def chain_batches(problem: Problem, num_chains: int, batch_size: int | None) -> 
         data = tuple(value for value in (problem.x, problem.y) if isinstance(value, Tensor))
         if len(data) < 2:
             data = ()  # the density calls the program with its stored arguments
+        # endless: what follows is for a net
         yield from itertools.repeat(Batch(none, data, per_chain=False))
     num_data = problem.num_rows
     if problem.loader is not None or batch_size is None or batch_size >= num_data:
@@ -162,8 +163,9 @@ def _transition(
         rows: Tensor,
         *data: Tensor,
     ) -> tuple[Tensor, ...]:
-        epsilon, forget, temperature = control.unbind()
+        epsilon, second_weight, temperature = control.unbind()
         metric = metric_of(second) if precondition else torch.ones_like(second)
+        setting = Setting(epsilon, temperature, metric)
         slope = torch.func.grad_and_value(_of_rows(density, data, per_chain))
         rows_dim = 0 if per_chain else None
         of_chains = torch.func.vmap(
@@ -171,11 +173,10 @@ def _transition(
             in_dims=(0, rows_dim),
             randomness=randomness,
         )
-        setting = Setting(epsilon, temperature, metric)
         moved = config.move(z, v, lambda point: of_chains(point, rows), setting)
         if precondition:
             squares = (moved.gradient / num_data).square().mean(0)
-            second = torch.lerp(second, squares, forget)
+            second = torch.lerp(second, squares, second_weight)
         return moved.z, moved.v, second, heat + moved.heat, moved.lp, moved.energy - heat
 
     return step
@@ -193,7 +194,8 @@ class ChainStep:
     """The compiled transition, anew for every batch shape (a loader's last batch is smaller).
 
     Attributes:
-        control: ε, how much the preconditioner forgets, and the temperature (3,), of the last step.
+        control: ε, the weight of the squared gradient in the preconditioner's mean, and the temperature (3,), of the
+            last step.
         seconds: that compiling took.
     """
 
@@ -214,10 +216,11 @@ class ChainStep:
         batch: Batch,
         state: State,
         epsilon: float,
-        forget: float,
+        second_weight: float,
     ) -> Stepped:
-        settings = [epsilon, forget, self.config.temperature]
+        settings = [epsilon, second_weight, self.config.temperature]
         self.control.copy_(torch.tensor(settings, dtype=torch.float64))
+        # made anew at every step, used where this shape is not compiled yet
         step = _transition(self.config, self.problem, batch.per_chain)
         present = (state.z, state.v, state.second, state.heat)
         arguments = (*present, self.control, batch.rows, *batch.tensors)

@@ -23,11 +23,10 @@ from torch import Tensor
 
 #: positions (row, dim) and β (row,) to the gradient (row, dim), log base density and log likelihood (row,)
 Evaluate = Callable[..., tuple[Tensor, Tensor, Tensor]]
-#: rejection rate between neighbours that the temperatures are spaced for, and the fewest intervals
-_REJECTED = 0.3
-_FEWEST_INTERVALS = 8
+_REJECTED = 0.3  # rate of rejected exchanges that the temperatures are spaced for
+_FEWEST_INTERVALS = 8  # between temperatures
 _FEWEST_LADDERS = 4  # of an island: their spread gives the error
-_TARGET_ACCEPT = 0.8
+_TARGET_ACCEPT = 0.8  # of the paths, that step sizes are tuned to
 #: the smallest step of a path is this power of two below the largest: modes of several widths are entered and left
 _FINEST = -4.0
 _AT_ONCE = 32  # steps whose draws from the prior are made together
@@ -160,6 +159,7 @@ class Exchange:
         )
 
     def _values(self, z: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradient, log base density and log likelihood: minus infinity where it is not finite."""
         gradient, base, log_likelihood = self.evaluate(z, beta)
         impossible = -math.inf
         log_likelihood = log_likelihood.nan_to_num(impossible, impossible, impossible)
@@ -169,8 +169,8 @@ class Exchange:
         """Ladders after ``num`` steps, their temperatures placed where neighbours reject exchanges equally often."""
         rejected = torch.zeros(len(ladders.betas) - 1, dtype=torch.float64)
         for _ in range(num):
-            ladders, rates = self.step(ladders, tune=True)
-            rejected += rates / num
+            ladders, rejection_rates = self.step(ladders, tune=True)
+            rejected += rejection_rates / num
         barrier = torch.cat([torch.zeros(1, dtype=torch.float64), (rejected + 1e-3).cumsum(0)])
         intervals = max(_FEWEST_INTERVALS, math.ceil(float(barrier[-1]) / _REJECTED))
         places = torch.linspace(
@@ -205,10 +205,10 @@ class Exchange:
     def step(self, ladders: Ladders, tune: bool = False) -> tuple[Ladders, Tensor]:
         """One path of every state, then exchanges; the rates at which neighbours reject them (interval,)."""
         ladders = self._renewed(ladders)
-        upper, rates, num_gradients = self._moved(ladders)
+        upper, acceptance_rates, num_gradients = self._moved(ladders)
         step_size = ladders.step_size
         if tune:
-            factor = (2.0 * (rates - _TARGET_ACCEPT)).clamp(-1.0, 0.5).exp()
+            factor = (2.0 * (acceptance_rates - _TARGET_ACCEPT)).clamp(-1.0, 0.5).exp()
             step_size = torch.cat([step_size[:1], step_size[1:] * factor])
         num_steps = ladders.num_steps + 1
         states, rejected = self._exchanged(
@@ -410,12 +410,13 @@ def bennett(work: tuple[Tensor, ...]) -> tuple[float, Tensor]:
     is the estimate of the smallest variance.
     """
     lower, upper = work
-    finite = torch.cat([lower.flatten(1), upper.flatten(1)], 1).nan_to_num(
+    # the root of a decreasing function by bisection; infinite ratios are left out of the bracket
+    ratios = torch.cat([lower.flatten(1), upper.flatten(1)], 1).nan_to_num(
         neginf=math.inf, posinf=math.inf
     )
-    low = finite.amin(1) - 50.0  # below all that is finite, as states of density zero count, too
-    finite = finite.masked_fill(finite.isinf(), -math.inf)
-    high = finite.amax(1) + 1.0
+    low = ratios.amin(1) - 50.0  # below all that is finite, as states of density zero count, too
+    ratios = ratios.masked_fill(ratios.isinf(), -math.inf)
+    high = ratios.amax(1) + 1.0
     for _ in range(60):
         middle = 0.5 * (low + high)
         centre = middle[:, None, None]

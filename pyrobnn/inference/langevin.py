@@ -50,7 +50,7 @@ class Choice:
         value: ε; zero before the first look, where it is not the user's.
         restarts: how often the chains went back.
         settled: the values of the looks in the second half of warm-up.
-        heights: energy less heat, and minus the log joint, at the last check (2, chain); None before one.
+        energies: energy less heat, and minus the log joint, at the last check (2, chain); None before one.
         spread: standard deviation of a mini-batch's log joint, at the last look.
         vector: directions (chain, dim) of the largest curvature, at the last look.
     """
@@ -60,7 +60,7 @@ class Choice:
     value: float = 0.0
     restarts: int = 0
     settled: tuple[float, ...] = ()
-    heights: Tensor | None = None
+    energies: Tensor | None = None
     spread: float = 0.0
     vector: Tensor | None = None
 
@@ -142,7 +142,10 @@ class StepSize:
         )
 
     def restart(self, choice: Choice) -> tuple[Choice, State]:
-        """Half the step length from now on, and the chains to go back to, with new momenta."""
+        """The choice from now on, and the chains to go back to, with new momenta.
+
+        ε is the square of the step length: a quarter of ε and κ from now on is half of the length.
+        """
         saved = choice.saved
         momenta = math.sqrt(self.temperature) * torch.randn_like(saved.v)
         shorter = replace(
@@ -151,7 +154,7 @@ class StepSize:
             share=choice.share / 4,
             value=choice.value / 4,
             settled=tuple(value / 4 for value in choice.settled),
-            heights=None,
+            energies=None,
         )
         return shorter, replace(saved, v=momenta)
 
@@ -159,17 +162,17 @@ class StepSize:
         self,
         choice: Choice,
         state: State,
-        heights: Tensor,
+        energies: Tensor,
     ) -> bool:
         """Whether a chain is not finite, or fell in log joint since the last check by energy that step errors added.
 
-        ``heights`` (2, chain) as of :class:`Choice`, at ``state``.
+        ``energies`` (2, chain) as of :class:`Choice`, at ``state``.
         """
         if not self.chooses:
             return False
-        if not bool(torch.isfinite(state.z).all() and torch.isfinite(heights[0]).all()):
+        if not bool(torch.isfinite(state.z).all() and torch.isfinite(energies[0]).all()):
             return True
-        added, climbed = heights - (heights if choice.heights is None else choice.heights)
+        added, climbed = energies - (energies if choice.energies is None else choice.energies)
         allowed = 10.0 + 10.0 * choice.spread + kinetic(state.v) / (1.0 if self.noisy else 20.0)
         return bool(((added > allowed) & (climbed > 0)).any())
 
@@ -272,9 +275,9 @@ class _Record:
         self.losses: list[Tensor] = []
         self.step_size = 0.0
         self.step = 0
-        self.forget(z)
+        self.clear(z)
 
-    def forget(self, z: Tensor) -> None:
+    def clear(self, z: Tensor) -> None:
         """Start anew: the chains were sent back."""
         # draws so far, (chain, dim) each, and their log joint (chain,)
         self.draws: list[tuple[Tensor, Tensor]] = []
@@ -388,14 +391,14 @@ class _Walk:
                 choice = self._looked(choice, state, batches)
             record.step = state.step
             record.step_size = choice.value
-            forget = _forgetting(config, state.step)
-            stepped = self.step(next(batches), state, choice.value, forget)
+            second_weight = _forgetting(config, state.step)
+            stepped = self.step(next(batches), state, choice.value, second_weight)
             state = stepped.state
             if state.step in self.plan.checks:
                 choice, restart = self._checked(choice, stepped)
                 if restart is not None:
                     state = restart
-                    record.forget(state.z)
+                    record.clear(state.z)
                     continue
             if state.step in self.plan.draws:
                 record.keep(state, stepped.lp, config.temperature)
@@ -423,8 +426,8 @@ class _Walk:
 
     def _checked(self, choice: Choice, stepped: Stepped) -> tuple[Choice, State | None]:
         """The choice from now on, and the chains to go back to where they diverged; None where they may go on."""
-        heights = torch.stack([stepped.energy, -stepped.lp])
-        diverged = self.chooser.diverged(choice, stepped.state, heights)
+        energies = torch.stack([stepped.energy, -stepped.lp])
+        diverged = self.chooser.diverged(choice, stepped.state, energies)
         if diverged and choice.restarts < NUM_RESTARTS:
             return self.chooser.restart(choice)
         self._check_finite(stepped)
@@ -434,7 +437,7 @@ class _Walk:
                 f"step sizes down to {choice.value * self.problem.num_rows:.3g}: pass larger batches, or use NUTS or "
                 "SVI"
             )
-        return replace(choice, heights=heights), None
+        return replace(choice, energies=energies), None
 
     def _check_finite(self, stepped: Stepped) -> None:
         """FloatingPointError where a chain is not finite."""

@@ -31,7 +31,7 @@ from pyrobnn.inference.hmc.machine import Machine
 from pyrobnn.inference.hmc.metric import Form, form_of
 from pyrobnn.inference.hmc.run import Draws, Run, named_stats
 from pyrobnn.inference.hmc.run_findings import run_findings, with_reasons
-from pyrobnn.inference.hmc.starts import Starts, starts
+from pyrobnn.inference.hmc.starts import Starts, chain_starts_of
 from pyrobnn.inference.hmc.windows import STATS, kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
@@ -89,8 +89,8 @@ class NUTS(Method):
     ``fit(init=…)`` (its spread is the first mass matrix), or around a net; by default those of a net at draws from the
     prior, those of a program uniform on (-2, 2) in unconstrained space, as in Stan: vague priors draw far from the
     mass. Callbacks receive the number of steps and phase, step_size, tree_depth, divergences and draws (of the slowest
-    chain in this phase); True stops, once there is a draw. Ctrl-C in the warm-up returns nothing, but writes the
-    ``checkpoint`` from which the same fit goes on.
+    chain; in the warm-up its transitions so far, on average); True stops, once there is a draw. Ctrl-C in the warm-up
+    returns nothing, but writes the ``checkpoint`` from which the same fit goes on.
 
     Refused: a program that subsamples, or has latent values without a density; too little memory; no start with a
     finite density; a checkpoint that is damaged or of another run.
@@ -301,7 +301,7 @@ class NUTS(Method):
         run: FitRun,
     ) -> tuple[Draws, str]:
         """The run of either engine and why it ended."""
-        start = starts(problem.model, problem.density, run.init, run.seed, self.num_chains)
+        start = chain_starts_of(problem.model, problem.density, run.init, run.seed, self.num_chains)
         if self.engine == "compiled":
             return self._by_machine(problem, start, form, run)
         dense = form == "dense"

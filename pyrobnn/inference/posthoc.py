@@ -106,7 +106,19 @@ def posthoc(
 
 
 class _Posthoc:
-    """The net, its data, and the candidates."""
+    """The net, its data, and the candidates.
+
+    Attributes:
+        net: a copy, in evaluation mode.
+        gaussian: whether the likelihood is one of homoskedastic Gaussian noise.
+        model: the net with its likelihood.
+        x: the inputs of the training rows.
+        last_name: of the linear layer that the net ends in; None where it does not.
+        train: the training rows, with the net's outputs and the features before its last layer.
+        noise: standard deviations (K,) of the Gaussian noise of the net as it is.
+        last_layer: curvature of the last layer; None where there is none, or it is not known.
+        judging_rows: those whose log densities judge the candidates.
+    """
 
     def __init__(
         self,
@@ -118,31 +130,33 @@ class _Posthoc:
     ):
         self.net = copy.deepcopy(net).eval()
         self.seed = seed
-        likelihood = likelihood or _default(_model(self.net, HomoskedasticGaussian(1.0)), *data)
+        likelihood = likelihood or _default_likelihood(
+            _bnn(self.net, HomoskedasticGaussian(1.0)), *data
+        )
         self.gaussian = type(likelihood) is HomoskedasticGaussian
         free = likelihood.own.points | likelihood.own.priors
         if free and not self.gaussian:
             raise Refused(
                 f"{likelihood!r} has parameters of its own, {', '.join(free)}: fix them by numbers"
             )
-        self.model = _model(self.net, likelihood)
+        self.model = _bnn(self.net, likelihood)
         self.x, y = check_data(self.model, data[0], data[1], self.model.device)
-        self.layer = _last_linear(self.net, self.x[:2])
+        self.last_name = _last_linear(self.net, self.x[:2])
         self.train = self._rows(self.x, y, in_training=True)
         if free:
             residual = (y - self.train.f).square().mean(0).sqrt()
-            self.model = _model(self.net, HomoskedasticGaussian(residual.clamp_min(1e-12)))
+            self.model = _bnn(self.net, HomoskedasticGaussian(residual.clamp_min(1e-12)))
         self.likelihood = self.model.likelihood
         if type(self.likelihood) is HomoskedasticGaussian:  # of the net as it is, (K,)
             self.noise = self.likelihood.loc_scale(self.train.f[:1], {})[1][0]
-        self.last = self._last_layer()
-        self.judges = self._judging_rows(held_out, bool(free))
+        self.last_layer = self._last_layer()
+        self.judging_rows = self._judging_rows(held_out, bool(free))
 
     def _last_layer(self) -> LastLayer | None:
         """The curvature of the last layer; None where the net has none, or its likelihood's is not known."""
-        if self.layer is None:
+        if self.last_name is None:
             return None
-        layer = cast(nn.Linear, self.net.get_submodule(self.layer))
+        layer = cast(nn.Linear, self.net.get_submodule(self.last_name))
         try:
             return LastLayer(layer, self.likelihood, self.train)
         except Refused:
@@ -156,8 +170,8 @@ class _Posthoc:
         """The rows that judge the candidates: those that the net has not seen, if there are any."""
         if held_out is not None:
             return self._unseen_rows(held_out)
-        if self.last is not None:
-            return self.last.without_itself()
+        if self.last_layer is not None:
+            return self.last_layer.without_itself()
         if noise_was_fitted:
             raise Refused(
                 "no row can be left out of a net that does not end in a linear layer: pass held_out=(x, y)"
@@ -176,7 +190,11 @@ class _Posthoc:
     def _rows(self, x: Tensor, y: Tensor, in_training: bool) -> Rows:
         """The one pass over the data."""
         features: list[Tensor] = []
-        layers = {} if self.layer is None else {self.layer: self.net.get_submodule(self.layer)}
+        layers = (
+            {}
+            if self.last_name is None
+            else {self.last_name: self.net.get_submodule(self.last_name)}
+        )
         with hooked(layers, lambda _, args, out: features.append(args[0])):
             size = max(1, CHUNK_SCALARS // widest_layer(self.model, x))
             f = torch.cat([self.net(rows) for rows in x.split(size)])
@@ -189,28 +207,31 @@ class _Posthoc:
         NaN for all rows where an output is not finite.
         """
         if not bool(f.isfinite().all()):
-            return f.new_full(self.judges.f.shape[:1], math.nan)
-        value = self.likelihood.log_prob(f, self.judges.y, {})
+            return f.new_full(self.judging_rows.f.shape[:1], math.nan)
+        value = self.likelihood.log_prob(f, self.judging_rows.y, {})
         return value if f.dim() == 2 else value.logsumexp(0) - math.log(len(f))
 
-    def _normal(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """Log densities (N,), and the noise (K,) that suits them best, where f has ``ratio`` times its variance."""
-        rows = self.judges
-        total = 1 + ratio.to(self.judges.f)
+    def _refitted_noise(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
+        """Log densities (N,) of the judging rows, and the noise (K,) that suits them best.
+
+        The predictive variance is (1 + ``ratio``) times that of the noise.
+        """
+        rows = self.judging_rows
+        total = 1 + ratio.to(rows.f)
         scale = ((rows.y - rows.f).square() / total).mean(0).sqrt().clamp_min(1e-12)
         scale = torch.maximum(scale, self.noise) if rows.seen else scale
         return dist.Normal(rows.f, scale * total.sqrt()).log_prob(rows.y).sum(-1), scale
 
     def candidates(self) -> dict[str, tuple[Tensor, Any]]:
         """Name → log densities of the judging rows, and what was tuned; the simplest first."""
-        rows = self.judges
-        last_layer = self.last
+        rows = self.judging_rows
+        last_layer = self.last_layer
         candidates: dict[str, tuple[Tensor, Any]] = {"net": (self._log_density(rows.f), None)}
         if isinstance(self.likelihood, Categorical | Bernoulli):
             value = self._temperature()
             candidates["temperature"] = (self._log_density(rows.f / value), value)
         elif self.gaussian:
-            candidates["noise"] = self._normal(torch.zeros(1))
+            candidates["noise"] = self._refitted_noise(torch.zeros(1))
         if last_layer is not None:
             widths = self._widths(last_layer)
             if widths:
@@ -222,7 +243,7 @@ class _Posthoc:
 
     def _widths(self, last_layer: LastLayer) -> list[tuple[Tensor, Any]]:
         """The last layer at every prior precision of its grid whose log densities are finite."""
-        rows = self.judges
+        rows = self.judging_rows
         half = max(16, min(256, CHUNK_SCALARS // 4 // rows.f.numel())) // 2
         noise = torch.randn(
             half,
@@ -235,7 +256,7 @@ class _Posthoc:
         def judged(tau: float) -> tuple[Tensor, Any]:
             var = last_layer.variance(rows, tau)
             if self.gaussian:
-                score, scale = self._normal(var * last_layer.out_values)
+                score, scale = self._refitted_noise(var * last_layer.out_values)
                 return score, (tau, scale)
             spread = (noise * var.sqrt().to(noise)) @ last_layer.out_basis.T.to(noise)
             return self._log_density(rows.f + spread), (tau, None)
@@ -244,10 +265,10 @@ class _Posthoc:
 
     def _temperature(self) -> float:
         """The best for the judging rows and ten more as the net expects them: no mistakes in thirty prove little."""
-        p = self.likelihood.probs(self.judges.f)
+        p = self.likelihood.probs(self.judging_rows.f)
 
         def loss(log_t: float) -> float:
-            f = self.judges.f / math.exp(log_t)
+            f = self.judging_rows.f / math.exp(log_t)
             if isinstance(self.likelihood, Categorical):
                 expected = p * f.log_softmax(-1)
             else:
@@ -257,8 +278,10 @@ class _Posthoc:
             )
 
         # the largest makes all classes alike
-        largest = max(4.0, math.log(max(float(self.judges.f.double().abs().max()), 1.0)) + 2.0)
-        smallest = 0.0 if self.judges.seen else -2.0
+        largest = max(
+            4.0, math.log(max(float(self.judging_rows.f.double().abs().max()), 1.0)) + 2.0
+        )
+        smallest = 0.0 if self.judging_rows.seen else -2.0
         return math.exp(
             minimize_scalar(
                 loss,
@@ -279,15 +302,15 @@ class _Posthoc:
             if score is best or float((best - score).mean()) <= _bounded_error(best - score)
         )
         tuned = candidates[chosen][1]
-        if chosen == "last_layer" and self.last is not None:
-            result = self._posterior_of_last_layer(self.last, *tuned)
+        if chosen == "last_layer" and self.last_layer is not None:
+            result = self._posterior_of_last_layer(self.last_layer, *tuned)
             tuned = {"prior_precision": tuned[0]}
         elif chosen == "noise":
-            result = self._posterior_of_net(_model(self.net, HomoskedasticGaussian(tuned)))
+            result = self._posterior_of_net(_bnn(self.net, HomoskedasticGaussian(tuned)))
             tuned = {"noise": tuned.tolist()}
         elif chosen == "temperature":
             net = nn.Sequential(self.net, Temperature(tuned))
-            result = self._posterior_of_net(_model(net, self.likelihood))
+            result = self._posterior_of_net(_bnn(net, self.likelihood))
             tuned = {"temperature": tuned}
         else:
             result = self._posterior_of_net(self.model)
@@ -313,7 +336,7 @@ class _Posthoc:
         if scale is not None:
             likelihood = HomoskedasticGaussian(scale)
             ratio = (self.noise / scale).square()
-        name = cast(str, self.layer)
+        name = cast(str, self.last_name)
         return last_layer.posterior(self.net, name, likelihood, tau, ratio, self.x, self.seed)
 
     def _posterior_of_net(self, model: BNN) -> Posterior:
@@ -336,16 +359,18 @@ class _Posthoc:
     @property
     def _judged_by(self) -> str:
         """What judged the candidates, for ``meta``."""
-        if self.judges is self.train:
+        if self.judging_rows is self.train:
             return "training"
-        return "leave_one_out" if self.judges.seen else "held_out"
+        return "leave_one_out" if self.judging_rows.seen else "held_out"
 
 
-def _model(net: nn.Module, likelihood: Likelihood) -> BNN:
+def _bnn(net: nn.Module, likelihood: Likelihood) -> BNN:
+    """The net and a likelihood as a model, whose prior no candidate uses."""
     return BNN(net, cast(Any, IIDPrior)(dist.Normal(0.0, 1.0)), likelihood)
 
 
 def _error(scores: Tensor) -> float:
+    """Standard error of a mean; infinite of one row."""
     return float(scores.std()) / math.sqrt(len(scores)) if len(scores) > 1 else math.inf
 
 
@@ -359,11 +384,12 @@ def _bounded_error(gains: Tensor) -> float:
 
 
 def _is_finite(score: Tensor) -> bool:
+    """Whether the log densities (N,) of a candidate are all finite."""
     return bool(score.isfinite().all())
 
 
-def _default(model: BNN, x: ArrayLike, y: ArrayLike) -> Likelihood:
-    """What the targets and the net's outputs say."""
+def _default_likelihood(model: BNN, x: ArrayLike, y: ArrayLike) -> Likelihood:
+    """The likelihood that the targets and the net's outputs suggest."""
     inputs, targets = torch.atleast_1d(as_tensor("x", x), as_tensor("y", y))
     width = output_width(model, model.cast_inputs(inputs[:2].to(model.device)))
     # labels, whose form their own check looks at
@@ -379,7 +405,7 @@ def _default(model: BNN, x: ArrayLike, y: ArrayLike) -> Likelihood:
 
 @torch.no_grad()
 def _last_linear(net: nn.Module, x: Tensor) -> str | None:
-    """The last linear layer, where the net returns what it does with one row for each of its own."""
+    """The name of the last linear layer, where the net returns what it does with one row for each of its own."""
     calls: list[tuple[str, Tensor, Tensor]] = []
     linear = {name: module for name, module in net.named_modules() if type(module) is nn.Linear}
     with hooked(linear, lambda name, args, out: calls.append((name, args[0], out))):

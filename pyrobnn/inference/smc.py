@@ -42,27 +42,24 @@ from pyrobnn.model.derived import prior_runs
 from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior import Posterior
 
-_STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
+_BAR_STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
 _MAX_TEMPERATURES = 500
-#: states of an island that are kept of a temperature, and steps of an adaptation of the ladders and of their runs: the
-#: next is twice as long as the one before, which is its warm-up
-_KEPT = 64
-_ADAPTATIONS = 4
-_FIRST = 32
-#: gradients that the ladders may take, in units of those of the climb
-_BUDGET = 30
-#: what shows modes that parted: heat capacity in units of a Gaussian's, the share of the particles that they are worth
-#: as families, standard errors by which further moves raise the log likelihood, and the error that families show in
-#: units of that of resampling. One mode has up to 1.3, from 0.8, up to 2 and up to 1.5
-_HEAT = 1.6
-_WORTH = 0.5
-_RISE = 4.0
-_FAMILIES = 2.5
-#: standard errors beyond which a log evidence drifts, and nats of error, and effective draws, that runs of the ladders
-#: end at
-_DRIFT = 2.5
-_ERROR = 0.1
-_DRAWS = 400
+_STATES_PER_LEVEL = 64  # of an island, that are kept of a temperature for the ladders
+_NUM_ADAPTATIONS = 4  # of the ladders, before their first weighed run
+#: of each adaptation; the first weighed run has twice as many, each later run up to twice those of the one before
+_ADAPTATION_STEPS = 32
+_BUDGET = 30  # gradients that the ladders may take, in units of those of the climb
+
+# beyond these limits modes have parted, see Signs; what one mode shows
+_MAX_HEAT = 1.6  # heat capacity, in units of a Gaussian's: up to 1.3
+_MIN_WORTH = 0.5  # share of the particles that they are worth as families: from 0.8
+_MAX_RISE = 4.0  # standard errors by which further moves raise the log likelihood: up to 2
+_MAX_FAMILY_ERROR = 2.5  # error that families show, in units of that of resampling: up to 1.5
+
+# within these limits runs of the ladders are at rest, see Weighing
+_MAX_DRIFT = 2.5  # of the log evidence, in its standard errors
+_MAX_ERROR = 0.1  # of the log evidence, nats
+_MIN_EFFECTIVE_DRAWS = 400  # of the log likelihood at the posterior
 
 
 @register("smc", quick={"num_particles": 400, "num_draws": 100})
@@ -193,7 +190,7 @@ class SMC(Method):
         stopped = course.watch.stopped
         notes = course.findings()
         if stopped == "interrupt":
-            notes.append(interruption(self, course.done, run.num_draws, "draws of each island"))
+            notes.append(interruption(self, course.num_done, run.num_draws, "draws of each island"))
         if self.compile and course.compiled.mode != "inductor":
             notes += launches(problem.device, "the gradient could not be compiled")
         return make_posterior(
@@ -223,7 +220,18 @@ class SMC(Method):
 
 
 class _Course:
-    """The course of a fit: temperatures, then draws. What an interruption leaves is the state of the last step."""
+    """The course of a fit: the climb through the temperatures, the signs of modes at its end, and the draws.
+
+    The draws are those of the particles, or of ladders where modes parted. An interruption leaves the state of the last
+    step; one before the signs are known leaves nothing, as nobody can say then what the draws are worth.
+
+    Attributes:
+        compiled: the tempered gradient.
+        particles: as they are now.
+        signs: what the particles showed at the last temperature.
+        rungs: what happened at each temperature.
+        weighing: the last run of the ladders; None where there was none.
+    """
 
     compiled: Batched
     particles: Population
@@ -234,7 +242,7 @@ class _Course:
         self._problem = problem
         self._run = run
         self.watch = Watch(
-            _STEPS,
+            _BAR_STEPS,
             "SMC",
             run.callbacks,
             run.progress,
@@ -245,7 +253,9 @@ class _Course:
         )
         self.rungs: list[Rung] = []
         self.weighing: Weighing | None = None
+        # states of each temperature, from which the ladders begin
         self._levels: list[Level] = []
+        # positions, log joints and ancestors of all islands, (island, draw, …), in the order they were drawn
         self._rounds: list[list[Tensor]] = []
         self._progress = _Progress(self.watch)
 
@@ -262,7 +272,7 @@ class _Course:
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
         self._climb(tempering)
-        self.signs = self._signs(tempering)
+        self._look_for_modes(tempering)
         if self.signs.parted:
             self._exchange()
         else:
@@ -284,37 +294,38 @@ class _Course:
                 )
             self.particles, rung = tempering.climb(self.particles, self._config.ess)
             self.rungs.append(rung)
-            self._levels.append(self.particles.level(_KEPT))
+            self._levels.append(self.particles.level(_STATES_PER_LEVEL))
             if self._report("tempering", 0.97 * self.particles.beta**0.25):
                 raise ValueError(
                     f"a callback stopped the run at step {self._progress.steps}, before there was a draw"
                 )
 
-    def _signs(self, tempering: Tempering) -> Signs:
-        """What the particles, which are the first draws, show at the last temperature, and when they are moved on."""
+    def _look_for_modes(self, tempering: Tempering) -> None:
+        """Move the particles on from the last temperature for the signs; where they were are the first draws."""
         before = self.particles
-        self._rounds.append(self._of_particles())
         self.particles, _ = tempering.moved(before)
-        self._levels.append(self.particles.level(_KEPT))
-        return Signs.of(before, self.particles, self.rungs)
+        self._levels.append(self.particles.level(_STATES_PER_LEVEL))
+        self.signs = Signs.of(before, self.particles, self.rungs)
+        # draws that an interruption leaves have their signs
+        self._rounds.append(self._draws_of(before))
 
     def _sample(self, tempering: Tempering) -> None:
         """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
         while not self._enough():
-            self._rounds.append(self._of_particles())
+            self._rounds.append(self._draws_of(self.particles))
             self.particles, _ = tempering.moved(self.particles)
 
-    def _of_particles(self) -> list[Tensor]:
+    @staticmethod
+    def _draws_of(particles: Population) -> list[Tensor]:
         """Positions (island, draw, dim), log joints and ancestors (island, draw) of the particles."""
-        islands = self._config.num_islands
-        values = self.particles.z, self.particles.log_joint(), self.particles.ancestor
-        return [value.unflatten(0, (islands, -1)) for value in values]
+        values = particles.z, particles.log_joint(), particles.ancestor
+        return [value.unflatten(0, (particles.num_islands, -1)) for value in values]
 
     def _enough(self) -> bool:
-        """Whether there are all draws, or a callback wants no more."""
-        done = min(self._run.num_draws, self.done)
-        finished = done == self._run.num_draws
-        stop = self._report("sampling", 1.0 if finished else 0.99, done)
+        """Reports, and says whether there are all draws, or a callback wants no more."""
+        num_done = min(self._run.num_draws, self.num_done)
+        finished = num_done == self._run.num_draws
+        stop = self._report("sampling", 1.0 if finished else 0.99, num_done)
         if stop and not finished:
             self.watch.stopped = "callback"
         return stop or finished
@@ -331,42 +342,46 @@ class _Course:
             config.max_leapfrogs,
         )
         ladders = exchange.start(self._levels)
-        for _ in range(_ADAPTATIONS):
-            ladders = exchange.adapted(ladders, _FIRST)
+        for _ in range(_NUM_ADAPTATIONS):
+            ladders = exchange.adapted(ladders, _ADAPTATION_STEPS)
             if self._stopped_exchanging():
                 return
         ladders = self._weigh(exchange, ladders)
+        # further draws, which are not weighed
         while self.watch.stopped != "callback" and not self._enough():
-            ladders, passage = exchange.run(ladders, _FIRST, self._num_kept)
+            ladders, passage = exchange.run(ladders, _ADAPTATION_STEPS, self._num_kept)
             self._rounds.append(passage.draws(config.num_islands))
 
     def _weigh(self, exchange: Exchange, ladders: Ladders) -> Ladders:
         """Runs of ladders, each twice as long as the one before, until they are at rest or the budget is spent."""
         budget = _BUDGET * self.particles.num_gradients
-        cost = ladders.num_gradients / ladders.num_steps
-        num_steps = 2 * _FIRST
-        while ladders.num_gradients + cost * num_steps <= budget:
-            begun = ladders.num_gradients
+        gradients_per_step = ladders.num_gradients / ladders.num_steps
+        num_steps = 2 * _ADAPTATION_STEPS
+        while ladders.num_gradients + gradients_per_step * num_steps <= budget:
+            gradients_before = ladders.num_gradients
             ladders, passage = exchange.run(ladders, num_steps, self._num_kept)
-            cost = (ladders.num_gradients - begun) / num_steps
-            self._rounds = [passage.draws(self._config.num_islands)]
-            self.weighing = Weighing.of(
+            gradients_per_step = (ladders.num_gradients - gradients_before) / num_steps
+            weighing = Weighing.of(
                 passage, self._config.num_islands, ladders, self.weighing, budget
             )
+            # these replace the draws of the run before
+            self._rounds = [passage.draws(self._config.num_islands)]
+            self.weighing = weighing
             if self.weighing.at_rest:
                 break
-            if self.weighing.drifts(_DRIFT):
-                cost /= ladders.num_ladders
+            if self.weighing.drifts(_MAX_DRIFT):
+                # half of the ladders cost as much less a step
+                gradients_per_step /= ladders.num_ladders
                 ladders = exchange.halved(ladders)
-                cost *= ladders.num_ladders
-            affordable = int((budget - ladders.num_gradients) / cost)
+                gradients_per_step *= ladders.num_ladders
+            affordable = int((budget - ladders.num_gradients) / gradients_per_step)
             num_steps = max(num_steps, min(2 * num_steps, affordable))
             if self._stopped_exchanging():
                 break
         return ladders
 
     def _stopped_exchanging(self) -> bool:
-        """Whether a callback wants no more of the ladders."""
+        """Reports, and says whether a callback wants no more of the ladders."""
         stop = self._report("exchanging", 0.98)
         if stop:
             self.watch.stopped = "callback"
@@ -416,11 +431,12 @@ class _Course:
         return max(spread, error_of_families(ancestor))
 
     @property
-    def done(self) -> int:
+    def num_done(self) -> int:
         """Draws of each island that there are."""
         return sum(z.shape[1] for z, _, _ in self._rounds)
 
-    def _report(self, phase: str, done: float, draws: int = 0) -> bool:
+    def _report(self, phase: str, bar_share: float, draws: int = 0) -> bool:
+        """Tell bar and callbacks where the course is; True if a callback asks to stop."""
         rung = self.rungs[-1]
         metrics = {
             "phase": phase,
@@ -432,9 +448,10 @@ class _Course:
             "draws": draws,
             "snapshot": partial(self._snapshot, self.particles.z),
         }
-        return self._progress.report(metrics, done)
+        return self._progress.report(metrics, bar_share)
 
     def _snapshot(self, z: Tensor) -> Posterior:
+        """The posterior whose draws are the particles ``z`` (island × particle, dim)."""
         draws = self._problem.density.constrain(z.reshape(self._config.num_islands, -1, z.shape[1]))
         return snapshot(
             self._problem,
@@ -445,10 +462,10 @@ class _Course:
 
     def draws(self) -> list[Tensor]:
         """Positions (island, draw, dim), log joints and ancestors (island, draw), evenly spread over siblings."""
-        num = min(self._run.num_draws, self.done)
+        num = min(self._run.num_draws, self.num_done)
         picked = torch.arange(num)
         if len(self._rounds) == 1:
-            picked = torch.linspace(0, self.done - 1, num).round().long()
+            picked = torch.linspace(0, self.num_done - 1, num).round().long()
         # positions, log joints and ancestors
         joined = [torch.cat(rounds, 1) for rounds in zip(*self._rounds, strict=True)]
         return [values[:, picked.to(values.device)] for values in joined]
@@ -509,10 +526,10 @@ class _Progress:
         self._watch = watch
         self._place = 0
 
-    def report(self, metrics: dict[str, Any], done: float) -> bool:
-        """Move the bar to the share that is ``done``, and call every callback; True if one asks to stop."""
+    def report(self, metrics: dict[str, Any], bar_share: float) -> bool:
+        """Move the bar to this share of its length, and call every callback; True if one asks to stop."""
         self.steps += 1
-        place = int(done * _STEPS)
+        place = int(bar_share * _BAR_STEPS)
         if place > self._place:
             self._watch.show(place, metrics)
             self._place = place
@@ -562,18 +579,30 @@ class Signs(NamedTuple):
     @property
     def parted(self) -> bool:
         """Whether modes are to be weighed by ladders."""
-        hot = self.heat > _HEAT + 2.0 * self.heat_error
-        late = hot or self.rise > _RISE
-        return late or self.worth < _WORTH or self.families > _FAMILIES
+        hot = self.heat > _MAX_HEAT + 2.0 * self.heat_error
+        late = hot or self.rise > _MAX_RISE
+        return late or self.worth < _MIN_WORTH or self.families > _MAX_FAMILY_ERROR
 
 
 @dataclass(frozen=True)
 class Weighing:
-    """What a run of ladders says: its evidence, and the number of independent draws of the log likelihood."""
+    """What a run of ladders says: its evidence, and the number of independent draws of the log likelihood.
+
+    Attributes:
+        estimate: of the log evidence, by this run.
+        before: the estimate of the run before; None of the first.
+        num_effective: effective draws of the log likelihood at β = 1.
+        rhat: of the log likelihood at β = 1 between islands; one of a single island.
+        num_temperatures: with the prior, β = 0.
+        num_ladders: of all islands, in this run.
+        num_steps: of the ladders, up to the end of this run.
+        num_gradients: that the ladders have spent by then.
+        budget: gradients that the ladders may spend in all.
+    """
 
     estimate: Estimate
     before: Estimate | None
-    worth: float
+    num_effective: float
     rhat: float
     num_temperatures: int
     num_ladders: int
@@ -595,11 +624,11 @@ class Weighing:
         likelihoods = passage.draws_of(values, num_islands).cpu().numpy()
         ladder = torch.arange(values.shape[1]).expand(len(values), -1)
         families = passage.draws_of(ladder, num_islands).numpy()
-        worth = float(ess_of_families(likelihoods[None], families)[0])
+        num_effective = float(ess_of_families(likelihoods[None], families)[0])
         return cls(
             estimate=passage.estimate(num_islands),
             before=None if before is None else before.estimate,
-            worth=worth,
+            num_effective=num_effective,
             rhat=float(rhat(likelihoods)) if num_islands > 1 else 1.0,
             num_temperatures=len(passage.betas),
             num_ladders=values.shape[1],
@@ -626,25 +655,29 @@ class Weighing:
     @property
     def at_rest(self) -> bool:
         """Whether a longer run would say the same: no first run can know."""
-        steady = self.before is not None and not self.drifts(_DRIFT)
-        exact = self.estimate.error <= _ERROR and self.worth >= _DRAWS
+        steady = self.before is not None and not self.drifts(_MAX_DRIFT)
+        exact = self.estimate.error <= _MAX_ERROR and self.num_effective >= _MIN_EFFECTIVE_DRAWS
         return steady and exact and self.rhat <= RHAT_LIMIT
 
     @property
     def known(self) -> bool:
         """Whether draws and evidence are the posterior's as far as the ladders show."""
         steady = self.before is not None and not self.drifts(3.0)
-        return steady and self.estimate.error <= 0.5 and self.worth >= 0.25 * _DRAWS
+        return (
+            steady
+            and self.estimate.error <= 0.5
+            and self.num_effective >= 0.25 * _MIN_EFFECTIVE_DRAWS
+        )
 
     @property
     def numbers(self) -> dict[str, float | None]:
-        """What is said of it."""
+        """What ``meta`` and the findings say of it."""
         return {
             "error": self.estimate.error,
             "drift": self.estimate.drift,
             "drift_error": self.estimate.drift_error,
             "change": self.change,
-            "worth": self.worth,
+            "worth": self.num_effective,
             "rhat": self.rhat,
             "num_temperatures": self.num_temperatures,
             "num_ladders": self.num_ladders,

@@ -255,12 +255,12 @@ class SWAGMoments:
 
     @property
     def variance(self) -> Tensor:
-        """Variance of the iterates (dim,), divided by their number."""
+        """Variance (latent,) of the iterates, divided by their number."""
         return self._squares / max(self.count, 1)
 
     @property
     def deviations(self) -> Tensor:
-        """D (dim, K), oldest first."""
+        """D (latent, K), oldest first."""
         return torch.stack(self._columns, 1)
 
     def num_floored(self) -> int:
@@ -299,7 +299,14 @@ class SWAGMoments:
 
 
 class _SGD:
-    """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG."""
+    """SGD from a mode with its iterates taken on the way: the run of a SWA or SWAG.
+
+    ``lr`` is the rate of its steps, ``path`` what ``meta`` holds of the way to its start.
+    """
+
+    # set by :meth:`train`
+    lr: float
+    path: dict[str, Any]
 
     def __init__(
         self,

@@ -227,8 +227,8 @@ class Population:
 
     Positions ``z`` (island × particle, dim), island by island, with the gradient (island × particle, dim) of the
     tempered density, log base density and log likelihood (island × particle,) there; which of its island's first
-    particles each descends from; the log evidence (island,) of the way up to here; ``states``, the positions and log
-    likelihoods that were passed at this temperature.
+    particles each descends from; the log evidence (island,) of the way up to here; ``keys``, the random key of each
+    (island × particle,); ``states``, the positions and log likelihoods that were passed at this temperature.
     """
 
     z: Tensor
@@ -378,7 +378,7 @@ class Tempering:
         )
 
     def _values(self, z: Tensor, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradient, log base density and log likelihood."""
+        """Gradient, log base density and log likelihood: minus infinity where it is not finite."""
         tempered = torch.tensor(
             beta,
             dtype=torch.float64,
@@ -398,6 +398,7 @@ class Tempering:
         log_sum = (step * passed).logsumexp(1)
         size = particles.num_each
         index = systematic((step * passed).softmax(1), size, particles.chances()[0])
+        # passed() lists the states of one particle together: index = particle · states + state
         island = torch.arange(particles.num_islands, device=index.device).unsqueeze(1)
         particle = (index // len(particles.states) + size * island).flatten()
         state = (index % len(particles.states)).flatten()
@@ -450,12 +451,12 @@ class Tempering:
 
     def _picked(self, particles: Population, worth: float) -> Tensor:
         """Which particles (index,) are moved: evenly spaced, as copies are neighbours, from a random start."""
-        share = 1.0
+        moved_share = 1.0
         if self.partly:
             variation = math.sqrt(max(1.0 / worth - 1.0, 0.0))
-            share = min(1.0, max(0.1, 2.0 * variation))
+            moved_share = min(1.0, max(0.1, 2.0 * variation))
         particle = torch.arange(particles.num_each + 1, device=particles.z.device)
-        places = (particle + particles.chances()[1].unsqueeze(1)) * share
+        places = (particle + particles.chances()[1].unsqueeze(1)) * moved_share
         return places.floor().diff(dim=1).flatten().nonzero()[:, 0]
 
     def _move(
@@ -512,6 +513,7 @@ class Tempering:
         for _ in range(length):
             r = r + 0.5 * size * pulled(gradient, metric)
             z = z + size * unwhiten(r, metric)
+            # not cleaned: a path that ends at no finite energy is rejected
             gradient, base, log_likelihood = self.evaluate(z, tempered)
             r = r + 0.5 * size * pulled(gradient, metric)
         return _Values(z, gradient, base, log_likelihood), r

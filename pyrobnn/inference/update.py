@@ -53,11 +53,10 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES, density_of
 from pyrobnn.posterior.rows import Rows
 
-_PARTICLES = 1000
-_FEWEST = 40
-# most of a way, and those of one on which a refit may be cheaper
-_STEPS = 100
-_FAR = 15
+_PARTICLES = 1000  # most, of all islands
+_FEWEST = 40  # draws of chains that can be updated
+_MAX_TEMPERATURES = 100  # of a way
+_FAR = 15  # temperatures of a way beyond which a refit may be cheaper
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
 #: the data as a program takes them, x and y
@@ -100,6 +99,7 @@ CHANGES |= {"update": update, "remove": remove}
 
 
 def _row_shape(values: Tensor | None) -> tuple[int, ...] | None:
+    """The shape of one row."""
     return None if values is None else tuple(values.shape[1:])
 
 
@@ -240,7 +240,8 @@ def _laplace_of(posterior: Posterior) -> Laplace:
 class _Way(NamedTuple):
     """The way of a Gaussian's centre: its end, in standard deviations and as a position, and what it took.
 
-    ``dip`` is by how much the objective rises on the straight line, in nats, above the start.
+    ``dip`` is by how much the tilted log density falls, in nats, below its value at the start, on the straight line to
+    the end.
     """
 
     end: Tensor
@@ -271,17 +272,18 @@ def _find_centre(
     with full_float32(now.device):
         old_gradient = torch.func.grad(before.log_joint)(q.loc)
 
-        def objective(z: Tensor) -> Tensor:
+        def tilted_log_joint(z: Tensor) -> Tensor:
             return now.log_joint(z) - old_gradient @ z
 
-        def slope(w: Tensor) -> tuple[Tensor, Tensor]:
-            gradient, value = torch.func.grad_and_value(objective)(_at_deviations(q, w))
+        def negative_slope(w: Tensor) -> tuple[Tensor, Tensor]:
+            z = _at_deviations(q, w)
+            gradient, value = torch.func.grad_and_value(tilted_log_joint)(z)
             whitened = [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
             return -torch.cat(whitened), -value
 
         start = torch.zeros_like(q.loc[q.index])
         traced = compiled(
-            slope,
+            negative_slope,
             start,
             enabled=compile and "trace",
         )
@@ -302,9 +304,10 @@ def _find_centre(
             raise Refused(
                 f"after 1,000 steps the new centre is still {distance:.2g} standard deviations away: fit again"
             )
-        # the straight way to the mode of a Gaussian only rises, and is short unless the rows contradict each other
-        heights = [float(traced(end * tenth / 10)[1]) for tenth in range(11)]
-        dip = max(heights) - float(traced(start)[1])
+        # minus the log density only falls on the straight way to the mode of a Gaussian, and the way is short, unless
+        # the rows contradict each other
+        negative_log_joints = [float(traced(end * tenth / 10)[1]) for tenth in range(11)]
+        dip = max(negative_log_joints) - float(traced(start)[1])
     return _Way(end, _at_deviations(q, end), dip, next(calls))
 
 
@@ -429,16 +432,16 @@ def _population(
     mixed = int(rng.key(torch.tensor(seed), torch.tensor(len(meta.get("updates", ())))))
     islands, z = _particles(posterior, density)
     compile = bool(meta.get("settings", {}).get("compile", True))
-    step = _step(rows, density, z, change, compile)
+    evaluate = _weighted_gradient(rows, density, z, change, compile)
     dense = form_of("auto", isinstance(posterior.model, BNN), density.dim) == "dense"
     tempering = Tempering(
-        step,
+        evaluate,
         moved_below=0.5,
         dense=dense,
         partly=True,
     )
     try:
-        return tempering, tempering.start(z, islands, mixed, _first_step(posterior))
+        return tempering, tempering.start(z, islands, mixed, _first_step_size(posterior))
     except RuntimeError as unbatched:
         why = why_not_batched(unbatched)
         raise Refused(
@@ -473,9 +476,10 @@ def _travel(tempering: Tempering, particles: Population) -> _Journey:
         raise Refused("the new rows are impossible at every draw of a chain: check their values")
     rungs: list[Rung] = []
     while particles.beta < 1.0:
-        if len(rungs) == _STEPS:
+        if len(rungs) == _MAX_TEMPERATURES:
             raise Refused(
-                f"{_STEPS} steps led to beta = {particles.beta:.3g}, not 1: the rows are too far away. Fit again"
+                f"{_MAX_TEMPERATURES} steps led to beta = {particles.beta:.3g}, not 1: "
+                "the rows are too far away. Fit again"
             )
         particles, rung = tempering.climb(particles, 0.5)
         rungs.append(rung)
@@ -510,7 +514,7 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
     return islands, density.unconstrain(values).contiguous()
 
 
-def _first_step(posterior: Posterior) -> float | None:
+def _first_step_size(posterior: Posterior) -> float | None:
     """The step size of the last update or of NUTS's chains, in units of the posterior's spread."""
     if posterior.meta.get("method") == "NUTS":
         steps = posterior.sample_stats.get("step_size")
@@ -536,6 +540,7 @@ def _split_in_its_floats(
     args: _Data,
     num: int,
 ) -> tuple[Tensor, Tensor]:
+    """What :func:`_split` gives, where the density's floats are set."""
     base = density.log_jacobian(z).double()
     terms = torch.zeros(
         num,
@@ -558,7 +563,7 @@ def _split_in_its_floats(
     return base, terms
 
 
-def _step(
+def _weighted_gradient(
     rows: Rows,
     density: Density,
     z: Tensor,
@@ -575,7 +580,7 @@ def _step(
     data = tuple(values for values in args if values is not None)
     key = (z.shape, z.dtype, str(z.device), *((values.shape, values.dtype) for values in data))
     if rows.shared.get("key") != key:
-        rows.shared.update(key=key, step=_padded(density, compile))
+        rows.shared.update(key=key, step=_gradient_of_any_weights(density, compile))
     return partial(
         rows.shared["step"],
         keep=keep,
@@ -612,7 +617,9 @@ def _check_rows(
         )
 
 
-def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+def _gradient_of_any_weights(
+    density: Density, compile: bool
+) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Gradient, base and remainder at particles, over rows of any weights: by Python; compiled when called often."""
 
     def parts(
@@ -640,7 +647,7 @@ def _padded(density: Density, compile: bool) -> Callable[..., tuple[Tensor, Tens
     ) -> Any:
         often = compile and next(calls) >= _COMPILE_AFTER
         if often not in steps:
-            # so many are moved at least, see Population
+            # at least a tenth is moved: see Tempering._picked
             count = -(-len(z) // 10) if often else len(z)
             steps[often] = batched(evaluator(parts), z[:count], often, keep, added, *data).evaluate
         return steps[often](z, beta, keep, added, *data)

@@ -15,9 +15,9 @@ from pyrobnn.inference.hmc.step_size import (
     FROZEN,
     OWN,
     POOLED,
-    dual_average,
-    dual_averaging,
+    first_adaptation,
     first_step_size,
+    updated_adaptation,
 )
 from pyrobnn.inference.hmc.windows import planned
 from pyrobnn.inference.optim.training import (
@@ -40,12 +40,12 @@ def acceptance(log_step: torch.Tensor, best: float) -> torch.Tensor:
 @pytest.mark.parametrize("mode", [POOLED, OWN])
 @pytest.mark.parametrize("first", [1e-3, 0.1, 30.0])
 def test_dual_averaging_finds_the_step_of_the_target_rate(mode, first):
-    dual = dual_averaging(first, 4, CPU, mode, 0.8)
+    dual = first_adaptation(first, 4, CPU, mode, 0.8)
     with seeded(1):
         for _ in range(600):
             noise = 0.1 * torch.randn(4, dtype=torch.float64)
             rate = (acceptance(dual[0], -1.0) + noise).clamp(0, 1)
-            dual = dual_average(dual, rate, ALL, 4)
+            dual = updated_adaptation(dual, rate, ALL, 4)
     # the average of log steps, of which the noise is that of 600 (or 2400) rates of sd 0.1 and slope 0.32
     torch.testing.assert_close(dual[1], torch.full_like(dual[1], -1.0), rtol=0, atol=0.1)
 
@@ -53,9 +53,9 @@ def test_dual_averaging_finds_the_step_of_the_target_rate(mode, first):
 def test_own_chains_find_steps_of_their_own_and_pooled_ones_share_one():
     best = torch.tensor([-3.0, -2.0, -1.0, 0.0], dtype=torch.float64)
     for mode in (OWN, POOLED):
-        dual = dual_averaging(0.1, 4, CPU, mode, 0.8)
+        dual = first_adaptation(0.1, 4, CPU, mode, 0.8)
         for _ in range(1000):
-            dual = dual_average(dual, acceptance(dual[0], best), ALL, 4)
+            dual = updated_adaptation(dual, acceptance(dual[0], best), ALL, 4)
         if mode == OWN:
             # what the first swings leave in an average of 1000; the chains are one apart
             torch.testing.assert_close(dual[1], best, rtol=0, atol=0.05)
@@ -66,14 +66,14 @@ def test_own_chains_find_steps_of_their_own_and_pooled_ones_share_one():
 
 def test_nothing_moves_that_has_not_ended_or_is_frozen():
     rate = torch.full((4,), 0.1, dtype=torch.float64)
-    frozen = dual_averaging(0.1, 4, CPU, FROZEN, 0.8)
-    assert torch.equal(dual_average(frozen, rate, ALL, 4), frozen)
-    own = dual_averaging(0.1, 4, CPU, OWN, 0.8)
+    frozen = first_adaptation(0.1, 4, CPU, FROZEN, 0.8)
+    assert torch.equal(updated_adaptation(frozen, rate, ALL, 4), frozen)
+    own = first_adaptation(0.1, 4, CPU, OWN, 0.8)
     ended = torch.tensor([True, False, False, False])
-    moved = dual_average(own, rate, ended, 4)
+    moved = updated_adaptation(own, rate, ended, 4)
     assert torch.equal(moved[:, 1:], own[:, 1:]) and float(moved[0, 0]) < float(own[0, 0])
-    pooled = dual_averaging(0.1, 4, CPU, POOLED, 0.8)
-    assert torch.equal(dual_average(pooled, rate, ~ALL, 4), pooled)
+    pooled = first_adaptation(0.1, 4, CPU, POOLED, 0.8)
+    assert torch.equal(updated_adaptation(pooled, rate, ~ALL, 4), pooled)
 
 
 def test_dual_averaging_is_the_papers_recursion_for_one_chain():
@@ -82,14 +82,14 @@ def test_dual_averaging_is_the_papers_recursion_for_one_chain():
     t0 = 10.0
     kappa = 0.75
     target = 0.8
-    dual = dual_averaging(0.5, 1, CPU, OWN, target)
+    dual = first_adaptation(0.5, 1, CPU, OWN, target)
     error = 0.0
     log_mean = math.log(0.5)
     for t, rate in enumerate((0.1, 0.9, 0.4, 1.0, 0.7), 1):
         error = (1 - 1 / (t + t0)) * error + (target - rate) / (t + t0)
         log_step = math.log(0.5) - math.sqrt(t) / gamma * error
         log_mean = t**-kappa * log_step + (1 - t**-kappa) * log_mean
-        dual = dual_average(dual, torch.tensor([rate], dtype=torch.float64), ALL[:1], 1)
+        dual = updated_adaptation(dual, torch.tensor([rate], dtype=torch.float64), ALL[:1], 1)
         assert float(dual[0]) == pytest.approx(log_step, rel=1e-12)
         assert float(dual[1]) == pytest.approx(log_mean, rel=1e-12)
 

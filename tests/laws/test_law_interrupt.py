@@ -187,6 +187,20 @@ def test_an_interrupt_from_a_callback(name):
         assert_marked(posterior, said)
 
 
+def test_an_interrupt_between_the_climb_and_the_draws_leaves_nothing():
+    temperatures = []
+
+    def count(step, metrics):
+        if metrics["phase"] == "tempering":
+            temperatures.append((metrics["beta"], Tripwire.calls))
+
+    fit("SMC", callbacks=[count])
+    beta, calls = temperatures[-1]
+    assert beta == 1.0
+    posterior, _ = fit("SMC", calls + 1)  # in the moves that show whether modes parted
+    assert Tripwire.fired == 1 and posterior is None
+
+
 def test_an_interrupt_of_losses_that_are_not_finite_leaves_nothing():
     method = replace(METHODS["MLE"], lr=1e30)
     assert fit("MLE", 5, method=method)[0] is None

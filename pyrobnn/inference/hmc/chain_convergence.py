@@ -64,7 +64,7 @@ def check_convergence(
     Args:
         net: of a net's posterior.
         draws: site → (chain, draw, …).
-        stats: their statistics (chain, draw, 7).
+        stats: their statistics (chain, draw, len(STATS)).
     """
     num = stats.shape[1]
     quantities = _identified_quantities(net, draws, stats)

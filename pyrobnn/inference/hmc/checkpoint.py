@@ -25,11 +25,11 @@ _Plain: TypeAlias = "None | bool | int | float | str | Sequence[_Plain] | Mappin
 _MAGIC = b"pyrobnn checkpoint 5\n"
 
 
-def fingerprint(settings: Mapping[str, _Plain], tensors: Mapping[str, Tensor]) -> str:
-    """A digest of what a run depends on: its settings (JSON-able) and its tensors, such as the data."""
+def fingerprint(options: Mapping[str, _Plain], tensors: Mapping[str, Tensor]) -> str:
+    """A digest of what a run depends on: its options (JSON-able) and its tensors, such as the data."""
     digest = hashlib.sha256(
         json.dumps(
-            dict(settings),
+            dict(options),
             sort_keys=True,
             default=repr,
         ).encode()
@@ -63,13 +63,13 @@ def run_fingerprint(config: Method, problem: Problem, run: FitRun) -> str:
     return fingerprint(plan, tensors)
 
 
-def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
+def write(path: str | Path, run_digest: str, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors for the run with this fingerprint; a reader sees the old file or the new one, never a part."""
     path = Path(path)
     body = io.BytesIO()
     torch.save({name: value.detach().cpu() for name, value in tensors.items()}, body)
     content = body.getvalue()
-    head = f"{run} {hashlib.sha256(content).hexdigest()}\n"
+    head = f"{run_digest} {hashlib.sha256(content).hexdigest()}\n"
     unfinished = path.with_name(path.name + ".part")
     with open(unfinished, "wb") as file:
         file.write(_MAGIC + head.encode() + content)
@@ -78,24 +78,7 @@ def write(path: str | Path, run: str, tensors: Mapping[str, Tensor]) -> None:
     os.replace(unfinished, path)
 
 
-@dataclass(frozen=True)
-class Saving:
-    """Where a run is saved, as what, and how many seconds apart."""
-
-    path: str | Path
-    fingerprint: str
-    every: float
-
-    def due(self, saved: float) -> bool:
-        """Whether it is time, where the last one was written at ``time.monotonic() == saved``."""
-        return time.monotonic() - saved > self.every
-
-    def write(self, tensors: Mapping[str, Tensor]) -> None:
-        """Write the tensors of the run."""
-        write(self.path, self.fingerprint, tensors)
-
-
-def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
+def read(path: str | Path, run_digest: str) -> dict[str, Tensor] | None:
     """The tensors of a checkpoint, None without a file; ValueError where it is damaged or of another run."""
     path = Path(path)
     if not path.exists():
@@ -111,12 +94,29 @@ def read(path: str | Path, run: str) -> dict[str, Tensor] | None:
         raise ValueError(
             f"the checkpoint {path} is damaged (its checksum does not match): delete it to start again"
         )
-    if owner != run:
+    if owner != run_digest:
         raise ValueError(
             f"the checkpoint {path} belongs to a run with another model, data, seed or settings: resume with the "
             "same ones, or choose another path"
         )
     return torch.load(io.BytesIO(body), weights_only=True)
+
+
+@dataclass(frozen=True)
+class Saving:
+    """Where a run is saved, as what, and how many seconds apart."""
+
+    path: str | Path
+    fingerprint: str
+    every: float
+
+    def due(self, last_written: float) -> bool:
+        """Whether it is time, where the last one was written at ``time.monotonic() == last_written``."""
+        return time.monotonic() - last_written > self.every
+
+    def write(self, tensors: Mapping[str, Tensor]) -> None:
+        """Write the tensors of the run."""
+        write(self.path, self.fingerprint, tensors)
 
 
 def check_density(before: Tensor, now: Tensor) -> None:

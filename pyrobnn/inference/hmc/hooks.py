@@ -56,27 +56,27 @@ class Hooks:
         self.watch.stopped = "interrupt" if result.interrupted else stopped
         return self.watch.stopped
 
-    def _look(self, look: Progress) -> bool:
-        present = partial(self._snapshot, self._problem, look)
-        if self._report.show(look, self._converging, present):
+    def _look(self, progress: Progress) -> bool:
+        present = partial(self._snapshot, self._problem, progress)
+        if self._report.show(progress, self._converging, present):
             self._stopped = "callback"
             return True
         now = time.monotonic()
-        judged = look.phase == "warm-up" and look.latest >= MIN_TRANSITIONS
+        may_begin_draws = progress.phase == "warm-up" and progress.latest >= MIN_TRANSITIONS
         if not self._halfway:  # at the first look: the step is compiled
             self._halfway = 0.5 * (now + self._ends)
-        spent = now >= (self._halfway if judged else self._ends)
+        spent = now >= (self._halfway if may_begin_draws else self._ends)
         self._stopped = "max_seconds" if spent else self._stopped
         return spent
 
     def _enough(self, result: Draws) -> bool:
         draws = self._problem.density.constrain(result.z)
-        far = check_convergence(judged_net(self._problem), draws, result.stats)
-        rhat = f"R-hat {far.rhat:.3f} of {RHAT_LIMIT}"
-        self._converging = f" until converged: {rhat}, ESS {far.ess:.0f} of {MIN_ESS:.0f}"
-        if far.enough:
+        convergence = check_convergence(judged_net(self._problem), draws, result.stats)
+        rhat = f"R-hat {convergence.rhat:.3f} of {RHAT_LIMIT}"
+        self._converging = f" until converged: {rhat}, ESS {convergence.ess:.0f} of {MIN_ESS:.0f}"
+        if convergence.enough:
             self._stopped = "converged"
-        return far.enough
+        return convergence.enough
 
 
 class _Report:
@@ -90,6 +90,7 @@ class _Report:
     ) -> None:
         self._num_draws = run.num_draws
         self._num_warmup = num_warmup
+        # transitions that the bar shows; -1: nothing said yet; 0: the phase has been said
         self._reported = -1
         self.watch = Watch(
             run.num_draws + num_warmup,
@@ -108,18 +109,18 @@ class _Report:
 
     def show(
         self,
-        look: Progress,
+        progress: Progress,
         converging: str,
         present: Callable[[], Posterior],
     ) -> bool:
         """Bar and callbacks, wherever another transition is done; True if a callback asks to stop."""
-        warming = look.phase == "warm-up"
+        warming = progress.phase == "warm-up"
         if warming:
-            self._extend_warmup(look)
-            done = look.draws
-            phase = f"warm-up {look.draws} of {look.wanted}"
+            self._extend_warmup(progress)
+            done = progress.draws
+            phase = f"warm-up {progress.draws} of {progress.wanted}"
         else:
-            done = look.draws + self._num_warmup
+            done = progress.draws + self._num_warmup
             phase = f"sampling{converging}"
         if self._reported < 0:
             self.watch.say(phase)
@@ -128,30 +129,32 @@ class _Report:
             return False
         self._reported = done
         metrics = {
-            "step_size": look.step_size,
-            "tree_depth": look.tree_depth,
-            "divergences": look.divergences,
-            "draws": look.draws,
+            "step_size": progress.step_size,
+            "tree_depth": progress.tree_depth,
+            "divergences": progress.divergences,
+            "draws": progress.draws,
         }
         self.watch.show(done, metrics | {"phase": phase})
-        stop = self.watch.ask(look.steps, metrics | {"phase": look.phase, "snapshot": present})
-        if stop and (warming or not look.draws):
+        stop = self.watch.ask(
+            progress.steps, metrics | {"phase": progress.phase, "snapshot": present}
+        )
+        if stop and (warming or not progress.draws):
             raise ValueError(
-                f"a callback stopped the run at step {look.steps}, before the first draw was kept"
+                f"a callback stopped the run at step {progress.steps}, before the first draw was kept"
             )
         return stop
 
-    def _extend_warmup(self, look: Progress) -> None:
+    def _extend_warmup(self, progress: Progress) -> None:
         """Where the warm-up goes on for longer than planned, the bar says so."""
-        if look.wanted > self._num_warmup:
-            self._num_warmup = look.wanted
-            why = f"the warm-up goes on to {look.wanted} transitions: {look.unfinished}"
-            self.watch.extend(self._num_draws + look.wanted, why)
+        if progress.wanted > self._num_warmup:
+            self._num_warmup = progress.wanted
+            why = f"the warm-up goes on to {progress.wanted} transitions: {progress.unfinished}"
+            self.watch.extend(self._num_draws + progress.wanted, why)
 
 
 def _snapshot(
     problem: Problem,
-    look: Progress,
+    progress: Progress,
     config: NUTS,
     seed: int,
 ) -> Posterior:
@@ -159,6 +162,6 @@ def _snapshot(
     return snapshot(
         problem,
         config,
-        problem.density.constrain(look.positions()),
+        problem.density.constrain(progress.positions()),
         seed=seed,
     )

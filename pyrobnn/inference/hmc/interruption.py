@@ -12,11 +12,11 @@ from types import FrameType, TracebackType
 class DelayedInterrupt:
     """The context of a loop: within :meth:`changing` a Ctrl-C takes effect at the end.
 
-    A second one takes effect at once; then ``cut`` stays true.
+    A second one takes effect at once; then ``changing_now`` stays true: the state is half changed.
     """
 
     def __init__(self) -> None:
-        self.cut = False
+        self.changing_now = False
         self._waiting = False
         # SIGINT's handler outside; None while it is not replaced
         self._before: Callable[[int, FrameType | None], object] | None = None
@@ -38,7 +38,7 @@ class DelayedInterrupt:
             signal.signal(signal.SIGINT, self._before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.cut and not self._waiting:
+        if self.changing_now and not self._waiting:
             self._waiting = True
         elif self._before is not None:
             self._before(number, frame)
@@ -46,9 +46,10 @@ class DelayedInterrupt:
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
         """A change of the state."""
-        self.cut = True
+        # no finally: an exception leaves it true on purpose
+        self.changing_now = True
         yield
-        self.cut = False
+        self.changing_now = False
         if self._waiting and self._before is not None:
             self._waiting = False
             self._before(signal.SIGINT, None)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.hmc.leapfrog import Place, kinetic_energy, leapfrog, whitened_gradient
-from pyrobnn.inference.hmc.step_size import dual_average
+from pyrobnn.inference.hmc.step_size import updated_adaptation
 from pyrobnn.inference.hmc.windows import STATS
 from pyrobnn.model.gradient import Gradient
 
@@ -79,8 +79,8 @@ class Scalars(NamedTuple):
 class State(NamedTuple):
     """Everything that changes from step to step, written in place.
 
-    Vectors (len(Vectors), chain, dim); scalars (len(Scalars), chain) and the state of dual averaging (7, chain), both
-    in float64.
+    Vectors (len(Vectors), chain, dim); scalars (len(Scalars), chain) and the state of dual averaging
+    (len(Adaptation._fields), chain), both in float64.
     """
 
     vectors: Tensor
@@ -92,7 +92,7 @@ class Buffers(NamedTuple):
     """Written in place, a row at a time.
 
     Checkpoints (chain, level, dim); the latest draws, whitened (chain, slot, dim), and their statistics (chain, slot,
-    7), which the host stores: so one compiled step serves any number of draws.
+    len(STATS)), which the host stores: so one compiled step serves any number of draws.
     """
 
     q_check: Tensor
@@ -108,7 +108,7 @@ class _Leaf(NamedTuple):
     r: Tensor  # momenta (chain, dim)
     energy: Tensor  # (chain,)
     gain: Tensor  # energy at the start of the transition less this one: the log weight of the leaf
-    fine: Tensor  # whether the weight can be relied on: nothing of a bad leaf is ever selected
+    reliable: Tensor  # whether the weight can be relied on: nothing of a bad leaf is ever selected
 
 
 class _Grown(NamedTuple):
@@ -155,7 +155,7 @@ class Machine:
         return Buffers(check, check.clone(), *self.records(self.num_latest))
 
     def records(self, num_slots: int) -> tuple[Tensor, Tensor]:
-        """Room for whitened draws (chain, slot, dim) and their statistics (chain, slot, 7)."""
+        """Room for whitened draws (chain, slot, dim) and their statistics (chain, slot, len(STATS))."""
         slots = self.num_chains, num_slots
         draws = torch.zeros(
             *slots,
@@ -215,7 +215,8 @@ class Machine:
         grown = extend(vectors, scalars, buffers, leaf, chances)
         rate = grown.scalars.accept / grown.scalars.steps
         self._record(grown, rate, buffers)
-        dual = dual_average(state.dual, rate, grown.ended, self.num_chains)
+        dual = updated_adaptation(state.dual, rate, grown.ended, self.num_chains)
+        # the sign of this step serves a turn or a new transition, never both
         after = self._after(grown, dual, keys, chances[2])
         state.vectors.copy_(after.vectors)
         state.scalars.copy_(after.scalars)
@@ -267,9 +268,11 @@ class Machine:
     ) -> State:
         """The state after the step: a chain whose transition has ended is at the beginning of the next one."""
         present = grown.vectors
-        count = grown.scalars
-        count = count._replace(transition=count.transition + 1, slot=count.slot + 1)
-        r, begun = self._begin(count, dual, keys, sign)
+        next_scalars = grown.scalars._replace(
+            transition=grown.scalars.transition + 1,
+            slot=grown.scalars.slot + 1,
+        )
+        r, begun = self._begin(next_scalars, dual, keys, sign)
         ended = grown.ended.unsqueeze(-1)
         start = (present.q_prop, r, present.g_prop) * 2  # a new trajectory's ends are one point
         ends = _where(ended, start, present[:6])
@@ -287,7 +290,7 @@ class Machine:
         """Add the leaf to the subtree; merge a complete subtree into the tree; turn around or end at a U-turn."""
         for_leaf, for_subtree, new_sign = chances
         vectors, scalars = _subtree_with(leaf, vectors, scalars, for_leaf)
-        straight = leaf.fine & ~self._turning(leaf, scalars, buffers)
+        straight = leaf.reliable & ~self._turning(leaf, scalars, buffers)
         merge = straight & (scalars.leaf + 1 >= torch.exp2(scalars.depth))
         take = merge & (for_subtree < (scalars.weight_sub - scalars.weight_tree).exp())
         turned = self._tree_has_turned(vectors, scalars)
@@ -308,7 +311,7 @@ class Machine:
             lp_prop=torch.where(take, scalars.lp_sub, scalars.lp_prop),
             energy_prop=torch.where(take, scalars.energy_sub, scalars.energy_prop),
         )
-        return _Grown(vectors, scalars, ended, ~leaf.fine)
+        return _Grown(vectors, scalars, ended, ~leaf.reliable)
 
     def _tree_has_turned(self, vectors: Vectors, scalars: Scalars) -> Tensor:
         """Whether the two ends of the whole tree (chain,) have begun to approach each other."""
@@ -330,19 +333,21 @@ class Machine:
         q = leaf.place.q
         r = leaf.r
         chain = torch.arange(self.num_chains, device=self.device)
-        level = torch.arange(self.max_depth, device=self.device)
+        levels = torch.arange(self.max_depth, device=self.device)
         number = scalars.leaf.long().unsqueeze(-1)
-        ones = ((number >> level) & 1).sum(-1)
-        trailing = (((number ^ (number + 1)) >> level) & 1).sum(-1) - 1
-        where = torch.where(trailing == 0, ones, self.max_depth)
-        buffers.q_check.index_put_((chain, where), q)
-        buffers.r_check.index_put_((chain, where), r)
-        ends = (level < ones.unsqueeze(-1)) & (level >= (ones - trailing).unsqueeze(-1))
+        level_of_leaf = ((number >> levels) & 1).sum(-1)
+        num_ended_subtrees = (((number ^ (number + 1)) >> levels) & 1).sum(-1) - 1
+        # an odd leaf is stored where nothing is read
+        stored_level = torch.where(num_ended_subtrees == 0, level_of_leaf, self.max_depth)
+        buffers.q_check.index_put_((chain, stored_level), q)
+        buffers.r_check.index_put_((chain, stored_level), r)
+        lowest = (level_of_leaf - num_ended_subtrees).unsqueeze(-1)
+        is_first_leaf = (levels < level_of_leaf.unsqueeze(-1)) & (levels >= lowest)
         sign = scalars.sign.to(self.dtype)[:, None, None]
         across = (q.unsqueeze(1) - buffers.q_check[:, :-1]) * sign
         late = (across * r.unsqueeze(1)).sum(-1) <= 0
         early = (across * buffers.r_check[:, :-1]).sum(-1) <= 0
-        return (ends & (late | early)).any(-1)
+        return (is_first_leaf & (late | early)).any(-1)
 
     def _extend_path(
         self,
@@ -353,8 +358,8 @@ class Machine:
         chances: _Chances,
     ) -> _Grown:
         """Plain HMC: accept or reject the end of a path of fixed length; a bad leaf ends it early, rejected."""
-        ended = ~leaf.fine | (scalars.steps >= (self.trajectory or math.inf))
-        take = ended & leaf.fine & (chances[0] < leaf.gain.exp())
+        ended = ~leaf.reliable | (scalars.steps >= (self.trajectory or math.inf))
+        take = ended & leaf.reliable & (chances[0] < leaf.gain.exp())
         column = take.unsqueeze(-1)
         vectors = vectors._replace(
             q_prop=torch.where(column, vectors.q, vectors.q_prop),
@@ -366,7 +371,7 @@ class Machine:
             lp_prop=torch.where(take, leaf.place.lp, scalars.lp_prop),
             energy_prop=torch.where(take, leaf.energy, scalars.energy_prop),
         )
-        return _Grown(vectors, scalars, ended, ~leaf.fine)
+        return _Grown(vectors, scalars, ended, ~leaf.reliable)
 
     def _begin(
         self,
@@ -379,6 +384,7 @@ class Machine:
         r = rng.normal(rng.stream(keys, scalars.transition.long()), self.dim, self.dtype)
         energy = kinetic_energy(r) - scalars.lp_prop
         zero = torch.zeros_like(scalars.slot)
+        # lp_prop stays: the transition begins at the proposal
         return r, scalars._replace(
             step_size=dual[0].exp(),
             sign=torch.ones_like(zero) if self.trajectory else sign,
@@ -395,7 +401,7 @@ class Machine:
 
 def _acceptance(leaf: _Leaf) -> Tensor:
     """The probability (chain,) with which Metropolis would accept the leaf; zero of a bad one."""
-    return torch.where(leaf.fine, leaf.gain.clamp(max=0.0).exp(), 0.0)
+    return torch.where(leaf.reliable, leaf.gain.clamp(max=0.0).exp(), 0.0)
 
 
 def _where(condition: Tensor, values: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
@@ -410,7 +416,7 @@ def _subtree_with(
     chance: Tensor,
 ) -> tuple[Vectors, Scalars]:
     """The subtree with the leaf, which becomes its proposal by multinomial sampling."""
-    weight = torch.where(leaf.fine, leaf.gain, -math.inf)
+    weight = torch.where(leaf.reliable, leaf.gain, -math.inf)
     weight_sub = torch.logaddexp(scalars.weight_sub, weight)
     pick = chance < (weight - weight_sub).exp()
     column = pick.unsqueeze(-1)

@@ -136,7 +136,7 @@ class _Chain:
         self.rows.append((params["z"].detach().clone(), row))
 
     def result(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Positions (draw, dim) and statistics (draw, 7)."""
+        """Positions (draw, dim) and statistics (draw, len(STATS))."""
         positions, rows = zip(*self.rows, strict=True)
         stats = torch.tensor(
             rows,

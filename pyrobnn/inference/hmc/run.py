@@ -25,7 +25,7 @@ from pyrobnn.inference.hmc.metric import (
     whitening,
 )
 from pyrobnn.inference.hmc.run_state import Chains, adaptation_mode
-from pyrobnn.inference.hmc.step_size import OWN, dual_averaging, first_step_size
+from pyrobnn.inference.hmc.step_size import OWN, first_adaptation, first_step_size
 from pyrobnn.inference.hmc.stepper import Stepper, prepared
 from pyrobnn.inference.hmc.windows import (
     MIN_WINDOW,
@@ -39,10 +39,11 @@ from pyrobnn.inference.hmc.windows import (
 
 
 class Draws(NamedTuple):
-    """What a run returns: unconstrained draws (chain, draw, dim), statistics (chain, draw, 7), the warm-up's history.
+    """What a run returns.
 
-    ``scale``: the metric's A; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the step was compiled, or
-    what failed; ``unfinished``: why the warm-up was not finished; ``float64_reason``: why positions are in float64.
+    Unconstrained draws (chain, draw, dim), statistics (chain, draw, len(STATS)), and the warm-up's history. ``scale``:
+    the metric's A; ``interrupted``: Ctrl-C came before all of them; ``mode``: how the step was compiled, or what
+    failed; ``unfinished``: why the warm-up was not finished; ``float64_reason``: why positions are in float64.
     """
 
     z: Tensor
@@ -62,7 +63,7 @@ class Progress(NamedTuple):
     """What the host sees before the first step and between steps."""
 
     phase: str
-    draws: int  # of the slowest chain in this phase
+    draws: int  # of the slowest chain while sampling; in the warm-up its transitions so far, on average
     latest: int  # transitions of this phase of the warm-up, on average
     wanted: int  # of the whole warm-up, which may have become longer, or of the sampling
     step_size: float
@@ -75,7 +76,7 @@ class Progress(NamedTuple):
 
 
 def named_stats(stats: Tensor) -> dict[str, Tensor]:
-    """Statistics (chain, draw, 7) by name, each (chain, draw) in its own dtype."""
+    """Statistics (chain, draw, len(STATS)) by name, each (chain, draw) in its own dtype."""
     whole = {
         "tree_depth": torch.int64,
         "n_steps": torch.int64,
@@ -216,7 +217,7 @@ class Run:
                         save.write(chains.tensors())
                         saved = time.monotonic()
         except KeyboardInterrupt:
-            if interrupts.cut:  # a second one
+            if interrupts.changing_now:  # a second one
                 raise
             if save is not None:
                 save.write(chains.tensors())
@@ -257,7 +258,7 @@ class Run:
     def _next_phase(self, chains: Chains) -> Chains:
         """Perhaps a new mass matrix, then every chain restarts its transition at its last draw."""
         new_mass = chains.plan[chains.phase].mass
-        chains = self._judged(chains)
+        chains = self._with_verdict(chains)
         chains = replace(chains, phase=chains.phase + 1)
         place = chains.place
         transition = chains.scalars.transition + 1
@@ -268,8 +269,10 @@ class Run:
             chains = replace(chains, scale=scale)
         log_mean = chains.adaptation.log_mean
         step = log_mean.exp() if chains.mode == OWN else float(log_mean.median().exp())
+        earlier_phases = chains.plan[: chains.phase - 1]
+        is_first_window = new_mass and not any(phase.mass for phase in earlier_phases)
         # later windows change the whitened scale little
-        if new_mass and not any(phase.mass for phase in chains.plan[: chains.phase - 1]):
+        if is_first_window:
             step = self._first_step(place, chains.scale, transition, step, chains.mode)
         entry = (float(torch.as_tensor(step).median()), float(chains.total_steps))
         # a new average: the old one belongs to another scale, or to single chains
@@ -281,15 +284,18 @@ class Run:
             history=(*chains.history, entry),
         )
 
-    def _judged(self, chains: Chains) -> Chains:
-        """At the end of the last window and of the last search for a step size: whether to go on."""
+    def _with_verdict(self, chains: Chains) -> Chains:
+        """The chains with why the warm-up is not finished, and its plan, which may have become longer.
+
+        It is judged at the end of the last window, and of the last search for a step size.
+        """
         unfinished = chains.unfinished
         plan = chains.plan
         if not any(phase.mass for phase in plan[chains.phase + 1 :]):
             window, counts = self._window(chains)
             self._check_precision(chains, window, counts)
             reason = self._not_finished(chains, window, counts)
-            # a step size that was found does not finish a warm-up whose last window was none
+            # the last window's reason stays, even where the step size after it is right
             unfinished = reason if plan[chains.phase].mass else reason or unfinished
             if reason and chains.max_warmup is not None:
                 plan = extend_phase(plan, chains.phase, chains.max_warmup)
@@ -342,7 +348,9 @@ class Run:
     def _dual(self, step: Tensor | float, mode: float) -> Tensor:
         """The adaptation of the step size as it begins."""
         machine = self.machine
-        return dual_averaging(step, machine.num_chains, machine.device, mode, machine.target_accept)
+        return first_adaptation(
+            step, machine.num_chains, machine.device, mode, machine.target_accept
+        )
 
     def _first_step(
         self,

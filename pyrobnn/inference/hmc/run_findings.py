@@ -18,7 +18,7 @@ from pyrobnn.model import Density
 
 #: fraction of missing information (BFMI) below which a chain's energy changes too slowly (Betancourt, 2016)
 MIN_BFMI = 0.3
-#: draws of each chain, and effective draws in all, below which nothing is said of them or too few are
+#: draws of each chain below which nothing is said of them; effective draws in all below which they are too few
 MIN_DRAWS = 100
 
 
@@ -90,14 +90,16 @@ def _transition_findings(stats: Tensor, config: TransitionOptions) -> list[Findi
 def _agreement(draws: Mapping[str, Tensor], stats: Tensor) -> list[Finding]:
     """How far the chains of a program agree, whose sites are identified; a net's function the diagnosis judges."""
     total = stats.shape[0] * stats.shape[1]
-    far = check_convergence(None, draws, stats)
+    convergence = check_convergence(None, draws, stats)
     findings = []
-    if far.rhat > RHAT_NOTED:
-        findings.append(Finding("chains_disagree", {"quantity": far.worst, "rhat": far.rhat}))
-    elif total >= 10 * MIN_DRAWS and far.ess < MIN_DRAWS:
+    if convergence.rhat > RHAT_NOTED:
+        findings.append(
+            Finding("chains_disagree", {"quantity": convergence.worst, "rhat": convergence.rhat})
+        )
+    elif total >= 10 * MIN_DRAWS and convergence.ess < MIN_DRAWS:
         numbers = {
-            "quantity": far.slowest,
-            "ess": far.ess,
+            "quantity": convergence.slowest,
+            "ess": convergence.ess,
             "draws": total,
         }
         findings.append(Finding("few_effective_draws", numbers))

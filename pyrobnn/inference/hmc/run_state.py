@@ -26,10 +26,11 @@ class Chains:
     """Everything that a resumed run needs, and the host's counts.
 
     Steps write into the tensors of ``state``, ``buffers``, ``draws`` and ``stats``, which the states of a run share.
+    ``ready``, ``next_check``, ``max_warmup`` and ``cut_short`` are not saved: a resumed run counts and asks anew.
 
     Attributes:
         draws: whitened (chain, slot, dim), those of the present phase; the last slot takes what is to be forgotten.
-        stats: their statistics (chain, slot, 7).
+        stats: their statistics (chain, slot, len(STATS)).
         scale: the metric's A.
         plan: phases of the warm-up; after the last one the chains are sampled.
         max_warmup: transitions up to which the warm-up may still go on; None ends it as planned.
@@ -137,15 +138,15 @@ class Chains:
         phases = tensors["plan"].tolist()
         phase, total_steps = tensors["counters"].tolist()
         return cls(
-            State(*(moved[name] for name in State._fields)),
-            Buffers(*(moved[name] for name in Buffers._fields)),
-            moved["draws"],
-            moved["stats"],
-            moved["scale"],
-            [Phase(length, bool(mass), bool(own_step)) for length, mass, own_step in phases],
-            max_warmup,
-            phase,
-            total_steps,
-            bytes(tensors["unfinished"].tolist()).decode(),
-            tuple((size, steps) for size, steps in tensors["history"].tolist()),
+            state=State(*(moved[name] for name in State._fields)),
+            buffers=Buffers(*(moved[name] for name in Buffers._fields)),
+            draws=moved["draws"],
+            stats=moved["stats"],
+            scale=moved["scale"],
+            plan=[Phase(length, bool(mass), bool(own_step)) for length, mass, own_step in phases],
+            max_warmup=max_warmup,
+            phase=phase,
+            total_steps=total_steps,
+            unfinished=bytes(tensors["unfinished"].tolist()).decode(),
+            history=tuple((size, steps) for size, steps in tensors["history"].tolist()),
         )

@@ -27,7 +27,7 @@ class Starts(NamedTuple):
     scale: Tensor | None = None
 
 
-def starts(
+def chain_starts_of(
     model: BNN | Program,
     density: Density,
     init: Posterior | nn.Module | None,
@@ -45,7 +45,7 @@ def starts(
             z = _drawn(density, num_chains, uniform)
         else:
             z = start_chains(model, density, init, num_chains)
-            if not _are_starts(init):
+            if not _has_single_draws(init):
                 scale = _spread(density, init)
                 if scale is None:
                     # around one point: apart, so that R-hat has something to judge
@@ -56,7 +56,7 @@ def starts(
     return Starts(z.detach().contiguous(), scale)
 
 
-def _are_starts(init: Posterior | nn.Module) -> bool:
+def _has_single_draws(init: Posterior | nn.Module) -> bool:
     """Whether it holds chains of one draw each."""
     if not isinstance(init, Posterior):
         return False

@@ -37,14 +37,17 @@ class Adaptation(NamedTuple):
     target: Tensor
 
 
-def dual_averaging(
+def first_adaptation(
     step: Tensor | float,
     num_chains: int,
     device: torch.device,
     mode: float,
     target: float,
 ) -> Tensor:
-    """The state (7, chain) in float64, rows as of :class:`Adaptation`, as it begins at the step ``step``."""
+    """The state as it begins at the step ``step``.
+
+    Float64 (len(Adaptation._fields), chain), rows as of :class:`Adaptation`.
+    """
     log_step = (
         torch.as_tensor(
             step,
@@ -58,7 +61,7 @@ def dual_averaging(
     return torch.stack([log_step, log_step, zero, zero, log_step, zero + mode, zero + target])
 
 
-def dual_average(
+def updated_adaptation(
     dual: Tensor,
     rate: Tensor,
     ended: Tensor,

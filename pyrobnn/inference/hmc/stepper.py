@@ -39,7 +39,7 @@ def prepared(
     within: float | None = None,
 ) -> Stepper:
     """The stepper of a run, its step compiled within so many seconds; given up, it is not compiled."""
-    # what a run that goes on has in them; those of a new one may be written into
+    # what a run that goes on has in them; none of a new run
     contents = [buffer.clone() for buffer in chains.buffers] if chains.total_steps else []
     step = _compiled_step(machine, chains, keys, compile, within)
     for buffer, content in zip(chains.buffers, contents, strict=False):
@@ -60,6 +60,7 @@ def _compiled_step(
     compile: bool,
     within: float | None,
 ) -> Compiled:
+    """The step compiled; uncompiled once its time is spent."""
     state = (tensor.clone() for tensor in chains.state)
     example = (*state, *chains.buffers, chains.scale, keys)
     begun = time.perf_counter()

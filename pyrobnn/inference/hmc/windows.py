@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pyrobnn.core.chains import rhat
 
-#: what a transition records, in this order
+#: what a transition records, filled in this order by Machine._record and pyro_engine._Chain
 STATS = ("lp", "energy", "diverging", "tree_depth", "n_steps", "acceptance_rate", "step_size")
 #: R-hat of a window: short and correlated, so that chains that agree stay well below
 WINDOW_RHAT = 1.2
