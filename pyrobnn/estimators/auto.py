@@ -21,11 +21,13 @@ from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian
 from pyrobnn.posterior import Posterior
 
-#: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12), and minutes; weights
-#: of a full precision matrix (seconds); rows beyond which an ensemble's chains are tried before the evidence
+#: rows up to which NUTS takes seconds (a Gaussian's 90 % intervals held 78 % of new values at 12)
 FEW_ROWS = 50
+#: rows up to which NUTS takes minutes
 MAX_NUTS_ROWS = 1000
+#: weights up to which a full precision matrix takes seconds
 MAX_FULL_WEIGHTS = 3000
+#: rows beyond which an ensemble's chains are tried before the evidence
 MAX_EVIDENCE_ROWS = 500
 
 
@@ -49,9 +51,9 @@ def choose(
     """
     size = f"{num_data:,} rows, {num_weights:,} weights"
     batch_size = None if num_data <= MAX_WHOLE_ROWS else 1000
-    varying = varying and num_data < 10 * num_weights
+    overfits_noise = varying and num_data < 10 * num_weights
     method: Method
-    if joint or num_data <= FEW_ROWS or (varying and not normal):
+    if joint or num_data <= FEW_ROWS or (overfits_noise and not normal):
         if joint:
             size += ", a prior under which weights are correlated"
         if num_data <= MAX_NUTS_ROWS:
@@ -67,7 +69,7 @@ def choose(
             why = (
                 "mean-field SVI, whose uncertainty is too large at the data and too small elsewhere"
             )
-    elif varying:
+    elif overfits_noise:
         method = SGHMC(batch_size=batch_size, compile=compile)
         why = "chains from several modes (SGHMC), since at a single mode such a noise fits the residuals"
     else:
@@ -100,7 +102,7 @@ def _laplace(
 
 
 def _laplace_reason(full: bool, normal: bool, num_data: int) -> str:
-    words = [f"Laplace's approximation, linearised, {_width(normal)}"]
+    words = [f"Laplace's approximation, linearised, {_width_words(normal)}"]
     if not full:
         words.append(
             "one Kronecker product per layer, since the full precision matrix would be too large"
@@ -144,7 +146,7 @@ class Auto(Method):
             problem.num_rows,
             model.num_weights,
             width,
-            **families(model),
+            **prior_facts(model),
             compile=self.compile,
         )
         if self.quick:
@@ -184,7 +186,7 @@ def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, int |
     words = f"{known.cls.__name__}, as it was asked for by name"
     num_draws = settings.pop("num_draws", None)
     if "tune" in settings:
-        words += f", {_width(normal)}"
+        words += f", {_width_words(normal)}"
         if not normal:
             del settings["tune"]
     if not compile:
@@ -192,12 +194,12 @@ def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, int |
     return known.cls(**settings), words, num_draws
 
 
-def _width(normal: bool) -> str:
+def _width_words(normal: bool) -> str:
     how = "tuned" if normal else "as declared: it is not normal"
     return f"its prior's width {how}"
 
 
-def families(model: BNN) -> dict[str, bool]:
+def prior_facts(model: BNN) -> dict[str, bool]:
     """What :func:`choose` asks of the priors of the net's weights, and of the noise."""
     priors = [elementwise(prior) for name, prior in model.priors.items() if name.startswith(NET)]
     return {

@@ -59,6 +59,15 @@ class Attempt(NamedTuple):
     posterior: Posterior
 
 
+class Width(NamedTuple):
+    """What a factor on the precision of each layer's prior gives: log evidence, log densities of left-out rows (N,)."""
+
+    evidence: float
+    left_out: np.ndarray
+    factors: dict[str, float]
+    posterior: Posterior
+
+
 def empirical_bayes(
     method: Method, model: BNN, x: Tensor, y: Tensor
 ) -> Callable[..., tuple[Posterior, str]] | None:
@@ -66,6 +75,8 @@ def empirical_bayes(
 
     Noise maximised with the weights comes out right from ten rows per weight on (at 2, 4 and 8, 90 % intervals held 73,
     82 and 88 %), unless a line leaves nothing: then it goes to zero.
+
+    Returns: a function (method, model, x, y, options) → (posterior, words), or None.
     """
     likelihood = model.likelihood
     if not isinstance(method, Laplace):
@@ -78,8 +89,8 @@ def empirical_bayes(
         return None
     if len(x) < 10 * model.num_weights:
         return fit_by_evidence
-    scale, least = linear_residual_scale(model, *subset(x, y))
-    return fit_by_evidence if torch.le(scale, least).any() else None
+    scale, least_noise = linear_residual_scale(model, *subset(x, y))
+    return fit_by_evidence if torch.le(scale, least_noise).any() else None
 
 
 def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -98,6 +109,9 @@ def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return x[keep], y[keep]
 
 
+# -- noise by the evidence --------------------------------------------------------------------------------------------
+
+
 def fit_by_evidence(
     method: Laplace,
     model: BNN,
@@ -113,21 +127,24 @@ def fit_by_evidence(
     constant). Fits go on with the noise that residuals ask for and in turn with the tuned prior, as the evidence rises.
     """
     rows = subset(x, y)
-    linear, least = linear_residual_scale(model, *rows)
-    search = _NoiseSearch(method, model, rows, options, linear, least)
+    linear_noise, least_noise = linear_residual_scale(model, *rows)
+    search = _NoiseSearch(method, model, rows, options, linear_noise, least_noise)
     with quiet():
         climbs = search.climbs() if _can_climb(model, len(x)) else []
         if climbs:
             top = max(climbs, key=_evidence)
             tries = [search.attempt(top.scale, top.factor, _moved(model, top.weights).net)]
         else:
+            # half the noise and a sixteenth of the precision: a prior four times as wide
             shares = (1.0, 0.5) if method.tune else (1.0,)
-            tries = search.improved([search.attempt(share * linear, share**4) for share in shares])
+            tries = search.improved(
+                [search.attempt(share * linear_noise, share**4) for share in shares]
+            )
     best = max(tries, key=_evidence)
     posterior = best.posterior
-    of = ""
+    subset_words = ""
     if len(rows[0]) < len(x):
-        of = f", of {len(rows[0]):,} of {len(x):,} rows"
+        subset_words = f", of {len(rows[0]):,} of {len(x):,} rows"
         posterior = replace(method, tune=None).fit(
             posterior.bnn,
             x,
@@ -136,11 +153,11 @@ def fit_by_evidence(
         )
     else:
         warn(posterior.meta["warnings"])
-    ratios = ", ".join(f"{ratio:.2g}" for ratio in best.scale / linear)
+    ratios = ", ".join(f"{ratio:.2g}" for ratio in best.scale / linear_noise)
     num = len(climbs or tries)
     return (
         posterior,
-        f"noise {ratios} times a linear model's, the best of {num} by the evidence{of}",
+        f"noise {ratios} times a linear model's, the best of {num} by the evidence{subset_words}",
     )
 
 
@@ -159,15 +176,15 @@ def _can_climb(model: BNN, num_rows: int) -> bool:
 class _NoiseSearch:
     """Fits of the same rows, each with known noise.
 
-    ``linear`` is the noise of a linear model and ``least`` the least to resolve, both (out,).
+    ``linear_noise`` is that of a linear model and ``least_noise`` the least to resolve, both (out,).
     """
 
     method: Laplace
     model: BNN
     rows: tuple[Tensor, Tensor]
     options: RunOptions
-    linear: Tensor
-    least: Tensor
+    linear_noise: Tensor
+    least_noise: Tensor
 
     def climbs(self) -> list[Climb]:
         """Climbs of two nets, those that ended somewhere: of the second net from the better start of the first."""
@@ -178,7 +195,7 @@ class _NoiseSearch:
 
     def climb(self, net: BNN, share: float) -> Climb:
         tune = bool(self.method.tune)
-        return _climb(net, *self.rows, share * self.linear, self.least, share**4, tune)
+        return _climb(net, *self.rows, share * self.linear_noise, self.least_noise, share**4, tune)
 
     def attempt(
         self,
@@ -187,8 +204,8 @@ class _NoiseSearch:
         init: nn.Module | None = None,
     ) -> Attempt:
         """The fit with that noise, and with that factor on the precision of the declared prior."""
-        scale = torch.maximum(scale, self.least)
-        known = _declared(self.model, scale, factor if self.method.tune else None)
+        scale = torch.maximum(scale, self.least_noise)
+        known = _with_known_noise(self.model, scale, factor if self.method.tune else None)
         posterior = self.method.fit(
             known,
             *self.rows,
@@ -205,21 +222,24 @@ class _NoiseSearch:
     def improved(self, tries: list[Attempt]) -> list[Attempt]:
         """These and others, each from the best so far, with the noise that its residuals ask for."""
         tries = list(tries)
-        # powers of the ratio that the residuals ask for, at first 2, as small steps end early; 0: the tuned prior too
-        powers = [2, 1, 0] if self.method.tune else [2, 1]
-        while powers and len(tries) < 12:
+        # stages: the noise by the squared ratio that the residuals ask for, as small steps end early; by the ratio; and
+        # with the tuned prior too. One that gains under a nat ends; a gain by the prior reopens the last two
+        stages = ["squared ratio", "ratio"]
+        if self.method.tune:
+            stages.append("prior")
+        while stages and len(tries) < 12:
             best = max(tries, key=_evidence)
-            tune = powers[0] == 0
+            stage = stages[0]
             factor = best.factor
-            if tune:
+            if stage == "prior":
                 factor = best.posterior.meta["tuned"]["prior_precision_factor"]["all"]
-            power = 1 if tune else powers[0]
+            power = 2 if stage == "squared ratio" else 1
             ratio = _residual_ratio(best.posterior, *self.rows)
             tries.append(self.attempt(best.scale * ratio**power, factor))
             if tries[-1].evidence < best.evidence + 1:
-                del powers[0]
-            elif tune:
-                powers = [1, 0]
+                del stages[0]
+            elif stage == "prior":
+                stages = ["ratio", "prior"]
         return tries
 
 
@@ -229,13 +249,65 @@ def _log_prior(model: BNN, scale: Tensor) -> float:
     return 0.0 if declared is None else float(declared.log_prob(scale).sum())
 
 
+def _with_known_noise(model: BNN, scale: Tensor, factor: float | None) -> BNN:
+    """The model with known noise (out,), and a factor on its prior's precision."""
+    if factor is None:
+        known = copy.copy(model)
+    else:
+        known = tuned_model(model, model.priors, {"all": factor})
+    scale = scale.to(model.device)
+    known.likelihood = model.likelihood.like(scale)
+    known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])
+    known.priors = {name: prior for name, prior in known.priors.items() if name.startswith(NET)}
+    return known
+
+
+def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
+    """The factor on the noise of each output (out,) that its residuals ask for."""
+    fit = _at_rows(posterior, x, y)
+    used = _leverage(fit.cov, fit.root).sum(0)
+    squared = _squared_ratio(fit.likelihood, fit.targets, fit.f, fit.params, used)
+    return squared.clamp_min(1e-8).sqrt().cpu()
+
+
+def _squared_ratio(
+    likelihood: Likelihood,
+    y: Tensor,
+    f: Tensor,
+    params: Mapping[str, Tensor],
+    used: Tensor,
+) -> Tensor:
+    r"""The square of the factor on the noise (out,) that residuals at f (N, out) ask for.
+
+    .. math:: \frac{1}{N - \gamma} \sum_n (y_n - f_n) \, \frac{\partial \log p(y_n \mid f_n)}{\partial f_n}
+
+    which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal. The effective number of parameters γ,
+    ``used`` (out,), is the sum over rows of the variance of f times the Fisher information.
+    """
+    slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, params).sum())(f)
+    return ((y - f) * slope).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
+
+
+def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Noise (out,) of a Bayesian linear regression of each target, in the model's units, and the least to resolve."""
+    x, y = _standard(model, x, y)
+    regression = BayesianRidge(alpha_2=1e-12)  # the default prior of the noise hides an exact line
+    inputs = x.flatten(1).numpy()
+    scales = [regression.fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
+    least_noise = 1e-4 * y.std(0).clamp_min(1e-12)
+    return torch.maximum(torch.tensor(scales, dtype=y.dtype), least_noise), least_noise
+
+
+# -- a climb of the evidence ------------------------------------------------------------------------------------------
+
+
 @pyro.validation_enabled(False)
 def _climb(
     model: BNN,
     x: Tensor,
     y: Tensor,
     scale: Tensor,
-    least: Tensor,
+    least_noise: Tensor,
     factor: float,
     tune: bool,
 ) -> Climb:
@@ -245,7 +317,7 @@ def _climb(
     precision by γ / |θ|², θ in units of the prior. One that gains nothing ends it: more lead to sharper, worse modes.
     """
     problem = prepare(
-        _declared(model, scale, None),
+        _with_known_noise(model, scale, None),
         x,
         y,
         points="free",
@@ -261,7 +333,7 @@ def _climb(
     jacobian.prefer_products(x)
     best = Climb(-math.inf, scale, factor, {})
     while True:
-        jacobian.model = _declared(problem.bnn, scale, factor if tune else None)
+        jacobian.model = _with_known_noise(problem.bnn, scale, factor if tune else None)
         mode, damping = _mode(jacobian, theta, x, y, damping)
         if mode is None:
             return best
@@ -276,7 +348,7 @@ def _climb(
             return best
         theta = mode.theta
         ratio, precision_ratio = _evidence_update(mode, jacobian.model.likelihood, y)
-        scale = torch.maximum(scale * ratio.to(scale), least)
+        scale = torch.maximum(scale * ratio.to(scale), least_noise)
         factor *= precision_ratio
 
 
@@ -447,43 +519,7 @@ def _whitened(
     return f, _Whitened([(torch.ones_like(rows[:, :1]), rows, at)], size)
 
 
-def _declared(model: BNN, scale: Tensor, factor: float | None) -> BNN:
-    """The model with known noise (out,), and a factor on its prior's precision."""
-    if factor is None:
-        known = copy.copy(model)
-    else:
-        known = tuned_model(model, model.priors, {"all": factor})
-    scale = scale.to(model.device)
-    known.likelihood = model.likelihood.like(scale)
-    known.likelihood.own.declare(SCALE.rpartition(".")[2], scale if len(scale) > 1 else scale[0])
-    known.priors = {name: prior for name, prior in known.priors.items() if name.startswith(NET)}
-    return known
-
-
-def _residual_ratio(posterior: Posterior, x: Tensor, y: Tensor) -> Tensor:
-    """The factor on the noise of each output (out,) that its residuals ask for."""
-    fit = _at_rows(posterior, x, y)
-    used = _leverage(fit.cov, fit.root).sum(0)
-    squared = _squared_ratio(fit.likelihood, fit.targets, fit.f, fit.params, used)
-    return squared.clamp_min(1e-8).sqrt().cpu()
-
-
-def _squared_ratio(
-    likelihood: Likelihood,
-    y: Tensor,
-    f: Tensor,
-    params: Mapping[str, Tensor],
-    used: Tensor,
-) -> Tensor:
-    r"""The square of the factor on the noise (out,) that residuals at f (N, out) ask for.
-
-    .. math:: \frac{1}{N - \gamma} \sum_n (y_n - f_n) \, \frac{\partial \log p(y_n \mid f_n)}{\partial f_n}
-
-    which is :math:`\sum_n r_n^2 / (\sigma^2 (N - \gamma))` where y is normal. The effective number of parameters γ,
-    ``used`` (out,), is the sum over rows of the variance of f times the Fisher information.
-    """
-    slope = torch.func.grad(lambda f: likelihood.log_prob(f, y, params).sum())(f)
-    return ((y - f) * slope).sum(0) / (len(y) - used).clamp_min(0.1 * len(y))
+# -- left-out rows ----------------------------------------------------------------------------------------------------
 
 
 class _RowsFit(NamedTuple):
@@ -518,6 +554,13 @@ def _at_rows(posterior: Posterior, x: Tensor, y: Tensor) -> _RowsFit:
     return _RowsFit(likelihood, y, f, cov, likelihood.curvature_root(f, y, params), params)
 
 
+def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    units = model.standardizer
+    if units is None:
+        return x, y
+    return units.transform_x(x), units.transform_y(y)
+
+
 def _leverage(cov: Tensor, root: Tensor) -> Tensor:
     """Of each row and output, (N, out)."""
     return cov.diagonal(dim1=1, dim2=2) * root.square().sum(-1)
@@ -539,10 +582,10 @@ def left_out(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[np.ndarray, np
 
 def _left_out_of_line(inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Log density (N,) of each of the outputs (N,) left out of a Bayesian linear regression on inputs (N, feature)."""
-    line = BayesianRidge().fit(inputs, outputs)
-    mean, scale = line.predict(inputs, return_std=True)
-    slack = 1 - np.minimum(line.alpha_ * scale**2 - 1 + 1 / len(outputs), 0.99)
-    return log_density((outputs - mean) / slack, 1 / (slack * line.alpha_))
+    regression = BayesianRidge().fit(inputs, outputs)
+    mean, scale = regression.predict(inputs, return_std=True)
+    slack = 1 - np.minimum(regression.alpha_ * scale**2 - 1 + 1 / len(outputs), 0.99)
+    return log_density((outputs - mean) / slack, 1 / (slack * regression.alpha_))
 
 
 def left_out_labels(posterior: Posterior, x: Tensor, y: Tensor) -> np.ndarray:
@@ -586,30 +629,7 @@ def _label_densities(fit: _RowsFit, variational: bool) -> Tensor:
     return mean_likelihood - math.log(len(draws))
 
 
-def linear_residual_scale(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Noise (out,) of a Bayesian linear regression of each target, in the model's units, and the least to resolve."""
-    x, y = _standard(model, x, y)
-    line = BayesianRidge(alpha_2=1e-12)  # the default prior of the noise hides an exact line
-    inputs = x.flatten(1).numpy()
-    scales = [line.fit(inputs, column.numpy()).alpha_ ** -0.5 for column in y.T]
-    least = 1e-4 * y.std(0).clamp_min(1e-12)
-    return torch.maximum(torch.tensor(scales, dtype=y.dtype), least), least
-
-
-def _standard(model: BNN, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    units = model.standardizer
-    if units is None:
-        return x, y
-    return units.transform_x(x), units.transform_y(y)
-
-
-class Width(NamedTuple):
-    """What a factor on the precision of each layer's prior gives: log evidence, log densities of left-out rows (N,)."""
-
-    evidence: float
-    left_out: np.ndarray
-    factors: dict[str, float]
-    posterior: Posterior
+# -- prior widths -----------------------------------------------------------------------------------------------------
 
 
 def select_prior_width(
@@ -646,21 +666,22 @@ def select_prior_width(
         search.try_common_factors()
         best = search.tune_layers(search.narrower())
     final = search.at_mode_of(best)
-    of = ""
+    subset_words = ""
     start = None
     if len(rows[0]) == len(x):
         start = final.net  # the mode, as it is
     else:
-        of = f", of {len(rows[0]):,} of {len(x):,} rows"
+        subset_words = f", of {len(rows[0]):,} of {len(x):,} rows"
     posterior = still.fit(final, x, y, init=start, **options)
     meta = posterior.meta | {"tuned": {"prior_precision_factor": best.factors, "noise_factor": 1.0}}
-    return replace(posterior, meta=meta), _words_of_widths(best.factors, len(search.tries), of)
+    words = _words_of_widths(best.factors, len(search.tries), subset_words)
+    return replace(posterior, meta=meta), words
 
 
-def _words_of_widths(factors: Mapping[str, float], num: int, of: str) -> str:
+def _words_of_widths(factors: Mapping[str, float], num: int, subset_words: str) -> str:
     """The factors on each layer's prior, the best of ``num``; and what very narrow priors say of the inputs."""
     widths = ", ".join(f"{factor**-0.5:.2g} ({name})" for name, factor in factors.items())
-    words = f"its prior's scales times {widths}, the best of {num} for the evidence and left-out rows{of}"
+    words = f"its prior's scales times {widths}, the best of {num} for the evidence and left-out rows{subset_words}"
     if min(factors.values()) >= 81:
         words += (
             ": the inputs say so little about the target that its prediction is nearly constant"

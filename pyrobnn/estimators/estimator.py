@@ -32,12 +32,12 @@ from pyrobnn.data.columns import Columns, Missing, check_names
 from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
-from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, families, named
+from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, named, prior_facts
 from pyrobnn.estimators.comparison import gain, one_thread, quiet
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions
-from pyrobnn.estimators.selection import counts, search
+from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 from pyrobnn.inference.laplace import Laplace
@@ -188,12 +188,15 @@ class Estimator(BaseEstimator):
         """The fit where nothing but the data is given: a linear model, unless a net gains on it."""
         num = len(rows.x)
         why = ""
-        if num > (FEW_ROWS if self.max_seconds is not None else MAX_EVIDENCE_ROWS):
+        ensemble_tried = num > (FEW_ROWS if self.max_seconds is not None else MAX_EVIDENCE_ROWS)
+        if ensemble_tried:
             ensemble, why = self._fit_ensemble(model, rows, seed)
             if ensemble is not None:
                 return ensemble
-        line = networks.mlp(rows.x.shape[1], (), 1, seed=seed).double()
-        of_counts = self._fit_counts(model, line if why else model.net, rows, seed)
+        linear_net = networks.mlp(rows.x.shape[1], (), 1, seed=seed).double()
+        # after a failed ensemble counts are log-linear
+        count_net = linear_net if ensemble_tried else model.net
+        of_counts = self._fit_counts(model, count_net, rows, seed)
         if of_counts is not None:
             return of_counts
         if num <= FEW_ROWS:
@@ -204,7 +207,7 @@ class Estimator(BaseEstimator):
                 warn(net.posterior.meta["warnings"])
                 return net.because(why)
         linear = BNN(
-            line,
+            linear_net,
             model.prior,
             model.likelihood,
             standardizer=model.standardizer,
@@ -217,16 +220,16 @@ class Estimator(BaseEstimator):
         units = cast(Standardizer, model.standardizer)
         seconds = self.max_seconds
         begun = time.perf_counter()
-        rule, why = search(data, units, seconds, seed, self.device)
+        rule, why = search_rule(data, units, seconds, seed, self.device)
         if rule is None:
             return None, why
         if seconds is not None:
             seconds -= time.perf_counter() - begun
-        fit = rule.fit(data, units, seconds, self.num_draws, self.compile, self._run(seed))
+        fit = rule.fit(data, units, seconds, self.num_draws, self.compile, self._run_options(seed))
         reason = f"{len(rows.x):,} rows: {fit.reason}; {why}"
         return replace(fit, reason=reason), why
 
-    def _run(self, seed: int) -> RunOptions:
+    def _run_options(self, seed: int) -> RunOptions:
         """The options of every fit."""
         return RunOptions(seed=seed, device=self.device, progress=bool(self.verbose))
 
@@ -244,7 +247,7 @@ class Estimator(BaseEstimator):
         """The fit of classes where nothing but the data is given: a linear model, unless a net gains on it."""
         if len(rows.x) <= FEW_ROWS:
             return self._infer(model, rows, seed)
-        line = networks.mlp(
+        linear_net = networks.mlp(
             rows.x.shape[1],
             (),
             rows.width,
@@ -252,7 +255,7 @@ class Estimator(BaseEstimator):
         ).double()
         models = (
             BNN(
-                line,
+                linear_net,
                 model.prior,
                 model.likelihood,
                 standardizer=model.standardizer,
@@ -276,7 +279,7 @@ class Estimator(BaseEstimator):
     ) -> Fit | None:
         """The fit of counts, None where the targets are rather normal or the search ends at no mode."""
         x = cast(Standardizer, model.standardizer).transform_x(rows.x).numpy()
-        likelihood, words = counts(x, rows.y.numpy())
+        likelihood, words = count_likelihood(x, rows.y.numpy())
         if likelihood is None:
             return None
         net = nn.Sequential(*cast(nn.Sequential, net), Offset(rows.y))
@@ -302,7 +305,7 @@ class Estimator(BaseEstimator):
     def _infer(self, model: BNN, rows: TrainingRows, seed: int) -> Fit:
         """The posterior of a model by the method that is given or chosen."""
         method, reason, num_draws = self._method(model, len(rows.x))
-        options = self._run(seed)
+        options = self._run_options(seed)
         if num_draws is not None:
             options["num_draws"] = num_draws
         auto = isinstance(self.method, str) and self.method == "auto"
@@ -409,12 +412,12 @@ class Estimator(BaseEstimator):
             check_method(self.method, instead="'auto', the name of a method or ")
             return self.method, f"{type(self.method).__name__}, as it was given", self.num_draws
         check_choice("method", self.method, tuple(METHODS))
-        facts = families(model)
+        facts = prior_facts(model)
         width = model.likelihood.width(1)
         if self.method == "auto":
             # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
-            line = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            compile = not line and (self.compile or cast(bool, "trace"))
+            is_linear = isinstance(model.net, nn.Sequential) and len(model.net) == 1
+            compile = not is_linear and (self.compile or cast(bool, "trace"))
             chosen, why = choose(
                 num,
                 model.num_weights,
@@ -422,7 +425,7 @@ class Estimator(BaseEstimator):
                 **facts,
                 compile=compile,
             )
-            if line and isinstance(chosen, Laplace):
+            if is_linear and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
             return chosen, why, self.num_draws
         method, why, num_draws = named(

@@ -26,6 +26,9 @@ class Lift(nn.Module):
     Reference: Fourier Features Let Networks Learn High Frequency Functions (Tancik et al., 2020).
     """
 
+    #: of each feature: ``start``, the zero of the power; ``least``, the smallest value seen, above it; ``powers``, Box
+    #: and Cox's λ; ``centre`` and ``scale``, the units of what is raised to them. Of its waves: ``rates``, the
+    #: frequencies (feature, wave), for ``many``, the columns of more than two values. ``shrink`` is a factor on all
     start: Tensor
     least: Tensor
     powers: Tensor
@@ -96,7 +99,7 @@ def _likeliest_powers(log: np.ndarray) -> np.ndarray:
 
 
 class Layer(nn.Linear):
-    """Weights start with variance 1 / inputs: torch's third of it, four layers damp."""
+    """Weights start with variance 1 / inputs: torch's own have a third of that, which four layers would shrink away."""
 
     def reset_parameters(self) -> None:
         bound = 1 / math.sqrt(self.in_features)
@@ -114,7 +117,7 @@ class Heads(nn.Module):
         factor: float = 1.0,
     ):
         super().__init__()
-        self.raw = math.log(math.expm1(noise))
+        self.raw = math.log(math.expm1(noise))  # the inverse of softplus
         self.mean_only = mean_only
         self.factor = factor
 
@@ -125,6 +128,7 @@ class Heads(nn.Module):
         raw = raw + self.raw
         if self.factor != 1:
             scale = self.factor * nn.functional.softplus(raw)
+            # the inverse of softplus
             raw = scale + (-torch.expm1(-scale)).log()
         return torch.cat([mean, raw], -1)
 

@@ -116,7 +116,7 @@ class _MemberGradient:
         if isinstance(self.noise, lk.HomoskedasticGaussian):
             raw = torch.zeros_like(error)
         else:
-            # the derivative of a softplus, by its value
+            # minus the derivative of softplus, 1 − exp(min_scale − scale), times 1 − error²
             raw = (1 - error.square()) * torch.expm1(self.noise.min_scale - scale)
         return torch.cat([error, raw], -1) / (scale * -error.shape[-2])
 

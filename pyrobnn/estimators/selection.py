@@ -22,8 +22,11 @@ from pyrobnn.estimators.members import TabularEnsemble
 from pyrobnn.estimators.wide import Data, Rule
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
 
+#: rows, at most, of which rules are tried
+MAX_SEARCH_ROWS = 25_000
 
-def search(
+
+def search_rule(
     data: Data,
     units: Standardizer,
     seconds: float | None,
@@ -35,7 +38,8 @@ def search(
     Tried on a fifth of the rows, with short training of two members: how closely to follow the data, whether waves
     help, and for counts and skewed positive targets their likelihoods.
     """
-    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))[:25_000]
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(len(data[0])))
+    order = order[:MAX_SEARCH_ROWS]
     held_out, training = order.tensor_split([min(len(order) // 5, 2000)])
     targets = units.transform_y(data[1])[:, 0].numpy()[held_out]
     error = targets - _linear_prediction(data, units, training, held_out)
@@ -113,7 +117,7 @@ class _Trials:
         x = self.data[0][self.training]
         y = self.data[1][self.training]
         normal = rule.likelihood is None
-        model = rule.model(x, y, self.units, normal)
+        model = rule.model(x, y, self.units, mean_only=normal)
         method = self.method
         if not normal:
             method = replace(method, num_steps=min(method.num_steps, 400))
@@ -132,16 +136,16 @@ class _Trials:
         else:
             log_prob = prediction.log_prob(self.data[1][self.held_out]).double().cpu().numpy()
             log_densities = log_prob + math.log(float(self.units.y_scale[0]))
-        rule = rule._replace(left=float(np.sqrt(np.mean(error**2))))
+        rule = rule._replace(left_out_sd=float(np.sqrt(np.mean(error**2))))
         self.trials.append(_Trial(rule, log_densities))
 
 
-def _best_normal(trials: _Trials, line: float) -> Rule:
-    """The best rule of normal noise: shares of the linear model's noise ``line``, then fast waves, then none."""
+def _best_normal(trials: _Trials, linear_noise: float) -> Rule:
+    """The best rule of normal noise: shares of ``linear_noise``, the linear model's, then fast waves, then none."""
     num_rows, num_features = trials.data[0].shape
     waves = max(1, min(8, 256 // num_features))
     for share in (0.1, 0.3, 1.0) if num_rows <= MAX_WHOLE_ROWS else (1.0,):
-        trials.attempt(Rule(waves, share * line, line))
+        trials.attempt(Rule(waves, share * linear_noise, linear_noise))
     for change in ({"fastest": 16.0}, {"waves": 0}):
         trials.attempt(trials.best().rule._replace(**change))
     return trials.best().rule
@@ -157,11 +161,12 @@ def responses(y: np.ndarray) -> list[lk.Likelihood]:
     return [lk.MixtureDensity(), lk.HeteroskedasticGaussian()] if skew(y[:, 0]) > 1 else []
 
 
-def counts(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
+def count_likelihood(x: np.ndarray, y: np.ndarray) -> tuple[lk.Likelihood | None, str]:
     """A negative binomial where targets (N, 1) are counts, and why; None where they are not.
 
     They are where rows left out of a log-linear model, its dispersion by the moments, are likelier than under a normal.
     """
+    # the first of the likelihoods is the negative binomial where y looks like counts
     likelihood = next(iter(responses(y)), None)
     if not isinstance(likelihood, lk.NegativeBinomial):
         return None, ""

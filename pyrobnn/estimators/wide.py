@@ -30,18 +30,24 @@ from pyrobnn.posterior import Posterior
 Data = tuple[Tensor, Tensor]
 #: units of each of the four hidden layers
 WIDTH = 32
+#: steps of chains where no seconds are given: of warm-up, between draws, and of both together for 100 draws
+_USUAL_WARMUP = 1000
+_USUAL_THINNING = 20
+_USUAL_STEPS = 3000
+#: steps by which the cost of chains is measured, for each second that the fit may take
+_MEASURED_STEPS_PER_SECOND = 5
 
 
 class Rule(NamedTuple):
-    """What is open of a fit.
+    """The choices that are tried for an ensemble on a table.
 
-    Attributes: ``waves`` of each feature; ``noise`` under which the members are trained; ``left``, the standard
+    Attributes: ``waves`` of each feature; ``noise`` under which the members are trained; ``left_out_sd``, the standard
     deviation of left-out rows; ``likelihood``, None for a normal; ``fastest`` of the waves; ``factor`` of the scale.
     """
 
     waves: int
     noise: float
-    left: float
+    left_out_sd: float
     likelihood: lk.Likelihood | None = None
     fastest: float = 1.0
     factor: float = 1.0
@@ -53,7 +59,10 @@ class Rule(NamedTuple):
         units: Standardizer,
         mean_only: bool,
     ) -> BNN:
-        """The model of data x (N, feature), y (N, 1); of a normal with known noise where it is of the ``mean_only``."""
+        """The model of data x (N, feature), y (N, 1).
+
+        ``mean_only``: normal with known noise, of which only the mean is learned; else the noise is learned too.
+        """
         origin = (-units.x_mean / units.x_scale).numpy()
         lift = Lift(units.transform_x(x).numpy(), origin, self.waves, self.fastest).float()
         likelihood, head, width = self._noise_model(y, mean_only)
@@ -72,7 +81,7 @@ class Rule(NamedTuple):
             counted = isinstance(self.likelihood, lk.NegativeBinomial)
             link = Offset(y) if counted else nn.Identity()
             return self.likelihood, link, self.likelihood.width(1)
-        head = Heads(self.left, mean_only, self.factor)
+        head = Heads(self.left_out_sd, mean_only, self.factor)
         if mean_only:
             return lk.HomoskedasticGaussian(self.noise), head, 2
         return lk.HeteroskedasticGaussian(), head, 2
@@ -95,8 +104,8 @@ class Rule(NamedTuple):
         ensemble = self._ensemble(len(data[0]), seconds, compile)
         held_out, rows = _without_held_out(data, run["seed"])
         with quiet():
-            members = ensemble.fit(self.model(*data, units, True), *rows, **run)
-        model = self.model(*data, units, False)
+            members = ensemble.fit(self.model(*data, units, mean_only=True), *rows, **run)
+        model = self.model(*data, units, mean_only=False)
         if len(data[0]) <= MAX_WHOLE_ROWS:
             start = ChainStart(model, rows, members, run)
             fit = start.chains_fit(num_draws or 100, clock, compile)
@@ -104,7 +113,7 @@ class Rule(NamedTuple):
             fit = _noise_learned(ensemble, model, rows, members, run)
             if self.likelihood is None:
                 factor = _noise_factor(fit.posterior, data[0][held_out], data[1][held_out])
-                scaled = self._replace(factor=factor).model(*data, units, False)
+                scaled = self._replace(factor=factor).model(*data, units, mean_only=False)
                 fit = replace(fit, posterior=replace(fit.posterior, model=scaled))
         noise = self.likelihood or "normal noise that depends on the input"
         net = (
@@ -205,12 +214,14 @@ class ChainStart:
         return Fit(posterior, chains, words)
 
     def _effort(self, chains: SGHMC, clock: Clock) -> float:
-        """What the seconds that are left allow, of the usual number of steps."""
+        """What the seconds that are left allow, of the usual number of steps; a fifth of the time is kept back."""
         if clock.seconds is None:
             return 1.0
-        cost = self._cost(chains, int(5 * clock.seconds))
+        cost = self._cost(chains, int(_MEASURED_STEPS_PER_SECOND * clock.seconds))
+        # the usual steps cost multiple · cost / seconds
+        multiple = _USUAL_STEPS // _MEASURED_STEPS_PER_SECOND
         remaining = 0.8 * clock.remaining()
-        return float(np.clip(remaining * clock.seconds / (600 * cost), 0.05, 50))
+        return float(np.clip(remaining * clock.seconds / (multiple * cost), 0.05, 50))
 
     def _cost(self, chains: SGHMC, steps: int) -> float:
         """Seconds that so many steps take, by two fits: both prepare, and load can hide the steps."""
@@ -233,8 +244,8 @@ def _lasting(chains: SGHMC, effort: float) -> SGHMC:
     return replace(
         chains,
         friction=min(1.0, 0.003 / effort),
-        num_warmup=max(50, int(1000 * effort)),
-        thinning=max(1, int(20 * effort)),
+        num_warmup=max(50, int(_USUAL_WARMUP * effort)),
+        thinning=max(1, int(_USUAL_THINNING * effort)),
     )
 
 

@@ -56,21 +56,22 @@ def panels(
     )
     for panel in range(num_panels):
         row, column = divmod(panel, columns)
-        for level in range(stack):
-            shared = axes[0, level] if panel else None
-            x_of = shared if sharex else None
-            axes[panel, level] = figure.add_subplot(
-                spec[row * stack + level, column],
-                sharex=axes[panel, 0] if level else x_of,
-                sharey=shared if sharey else None,
+        for row_in_panel in range(stack):
+            # axes of a panel share x with its top one; top ones share it only if ``sharex``
+            first_panel = axes[0, row_in_panel] if panel else None
+            x_partner = first_panel if sharex else None
+            axes[panel, row_in_panel] = figure.add_subplot(
+                spec[row * stack + row_in_panel, column],
+                sharex=axes[panel, 0] if row_in_panel else x_partner,
+                sharey=first_panel if sharey else None,
             )
-            if level < stack - 1:
-                axes[panel, level].tick_params(labelbottom=False)
+            if row_in_panel < stack - 1:
+                axes[panel, row_in_panel].tick_params(labelbottom=False)
     return figure, axes
 
 
 def bands(
-    axes: Axes,
+    ax: Axes,
     x: ArrayLike,
     mean: ArrayLike,
     function: ArrayLike,
@@ -90,7 +91,7 @@ def bands(
     outer = NORMAL_95 * np.asarray(total)
     for sign, name in ((1.0, "95 % with noise"), (-1.0, None)):
         ends = mean + sign * inner, mean + sign * outer
-        axes.fill_between(
+        ax.fill_between(
             x,
             *ends,
             color=ALEATORIC,
@@ -100,7 +101,7 @@ def bands(
         )
     if inner.any():
         ends = mean - inner, mean + inner
-        axes.fill_between(
+        ax.fill_between(
             x,
             *ends,
             color=EPISTEMIC,
@@ -110,9 +111,9 @@ def bands(
         )
 
 
-def legend_below(figure: Figure, axes: Axes) -> None:
+def legend_below(figure: Figure, ax: Axes) -> None:
     """The legend of one axes below the figure, which grows by it: many entries lie over no data."""
-    handles, labels = axes.get_legend_handles_labels()
+    handles, labels = ax.get_legend_handles_labels()
     columns = 2 if max(map(len, labels), default=0) > 18 else 3
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + 0.17 * -(-len(labels) // columns))
@@ -129,17 +130,17 @@ def brief(text: str, width: int = 22) -> str:
     return text if len(text) <= width else f"{text[: width - 1]}…"
 
 
-def empty_panel(axes: Axes, message: str) -> None:
+def empty_panel(ax: Axes, message: str) -> None:
     """Show in the panel itself why there is nothing to draw."""
-    axes.set_axis_off()
-    axes.text(
+    ax.set_axis_off()
+    ax.text(
         0.5,
         0.5,
         message,
         ha="center",
         va="center",
         color=MUTED,
-        transform=axes.transAxes,
+        transform=ax.transAxes,
         wrap=True,
     )
 
@@ -178,11 +179,11 @@ def one_each(
         return figure
 
 
-def reference_line(axes: Axes, level: float | None = None) -> None:
+def reference_line(ax: Axes, level: float | None = None) -> None:
     """The dashed line of what is right: a level, else the diagonal."""
     look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}
     if level is None:
         # unlike axline it leaves the limits to the data
-        axes.add_artist(AxLine((0, 0), None, 1, **look))
+        ax.add_artist(AxLine((0, 0), None, 1, **look))
     else:
-        axes.axhline(level, **look)
+        ax.axhline(level, **look)

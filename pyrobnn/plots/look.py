@@ -21,6 +21,8 @@ _RULE = "#d5dae1"
 ALEATORIC = "#e69f00"
 EPISTEMIC = "#0072b2"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6bb1")
+#: of what misses
+ALERT = PALETTE[1]
 #: of lines that stand for a fit each: the colours of an alert and of the two kinds of uncertainty come last
 FITS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6bb1", "#7f7f7f", "#d55e00", "#0072b2", "#e69f00")
 

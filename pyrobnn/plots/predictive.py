@@ -1,4 +1,4 @@
-"""Predictions and their uncertainty: bands along a single input, outcomes, calibration, its two kinds."""
+"""Predictions: bands along a single input, outcomes, calibration, and the aleatoric and epistemic parts."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ from pyrobnn.plots.canvas import (
     panels,
     reference_line,
 )
-from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, INK, MUTED, PALETTE, fit_line, style
+from pyrobnn.plots.look import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, fit_line, style
 
+#: points of a panel that are drawn
 MAX_POINTS = 400
 
 
@@ -67,16 +68,16 @@ def predictive_bands(
     Returns:
         A figure with one panel per tree, at most three beside each other, so that it fits the width of a page.
     """
-    trees = gather(trees)
+    evidences = gather(trees)
     with style():
         figure, axes = panels(
-            len(trees),
+            len(evidences),
             rows_per_panel=(3.2, 1.0),
             size=(3.5, 3.4),
             sharex=True,
             sharey=True,
         )
-        for (label, evidence), (main, strip) in zip(trees.items(), axes, strict=True):
+        for (label, evidence), (main, strip) in zip(evidences.items(), axes, strict=True):
             main.set_title(brief(label))
             x = evidence.variable(GRID, "x")
             mean = evidence.variable(GRID, "mean")
@@ -84,8 +85,9 @@ def predictive_bands(
                 empty_panel(main, "no grid of predictions (1-D input only)")
                 strip.set_axis_off()
                 continue
-            _bands(main, strip, evidence, x.values.reshape(-1), mean, output)
-        low, high = _outcome_range(trees, output) if ylim is None else ylim
+            _draw_bands_and_strip(main, strip, evidence, x.values.reshape(-1), mean, output)
+        # all panels share their limits, so the first sets them
+        low, high = _outcome_range(evidences, output) if ylim is None else ylim
         if np.isfinite([low, high]).all() and low < high:
             axes[0, 0].set_ylim(low, high)
         if xlim is not None:
@@ -94,7 +96,7 @@ def predictive_bands(
         _common_legend(
             figure,
             axes,
-            columns=min(4, 2 * len(trees)),
+            columns=min(4, 2 * len(evidences)),
         )
         return figure
 
@@ -103,7 +105,8 @@ def _common_legend(figure: Figure, axes: np.ndarray, columns: int) -> None:
     """One legend below the figure with each label once."""
     handles: dict[str, Artist] = {}
     for ax in axes.flat:
-        handles |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        drawn, labels = ax.get_legend_handles_labels()
+        handles |= dict(zip(labels, drawn, strict=True))
     if handles:
         values = list(handles.values())
         figure.legend(
@@ -114,7 +117,7 @@ def _common_legend(figure: Figure, axes: np.ndarray, columns: int) -> None:
         )
 
 
-def _bands(
+def _draw_bands_and_strip(
     main: Axes,
     strip: Axes,
     evidence: Evidence,
@@ -122,6 +125,7 @@ def _bands(
     means: xr.DataArray,
     output: int,
 ) -> None:
+    """Fill a panel: ``main`` with bands, functions, data and truth, ``strip`` with the two sds."""
     mean = one_output(means, output).values
     epistemic = _grid_sd(evidence, "epistemic", means, output)
     aleatoric = _grid_sd(evidence, "aleatoric", means, output)
@@ -238,9 +242,9 @@ def _mark_gap(
     )
 
 
-def _outcome_range(trees: dict[str, Evidence], output: int) -> tuple[float, float]:
+def _outcome_range(evidences: dict[str, Evidence], output: int) -> tuple[float, float]:
     """The range of the data and 40 % of it around: one wild method must not flatten the rest."""
-    outcomes = (evidence.variable(OBSERVED_DATA, "y") for evidence in trees.values())
+    outcomes = (evidence.variable(OBSERVED_DATA, "y") for evidence in evidences.values())
     data = [one_output(y, output).values.ravel() for y in outcomes if y is not None and y.size]
     y = np.concatenate(data) if data else np.zeros(1)
     return float(y.min() - 0.4 * np.ptp(y)), float(y.max() + 0.4 * np.ptp(y))
@@ -271,7 +275,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             y,
             low,
             high,
-            color=np.where(missed, PALETTE[1], ALEATORIC),
+            color=np.where(missed, ALERT, ALEATORIC),
             lw=0.7,
             alpha=0.55,
         )
@@ -286,7 +290,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             mean[missed],
             y[missed],
             "x",
-            color=PALETTE[1],
+            color=ALERT,
             markersize=4,
             markeredgewidth=1.1,
         )
@@ -392,15 +396,6 @@ def _draw_calibrated(ax: Axes, levels: np.ndarray, num_points: int) -> None:
     )
 
 
-def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Aleatoric and epistemic uncertainty (point,): entropies in nats of classes, else sds in the outcome's units."""
-    labelled = class_points(evidence)
-    points = regression_points(evidence, output)
-    if labelled is not None:
-        return labelled.aleatoric, labelled.epistemic
-    return (None, None) if points is None else (points.aleatoric_sd, points.epistemic_sd)
-
-
 def reliability(trees: Trees) -> Figure:
     r"""Accuracy against confidence in ten bins of equal count, with ±2 binomial standard errors, and the ECE.
 
@@ -464,3 +459,12 @@ def reliability(trees: Trees) -> Figure:
         missing,
         side=3.0,
     )
+
+
+def decomposed(evidence: Evidence, output: int = 0) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Aleatoric and epistemic uncertainty (point,): entropies in nats of classes, else sds in the outcome's units."""
+    labelled = class_points(evidence)
+    points = regression_points(evidence, output)
+    if labelled is not None:
+        return labelled.aleatoric, labelled.epistemic
+    return (None, None) if points is None else (points.aleatoric_sd, points.epistemic_sd)

@@ -1,4 +1,4 @@
-"""What an optimisation tracked."""
+"""The history of an optimisation: one curve per tracked scalar and fit."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def training(trees: Trees, *, names: Sequence[str] | None = None) -> Figure:
     """
     evidences = gather(trees)
     tracked = {label: histories(evidence) for label, evidence in evidences.items()}
-    panes = _panes(evidences, tracked, _chosen_scalars(tracked, names))
+    contents = _panels_of(evidences, tracked, _chosen_scalars(tracked, names))
     with style():
         figure, axes = panels(
-            max(1, len(panes)),
+            max(1, len(contents)),
             size=(3.4, 2.5),
             max_columns=3,
         )
-        if not panes:
+        if not contents:
             empty_panel(axes[0, 0], "no history: nothing was optimised")
-        for pane, ax in zip(panes, axes.flat, strict=False):
-            _draw(pane, ax)
-        _name_the_fits(figure, panes)
+        for panel, ax in zip(contents, axes.flat, strict=False):
+            _draw(panel, ax)
+        _fits_legend(figure, contents)
         return figure
 
 
@@ -57,44 +57,44 @@ class _Curve:
     """A smoothed scalar of one fit: its label, the fit's number, the steps (step,) and the values (step,)."""
 
     label: str
-    fit: int
+    fit_index: int
     steps: np.ndarray
     values: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
-class _Pane:
+class _Panel:
     """One axes: its title, and a curve for each fit."""
 
     title: str
     curves: list[_Curve]
 
 
-def _panes(
+def _panels_of(
     evidences: Mapping[str, Evidence],
     tracked: Mapping[str, Mapping[str, np.ndarray]],
     scalars: Sequence[str],
-) -> list[_Pane]:
+) -> list[_Panel]:
     """One for each scalar and method, in the order of the scalars; the title names the method where there are more."""
     several_methods = len({evidence.text("method") for evidence in evidences.values()}) > 1
     curves: dict[tuple[str, str], list[_Curve]] = {}
     for scalar in scalars:
-        for fit, (label, evidence) in enumerate(evidences.items()):
+        for fit_index, (label, evidence) in enumerate(evidences.items()):
             if scalar in tracked[label]:
                 steps, values = _smoothed(evidence, tracked[label][scalar])
                 subject = (scalar, evidence.text("method"))
-                curves.setdefault(subject, []).append(_Curve(label, fit, steps, values))
-    panes = []
+                curves.setdefault(subject, []).append(_Curve(label, fit_index, steps, values))
+    contents = []
     for (scalar, method), of_subject in curves.items():
         suffix = f", {method}" if method and several_methods else ""
-        panes.append(_Pane(scalar.replace("_", " ") + suffix, of_subject))
-    return panes
+        contents.append(_Panel(scalar.replace("_", " ") + suffix, of_subject))
+    return contents
 
 
-def _draw(pane: _Pane, ax: Axes) -> None:
-    for curve in pane.curves:
+def _draw(panel: _Panel, ax: Axes) -> None:
+    for curve in panel.curves:
         at = spread(len(curve.values), MAX_POINTS)
-        look = fit_line(curve.fit)
+        look = fit_line(curve.fit_index)
         ax.plot(
             curve.steps[at],
             curve.values[at],
@@ -103,15 +103,15 @@ def _draw(pane: _Pane, ax: Axes) -> None:
             **look,
         )
     # the first tenth would flatten the rest
-    later = [curve.values[len(curve.values) // 10 :] for curve in pane.curves]
+    later = [curve.values[len(curve.values) // 10 :] for curve in panel.curves]
     _set_range(ax, np.concatenate(later))
-    ax.set(xlabel="step", title=pane.title)
+    ax.set(xlabel="step", title=panel.title)
 
 
-def _name_the_fits(figure: Figure, panes: Sequence[_Pane]) -> None:
+def _fits_legend(figure: Figure, contents: Sequence[_Panel]) -> None:
     """A legend of all axes, where there are several fits."""
     lines: dict[str, Line2D] = {}
-    for ax in figure.axes[: len(panes)]:
+    for ax in figure.axes[: len(contents)]:
         for line in ax.get_lines():
             lines[str(line.get_label())] = line
     if len(lines) > 1:
@@ -153,6 +153,7 @@ def _smoothed(evidence: Evidence, values: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def _set_range(ax: Axes, values: np.ndarray) -> None:
+    """Limits of the vertical axis: the values' range and 5 % more; as they are where the values are equal."""
     low = values.min()
     high = values.max()
     if low < high:

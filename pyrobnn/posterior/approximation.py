@@ -266,8 +266,9 @@ def _log_joint(density: Density, z: Tensor) -> Tensor:
     size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(density.owner, x)))
     log_parts = torch.func.vmap(density.log_parts, in_dims=(0, None, None))
     parts = [(len(px), *log_parts(z, px, py)) for px, py in zip(x.split(size), y.split(size))]
+    log_prior = parts[-1][1]
     # the program scales the likelihood of its rows to all of them
-    return parts[-1][1] + sum(likelihood * (rows / len(x)) for rows, _, likelihood in parts)
+    return log_prior + sum(likelihood * (rows / len(x)) for rows, _, likelihood in parts)
 
 
 def density_of(
@@ -276,12 +277,11 @@ def density_of(
     args: tuple[Tensor | None, Tensor | None],
     fixed: Mapping[str, Tensor],
 ) -> Density:
-    """The density of a program and its data, in float64 where the draws are finer than the program's own tensors.
+    """The density of a program and its data; of a plain one in float64 where draws are finer than its own tensors.
 
     Raises:
         TypeError: data of another type than the program takes.
     """
-    double = bool(posterior.meta.get("program_dtypes") or posterior.meta.get("float64"))
     if isinstance(posterior.model, BNN):
         return Density(
             program,
@@ -289,6 +289,7 @@ def density_of(
             points="held",
             values=fixed,
         )
+    double = bool(posterior.meta.get("program_dtypes") or posterior.meta.get("float64"))
     with types_explained(program, dict(zip("xy", args, strict=True))):
         density = Density(
             program,
@@ -299,5 +300,6 @@ def density_of(
         )
         density = density.as_fine_as(posterior.draws)
         draw = {name: value[0, 0] for name, value in posterior.draws.items()}
+        # run once, so that data of a wrong type fail here, in words
         density.log_joint(density.unconstrain(draw))
     return density

@@ -90,13 +90,14 @@ def _data_groups(
     y: Tensor,
     seed: int,
 ) -> dict[str, xr.Dataset]:
+    """Log prior and likelihood of each draw, the data, and outcomes drawn anew at their inputs."""
     thinned = few_draws(posterior, len(y))
     log_prior, log_likelihood = log_densities(thinned, x, y)
-    # of use only to methods of few draws
-    fewest = 200 if len(x) * 200 <= MAX_PAIRS else 0
+    # a method of few draws gets at least 200 replicates, unless they would fill the memory
+    least_replicates = 200 if len(x) * 200 <= MAX_PAIRS else 0
     observed = _observed(thinned.bnn, y, "obs")
     inputs = to_numpy(x.reshape(len(x), -1))
-    replicates = _replicates(thinned, thinned.predict(x), y, "obs", fewest, seed)
+    replicates = _replicates(thinned, thinned.predict(x), y, "obs", least_replicates, seed)
     return {
         group.LOG_PRIOR: sample_dataset(log_prior=(log_prior,)),
         group.OBSERVED_DATA: observed,
@@ -131,10 +132,11 @@ def _function_groups(
     posterior: Posterior,
     probe_x: Tensor,
     kinds: list[str],
-    known: Mapping[str, xr.Dataset],
+    data_groups: Mapping[str, xr.Dataset],
     num_prior: int,
     seed: int,
 ) -> dict[str, xr.Dataset]:
+    """The function at the probes, with norms, noise and log densities of each draw; and the groups of the prior."""
     norms = layer_norms(posterior.draws)
     likelihood = posterior.bnn.likelihood
     dataset = sample_dataset(
@@ -143,10 +145,10 @@ def _function_groups(
     )
     dataset["probe_x"] = (("probe", "feature"), to_numpy(probe_x.reshape(len(probe_x), -1)))
     dataset["probe_kind"] = (("probe",), np.array(kinds))
-    log_likelihood = known.get(group.LOG_LIKELIHOOD)
+    log_likelihood = data_groups.get(group.LOG_LIKELIHOOD)
     if log_likelihood is not None and log_likelihood.sizes["draw"] == posterior.num_draws:
         dataset["log_likelihood"] = log_likelihood["y"].sum("obs")
-        dataset["log_prior"] = known[group.LOG_PRIOR]["log_prior"]
+        dataset["log_prior"] = data_groups[group.LOG_PRIOR]["log_prior"]
     if likelihood.own.priors and likelihood.targets.normal:
         noise = posterior.predict(probe_x[:1]).scale[:, :, 0]
         dataset["noise"] = ((*group.SAMPLE_DIMS, "output"), to_numpy(noise))
@@ -160,6 +162,7 @@ def _prior_groups(
     num_draws: int,
     seed: int,
 ) -> dict[str, xr.Dataset]:
+    """Draws of the prior, and their functions at the probes; none where no draws are asked for."""
     if num_draws == 0:
         return {}
     prior = prior_posterior(model, num_draws, seed)
@@ -205,6 +208,7 @@ def _grid_group(
     grid: Tensor | None,
     true_function: Callable[[Tensor], Tensor] | None,
 ) -> dict[str, xr.Dataset]:
+    """Functions and moments along a single input; none of several inputs, or of classes."""
     if x.dim() != 2 or x.shape[1] != 1 or posterior.bnn.likelihood.targets.classes:
         return {}
     if grid is None:
@@ -270,15 +274,15 @@ def _replicates(
     prediction: Prediction,
     y: Tensor,
     point: str,
-    fewest: int,
+    least_replicates: int,
     seed: int,
 ) -> dict[str, Any]:
     """New outcomes as they would have been seen where ``y`` was: one of each draw, and several where draws are few."""
     total = posterior.num_chains * posterior.num_draws
     cut = prediction.likelihood.targets.as_observed
     replicates = {"y": _targets(cut(prediction.sample(seed=seed), y), *group.SAMPLE_DIMS, point)}
-    if total < fewest:
-        drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(fewest / total)), y)
+    if total < least_replicates:
+        drawn = cut(prediction.sample(seed=seed, per_draw=math.ceil(least_replicates / total)), y)
         replicates["y_sample"] = _targets(drawn.flatten(0, 1), "sample", point)
     return replicates
 

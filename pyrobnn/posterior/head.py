@@ -65,7 +65,7 @@ def split(
     parameter that is also used before, say) makes the output differ from that of the whole net when the varying
     parameters are moved, and then there is no trunk.
     """
-    whole = Split(model, params)
+    unsplit = Split(model, params)
     moved = dict(params)
     for name in set(names) & params.keys():
         moved[name] = params[name] + 0.1
@@ -74,7 +74,7 @@ def split(
     with torch.no_grad():
         expected = model.forward(moved, inputs)
         for path in _paths(model.eval_net, of_net):
-            candidate = replace(whole, path=path)
+            candidate = replace(unsplit, path=path)
             try:
                 features = candidate.features(inputs)
                 output = candidate.head.forward(moved, features)
@@ -83,8 +83,8 @@ def split(
                 continue
             if output.shape == expected.shape and torch.allclose(output, expected):
                 unchanged = features.shape == inputs.shape and torch.equal(features, inputs)
-                return whole if unchanged else candidate
-    return whole
+                return unsplit if unchanged else candidate
+    return unsplit
 
 
 def _paths(module: nn.Module, names: Sequence[str]) -> list[str]:

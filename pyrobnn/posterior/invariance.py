@@ -26,6 +26,19 @@ _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
 
 
+def posterior_density(
+    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
+) -> Density | None:
+    """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
+    model = posterior.model
+    if isinstance(model, BNN):
+        if posterior.network is not None or model.stochastic_layers():
+            return None
+        x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
+    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
+    return density_of(posterior, model, (x, y), fixed)
+
+
 def stein_statistics(
     posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
 ) -> xr.Dataset | None:
@@ -100,7 +113,7 @@ def _statistics_by_site(
         columns = slice(site.start, site.stop)
         virials.append(pull[..., columns].sum(-1))
         along_signs = g[..., columns] @ directions[:, columns].T
-        scores.append(torch.cat([along_signs, _single(g[..., columns])], -1))
+        scores.append(torch.cat([along_signs, _strongest_columns(g[..., columns])], -1))
     dims = ("chain", "draw", "site")
     return xr.Dataset(
         {
@@ -112,20 +125,7 @@ def _statistics_by_site(
     )
 
 
-def posterior_density(
-    posterior: PosteriorLike, x: Tensor | None, y: Tensor | None
-) -> Density | None:
-    """The density that the draws are of; None for a linearised net, or one of layers in training mode."""
-    model = posterior.model
-    if isinstance(model, BNN):
-        if posterior.network is not None or model.stochastic_layers():
-            return None
-        x, y = check_data(model, x, y, next(iter(posterior.draws.values())).device)
-    fixed = {name: posterior.draws[name][0, 0] for name in posterior.meta.get("point_sites", ())}
-    return density_of(posterior, model, (x, y), fixed)
-
-
-def _single(g: Tensor) -> Tensor:
+def _strongest_columns(g: Tensor) -> Tensor:
     """The columns of gradients (chain, draw, scalar) whose mean is farthest from zero in its sd; zeros if too few."""
     sd = g.std((0, 1))
     size = torch.where(sd > 0.0, g.mean((0, 1)).abs() / sd, torch.zeros_like(sd))
@@ -159,12 +159,12 @@ def moved_functions(
     References:
         MCMC using Hamiltonian dynamics (Neal, 2011) https://arxiv.org/abs/1206.1901
     """
-    chains = posterior.meta.get("kind") == "chains"
-    judged = posterior.approximation is not None or (chains and probe_x is not None)
+    is_chains = posterior.meta.get("kind") == "chains"
+    judged = posterior.approximation is not None or (is_chains and probe_x is not None)
     if posterior.num_chains * posterior.num_draws < 200 or not judged:
         return None
     density = posterior_density(posterior, x, y)
-    num_draws = 0 if density is None else _draws_to_move(density, y, chains)
+    num_draws = 0 if density is None else _draws_to_move(density, y, is_chains)
     if density is None or num_draws == 0:
         return None
     moves = _moves(density, posterior.thin(max(1, num_draws // posterior.num_chains)))
@@ -200,7 +200,7 @@ def _moves(density: Density, posterior: PosteriorLike) -> _Moves:
     start = density.unconstrain(posterior.draws).detach()
     flat = start.reshape(-1, density.dim)
     gradient, _ = batched_gradient(density.log_joint, flat[:2])
-    end, acceptance = _moved(gradient, flat, flat.std(0))
+    end, acceptance = _move_points(gradient, flat, flat.std(0))
     draws = posterior.draws | density.constrain(end.reshape(start.shape))
 
     def log_density(z: Tensor) -> Tensor:
@@ -211,11 +211,11 @@ def _moves(density: Density, posterior: PosteriorLike) -> _Moves:
     return _Moves(before, after, acceptance)
 
 
-def _draws_to_move(density: Density, y: Tensor | None, chains: bool) -> int:
+def _draws_to_move(density: Density, y: Tensor | None, is_chains: bool) -> int:
     """How many draws are moved: 256 where a gradient is cheap, else 128; none where the moves would be too dear."""
     rows = len(y) if isinstance(y, Tensor) and y.dim() else 1
     work = density.dim * rows * NUM_DRAWS * NUM_TRAJECTORIES * NUM_STEPS
-    if work > (_MAX_WORK_OF_CHAINS if chains else _MAX_WORK):
+    if work > (_MAX_WORK_OF_CHAINS if is_chains else _MAX_WORK):
         return 0
     return 2 * NUM_DRAWS if work < 2e8 else NUM_DRAWS
 
@@ -227,7 +227,7 @@ def _latent_values(density: Density, posterior: PosteriorLike) -> Tensor:
     return torch.cat(scalars, -1)[..., None]
 
 
-def _moved(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:
+def _move_points(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, float]:
     """Points (draw, dim) after all trajectories, and the share that was accepted; its rate is kept at 0.6 to 0.95."""
     random = generator(0)
     factor = 1.6
@@ -257,14 +257,15 @@ def _trajectory(
 ) -> tuple[Tensor, float]:
     """One Hamiltonian trajectory of every point, steps per weight (dim,), and the mean acceptance rate."""
     momentum = torch.randn(z.shape, generator=random).to(z)
-    slope, begun = gradient(z)
-    begun = begun - 0.5 * momentum.square().sum(-1)
+    slope, log_density = gradient(z)
+    log_joint_before = log_density - 0.5 * momentum.square().sum(-1)
     end = z
     for _ in range(num_steps):
         momentum = momentum + 0.5 * step * slope
         end = end + step * momentum
-        slope, ended = gradient(end)
+        slope, log_density = gradient(end)
         momentum = momentum + 0.5 * step * slope
-    rate = (ended - 0.5 * momentum.square().sum(-1) - begun).clamp(max=0.0).exp().nan_to_num(0.0)
+    log_joint = log_density - 0.5 * momentum.square().sum(-1)
+    rate = (log_joint - log_joint_before).clamp(max=0.0).exp().nan_to_num(0.0)
     taken = torch.rand(len(z), generator=random).to(z) < rate
     return torch.where(taken[:, None], end, z), float(rate.mean())

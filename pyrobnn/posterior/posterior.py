@@ -50,7 +50,8 @@ class Posterior:
         moments: x → exact (mean, variance) of f where the method has them in closed form.
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
-            temperature, point_sites, warnings, versions: JSON-able.
+            temperature, point_sites and deterministic_sites (constant and computed ones), axes, data_given,
+            input_shape, program_dtypes, float64, warnings, versions: JSON-able.
         rows: the data of chains and of Laplace, by reference, for :meth:`update` and :meth:`remove`: tensors that are
             changed in place after the fit are other data; ``save`` writes them along.
     """
@@ -151,6 +152,24 @@ class Posterior:
             sample_stats=stats,
         )
 
+    def inputs(self, x: Tensor) -> Tensor:
+        """Inputs in the units and the type of the program, checked; gradients flow through."""
+        checked = as_tensor("x", x)
+        x = x if isinstance(x, Tensor) else checked
+        if x.dim() == 0 or len(x) == 0:
+            raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
+        check_finite("x", checked)
+        # another width would fail deep in the net, or be broadcast by the standardizer
+        shape = self.meta.get("input_shape", x.shape[1:])
+        table = x.is_floating_point() and len(shape) == 1  # images and words may vary in size
+        if x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0]):
+            expected = ", ".join(["points", *map(str, shape)])
+            raise ValueError(
+                f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})"
+            )
+        device = next(iter(self.draws.values())).device
+        return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
+
     def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:
         """The predictive distribution at inputs ``x``, computed in chunks that bound the memory.
 
@@ -207,18 +226,19 @@ class Posterior:
         What no draw moves, a trunk, is computed here, once; the inputs are then its features.
         """
         if self.network is None:
-            trunk = self._trunk(x)
-            if trunk is None:
+            split_net = self._split_net(x)
+            if split_net is None:
                 return self.bnn, self.bnn.forward, x
-            features = trunk.features(x)
-            head = trunk.head
+            features = split_net.features(x)
+            head = split_net.head
             return head, head.forward, features
+        # a linearised net has a head and features of its own
         if hasattr(self.network, "head"):
             network = cast(Any, self.network)
             return network.model, network.head, network.features(x)
         return self.bnn, self.network, x
 
-    def _trunk(self, x: Tensor) -> Split | None:
+    def _split_net(self, x: Tensor) -> Split | None:
         """Where the draws share the first parameters of the net: the split before those that they do not."""
         params = {name: value for name, value in self.draws.items() if name.startswith(NET)}
         shared = self._shared(params)
@@ -226,8 +246,8 @@ class Posterior:
         if not shared or not moving:
             return None
         draw = {name: value[0, 0] for name, value in params.items()}
-        trunk = split(self.bnn, moving, draw, x)
-        return trunk if trunk.path else None
+        split_net = split(self.bnn, moving, draw, x)
+        return split_net if split_net.path else None
 
     def _shared(self, params: Mapping[str, Tensor]) -> list[str]:
         """The point parameters among ``params``, if each of them is the same in all draws; else none."""
@@ -425,26 +445,8 @@ class Posterior:
 
         return load(path, model)
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """Inputs in the units and the type of the program, checked; gradients flow through."""
-        checked = as_tensor("x", x)
-        x = x if isinstance(x, Tensor) else checked
-        if x.dim() == 0 or len(x) == 0:
-            raise ValueError(f"'x' is empty, shape {tuple(x.shape)}: pass at least one point")
-        check_finite("x", checked)
-        # another width would fail deep in the net, or be broadcast by the standardizer
-        shape = self.meta.get("input_shape", x.shape[1:])
-        table = x.is_floating_point() and len(shape) == 1  # images and words may vary in size
-        if x.dim() != len(shape) + 1 or (table and x.shape[1] != shape[0]):
-            expected = ", ".join(["points", *map(str, shape)])
-            raise ValueError(
-                f"'x' has shape {tuple(x.shape)}, but the model was fitted to ({expected})"
-            )
-        device = next(iter(self.draws.values())).device
-        return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
-
     def __getstate__(self) -> dict[str, Any]:
-        # whoever reads a pickle imports what they do
+        # it names functions of pyrobnn.inference.update, so that unpickling imports that module, which fills it
         return self.__dict__ | {"_changes": CHANGES}
 
     def __repr__(self) -> str:

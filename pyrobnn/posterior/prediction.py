@@ -119,7 +119,7 @@ class Prediction:
         return self.aleatoric_var + self.epistemic_var
 
     def thin(self, num_draws: int) -> Prediction:
-        """Of at most ``num_draws`` draws of all chains, evenly spaced, joined to one chain."""
+        """Of at most ``num_draws`` draws of all chains, evenly spaced, joined to one chain, without exact moments."""
         check_count("num_draws", num_draws)
         total = self.f.shape[0] * self.f.shape[1]
         keep = torch.linspace(0, total - 1, min(num_draws, total)).round().long()
@@ -166,48 +166,51 @@ class Prediction:
         num = self.standard_f[..., 0, 0].numel()
         whole = self.likelihood.targets.kind == "count"
         reach = 1.0
-        rows = np.arange(len(y))
+        cells = np.arange(len(y))
         strides = (num // 128, 1) if num >= 256 else (1,)
         for stride in strides:
-            gap = partial(self._gap, level=level, stride=stride)
+            excess = partial(self._excess, level=level, stride=stride)
             bracket = elementwise.bracket_root(
-                gap,
+                excess,
                 y - reach,
                 y + reach,
-                args=(rows,),
+                args=(cells,),
             ).bracket
             tolerance = (1e-9 if stride == 1 else 1e-3) * min(level, 1 - level)
             root = elementwise.find_root(
-                gap,
+                excess,
                 bracket,
-                args=(rows,),
+                args=(cells,),
                 # steps of a count are told apart, and stepped over where F is q exactly
                 tolerances={"xatol": 0.1} if whole else {"fatol": tolerance},
             )
             y = np.asarray(root.x)
             reach = 1.0 if whole else 0.1
         if whole:
-            y = _least_count(y, lambda counts: gap(counts, rows))
+            y = _least_count(y, lambda counts: excess(counts, cells))
         return torch.from_numpy(y).to(self.f.device)
 
-    def _gap(
+    def _excess(
         self,
         at: np.ndarray,
-        rows: np.ndarray,
+        cells: np.ndarray,
         level: float,
         stride: int,
     ) -> np.ndarray:
-        """By how much P(Y ≤ at) of every k-th draw exceeds the level, (k,); of counts at the whole number below."""
+        """By how much P(Y ≤ at), over every ``stride``-th draw, exceeds the level, (value,).
+
+        Of counts at the whole number below. ``cells`` are positions in the flattened (point, out).
+        """
         whole = self.likelihood.targets.kind == "count"
-        return self._below(np.floor(at) if whole else at, rows, stride) - level
+        return self._below(np.floor(at) if whole else at, cells, stride) - level
 
     def _below(
         self,
         y: np.ndarray,
-        rows: np.ndarray,
+        cells: np.ndarray,
         stride: int,
     ) -> np.ndarray:
-        """P(Y ≤ y) of the mixture of every k-th draw at y (k,), in the units of the program; rows are (point, out)."""
+        """P(Y ≤ y), over every ``stride``-th draw, at y (value,) in the units of the program; ``cells`` as above."""
         draws = self.standard_f.flatten(0, 1)[::stride]
         out = self.loc.shape[-1]
         params = {name: value.flatten(0, 1)[::stride] for name, value in self.params.items()}
@@ -217,9 +220,9 @@ class Prediction:
         for start in range(0, len(y), at_once):
             piece = slice(start, start + at_once)
             y_piece = torch.from_numpy(y[piece]).to(draws.device)[:, None].expand(-1, out)
-            row = torch.from_numpy(rows[piece]).to(draws.device)
-            reached = self.likelihood.cdf(draws[:, row // out], y_piece, params)[1].mean(0)
-            pieces.append(reached.gather(1, (row % out)[:, None])[:, 0])
+            cell = torch.from_numpy(cells[piece]).to(draws.device)
+            reached = self.likelihood.cdf(draws[:, cell // out], y_piece, params)[1].mean(0)
+            pieces.append(reached.gather(1, (cell % out)[:, None])[:, 0])
         return torch.cat(pieces).cpu().numpy()
 
     @property
@@ -350,11 +353,11 @@ def _mean(values: Tensor) -> Tensor:
     return values.flatten(0, 1).mean(0)
 
 
-def _least_count(y: np.ndarray, gap: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
-    """The least counts near y (k,) at which the gap, which rises, is not negative."""
+def _least_count(y: np.ndarray, excess: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """The least counts near y (value,) at which the excess, which rises, is not negative."""
     y = np.maximum(np.round(y), 0.0)
-    not_below = np.where(gap(y) < 0, y + 1, y)
-    return np.where(gap(y - 1) >= 0, y - 1, not_below)
+    not_below = np.where(excess(y) < 0, y + 1, y)
+    return np.where(excess(y - 1) >= 0, y - 1, not_below)
 
 
 def widest_layer(model: BNN, x: Tensor) -> int:

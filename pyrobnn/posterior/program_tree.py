@@ -11,7 +11,7 @@ from torch import Tensor
 from pyrobnn.core import groups as group
 from pyrobnn.model import Density, derived
 from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.approximation import PosteriorLike
+from pyrobnn.posterior.approximation import DRAWS_AT_ONCE, PosteriorLike
 from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_dataset, to_numpy
 from pyrobnn.posterior.invariance import moved_functions, posterior_density
 
@@ -125,7 +125,7 @@ def log_densities_by_site(
     terms = at_each(
         densities,
         z.reshape(-1, density.dim),
-        at_once=64,
+        at_once=DRAWS_AT_ONCE,
     )
     base = terms.pop("").reshape(z.shape[:-1])
     by_site = {}

@@ -14,6 +14,7 @@ from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.model import BNN
 from pyrobnn.model.density import Program
 
+#: an odd multiplier, 2^64 over the golden ratio as int64, that spreads the bits of a hash
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 
 

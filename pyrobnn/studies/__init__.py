@@ -1,1 +1,6 @@
-"""Experiments with many fits: comparisons on one data set, calibration by simulation."""
+"""Experiments with many fits.
+
+``study`` is a data set and a model; ``compare`` fits it by several methods, and ``saved_runs`` predicts with the fits.
+``sbc`` is calibration by simulation, ``rehearsal`` the same on data like the user's. ``reference`` has posteriors that
+are known.
+"""

@@ -63,7 +63,7 @@ def run_study(
     for name, tree in finished.items():
         announce(f"{name}: finished before, taken from {out / name}.nc")
         yield name, tree
-    shared = {
+    shared_arguments = {
         "seed": seed,
         "device": device,
         "progress": progress,
@@ -75,7 +75,9 @@ def run_study(
         announce(f"{name}: {type(method).__name__} on {points}")
         try:
             checkpoint = _checkpoint(method, out / f"{name}.checkpoint", resume)
-            posterior = _fitted(name, method, study, announce, shared | arguments | checkpoint)
+            posterior = _fitted(
+                name, method, study, announce, shared_arguments | arguments | checkpoint
+            )
             tree = to_tree(posterior, study, name)
             tree.attrs.update(marks[name])
             write_atomically(tree, out / f"{name}.nc")
@@ -107,6 +109,17 @@ def _finished_before(out: Path, marks: Mapping[str, Mapping[str, str]]) -> dict[
     return {name: tree for name, tree in trees.items() if tree is not None}
 
 
+def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:
+    """What an earlier run has written of a method, if it is of the same configuration and data, and whole."""
+    try:
+        tree = read(file)
+    except (OSError, ValueError):
+        return None
+    same = all(tree.attrs.get(mark) == marks.get(mark) for mark in ("config", "data_digest"))
+    whole = not json.loads(tree.attrs.get("meta", "{}")).get("interrupted", True)
+    return tree if same and whole else None
+
+
 def _announce_failure(
     name: str,
     error: Exception,
@@ -120,17 +133,6 @@ def _announce_failure(
     file = out / f"{name}.error.txt"
     announce(f"{name} failed and is skipped: {said(error)} ({file.name} has the traceback)")
     file.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-
-
-def _finished(file: Path, marks: Mapping[str, str]) -> DataTree | None:
-    """What an earlier run has written of a method, if it is of the same configuration and data, and whole."""
-    try:
-        tree = read(file)
-    except (OSError, ValueError):
-        return None
-    same = all(tree.attrs.get(mark) == marks.get(mark) for mark in ("config", "data_digest"))
-    whole = not json.loads(tree.attrs.get("meta", "{}")).get("interrupted", True)
-    return tree if same and whole else None
 
 
 def _checkpoint(method: Method, path: Path, resume: bool) -> dict[str, Path]:
@@ -181,7 +183,7 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
         true_function=f,
         label=label,
     )
-    coords = names(train, study.settings["num_outputs"])
+    coords = name_coordinates(train, study.settings["num_outputs"])
     for group in tree.children.values():
         present = {dim: labels for dim, labels in coords.items() if dim in group.dims}
         group.dataset = group.to_dataset().assign_coords(present)
@@ -193,7 +195,7 @@ def to_tree(posterior: Posterior, study: Study, label: str) -> DataTree:
     return attach(posterior, tree)
 
 
-def names(dataset: Dataset, num_outputs: int) -> dict[str, list[str]]:
+def name_coordinates(dataset: Dataset, num_outputs: int) -> dict[str, list[str]]:
     """The data set's names of features, outputs and classes, as coordinates of a tree."""
     coords: dict[str, list[str]] = {}
     if dataset.feature_names and dataset.x.ndim == 2:

@@ -24,6 +24,12 @@ from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
 
+#: kinds of quantities beside those of the probes
+NOISE = "noise"
+DENSITY = "density"
+SUMMARY_COLUMNS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
+_FOLDER = "stored"
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -33,8 +39,8 @@ class Problem:
         source: of all rows, in their own units.
         num_data: rows that the net learns from, evenly spread over the source; at most 100 others are held out.
         hidden: width of each hidden layer, of tanh units.
-        num_outputs: width of the net's output.
         likelihood: a fresh one.
+        num_outputs: width of the net's output.
         prior_scale: of :class:`pyrobnn.priors.FanInNormal`; biases have scale 1.
         standard_y: whether targets are standardised, as inputs are, by the rows that the net learns from.
     """
@@ -81,6 +87,7 @@ class Problem:
 
 
 def _spread(length: int, count: int) -> torch.Tensor:
+    """Positions of ``count`` rows, evenly spaced."""
     return (
         torch.linspace(
             0,
@@ -160,13 +167,6 @@ def _classifications() -> dict[str, Problem]:
     }
 
 
-#: kinds of quantities beside those of the probes
-NOISE = "noise"
-DENSITY = "density"
-MOMENTS = ("mean", "mean_error", "sd", "sd_error", "ess_bulk", "ess_tail", "rhat")
-_FOLDER = "stored"
-
-
 @dataclass(frozen=True, eq=False)
 class Reference:
     """The posterior of a small net, by long runs of NUTS and of sequential Monte Carlo that agree.
@@ -232,10 +232,12 @@ class Reference:
             str(name).replace("-", "_").replace(" ", "_")
             for name in self.summary["quantity"].values
         ]
-        scalars = np.flatnonzero(~of_function)
-        density = {names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in scalars}
+        scalar_columns = np.flatnonzero(~of_function)
+        scalar_draws = {
+            names[index]: (SAMPLE_DIMS, self.draws[:, :, index]) for index in scalar_columns
+        }
         tree = xr.DataTree.from_dict(
-            {POSTERIOR: xr.Dataset(density), FUNCTION: xr.Dataset(function)}
+            {POSTERIOR: xr.Dataset(scalar_draws), FUNCTION: xr.Dataset(function)}
         )
         tree.attrs |= {
             "method": "NUTS",
@@ -275,7 +277,9 @@ def read(path: Path, name: str) -> Reference:
         stored = {key: file[key] for key in file.files}
     record = json.loads(str(stored["record"]))
     coords = {key: ("quantity", stored[key]) for key in ("quantity", "kind")}
-    columns: dict[str, Any] = {key: ("quantity", stored[key].astype(np.float64)) for key in MOMENTS}
+    columns: dict[str, Any] = {
+        key: ("quantity", stored[key].astype(np.float64)) for key in SUMMARY_COLUMNS
+    }
     columns["quantiles"] = ("level", "quantity"), stored["quantiles"].astype(np.float64)
     problem = problems()[name]
     train, held_out = problem.data()

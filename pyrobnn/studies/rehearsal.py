@@ -21,7 +21,7 @@ from pyrobnn.inference.point_methods import MAP, MLE, DeepEnsemble
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model import BNN, check_data
 from pyrobnn.posterior import Posterior
-from pyrobnn.posterior.datatree import probes
+from pyrobnn.posterior.probes import probes
 from pyrobnn.studies.sbc import fit_batch
 
 _REGIONS = {
@@ -29,6 +29,9 @@ _REGIONS = {
     "between": "gap",
     "outside": "outside",
 }
+_LEVELS = (0.5, 0.9)
+#: quantity → level → whether the interval held the truth, (point, out)
+Covered = dict[str, dict[float, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,7 @@ def rehearse(
     check_data(model, x, y, model.device)
     x = as_tensor("x", x)
     y = model.likelihood.targets.read(y)
-    places = _checked_places(_regions(x) if regions is None else regions, x)
+    points_by_region = _checked_places(_regions(x) if regions is None else regions, x)
     started = time.perf_counter()
     first_fit = method.fit(
         model,
@@ -150,19 +153,19 @@ def rehearse(
         seed=seed,
     )
     fit_seconds = time.perf_counter() - started
-    source = worlds or _worlds(method, first_fit, x, y, seed)
+    source = worlds or _truth_source(method, first_fit, x, y, seed)
     truths = _truths(source, num_worlds, seed)
-    count = method.default_draws if num_draws is None else num_draws
-    points = torch.cat([*places.values()])
+    draws_per_fit = method.default_draws if num_draws is None else num_draws
+    points = torch.cat([*points_by_region.values()])
     started = time.perf_counter()
-    refits = _refits(method, model, x, y, truths, count, seed + 1)
-    inside = [_inside(truths[i], refit, points, seed + i) for i, refit in enumerate(refits)]
+    refits = _refits(method, model, x, y, truths, draws_per_fit, seed + 1)
+    covered = [_covered(truths[i], refit, points, seed + i) for i, refit in enumerate(refits)]
     seconds = time.perf_counter() - started
     return Rehearsal(
         method=type(method).__name__,
         num_worlds=num_worlds,
         worlds=source.meta.get("method", "a posterior"),
-        coverage=_coverages(inside, places),
+        coverage=_coverages(covered, points_by_region),
         fit_seconds=fit_seconds,
         seconds=seconds,
     )
@@ -182,18 +185,34 @@ def _check_arguments(
     check_type("regions", regions, Mapping | None, "a dict of points by name")
 
 
+def _regions(x: Tensor) -> dict[str, Tensor]:
+    """Points near the data, in the gaps between them and outside."""
+    points, kinds = probes(x)
+    regions = {}
+    for kind, name in _REGIONS.items():
+        rows = [index for index, kind_of_point in enumerate(kinds) if kind_of_point == kind]
+        if rows:
+            regions[name] = points[rows]
+    if "gap" in regions and x.shape[1] == 1:
+        ordered = x[:, 0].sort().values
+        widest = int((ordered[1:] - ordered[:-1]).argmax())
+        steps = torch.linspace(0, 1, 7, dtype=x.dtype)[1:-1, None]
+        regions["gap"] = ordered[widest] + steps * (ordered[widest + 1] - ordered[widest])
+    return regions
+
+
 def _checked_places(regions: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     """The points of each region (point, …)."""
-    places = {name: as_tensor("regions", points) for name, points in regions.items()}
-    for name, points in places.items():
+    points_by_region = {name: as_tensor("regions", points) for name, points in regions.items()}
+    for name, points in points_by_region.items():
         check_finite(f"regions[{name!r}]", points)
-    wrong = [name for name, points in places.items() if points.shape[1:] != x.shape[1:]]
-    empty = [name for name, points in places.items() if not len(points)]
-    if not places or wrong or empty:
+    wrong = [name for name, points in points_by_region.items() if points.shape[1:] != x.shape[1:]]
+    empty = [name for name, points in points_by_region.items() if not len(points)]
+    if not points_by_region or wrong or empty:
         raise ValueError(
             f"'regions' must map names to points of shape (point, {x.shape[1:].numel()}), one at least"
         )
-    return places
+    return points_by_region
 
 
 def _truths(source: Posterior, num_worlds: int, seed: int) -> list[Posterior]:
@@ -203,7 +222,19 @@ def _truths(source: Posterior, num_worlds: int, seed: int) -> list[Posterior]:
     return [_one_draw(source, int(order[world % total])) for world in range(num_worlds)]
 
 
-def _worlds(
+def _one_draw(posterior: Posterior, index: int) -> Posterior:
+    """A posterior of one of the draws."""
+    chain, draw = divmod(index, posterior.num_draws)
+    draws = {name: value[chain, draw][None, None] for name, value in posterior.draws.items()}
+    return Posterior(
+        posterior.model,
+        draws,
+        network=posterior.network,
+        meta=posterior.meta,
+    )
+
+
+def _truth_source(
     method: Method,
     first_fit: Posterior,
     x: Tensor,
@@ -226,7 +257,7 @@ def _worlds(
             num_draws=2000,
             seed=seed,
         )
-        # what is hardly mixed is still wider than one mode
+        # chains that mix this badly still cover more than the one mode of the method, and make better truths
         if chains.meta["convergence"]["rhat"] < 1.1:
             return chains
     return first_fit
@@ -243,7 +274,7 @@ def _refits(
 ) -> Iterator[Posterior]:
     """The posterior of each world, given its rows and those observed: of all in one search where the method can."""
     targets = model.likelihood.targets
-    twice = torch.cat([x, x])
+    doubled_x = torch.cat([x, x])
     y = y if targets.kind == "label" or y.dim() > 1 else y[:, None]
     ys = []
     for world, truth in enumerate(truths):
@@ -254,19 +285,19 @@ def _refits(
             yield from fit_batch(
                 method,
                 model,
-                twice,
+                doubled_x,
                 ys,
                 num_draws=num_draws,
                 seed=seed,
             )
         elif _searches_together(method):
-            yield from _common_search(method, model, twice, ys, num_draws, seed)
+            yield from _common_search(method, model, doubled_x, ys, num_draws, seed)
         else:
             for world, targets_of_world in enumerate(ys):
                 options: dict[str, Any] = {"num_draws": num_draws, "seed": seed + world}
                 yield method.fit(
                     model,
-                    twice,
+                    doubled_x,
                     targets_of_world,
                     **options,
                 )
@@ -313,17 +344,12 @@ def _common_search(
         yield posterior
 
 
-#: quantity → level → whether the interval held the truth, (point, out)
-Inside = dict[str, dict[float, Tensor]]
-_LEVELS = (0.5, 0.9)
-
-
-def _inside(
+def _covered(
     truth: Posterior,
     fitted: Posterior,
     points: Tensor,
     seed: int,
-) -> Inside:
+) -> Covered:
     """Whether the intervals of the function and of new rows hold the truth of a world."""
     true = truth.predict(points)
     prediction = fitted.predict(points)
@@ -344,18 +370,20 @@ def _inside(
     return {"function": function, "new rows": new_rows}
 
 
-def _coverages(inside: Sequence[Inside], places: Mapping[str, Tensor]) -> tuple[Coverage, ...]:
+def _coverages(
+    covered: Sequence[Covered], points_by_region: Mapping[str, Tensor]
+) -> tuple[Coverage, ...]:
     """One for each quantity, region and level."""
-    sizes = [len(points) for points in places.values()]
+    sizes = [len(points) for points in points_by_region.values()]
     rows = []
     for quantity in ("function", "new rows"):
-        by_region: dict[float, tuple[Tensor, ...]] = {}
+        regions_at_level: dict[float, tuple[Tensor, ...]] = {}
         for level in _LEVELS:
-            of_worlds = torch.stack([world[quantity][level] for world in inside])
-            by_region[level] = of_worlds.split(sizes, 1)
-        for index, region in enumerate(places):
+            of_worlds = torch.stack([world[quantity][level] for world in covered])
+            regions_at_level[level] = of_worlds.split(sizes, 1)
+        for index, region in enumerate(points_by_region):
             for level in _LEVELS:
-                rows.append(_coverage(quantity, region, level, by_region[level][index]))
+                rows.append(_coverage(quantity, region, level, regions_at_level[level][index]))
     return tuple(rows)
 
 
@@ -363,44 +391,16 @@ def _coverage(
     quantity: str,
     region: str,
     level: float,
-    inside: Tensor,
+    covered: Tensor,
 ) -> Coverage:
     """Of intervals that held the truth or not, (world, point, out); points of one world depend on each other."""
-    by_world = inside.double().flatten(1).mean(1)
+    by_world = covered.double().flatten(1).mean(1)
     share = float(by_world.mean())
-    error = float(by_world.std()) / len(inside) ** 0.5
-    limit = 3 * max(error, (level * (1 - level) / len(inside)) ** 0.5)
+    error = float(by_world.std()) / len(covered) ** 0.5
+    limit = 3 * max(error, (level * (1 - level) / len(covered)) ** 0.5)
     verdict = "ok"
     if share < level - limit:
         verdict = "too narrow"
     elif share > level + limit:
         verdict = "too wide"
     return Coverage(quantity, region, level, share, error, verdict)
-
-
-def _one_draw(posterior: Posterior, index: int) -> Posterior:
-    """A posterior of one of the draws."""
-    chain, draw = divmod(index, posterior.num_draws)
-    draws = {name: value[chain, draw][None, None] for name, value in posterior.draws.items()}
-    return Posterior(
-        posterior.model,
-        draws,
-        network=posterior.network,
-        meta=posterior.meta,
-    )
-
-
-def _regions(x: Tensor) -> dict[str, Tensor]:
-    """Points near the data, in the gaps between them and outside."""
-    points, kinds = probes(x)
-    regions = {}
-    for kind, name in _REGIONS.items():
-        rows = [index for index, kind_of_point in enumerate(kinds) if kind_of_point == kind]
-        if rows:
-            regions[name] = points[rows]
-    if "gap" in regions and x.shape[1] == 1:
-        ordered = x[:, 0].sort().values
-        widest = int((ordered[1:] - ordered[:-1]).argmax())
-        steps = torch.linspace(0, 1, 7, dtype=x.dtype)[1:-1, None]
-        regions["gap"] = ordered[widest] + steps * (ordered[widest + 1] - ordered[widest])
-    return regions

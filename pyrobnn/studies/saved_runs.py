@@ -75,8 +75,8 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: Settings) -> pd.
     suffixes = [""] if count == 1 else [f"_{output}" for output in range(count)]
     table = {}
     for name, values in columns.items():
-        for suffix, output in zip(suffixes, values.cpu().numpy().T):
-            table[f"{name}{suffix}"] = output
+        for suffix, column in zip(suffixes, values.cpu().numpy().T):
+            table[f"{name}{suffix}"] = column
     return pd.DataFrame(table)
 
 

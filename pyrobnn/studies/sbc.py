@@ -95,64 +95,6 @@ def replicate(
     return rank(truth, posterior, x, y, probe_x, num_ranked, seed)
 
 
-def fit_batch(
-    method: NUTS,
-    model: BNN,
-    x: Tensor,
-    ys: Sequence[Tensor],
-    *,
-    num_draws: int,
-    seed: int = 0,
-) -> list[Posterior]:
-    """Posteriors by NUTS of one model given each of several sets of targets: their chains are chains of one machine.
-
-    Step size and mass matrix are adapted over the chains of all data sets together, then frozen.
-
-    Args:
-        method: NUTS with ``num_chains`` per data set and ``num_warmup``; chains start from the prior.
-        model: a BNN.
-        x: inputs (N, …) of all data sets.
-        ys: targets, each (N, out) or (N,).
-        num_draws: draws per chain.
-        seed: of starts and of all randomness.
-    """
-    problems = [prepare(model, x, y, points="held") for y in ys]
-    density = problems[0].density
-    chains = method.num_chains * len(problems)
-    warmup = method.num_warmup or 0
-    inputs = torch.stack([problem.x for problem in problems])
-    inputs = inputs.repeat_interleave(method.num_chains, 0)
-    targets = torch.stack([problem.y for problem in problems])
-    targets = targets.repeat_interleave(method.num_chains, 0)
-    batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
-    form = form_of(method.mass_matrix, True, density.dim)
-    with torch.no_grad():
-        start = density.sample_prior(chains, seed)
-        machine = method.machine(
-            lambda z: batched(z, inputs, targets), start, max(num_draws, warmup)
-        )
-        run = Run(
-            machine=machine,
-            seed=seed,
-            num_warmup=warmup,
-            mass_matrix=form,
-            compile=method.compile,
-        )
-        begun = run.begin(start)
-        drawn = run.sample(begun, run.prepare(begun), num_draws)
-        z = drawn.z.reshape(len(problems), method.num_chains, num_draws, -1)
-    return [
-        make_posterior(
-            problem,
-            method,
-            density.constrain(draws),
-            seed=seed,
-            timings={},
-        )
-        for problem, draws in zip(problems, z, strict=True)
-    ]
-
-
 def simulate(model: BNN, x: Tensor, seed: int) -> tuple[Posterior, Tensor]:
     """Parameters drawn from the prior, as a posterior of one draw, and targets (N, out) drawn from the likelihood."""
     truth = prior_posterior(model, 1, seed)
@@ -174,15 +116,17 @@ def rank(
         raise ValueError(
             f"the posterior has {total} draws, fewer than num_ranked={num_ranked}: raise num_draws."
         )
-    expected = ranked_quantities(truth, x, y, probe_x)
+    true_quantities = ranked_quantities(truth, x, y, probe_x)
     quantities = ranked_quantities(posterior, x, y, probe_x)
     keep = np.linspace(0, total - 1, num_ranked).round().astype(int)
     rng = np.random.default_rng(seed)
     ranks = {}
-    for name, value in expected.items():
+    for name, value in true_quantities.items():
         draws = quantities[name].ravel()[keep]
-        target = float(value.ravel()[0])
-        ranks[name] = int((draws < target).sum() + rng.integers(0, (draws == target).sum() + 1))
+        truth_value = float(value.ravel()[0])
+        ranks[name] = int(
+            (draws < truth_value).sum() + rng.integers(0, (draws == truth_value).sum() + 1)
+        )
     return ranks
 
 
@@ -251,11 +195,11 @@ def uniformity(ranks: np.ndarray, num_ranked: int, *, seed: int = 0) -> Uniformi
         num_ranked + 1,
         size=(_NUM_SIMULATED, ranks.size),
     )
-    level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
-    low = stats.binom.ppf(level / 2, ranks.size, grid) / ranks.size - grid
-    high = stats.binom.ppf(1 - level / 2, ranks.size, grid) / ranks.size - grid
+    tail_level = np.quantile([_least_tail(sample, points, tails) for sample in simulated], 0.05)
+    low = stats.binom.ppf(tail_level / 2, ranks.size, grid) / ranks.size - grid
+    high = stats.binom.ppf(1 - tail_level / 2, ranks.size, grid) / ranks.size - grid
     difference = (ranks[:, None] <= points).mean(axis=0) - grid
-    outside = bool(_least_tail(ranks, points, tails) < level)
+    outside = bool(_least_tail(ranks, points, tails) < tail_level)
     return Uniformity(p_value, num_bins, grid, difference, low, high, outside)
 
 
@@ -288,3 +232,61 @@ def _least_tail(ranks: np.ndarray, points: np.ndarray, tails: np.ndarray) -> flo
             np.arange(points.size),
         ].min()
     )
+
+
+def fit_batch(
+    method: NUTS,
+    model: BNN,
+    x: Tensor,
+    ys: Sequence[Tensor],
+    *,
+    num_draws: int,
+    seed: int = 0,
+) -> list[Posterior]:
+    """Posteriors by NUTS of one model given each of several sets of targets: their chains are chains of one machine.
+
+    Step size and mass matrix are adapted over the chains of all data sets together, then frozen.
+
+    Args:
+        method: NUTS with ``num_chains`` per data set and ``num_warmup``; chains start from the prior.
+        model: a BNN.
+        x: inputs (N, …) of all data sets.
+        ys: targets, each (N, out) or (N,).
+        num_draws: draws per chain.
+        seed: of starts and of all randomness.
+    """
+    problems = [prepare(model, x, y, points="held") for y in ys]
+    density = problems[0].density
+    chains = method.num_chains * len(problems)
+    warmup = method.num_warmup or 0
+    inputs = torch.stack([problem.x for problem in problems])
+    inputs = inputs.repeat_interleave(method.num_chains, 0)
+    targets = torch.stack([problem.y for problem in problems])
+    targets = targets.repeat_interleave(method.num_chains, 0)
+    batched = torch.func.vmap(torch.func.grad_and_value(density.log_joint))
+    form = form_of(method.mass_matrix, is_bnn=True, dim=density.dim)
+    with torch.no_grad():
+        start = density.sample_prior(chains, seed)
+        machine = method.machine(
+            lambda z: batched(z, inputs, targets), start, max(num_draws, warmup)
+        )
+        run = Run(
+            machine=machine,
+            seed=seed,
+            num_warmup=warmup,
+            mass_matrix=form,
+            compile=method.compile,
+        )
+        begun = run.begin(start)
+        drawn = run.sample(begun, run.prepare(begun), num_draws)
+        z = drawn.z.reshape(len(problems), method.num_chains, num_draws, -1)
+    return [
+        make_posterior(
+            problem,
+            method,
+            density.constrain(draws),
+            seed=seed,
+            timings={},
+        )
+        for problem, draws in zip(problems, z, strict=True)
+    ]

@@ -21,6 +21,7 @@ from pyrobnn.model.likelihoods.base import Likelihood
 
 #: most rows of a quick run
 QUICK_ROWS = 500
+#: the fields of a Standardizer
 UNITS = ("x_mean", "x_scale", "y_mean", "y_scale")
 
 Settings = Mapping[str, Any]
@@ -57,7 +58,7 @@ RESPONSES: dict[str, Callable[[Settings], Likelihood]] = {
     "mixture_density": lambda settings: likelihoods.MixtureDensity(),
     "ordinal": lambda settings: likelihoods.Ordinal(settings["num_outputs"], "inferred"),
 }
-#: responses of studies that earlier versions saved
+#: every response that a saved study may name: those of today and of earlier versions
 _SAVED: dict[str, Callable[[Settings], Likelihood]] = RESPONSES | {
     "censored_normal": lambda settings: likelihoods.CensoredNormal(_scale(settings)),
     "weibull": lambda settings: likelihoods.Weibull(dist.LogNormal(0.0, 1.0)),

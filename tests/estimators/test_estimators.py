@@ -23,7 +23,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import pyrobnn as pb
-from pyrobnn.estimators.auto import choose, families
+from pyrobnn.estimators.auto import choose, prior_facts
 from pyrobnn.estimators.comparison import gain
 from pyrobnn.estimators.empirical_bayes import (
     _climb,
@@ -36,7 +36,7 @@ from pyrobnn.estimators.empirical_bayes import (
 )
 from pyrobnn.estimators.features import Lift
 from pyrobnn.estimators.members import TabularEnsemble
-from pyrobnn.estimators.selection import counts, responses, search
+from pyrobnn.estimators.selection import count_likelihood, responses, search_rule
 from pyrobnn.estimators.wide import Rule
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.prior import prior_precision
@@ -281,8 +281,8 @@ def test_noise_is_found_by_the_evidence_where_rows_are_few_for_the_weights():
         pb.priors.FanInNormal(),
         pb.likelihoods.HeteroskedasticGaussian(),
     )
-    assert isinstance(choose(999, 200, 2, **families(varying))[0], pb.SGHMC)
-    assert isinstance(choose(2000, 200, 2, **families(varying))[0], pb.Laplace)
+    assert isinstance(choose(999, 200, 2, **prior_facts(varying))[0], pb.SGHMC)
+    assert isinstance(choose(2000, 200, 2, **prior_facts(varying))[0], pb.Laplace)
     assert found(noise, 100, pb.NUTS()) is None and found(HomoskedasticGaussian(0.1), 100) is None
     assert found(pb.likelihoods.Categorical(), 10**4, width=2) is select_prior_width
     assert found(pb.likelihoods.NegativeBinomial(), 100) is None
@@ -600,7 +600,7 @@ def test_no_draw_of_chains_that_start_from_an_ensemble_has_left_the_data():
     """The fit of the next law, of which the search has chosen this."""
     data = pb.data.gap()
     run = {"seed": 1, "progress": False}
-    rule = Rule(waves=8, noise=0.87, left=0.49)
+    rule = Rule(waves=8, noise=0.87, left_out_sd=0.49)
     fit = rule.fit((data.x, data.y), pb.data.Standardizer.fit(data), None, None, True, run)
     f = fit.posterior.predict(data.x).f
     assert fit.reason.startswith("4 chains of 100 draws") and f.shape[:2] == (4, 100)
@@ -625,10 +625,10 @@ def test_left_out_rows_say_whether_a_net_gains_on_a_linear_model(signal, linear)
     y = x[:, 0] + signal * np.sin(3 * x[:, 1]) + 0.3 * generator.normal(size=300)
     data = torch.from_numpy(x), torch.from_numpy(y)[:, None]
     units = pb.data.Standardizer.fit(pb.data.Dataset(*data, "sine", "regression"))
-    rule, why = search(data, units, 15.0, 0, None)
+    rule, why = search_rule(data, units, 15.0, 0, None)
     assert (rule is None) == linear and "nats likelier" in why
     if rule is not None:
-        assert rule.left < 0.4 and rule.likelihood is None
+        assert rule.left_out_sd < 0.4 and rule.likelihood is None
 
 
 def test_a_look_at_the_target_suggests_likelihoods():
@@ -693,7 +693,7 @@ def test_whole_numbers_are_fitted_as_counts_where_they_are_counts(name):
     target, whether = COUNTS[name]
     X = np.random.default_rng(1).normal(size=(60, 2))
     y = np.round(target(X[:, 0]))
-    likelihood, _ = counts(X, y[:, None])
+    likelihood, _ = count_likelihood(X, y[:, None])
     assert (likelihood is not None) == whether
     if name not in LONG:
         return  # a fit each, of those that look most alike
@@ -714,7 +714,7 @@ def test_a_handful_of_whole_numbers_is_looked_at_too(rows):
         np.arange(rows) ** 4,
         np.eye(1, rows)[0] + np.eye(1, rows, 1)[0] * 2,
     ):
-        assert counts(x, y[:, None].astype(float)) == (None, "")
+        assert count_likelihood(x, y[:, None].astype(float)) == (None, "")
 
 
 @pytest.mark.slow
@@ -744,7 +744,7 @@ def test_small_nets_are_fitted_in_one_thread(monkeypatch):
         found.append(torch.get_num_threads())
         return None, "nothing is gained"
 
-    monkeypatch.setattr("pyrobnn.estimators.estimator.search", look)
+    monkeypatch.setattr("pyrobnn.estimators.estimator.search_rule", look)
     five_steps(monkeypatch)
     monkeypatch.setattr(
         "pyrobnn.estimators.estimator.left_out", lambda *_: (np.zeros(9), np.full(9, -3.0))
