@@ -1,7 +1,8 @@
 """The table of checks: what each asks, the statistic that answers, its limits, their sources, and of which trees.
 
-A new check is a statistic and a row here, and takes the place of another: of the faults that are planted in posteriors
-(scripts/verdict/run.py) ten checks see 87 %, all together 89 %.
+A new check is a statistic and a row here, with its sentences in `wording`; its page in the documentation is written
+from these. It takes the place of another: of the faults that are planted in posteriors (scripts/verdict/run.py) ten
+checks see 87 %, all together 89 %.
 """
 
 from __future__ import annotations
