@@ -34,7 +34,7 @@ from pyrobnn.diagnostics.integrity import (
     rows,
 )
 from pyrobnn.diagnostics.leave_one_out import tails
-from pyrobnn.diagnostics.limits import RHAT_LIMITS
+from pyrobnn.diagnostics.limits import CHANGE_LIMITS, RHAT_LIMITS
 from pyrobnn.diagnostics.papers import (
     BFMI,
     CLAIM,
@@ -95,7 +95,7 @@ TABLE = (
         "function_moves",
         "draws",
         function_moves,
-        (0.25, 1.0, 0.8, 0.5),
+        CHANGE_LIMITS,
         "sd, ratios of sds",
         MOVES,
         _of_draws,
@@ -115,7 +115,7 @@ TABLE = (
         "reference",
         "draws",
         against,
-        (0.25, 1.0, 0.8, 0.5),
+        CHANGE_LIMITS,
         "reference sds, ratios of sds",
         CLAIM,
         _of_draws,
