@@ -3,6 +3,10 @@
 `diagnose` runs every check that a tree allows. The statistics behind it are public as well, each a function of
 DataTrees: `convergence`, `importance`, `loo` and `refit_points`, `score`, `pit` and `loo_pit`, `fidelity`.
 Given a tree's `Evidence` instead, they share what they compute.
+
+Read in this order: judge (`diagnose`, `audit`), check_table and row (which statistic, which limits), evidence (what a
+tree holds), grades and verdict, wording (the sentences). `judge`, for predictions without draws, is in predictions, on
+arrays read by forecasts.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ def baselines(trees: Iterable[Evidence]) -> dict[str, Evidence]:
     Of a regression the training mean with the training sd, and least squares with its residual sd (the predictive
     variance includes that of the coefficients); of classes their shares, and scikit-learn's logistic regression (C = 1)
     on standardised inputs. They are fitted to the training rows alone. Of counts they have no log density, which is no
-    mass. None where the trees are of different data, or rows are censored, which a normal would take for observed.
+    mass. Empty where the trees are of different data, or rows are censored, which a normal would take for observed.
     """
     trees = list(trees)
     if not same_data(trees):

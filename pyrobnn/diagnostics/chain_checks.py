@@ -58,6 +58,7 @@ def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
         nan=1.0,
         posinf=1e6,
     )
+    # by quantity and run, in place of the row's
     passing, failing = rhat_limits(evidence)
     if evidence.num_chains > evidence.draws_per_chain:
         # the draws of stationary chains are as much alike by their place in the chain as by the chain

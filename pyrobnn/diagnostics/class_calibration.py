@@ -21,13 +21,13 @@ class Labelled(NamedTuple):
     """Labels (point,) beside class probabilities (point, class).
 
     Args:
-        error: variance (class,) of the predicted shares, as all predictions share one function.
+        share_variance: variance (class,) of the predicted shares over draws of the function, which all share.
         where: "held-out" or "training".
     """
 
     probs: np.ndarray
     labels: np.ndarray
-    error: np.ndarray | float = 0.0
+    share_variance: np.ndarray | float = 0.0
     where: str = "held-out"
 
 
@@ -100,7 +100,8 @@ def _ece_by_chance(confidence: np.ndarray) -> float:
 def temperature(evidence: Evidence, limits: Limits) -> Found | None:
     r"""Whether probabilities are too sharp or too flat: whether another power :math:`p^\beta` fits the labels better.
 
-    By the likelihood ratio, whose tail is Lugannani and Rice's: labels that were thought impossible are few and heavy.
+    β is one over what is usually called the temperature. By the likelihood ratio, whose tail is Lugannani and Rice's:
+    labels that were thought impossible are few and heavy.
     """
     data = labelled(evidence)
     if data is None or len(data.labels) < MIN_DATA:
@@ -153,11 +154,11 @@ def _best_tilt(logs: np.ndarray, score: float) -> float:
 
 def _shares(data: Labelled, limits: Limits, rates: tuple[float, float]) -> Found:
     """The class whose share of the data is farthest from the one predicted, beyond chance and the error of that."""
-    probs, labels, error, where = data
+    probs, labels, share_variance, where = data
     num_classes = probs.shape[1]
     predicted = probs.mean(axis=0)
     observed = np.bincount(labels, minlength=num_classes)[:num_classes] / len(labels)
-    variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels) + error
+    variance = (probs * (1.0 - probs)).mean(axis=0) / len(labels) + share_variance
     difference = np.abs(observed - predicted)
     p_values = 2.0 * stats.norm.sf(difference / np.sqrt(np.maximum(variance, 1e-12))) * num_classes
     worst = int(np.argmax(np.where(p_values < rates[0], 1.0, 0.0) + difference))

@@ -52,6 +52,7 @@ def in_places(
     if names is None:
         return y, y_train, None
     order = pd.Index(names)
+    # the label that no column names has place 0
     places = order.get_indexer(_as_text(cells)).clip(0)
     train_places = None
     if y_train is not None:
@@ -74,6 +75,7 @@ def _names_in_order(
 
 def _column_names(titles: Sequence[str], labels: set[str]) -> list[str] | None:
     """The label of each column, in the columns' order; None where the titles are not of these labels."""
+    # less a prefix that all titles share, up to its last separator
     prefix = re.sub(r"[^\W_]+$", "", os.path.commonprefix(titles))
     names = titles if labels <= {*titles} else [title.removeprefix(prefix) for title in titles]
     # one column is of its label, not of the other, which has no name then

@@ -260,8 +260,9 @@ class Evidence:
 
     @functools.cached_property
     def claim(self) -> str:
-        """What the draws are: "exact" (of the posterior, once converged), "approximate", or "none".
+        """What the draws are: "exact" (of the posterior, once converged), "approximate", "none", or "predictions".
 
+        The last is of no draws at all: a tree made by `judge`.
         Of a tree that does not say by what such runs leave: divergences, or the kind of their evidence.
         """
         claim = self.text("claim")

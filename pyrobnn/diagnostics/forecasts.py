@@ -21,8 +21,9 @@ from pyrobnn.diagnostics.class_labels import is_table
 from pyrobnn.diagnostics.limits import NUM_QUANTILES
 from pyrobnn.diagnostics.prediction_metrics import pit_of
 
-#: draws of a law without quantiles; fewest draws whose common error can be seen
+#: draws of a law without quantiles
 _NUM_SAMPLES = 1000
+#: fewest draws whose common error can be seen
 _JOINT = 100
 _GRID = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
 _ROWS = ("pred_point", "output")
@@ -107,6 +108,7 @@ def array_of(name: str, value: Outcomes) -> np.ndarray:
     check_finite(name, tensor)
     if not bool(tensor.square().isfinite().all()):
         raise ValueError(f"{name!r} holds values too large to square: use other units")
+    # predictions keep their axes; all else becomes a table
     return array if name == "predictions" else array.reshape(len(array), -1)
 
 
@@ -138,7 +140,7 @@ def read(predictions: Predictions, y: np.ndarray, num_words: int | None) -> xr.D
 def _are_probabilities(values: np.ndarray, y: np.ndarray) -> bool:
     """Whether an array is of probabilities of labels.
 
-    Probabilities that lack a class are not draws, unless as many of these.
+    Rows that do not sum to one count too, so that they are refused as such; a square array of them is read as draws.
     """
     num, width = y.shape
     if values.ndim > 2 or len(values) != num:
@@ -219,8 +221,11 @@ def _of_draws(
     joint: bool = False,
     levels: Sequence[float] = (),
 ) -> xr.Dataset:
-    """Of draws (draw, point, output) and PIT values (point, output): whether draws are of all points together, and the
-    levels of the quantiles that they were made of."""
+    """A dataset of draws (draw, point, output) and PIT values (point, output).
+
+    Its attributes are read by `calibration.held_out`: ``joint``, whether draws are of all points together, and
+    ``levels``, of the quantiles that draws were made of.
+    """
     columns = {
         "mean": (_ROWS, draws.mean(axis=0)),
         "y_sample": (("sample", *_ROWS), draws),

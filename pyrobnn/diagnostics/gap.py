@@ -60,6 +60,8 @@ def widest_gap(evidence: Evidence, output: int = 0) -> Gap | None:
     if ends is None:
         return None
     sd = np.sqrt(np.maximum(one_output(variance, output).values, 0))
-    inside = np.median(np.interp(inputs, points, sd))
-    ratio = float(np.interp(0.5 * sum(ends), points, sd) / inside) if inside > 0 else None
+    sd_at_inputs = np.median(np.interp(inputs, points, sd))
+    ratio = (
+        float(np.interp(0.5 * sum(ends), points, sd) / sd_at_inputs) if sd_at_inputs > 0 else None
+    )
     return Gap(*ends, ratio)

@@ -10,7 +10,7 @@ from pyrobnn.core.groups import SAMPLE_STATS
 from pyrobnn.diagnostics.convergence import named_sites, quantities
 from pyrobnn.diagnostics.evidence import Evidence, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status, grade, worse
-from pyrobnn.diagnostics.limits import ENOUGH_DRAWS, SIGMAS
+from pyrobnn.diagnostics.limits import CHANGE_LIMITS, ENOUGH_DRAWS, SIGMAS
 from pyrobnn.diagnostics.pareto import FEWEST_WEIGHTED, PARETO_K, good_k, pareto_smooth
 from pyrobnn.diagnostics.target import function_moves
 
@@ -84,7 +84,7 @@ def weighted(evidence: Evidence, limits: Limits) -> Found | None:
             limit=ENOUGH_DRAWS,
         )
     if smoothed.k > smoothed.good_k:
-        return _unreliable(evidence, smoothed, limits)
+        return _unreliable(evidence, smoothed)
     status, effects = _corrected(evidence, smoothed, limits)
     numbers = effects | {"khat": float(smoothed.k), "remedy": evidence.remedy}
     if by_count != "pass" and status == "pass":
@@ -92,13 +92,13 @@ def weighted(evidence: Evidence, limits: Limits) -> Found | None:
     return Found(status, effects["ratio"], "", numbers, limits[2])
 
 
-def _unreliable(evidence: Evidence, smoothed: Importance, limits: Limits) -> Found:
+def _unreliable(evidence: Evidence, smoothed: Importance) -> Found:
     """What a k-hat beyond its limit says: nothing where a heavy tail alone may explain it."""
     numbers = {"khat": f"{smoothed.k:.2f}", "remedy": evidence.remedy}
     value = float(smoothed.k) if np.isfinite(smoothed.k) else None
     undecided = evidence.has_hidden_units
     if not undecided and evidence.f is not None:
-        moves = function_moves(evidence, limits)
+        moves = function_moves(evidence, CHANGE_LIMITS)
         undecided = moves is not None and moves.status == "pass"
     if undecided:
         return Found("info", value, "khat_undecided", numbers, smoothed.good_k)

@@ -292,6 +292,7 @@ def repeated_draws(evidence: Evidence, limits: Limits) -> Found | None:
     ).all(axis=2)
     places = np.concatenate([values[:, 0], values[:, 1:][~stays]])
     share = (len(places) - len(np.unique(places, axis=0))) / evidence.num_draws
+    # chains, then independent draws
     limit = limits[evidence.is_iid]
     return Found(
         "fail" if share > limit else "pass",

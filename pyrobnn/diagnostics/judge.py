@@ -67,6 +67,7 @@ def diagnose(
             reference = None
     broken = hopeless(evidence)
     if broken is not None:
+        # the first row, `finite`
         return Verdict.from_checks(evidence.method, evidence.label, [TABLE[0].check(broken)])
     stand_in = other_target(evidence)
     checks = _checks(evidence, reference, stand_in)
@@ -136,18 +137,22 @@ def reference_label(trees: Mapping[str, xr.DataTree | Evidence]) -> str | None:
 
 
 def judge_all(trees: Mapping[str, xr.DataTree | Evidence]) -> dict[str, Verdict]:
-    """`diagnose` every tree, with the first NUTS run as the reference of the others.
+    """`diagnose` every tree, with the first run of exact chains as the reference of the others.
 
     A tree that cannot be diagnosed at all gets a verdict that says so: the others are still judged.
     """
     evidence = {label: Evidence.of(tree) for label, tree in trees.items()}
-    reference = reference_label(evidence)
-    judges = None if reference is None else evidence[reference]
+    label_of_reference = reference_label(evidence)
+    reference_run = None if label_of_reference is None else evidence[label_of_reference]
     verdicts = {}
     for label, run in evidence.items():
         try:
-            comparable = judges is not None and judges is not run and same_data([run, judges])
-            verdicts[label] = diagnose(run, reference=judges if comparable else None)
+            comparable = (
+                reference_run is not None
+                and reference_run is not run
+                and same_data([run, reference_run])
+            )
+            verdicts[label] = diagnose(run, reference=reference_run if comparable else None)
         except Exception as error:
             check = Check(
                 "readable",

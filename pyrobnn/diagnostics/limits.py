@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: R-hat of long chains, to pass and not to fail (Vehtari et al., 2021, section 4; the second as in Stan's manuals)
 RHAT_LIMITS = 1.01, 1.05
+#: of a change of the function: of its mean in sds, of its sd as a ratio; each to pass, and not to fail
+CHANGE_LIMITS = 0.25, 1.0, 0.8, 0.5
 #: effective draws that estimates rest on: 100 for each of four chains (Vehtari et al., 2021, section 4)
 ENOUGH_DRAWS = 400.0
 #: standard errors beyond which a change counts, to warn and to fail: this library's convention

@@ -56,7 +56,7 @@ def pattern(evidence: Evidence, limits: Limits) -> Found | None:
                 patterns += _patterns(u, name, values)
     if not patterns:
         return None
-    worst = min(patterns, key=lambda pattern: pattern.p)
+    worst = min(patterns, key=lambda candidate: candidate.p)
     return _graded(worst, min(1.0, worst.p * len(patterns)), evidence.rates, limits)
 
 
@@ -77,14 +77,14 @@ def order(evidence: Evidence, limits: Limits) -> Found | None:
         return None
     p_values = [_combined_p(patterns) for patterns in kinds]
     least = int(np.argmin(p_values))
-    strongest = max(kinds[least], key=lambda pattern: pattern.effect)
+    strongest = max(kinds[least], key=lambda candidate: candidate.effect)
     p = min(1.0, p_values[least] * len(p_values))
     return _graded(strongest, p, evidence.rates, limits)
 
 
 def _combined_p(patterns: Sequence[Pattern]) -> float:
     """One p-value of the same pattern in several sets of rows, by Fisher's method."""
-    return float(stats.combine_pvalues([max(pattern.p, 1e-300) for pattern in patterns]).pvalue)
+    return float(stats.combine_pvalues([max(candidate.p, 1e-300) for candidate in patterns]).pvalue)
 
 
 def _graded(
@@ -249,6 +249,7 @@ def errors_of(evidence: Evidence) -> list[Errors]:
 
 
 def _of_regression(evidence: Evidence) -> list[Errors]:
+    """Errors of numbers: training rows, then held-out."""
     sets = []
     outcomes = evidence.replicates()
     new = held_out_pit(evidence)
@@ -297,7 +298,7 @@ def _varying(draws: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _of_classes(evidence: Evidence) -> list[Errors]:
-    """The same of labels: a randomised PIT for each class, and of two classes for one."""
+    """Errors of labels, as `_of_regression`: a randomised PIT for each class, of two classes for the second."""
     sets = []
     outcomes = class_replicates(evidence)
     points = class_points(evidence)
@@ -342,9 +343,9 @@ def in_order(values: np.ndarray) -> np.ndarray:
 
 def merged(values: np.ndarray) -> np.ndarray:
     """Computed values (point,), those that differ by rounding alone made the same: it depends on the place of a row."""
-    order = np.argsort(values)
-    ascending = values[order]
+    by_value = np.argsort(values)
+    ascending = values[by_value]
     new = np.diff(ascending, prepend=-np.inf) > 1e-6 * np.median(np.abs(values))
     result = np.empty_like(values)
-    result[order] = ascending[new][np.cumsum(new) - 1]
+    result[by_value] = ascending[new][np.cumsum(new) - 1]
     return result

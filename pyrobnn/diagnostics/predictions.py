@@ -143,6 +143,7 @@ def judged(
 
 def _model_checks(evidence: Evidence) -> tuple[Check, ...]:
     """The checks of the model; where none of them decides anything, one more that says so."""
+    # `applies` reads the posterior, which predictions lack; their statistics answer None
     rows = [made(row, evidence) for row in MODEL_ROWS]
     checks = tuple(check for check in rows if check is not None)
     if any(check.decides for check in checks):
@@ -178,33 +179,37 @@ def _check_rows(
 # checks of predictions alone
 
 
-def _floor(evidence: Evidence, limits: Limits) -> Found | None:
+def _beside_linear_model(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether the score is as good as a linear model's (of no inputs: the mean's), in pairs and by a share."""
     predicted = evidence.tree[PREDICTIONS].to_dataset()
     # the score of a value that was not seen is not that of its limit
     if predicted.attrs.get("censored", False):
         return None
-    name = _floor_score(evidence)
+    name = _compared_score(evidence)
     scores = score(evidence)
     if name not in scores or len(np.asarray(evidence.values(HELD_OUT, "y"))) < MIN_DATA:
         return None
     achieved = np.asarray(scores[name].points)
-    baseline, floor = _baseline_scores(evidence, predicted, name)
-    if not baseline:
+    baseline_label, baseline_points = _baseline_scores(evidence, predicted, name)
+    if not baseline_label:
         return None
     if not evidence.predicts_classes:
         # what a finite number of right draws costs
         achieved = achieved / (1.0 + 1.0 / predicted.sizes["sample"])
-    p = _p_of_worse(floor - achieved if evidence.predicts_classes else achieved - floor)
-    ratio = float(achieved.mean() / floor.mean()) if floor.mean() != 0.0 else 1.0
+    p = _p_of_worse(
+        baseline_points - achieved if evidence.predicts_classes else achieved - baseline_points
+    )
+    ratio = (
+        float(achieved.mean() / baseline_points.mean()) if baseline_points.mean() != 0.0 else 1.0
+    )
     if evidence.values(OBSERVED_DATA, "y") is None:
         # a linear model of the held-out rows themselves is no ground to fail
         limits = (limits[0], np.inf)
     numbers = {
-        "which": baseline,
+        "which": baseline_label,
         "score": name,
         "own": float(achieved.mean()),
-        "floor": float(floor.mean()),
+        "floor": float(baseline_points.mean()),
         "p": p,
     }
     status = grade_tested(p, ratio - 1.0, evidence.rates, limits)
@@ -217,7 +222,7 @@ def _p_of_worse(gap: np.ndarray) -> float:
     return float(stats.norm.sf(gap.mean() / error)) if error > 0.0 else 1.0
 
 
-def _floor_score(evidence: Evidence) -> str:
+def _compared_score(evidence: Evidence) -> str:
     """The score by which predictions and a baseline are compared."""
     if evidence.predicts_classes:
         return "log_prob"
@@ -232,17 +237,17 @@ def _baseline_scores(
     y = np.asarray(evidence.values(HELD_OUT, "y"))
     x_train = evidence.values(CONSTANT_DATA, "x")
     y_train = evidence.values(OBSERVED_DATA, "y")
-    floor = np.full(len(y), np.nan)
+    points = np.full(len(y), np.nan)
     label = ""
     for rows, fit_x, fit_y in _splits(y, x, x_train, y_train):
         x_rows = None if x is None else x[rows]
         fold = tree_of(predicted.isel(pred_point=rows), y[rows], x_rows, fit_x, fit_y)
         trees = baselines([Evidence(fold)])
         if not trees:
-            return "", floor
+            return "", points
         label, best = list(trees.items())[-1]
-        floor[rows] = score(best)[name].points
-    return label, floor
+        points[rows] = score(best)[name].points
+    return label, points
 
 
 def _splits(
@@ -265,5 +270,12 @@ def _splits(
 MODEL_ROWS = (
     *(row for row in TABLE if row.question == "model"),
     Row("temperature", "model", temperature, (0.05, 0.25), "distance of the power from 1", ECE),
-    Row("baseline", "model", _floor, (0.02, 0.25), "shares of the score of a linear model", OWN),
+    Row(
+        "baseline",
+        "model",
+        _beside_linear_model,
+        (0.02, 0.25),
+        "shares of the score of a linear model",
+        OWN,
+    ),
 )

@@ -27,7 +27,7 @@ class Row:
         question: what it answers.
         statistic: from a tree and the limits (and the reference, where `against` one) to what was found, or None where
             there is nothing to judge, or nothing is wrong that it looks for.
-        limits: numbers that the statistic is held against, to pass first.
+        limits: numbers that the statistic is held against; their order is its own, usually to warn, to fail.
         unit: what the limits are in.
         source: paper or URL; a limit without one is this library's convention.
         applies: of which trees.

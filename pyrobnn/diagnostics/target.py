@@ -28,9 +28,10 @@ from pyrobnn.diagnostics.limits import SIGMAS
 
 #: rates at which right draws may warn, and fail: this library's convention
 _RATES = 1e-3, 1e-5
-#: acceptance rate below which the draws have hardly moved, and their correlation with where they were above which a
-#: fault that should fail might seem to pass: of an sd that is half, the moves then mend less than half
+#: acceptance rate below which the draws have hardly moved
 _LEAST_ACCEPTED = 0.2
+#: correlation of the draws with where they were, above which a fault that should fail might seem to pass: of an sd that
+#: is half, the moves then mend less than half
 _MOST_CORRELATED = 0.65
 _FEWEST_EFFECTIVE_DRAWS = 4.0
 #: ratio below which its error needs no care
@@ -47,10 +48,11 @@ def virial(evidence: Evidence, limits: Limits) -> Found | None:
     ratio = np.concatenate([values / size, values.sum(-1, keepdims=True) / size.sum()], axis=-1)
     mean, p = _tested(ratio, 1.0, positive=True)
     worst = _worst(evidence, names, mean, p, np.abs(np.log(np.maximum(mean, 1e-6))), limits)
-    # no optimum is this narrow; that of a held site is zero
+    # a variational optimum has the ratio one, so a net's draws below it are warned of; exactly zero is a site that was
+    # held
     below_one = worst.value is not None and worst.value < 1.0 and worst.value != 0.0
     status: Status = "warn" if worst.status == "info" and below_one else worst.status
-    return _accusing(replace(worst, status=status, limit=1.0), evidence)
+    return _pass_as_info(replace(worst, status=status, limit=1.0), evidence)
 
 
 def score(evidence: Evidence, limits: Limits) -> Found | None:
@@ -70,7 +72,7 @@ def score(evidence: Evidence, limits: Limits) -> Found | None:
         0.0,
         chosen_of=int(size.sum()),
     )
-    return _accusing(_worst(evidence, names, np.abs(mean), p, np.abs(mean), limits), evidence)
+    return _pass_as_info(_worst(evidence, names, np.abs(mean), p, np.abs(mean), limits), evidence)
 
 
 def _tested(
@@ -82,7 +84,7 @@ def _tested(
     """Mean (quantity,) of values (chain, draw, quantity), and the p-value of its being `expected`, by Student's t.
 
     Bonferroni over the quantities and those that they were chosen of. The sd of a ``positive`` ratio comes out low
-    together with its mean: below the one expected its logarithm is tested.
+    together with its mean: below the expected mean the sd is scaled up to what it would be there.
     """
     total = values.shape[0] * values.shape[1]
     columns = np.moveaxis(values, 2, 0)
@@ -109,8 +111,9 @@ def _worst(
     worst = int(np.argmax(np.where(significant, 1e6 + effect, effect)))
     status = grade_tested(p[worst], effect[worst], _RATES, limits)
     if status != "pass" and evidence.is_iid and evidence.has_hidden_units:
-        # a density near the posterior of a net misses it in single weights, rightly for its functions; a variational
-        # one fulfils the identities at its optimum, and one that claims nothing is told all the same
+        # the same nets whose pass `_pass_as_info` turns into information: a density near the posterior of a net misses
+        # it in single weights, rightly for its functions; a variational one fulfils the identities at its optimum, and
+        # one that claims nothing is told all the same
         fulfils = evidence.text("log_evidence_kind") == "elbo" or evidence.claim == "none"
         status = "warn" if fulfils else "info"
     numbers = {
@@ -121,7 +124,7 @@ def _worst(
     return Found(status, float(value[worst]), "", numbers)
 
 
-def _accusing(result: Found, evidence: Evidence) -> Found:
+def _pass_as_info(result: Found, evidence: Evidence) -> Found:
     """What was found, where a pass of an approximation of a net is information only.
 
     In single weights these identities hold at the optimum of a variational bound, whatever its family misses, and
@@ -151,14 +154,15 @@ def _undecided(acceptance: float, stayed: float = 1.0) -> Found:
     return Found("info", None, "moves_undecided", {"acceptance": acceptance, "stayed": stayed})
 
 
-def _moved(evidence: Evidence, name: str) -> tuple[np.ndarray, np.ndarray] | Found | None:
+def _moved(evidence: Evidence, prefix: str) -> tuple[np.ndarray, np.ndarray] | Found | None:
     """Draws of a quantity (draw, …) and moved ones; what says that they decide nothing; None where there are none."""
-    before = evidence.draws(MOVED, f"{name}before")
-    after = evidence.draws(MOVED, f"{name}after")
+    before = evidence.draws(MOVED, f"{prefix}before")
+    after = evidence.draws(MOVED, f"{prefix}after")
     acceptance = evidence.values(MOVED, "acceptance")
     if before is None or after is None or acceptance is None or before.shape != after.shape:
         return None
-    if name == "" and evidence.likelihood == "categorical" and after.shape[-1] > 1:
+    # class scores relative to their mean, as `Evidence.f`
+    if prefix == "" and evidence.likelihood == "categorical" and after.shape[-1] > 1:
         before = before - before.mean(axis=-1, keepdims=True)
         after = after - after.mean(axis=-1, keepdims=True)
     before = before.reshape(-1, *before.shape[2:])
@@ -178,7 +182,7 @@ def _vary(before: np.ndarray, after: np.ndarray) -> bool:
     return bool(varies.any() and np.ptp(after, axis=0)[varies].all())
 
 
-def _decided(
+def _unless_unmoved(
     result: Found,
     evidence: Evidence,
     before: np.ndarray,
@@ -225,7 +229,7 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
         "inverse": 1.0 / ratio,
         "remedy": _remedy(evidence),
     }
-    return _decided(Found(status, ratio, "", numbers, limits[2]), evidence, before, after)
+    return _unless_unmoved(Found(status, ratio, "", numbers, limits[2]), evidence, before, after)
 
 
 def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
@@ -251,7 +255,7 @@ def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
     }
     limit = float(np.exp(-limits[2]))
     result = Found(status, float(np.exp(change.log_ratio)), "", numbers, limit)
-    return _decided(result, evidence, *pair)
+    return _unless_unmoved(result, evidence, *pair)
 
 
 def _grade_in_errors(effect: float, error: float, limits: Limits) -> Status:

@@ -21,7 +21,8 @@ SD_SIZE = 48.0**-0.5
 class Dependence(NamedTuple):
     """Factors, at the least 1, by which errors exceed those of independent data.
 
-    Of the distance of the PIT from uniform, the share in 90 % intervals, the PIT's mean, its mean distance from a half.
+    Of the distance of the PIT from uniform, the share in 90 % intervals, the PIT's mean, and its size: the mean
+    distance of u from a half.
     """
 
     distance: float = 1.0
@@ -128,14 +129,16 @@ def p_moments(u: np.ndarray, dependence: Dependence) -> float:
 
 
 def p_binned(u: np.ndarray, levels: tuple[float, ...]) -> float:
-    """p-value of the worst of the three moments where the levels that u (point,) lies between are all that is known.
+    """p-value of the worst of three moments of u (point,), of which only the levels that it lies between are known.
 
-    Each value counts as its bin's mean; the distribution of the largest of the three is simulated.
+    They are the mean and variance of Φ⁻¹(u) and the skewness (as `p_moments`). Each value counts as its bin's mean; the
+    distribution of the largest of the three is simulated.
     """
     edges = np.array([0.0, *levels, 1.0])
     share = np.diff(edges)
     z = np.clip(ndtri(edges), -40.0, 40.0)
     density = stats.norm.pdf(z)
+    # antiderivatives in u of z, of z² − 1 and of Legendre's polynomial of degree 3
     integrals = -density, -z * density, edges * (((5.0 * edges - 10.0) * edges + 6.0) * edges - 1.0)
     counts = own_stream().multinomial(
         u.size,

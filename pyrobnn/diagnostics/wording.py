@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-#: a sentence with the names of numbers, or a function that chooses it by some of them
+#: a sentence with {names} of numbers, or a function that returns one; what it returns is formatted again, so what is
+#: filled in later stands in {…}, in an f-string in {{…}}
 Template = str | Callable[..., str]
 #: what a sentence shows of a check, plain JSON values by their names
 Value: TypeAlias = str | float | Sequence[str | float] | None

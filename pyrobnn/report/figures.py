@@ -63,8 +63,10 @@ class Spec:
         """A block, or one per output, of the trees that it can be drawn of; why not, where it cannot."""
         try:
             have = {label: tree for label, tree in trees.items() if self.has(tree)}
-            outputs = output_labels(have) if have and self.outputs else [""][: len(have)]
-            return [self._block(have, output, name) for output, name in enumerate(outputs)]
+            if not have:
+                return []
+            names = output_labels(have) if self.outputs else [""]
+            return [self._block(have, output, name) for output, name in enumerate(names)]
         except Exception as error:
             if len(trees) > 1:  # those that can be drawn are, each beside the others' reasons
                 alone = [self.blocks({label: tree}) for label, tree in trees.items()]

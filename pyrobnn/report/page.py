@@ -21,8 +21,8 @@ from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
 from pyrobnn.report.sentences import conclude, facts, headline, recommended, significant
 
 #: columns of summary.json that the page leaves out
-_ELSEWHERE = ("coverage_50", "coverage_95", "compile_seconds", "predict_seconds")
-#: attributes that a saved run is rebuilt from
+_SUMMARY_ONLY = ("coverage_50", "coverage_95", "compile_seconds", "predict_seconds")
+#: attributes that only rebuild a saved run, not shown
 REBUILDS = ("format", "format_version", "meta", "family", "study", "config")
 
 
@@ -44,7 +44,7 @@ def write_report(
         path: where to write; missing parent folders are made.
         title: heading of the page; None for "Can these posteriors be believed?".
         verdicts: label → verdict where `pyrobnn.diagnose` has run already; None to run it here, with the
-            first NUTS run as the reference of the others.
+            first run of exact chains as the reference of the others.
 
     Returns:
         The path written to.
@@ -67,16 +67,19 @@ def write_report(
     """
     results = trees if isinstance(trees, Results) else Results.of(trees, verdicts)
     best = recommended(results.rows, results.verdicts)
-    everything = [*results.rows, *results.floor]
+    rows_and_baselines = [*results.rows, *results.floor]
     html = _template().render(
         title=title or "Can these posteriors be believed?",
         facts=facts(results.trees),
-        headline=best and headline(best, results.trees[best], results.verdicts[best], everything),
+        headline=best
+        and headline(best, results.trees[best], results.verdicts[best], rows_and_baselines),
         conclusion=conclude(results.rows, results.verdicts),
         tone="warn" if best is None else results.verdicts[best].status,
         css=_packaged("page.css"),
         verdicts=results.verdicts,
-        deciding={label: _deciding(verdict) for label, verdict in results.verdicts.items()},
+        deciding={
+            label: _deciding_evidence(verdict) for label, verdict in results.verdicts.items()
+        },
         said_rates=said_rates,
         left_out=results.left_out,
         table=_table(results),
@@ -155,7 +158,8 @@ def write_summary(
         "left_out": results.left_out,
         "methods": methods,
         "baselines": {
-            r.label: {"scores": r.values, "standard_errors": r.errors} for r in results.floor
+            baseline.label: {"scores": baseline.values, "standard_errors": baseline.errors}
+            for baseline in results.floor
         },
     }
     return _write(
@@ -177,7 +181,7 @@ def _write(path: str | os.PathLike[str], text: str) -> Path:
     return path
 
 
-def _deciding(verdict: Verdict) -> str:
+def _deciding_evidence(verdict: Verdict) -> str:
     """The deciding evidence of a verdict, in a sentence or two."""
     deciding = [*verdict.failed, *verdict.warned][:2]
     if deciding:
@@ -187,24 +191,7 @@ def _deciding(verdict: Verdict) -> str:
     )
 
 
-def _table(results: Results) -> dict[str, object]:
-    """The comparison: columns, and of each row its cells (text, standard error, whether it is near the best)."""
-    rows = [*results.rows, *results.floor]
-    filled = set().union(*([*row.values, *row.not_finite] for row in results.rows))
-    columns = [
-        column for column in COLUMNS if column.key in filled and column.key not in _ELSEWHERE
-    ]
-    if [column.key for column in columns] == ["fit_seconds"]:
-        return {}  # seconds alone stand with the settings
-    best = {column.key: best_labels(rows, column) for column in columns}
-
-    def cells(row: Row) -> list[tuple[str, str, bool]]:
-        return [(*cell(row, column), row.label in best[column.key]) for column in columns]
-
-    return {"columns": columns, "rows": [(row.label, cells(row)) for row in rows]}
-
-
-def cell(row: Row, column: Column) -> tuple[str, str]:
+def _cell(row: Row, column: Column) -> tuple[str, str]:
     """Text of a cell of the table, and the standard error behind it."""
     value = row.values.get(column.key)
     if value is None:
@@ -212,6 +199,23 @@ def cell(row: Row, column: Column) -> tuple[str, str]:
     error = row.errors.get("log_prob") if column.key == "log_prob" else None
     text = column.form.format(value).replace("-", "−") if column.form else significant(value)
     return text, "" if error is None else significant(error, 2)
+
+
+def _table(results: Results) -> dict[str, object]:
+    """The comparison: columns, and of each row its cells (text, standard error, whether it is near the best)."""
+    rows = [*results.rows, *results.floor]
+    filled = set().union(*([*row.values, *row.not_finite] for row in results.rows))
+    columns = [
+        column for column in COLUMNS if column.key in filled and column.key not in _SUMMARY_ONLY
+    ]
+    if [column.key for column in columns] == ["fit_seconds"]:
+        return {}  # seconds alone stand with the settings
+    best = {column.key: best_labels(rows, column) for column in columns}
+
+    def cells(row: Row) -> list[tuple[str, str, bool]]:
+        return [(*_cell(row, column), row.label in best[column.key]) for column in columns]
+
+    return {"columns": columns, "rows": [(row.label, cells(row)) for row in rows]}
 
 
 def _run(label: str, evidence: Evidence) -> dict[str, object]:
@@ -226,7 +230,7 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
     return {
         "label": label,
         "brief": f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws",
-        "facts": shown | {"groups": ", ".join(sorted(evidence.tree.children))},
+        "settings": shown | {"groups": ", ".join(sorted(evidence.tree.children))},
     }
 
 

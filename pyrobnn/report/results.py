@@ -1,4 +1,7 @@
-"""The numbers of a report, each computed once: the comparison table, and that of the baselines."""
+"""The numbers of a report, each computed once: the comparison table, and that of the baselines.
+
+Start at `Results`, at the end.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,9 @@ COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """The numbers of one method; a key that is missing does not apply to it or could not be had.
+    """A row of the comparison table (not of the table of checks): the numbers of one method.
+
+    A key that is missing does not apply to it or could not be had.
 
     Args:
         label: the caller's name of the run.
@@ -121,6 +126,10 @@ def compare_rows(trees: Mapping[str, xr.DataTree | Evidence]) -> list[Row]:
     return rows
 
 
+#: computes numbers by column key, None where one does not apply
+_Source = Callable[[], Mapping[str, float | None]]
+
+
 def _row(
     label: str,
     evidence: Evidence,
@@ -128,11 +137,12 @@ def _row(
     ranked: bool,
 ) -> Row:
     """The numbers of one tree; a source that raises is named in ``lost``, and no other row is affected."""
-    scored: dict[str, Score] = {}
+    # `scores` also leaves the whole scores here, for their errors and points
+    scores_by_name: dict[str, Score] = {}
 
     def scores() -> dict[str, float]:
-        scored.update(score(evidence))
-        return {name: entry.value for name, entry in scored.items()}
+        scores_by_name.update(score(evidence))
+        return {name: entry.value for name, entry in scores_by_name.items()}
 
     values: dict[str, float] = {}
     lost = []
@@ -147,16 +157,12 @@ def _row(
     return Row(
         label=label,
         values=finite,
-        errors=_finite_errors(scored),
+        errors=_finite_errors(scores_by_name),
         not_finite=not_finite,
         lost=tuple(lost),
-        points=_points(scored),
+        points=_points(scores_by_name),
         ranked=ranked,
     )
-
-
-#: computes numbers by column key, None where one does not apply
-_Source = Callable[[], Mapping[str, float | None]]
 
 
 def _sources(evidence: Evidence, reference: Evidence | None) -> dict[str, _Source]:
@@ -184,15 +190,17 @@ def _computed(source: _Source) -> dict[str, float]:
     return {key: value for key, value in numbers.items() if value is not None}
 
 
-def _finite_errors(scored: Mapping[str, Score]) -> dict[str, float]:
-    errors = {name: entry.data_se for name, entry in scored.items()}
+def _finite_errors(scores_by_name: Mapping[str, Score]) -> dict[str, float]:
+    errors = {name: entry.data_se for name, entry in scores_by_name.items()}
     known = {name: error for name, error in errors.items() if error is not None}
     return {name: error for name, error in known.items() if np.isfinite(error)}
 
 
-def _points(scored: Mapping[str, Score]) -> dict[str, np.ndarray]:
+def _points(scores_by_name: Mapping[str, Score]) -> dict[str, np.ndarray]:
     """What the scores are means of; R² goes by the squared errors of the RMSE."""
-    points = {name: entry.points for name, entry in scored.items() if entry.points is not None}
+    points = {
+        name: entry.points for name, entry in scores_by_name.items() if entry.points is not None
+    }
     for name in [name for name in points if name.startswith("rmse")]:
         points[name.removesuffix("_standardized").replace("rmse", "r2")] = points[name]
     return points
@@ -218,7 +226,8 @@ def _explained(evidence: Evidence) -> dict[str, float]:
     remaining = ((y - _columns(mean)) ** 2).sum(0)
     if not (total > 0).all():
         return {}
-    shares = np.round(1.0 - remaining / total, 12) + 0.0  # no minus before a zero
+    # digits that rounding alone makes are dropped; + 0.0 makes −0 a zero
+    shares = np.round(1.0 - remaining / total, 12) + 0.0
     explained = {"r2": float(shares.mean())}
     if len(shares) > 1:
         explained |= {f"r2[{output}]": float(share) for output, share in enumerate(shares)}
@@ -286,6 +295,7 @@ def best_labels(rows: list[Row], column: Column) -> set[str]:
 
 def _losses(rows: list[Row], column: Column) -> dict[str, np.ndarray]:
     """Label → what the row's number is the mean of, (point,), with its sign such that less is better."""
+    # R² goes by squared errors (`_points`), of which less is better
     sign = -1.0 if column.better == "higher" and column.key != "r2" else 1.0
     rows = [row for row in rows if column.key in row.values and column.key in row.points]
     return {row.label: sign * row.points[column.key] for row in rows}
@@ -316,8 +326,8 @@ class Results:
     def of(
         cls,
         trees: Mapping[str, xr.DataTree | Evidence],
-        verdicts: Mapping | None = None,
-        left_out: Mapping | None = None,
+        verdicts: Mapping[str, Verdict] | None = None,
+        left_out: Mapping[str, str] | None = None,
     ) -> Results:
         """The results of these trees, diagnosed here where no verdicts are given.
 

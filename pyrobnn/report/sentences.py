@@ -9,13 +9,14 @@ import numpy as np
 
 from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA
 from pyrobnn.diagnostics import Verdict
+from pyrobnn.diagnostics.baselines import LINEAR, LOGISTIC
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.labels import class_names, feature_names, output_names, unit
 from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
 _MOST_NAMES = 12
-#: the better answer first; draws that were not examined may be as good or as bad as those with a warning
+#: the better answer first
 RANKS = ("pass", "warn", "fail", "not checked")
 LOG_PROB = next(column for column in COLUMNS if column.key == "log_prob")
 
@@ -35,7 +36,7 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
     """The label to trust first: by the answers about draws and model, then by held-out log density, then by order.
 
     A run whose draws did not pass and whose model was not checked comes last, and points come after distributions.
-    None where the runs are of different data.
+    None where the runs are of different data. The rows are those of the methods, without baselines.
     """
     if not all(row.ranked for row in rows):
         return None
@@ -45,6 +46,7 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
         draws = verdict.shown_answer("draws")
         model = verdict.shown_answer("model")
         unseen = draws != "pass" and model == "not checked"
+        # draws that were not examined may be as good or as bad as those with a warning
         ranks = RANKS.index("warn" if draws == "not checked" else draws), RANKS.index(model)
         point = any(check.code == "point_estimate" for check in verdict.checks)
         return unseen, *ranks, point, -row.values.get("log_prob", -math.inf)
@@ -56,14 +58,17 @@ def headline(
     label: str,
     evidence: Evidence,
     verdict: Verdict,
-    rows: Sequence[Row],
+    rows_and_baselines: Sequence[Row],
 ) -> str:
-    """Both answers about one run, and the skill of its predictions; `rows` is the table with its baselines."""
-    return f"{label}: {verdict.in_words}. {_skill(label, evidence, rows)}".rstrip()
+    """Both answers about one run, and the skill of its predictions."""
+    return f"{label}: {verdict.in_words}. {_skill(label, evidence, rows_and_baselines)}".rstrip()
 
 
 def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str, str]:
-    """The recommendation, and a sentence about the other methods: plain text, labels not escaped."""
+    """The recommendation, and a sentence about the other methods: plain text, labels not escaped.
+
+    The rows are those of the methods, without baselines.
+    """
     best = recommended(rows, verdicts)
     if best is None:
         answers = ", ".join(f"{row.label} ({verdicts[row.label].lines})" for row in rows)
@@ -73,7 +78,7 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     verdict = verdicts[best]
     other_labels = [row.label for row in rows if row.label != best]
     action = verdict.action.strip().rstrip(".")
-    next_step = "See the checks below."
+    next_step = ""
     if action:
         addressee = f" for {best}" if other_labels else ""
         next_step = f"Next{addressee}: {action}."
@@ -81,13 +86,13 @@ def conclude(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> tuple[str,
     if draws == "fail":
         alone = f"{best} cannot be trusted yet: "
         opening = f"No method can be trusted yet: for {best}, " if other_labels else alone
-        return f"{opening}{verdict.fault('draws')}.", next_step
+        return f"{opening}{verdict.fault('draws')}.", next_step or "See the checks below."
     if draws == "pass":
         advice = f"Trust the draws of {best}."
     else:
         advice = f"Use {best}, with care: {verdict.fault('draws')}."
     warning = _warning_of_others(other_labels, verdicts)
-    return advice, " ".join(filter(None, (warning, action and next_step)))
+    return advice, " ".join(filter(None, (warning, next_step)))
 
 
 def _asks_about_draws(verdict: Verdict) -> bool:
@@ -104,16 +109,18 @@ def _warning_of_others(labels: Sequence[str], verdicts: Mapping[str, Verdict]) -
     return ""
 
 
-def _skill(label: str, evidence: Evidence, rows: Sequence[Row]) -> str:
+def _skill(label: str, evidence: Evidence, rows_and_baselines: Sequence[Row]) -> str:
     """Its share of held-out variance, beside a linear model; else that it was judged on training data."""
-    row = next((row for row in rows if row.label == label), None)
+    row = next((row for row in rows_and_baselines if row.label == label), None)
     y = evidence.values(HELD_OUT, "y")
     if row is None or y is None or y.ndim == 0:
         return "No data were held out: the model is judged on its training data."
     words = _skill_in_words(row, evidence)
     if not words:
         return ""
-    return f"On {len(y):,} held-out points {label} {words}{_against_linear(row, rows)}."
+    return (
+        f"On {len(y):,} held-out points {label} {words}{_against_linear(row, rows_and_baselines)}."
+    )
 
 
 def _skill_in_words(row: Row, evidence: Evidence) -> str:
@@ -132,16 +139,17 @@ def _skill_in_words(row: Row, evidence: Evidence) -> str:
     return f"explains {share} of the variance of {target}"
 
 
-def _against_linear(row: Row, rows: Sequence[Row]) -> str:
+def _against_linear(row: Row, rows_and_baselines: Sequence[Row]) -> str:
     """How its log density compares with the linear baseline's, by their paired difference."""
-    names = ("linear model", "logistic regression")
-    linear = next((baseline for baseline in rows if baseline.label in names), None)
+    linear = next(
+        (baseline for baseline in rows_and_baselines if baseline.label in (LINEAR, LOGISTIC)), None
+    )
     if linear is None:
         return ""
     near_best = best_labels([row, linear], LOG_PROB)
     if not near_best:
         return ""
-    name = f"a {linear.label}" if linear.label == "linear model" else linear.label
+    name = f"a {linear.label}" if linear.label == LINEAR else linear.label
     if row.label not in near_best:
         return f", and predicts worse than {name}"
     if linear.label in near_best:
@@ -180,6 +188,7 @@ def _facts_of(evidence: Evidence) -> dict[str, str]:
 
 
 def _data(evidence: Evidence) -> str:
+    """The name of the data, and how many points were trained on and held out."""
     train = _num_outcomes(evidence, OBSERVED_DATA) or int(evidence.number("num_data", 0))
     counts = {"training": train, "held-out": _num_outcomes(evidence, HELD_OUT)}
     shown = " and ".join(f"{count:,} {name}" for name, count in counts.items() if count)
@@ -187,19 +196,22 @@ def _data(evidence: Evidence) -> str:
 
 
 def _num_outcomes(evidence: Evidence, group: str) -> int:
+    """How many outcomes a group holds."""
     y = evidence.values(group, evidence.outcome or "y")
     return 0 if y is None else len(np.atleast_1d(y))
 
 
 def _inputs(evidence: Evidence) -> str:
+    """The number of inputs, and their names where they have any."""
     x = evidence.values(CONSTANT_DATA, "x")
     if x is None or x.ndim != 2:
         return ""
     names = feature_names(evidence, x.shape[1])
-    return str(len(names)) if names[0] in ("x", "x[0]") else f"{len(names)}: {_first(names, ', ')}"
+    return str(len(names)) if names[0] in ("x", "x[0]") else f"{len(names)}: {_listed(names, ', ')}"
 
 
 def _target(evidence: Evidence) -> str:
+    """The outcome: shares of its classes, or mean and sd of each output."""
     y = evidence.values(OBSERVED_DATA, evidence.outcome or "y")
     if y is None or y.ndim == 0 or y.size == 0:
         return evidence.text("target")
@@ -209,7 +221,7 @@ def _target(evidence: Evidence) -> str:
         shares = [
             f"{name} ({count / y.size:.0%})" for name, count in zip(names, counts, strict=True)
         ]
-        return ": ".join(filter(None, (evidence.text("target"), _first(shares, ", "))))
+        return ": ".join(filter(None, (evidence.text("target"), _listed(shares, ", "))))
     y = y.astype(np.float64).reshape(len(y), -1)
     suffix = f" {unit(evidence)}" if unit(evidence) else ""
     outputs = []
@@ -221,8 +233,9 @@ def _target(evidence: Evidence) -> str:
         mean = significant(float(values.mean()))
         sd = significant(float(values.std()))
         outputs.append(f"{name}, mean {mean}{suffix}, sd {sd}{suffix}")
-    return _first(outputs, "; ")
+    return _listed(outputs, "; ")
 
 
-def _first(words: Sequence[str], between: str) -> str:
+def _listed(words: Sequence[str], between: str) -> str:
+    """At most 12 words, with … for the rest."""
     return between.join([*words[:_MOST_NAMES], *(["…"] if len(words) > _MOST_NAMES else [])])

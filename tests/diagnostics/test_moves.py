@@ -200,10 +200,14 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
 
 
-def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not():
-    """Else of two approximations the nearer fails where the posterior's tail is heavier than a normal's."""
+@pytest.mark.parametrize("shift", [0.0, 0.2])
+def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not(shift):
+    """Else of two approximations the nearer fails where the posterior's tail is heavier than a normal's.
+
+    A shift of 0.2 sd passes the moves, whose limit is 0.25 sd, and not 0.1, a probability.
+    """
     model, x, y, exact = CASES[2]
-    tree = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    tree = planted(model, exact, 1.0, shift).to_datatree(x, y)
     heavy = np.exp(2.0 * np.random.default_rng(0).normal(size=(1, 1000)))
     stats = {
         name: (("chain", "draw"), value)
@@ -211,6 +215,7 @@ def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not():
     }
     tree["sample_stats"] = xr.Dataset(stats)
     verdict = diagnose(tree)
+    assert find(verdict, "function_moves").status == "pass"
     assert find(verdict, "importance").code == "khat_undecided" and verdict.draws == "pass"
     tree[MOVED] = tree[MOVED].to_dataset().assign(acceptance=0.01)
     assert find(diagnose(tree), "importance").status == "fail"
