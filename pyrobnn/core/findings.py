@@ -172,7 +172,7 @@ def _modes_unsettled(
         )
     return (
         "the particles split into several modes between prior and posterior, and exchanges between temperatures "
-        f"{outcome}; the effective sample size is {worth:.0f}. Raise num_particles"
+        f"{outcome}; the effective sample size of the draws is {worth:.0f}. Raise num_particles"
     )
 
 
@@ -310,11 +310,9 @@ DRAWS: _Sentences = {
         "separate modes never agree: use SMC, which weights modes by their mass"
     ),
     "particles_lag": (
-        "at one temperature after the other the MCMC steps still raised the log likelihood of the particles: "
-        "these lag "
-        "behind the posterior, many draws lie outside of it, and the log evidence is too low by {lag:.2g} nats or "
-        "more. Raise "
-        "num_particles, max_moves and max_leapfrogs; after an update fit again on all rows"
+        "at one temperature after the other the MCMC steps still raised the log likelihood of the particles: these "
+        "lag behind the posterior, many of the draws lie outside of it, and the log evidence is too low by {lag:.2g} "
+        "nats or more. Raise num_particles, max_moves and max_leapfrogs; after an update fit again on all rows"
     ),
     "modes_unsettled": _modes_unsettled,
     "far_update": _far_update,

@@ -222,7 +222,7 @@ def test_particles_that_lag_behind_say_so():
         warnings.simplefilter("ignore")
         posterior = pb.SMC(num_particles=80, ess=0.5, max_leapfrogs=10, compile=False).fit(steep)
     assert any(
-        re.search("lag behind the posterior, many draws .* too low by", each)
+        re.search("lag behind the posterior, many of the draws .* too low by", each)
         for each in posterior.meta["warnings"]
     )
     assert posterior.log_evidence < exact
