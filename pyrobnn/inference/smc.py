@@ -274,7 +274,7 @@ class _Course:
         self._climb(tempering)
         self._look_for_modes(tempering)
         if self.signs.parted:
-            self._exchange()
+            self._exchange(tempering)
         else:
             self._sample(tempering)
 
@@ -330,8 +330,8 @@ class _Course:
             self.watch.stopped = "callback"
         return stop or finished
 
-    def _exchange(self) -> None:
-        """Draws and evidence of ladders between all temperatures, where the budget allows them."""
+    def _exchange(self, tempering: Tempering) -> None:
+        """Draws and evidence of ladders between all temperatures; of the climb alone where they cost too much."""
         config = self._config
         exchange = Exchange(
             self.compiled.evaluate,
@@ -342,7 +342,12 @@ class _Course:
             config.max_leapfrogs,
         )
         ladders = exchange.start(self._levels)
-        for _ in range(_NUM_ADAPTATIONS):
+        for num_adapted in range(_NUM_ADAPTATIONS):
+            # those of the adaptations that are left, and of the first weighed run
+            num_steps = (_NUM_ADAPTATIONS - num_adapted + 2) * _ADAPTATION_STEPS
+            if not self._affords(ladders, num_steps):
+                self._sample(tempering)
+                return
             ladders = exchange.adapted(ladders, _ADAPTATION_STEPS)
             if self._stopped_exchanging():
                 return
@@ -352,9 +357,19 @@ class _Course:
             ladders, passage = exchange.run(ladders, _ADAPTATION_STEPS, self._num_kept)
             self._rounds.append(passage.draws(config.num_islands))
 
+    @property
+    def _budget(self) -> int:
+        """Gradients that the ladders may take."""
+        return _BUDGET * self.particles.num_gradients
+
+    def _affords(self, ladders: Ladders, num_steps: int) -> bool:
+        """Whether the budget allows so many steps more. The first is taken for a gradient of every state, the least."""
+        gradients_per_step = ladders.num_gradients / max(1, ladders.num_steps)
+        return ladders.num_gradients + gradients_per_step * num_steps <= self._budget
+
     def _weigh(self, exchange: Exchange, ladders: Ladders) -> Ladders:
         """Runs of ladders, each twice as long as the one before, until they are at rest or the budget is spent."""
-        budget = _BUDGET * self.particles.num_gradients
+        budget = self._budget
         gradients_per_step = ladders.num_gradients / ladders.num_steps
         num_steps = 2 * _ADAPTATION_STEPS
         while ladders.num_gradients + gradients_per_step * num_steps <= budget:

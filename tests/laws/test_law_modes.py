@@ -165,8 +165,12 @@ def test_ladders_are_at_rest_where_two_runs_agree():
     assert not weighing(0.0, 0.1, drift=0.5).at_rest and not weighing(0.0, 0.1, drift=0.5).known
 
 
-def test_a_budget_that_ends_before_rest_is_told(monkeypatch):
+def test_a_budget_that_allows_no_run_is_told_and_not_spent(monkeypatch):
+    def adapted(*_):
+        raise AssertionError("the budget does not allow a step")
+
     monkeypatch.setattr("pyrobnn.inference.smc._BUDGET", 1)
+    monkeypatch.setattr("pyrobnn.inference.exchange.Exchange.adapted", adapted)
     posterior, answer, _ = judged(pair(8.0, 4, 0.5), num_particles=1000, max_leapfrogs=16)
     assert answer == "fail" and "exchange" not in posterior.meta
     assert [finding["code"] for finding in posterior.meta["findings"]][-1] == "modes_unsettled"
