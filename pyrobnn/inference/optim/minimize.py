@@ -151,28 +151,7 @@ def minimize(
     )
     if rates is not None:
         stepper.vary(rates)
-    # advanced by the loop; the functions below read `step`
-    step = 0
-    looked = 0
-
-    def record(begin: int, end: int) -> tuple[Tensor, dict[str, Tensor]]:
-        rows = stepper.records[begin:end].cpu()
-        return rows[:, 0], {scalar: rows[:, i + 1] for i, scalar in enumerate(tracked)}
-
-    def metrics() -> dict[str, Any]:
-        losses, tracked_rows = record(step - 1, step)
-        best = losses[-1].reshape(-1, num_paths).nan_to_num(nan=math.inf).min(1).values
-        report: dict[str, Any] = {"loss": float(best.mean()), "lr": stepper.rate()}
-        report["grad_norm"] = float(stepper.grad_norm.mean())
-        report |= {scalar: float(values[-1].mean()) for scalar, values in tracked_rows.items()}
-        if snapshot is not None:
-            report["snapshot"] = lambda: snapshot(stepper.final())
-        return report
-
-    def worth_keeping() -> bool:
-        done = int(stepper.step)
-        return done > 0 and bool(_any_finite(record(0, done)[0], num_paths).all())
-
+    record = _Record(stepper, tracked, num_paths)
     watch = Watch(
         num_steps,
         name,
@@ -181,13 +160,16 @@ def minimize(
         starting=COMPILING if training.compile else "",
         finished="num_steps",
         metrics=("loss",),
-        worth_keeping=worth_keeping,
+        worth_keeping=record.worth_keeping,
     )
     stepper.announce = watch.say
     endless_batches = itertools.repeat(()) if batches is None else iter(batches)
+    reason = partial(_reason, explain, stepper)
     started = time.perf_counter()
+    step = 0
     with watch, flushed():
         while step < num_steps and watch.stopped != "callback":
+            looked = step
             with torch.no_grad():
                 size = min(training.look_every, num_steps - step)
                 for batch in itertools.islice(endless_batches, size):
@@ -195,27 +177,61 @@ def minimize(
                     step += 1
                     if step in stepper.averaging_checks:
                         stepper.restart_average_if_falling()
-            losses, _ = record(looked, step)
-            reason = partial(_reason, explain, stepper)
-            _check_finite(losses, looked, training, name, reason, num_paths)
-            looked = step
-            if watch.active and watch.tell(step, metrics()):
+            _check_finite(record.losses(looked, step), looked, training, name, reason, num_paths)
+            if watch.active and watch.tell(step, record.metrics(step, snapshot)):
                 watch.stopped = "callback"
     step = int(stepper.step)
     elapsed = time.perf_counter() - started
-    losses, tracked_rows = record(0, step)
     return Result(
         params=stepper.final(),
-        losses=losses,
+        losses=record.losses(0, step),
         num_steps=step,
         stopped=watch.stopped,
         grad_norm=stepper.grad_norm.cpu(),
         timings={"compile": stepper.compile_seconds, "fit": elapsed - stepper.compile_seconds},
         asked=num_steps,
-        tracked=tracked_rows,
+        tracked=record.scalars(0, step),
         factors=stepper.table[:num_steps, _FACTOR].cpu(),
         slope=stepper.slope if training.optimizer.clip_norm is None else None,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Record:
+    """What the steps of a run have left behind: losses, ``tracked`` scalars, and whether they are worth keeping."""
+
+    stepper: _Step
+    tracked: Sequence[str]
+    num_paths: int
+
+    def losses(self, begin: int, end: int) -> Tensor:
+        """Of these steps, (step, \\*members), float64."""
+        return self.stepper.records[begin:end, 0].cpu()
+
+    def scalars(self, begin: int, end: int) -> dict[str, Tensor]:
+        """The tracked scalars of these steps by name, each (step, \\*members)."""
+        rows = self.stepper.records[begin:end].cpu()
+        return {scalar: rows[:, i + 1] for i, scalar in enumerate(self.tracked)}
+
+    def metrics(self, step: int, snapshot: Callable[[Tensor], Any] | None) -> dict[str, Any]:
+        """What callbacks are told after so many steps: means over the members, each on its best path."""
+        losses = self.losses(step - 1, step)[0].reshape(-1, self.num_paths)
+        best = losses.nan_to_num(nan=math.inf).min(1).values
+        report: dict[str, Any] = {
+            "loss": float(best.mean()),
+            "lr": self.stepper.rate(),
+            "grad_norm": float(self.stepper.grad_norm.mean()),
+        }
+        for scalar, values in self.scalars(step - 1, step).items():
+            report[scalar] = float(values.mean())
+        if snapshot is not None:
+            report["snapshot"] = lambda: snapshot(self.stepper.final())
+        return report
+
+    def worth_keeping(self) -> bool:
+        """Whether there are steps, and every member has a path whose losses are all finite."""
+        num_done = int(self.stepper.step)
+        return num_done > 0 and bool(_any_finite(self.losses(0, num_done), self.num_paths).all())
 
 
 def _gradient(objective: Objective, clip_norm: float | None, slopes: bool) -> Gradient:
