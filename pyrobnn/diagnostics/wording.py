@@ -59,7 +59,7 @@ FAULTS = {
     "density_not_finite": "the log density is not finite at some draws",
     "function_moves": "the draws of the function do not have the posterior's mean and spread",
     "density_moves": "the log density of the draws does not have the posterior's mean and spread",
-    "virial": "the draws are not as wide as the posterior, or wider",
+    "virial": "the draws are narrower or wider than the posterior",
     "score": "the draws are centred in the wrong place",
     "reference": "the function differs from that of the reference run",
     # the model

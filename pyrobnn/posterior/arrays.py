@@ -54,4 +54,5 @@ def site_dataset(
 
 
 def to_numpy(value: Tensor) -> np.ndarray:
+    """The values as an array in main memory, without a gradient."""
     return value.detach().cpu().numpy()
