@@ -229,15 +229,16 @@ class Run:
         """End a phase of the warm-up that is over; then take ``look_every`` leapfrogs with every chain."""
         # it ends when the chains have so many transitions on average: none waits for another
         if chains.warming_up and _mean_count(chains) >= chains.plan[chains.phase].length:
-            chains = self._next_phase(chains)
+            chains = self._next_phase(chains.stored())
+        if not chains.has_room(self.look_every):
+            chains = chains.stored()
         state = stepper.advance(chains, self.look_every)
-        chains = replace(
+        return replace(
             chains,
             state=state,
             total_steps=chains.total_steps + self.look_every,
+            num_unstored=chains.num_unstored + self.look_every,
         )
-        chains.store_latest(self.look_every)
-        return chains
 
     def _looked_at(
         self,
@@ -246,6 +247,8 @@ class Run:
         host: _Host,
     ) -> tuple[Chains, bool]:
         """The chains after the host has looked at them, and whether there are draws enough."""
+        if host.look is not None:
+            chains = chains.stored()
         count = _mean_count(chains) if chains.warming_up else chains.ready
         stop = host.look is not None and host.look(self._progress(chains, count, host.num_draws))
         if chains.warming_up:
@@ -399,6 +402,7 @@ class Run:
 
     def _draws(self, chains: Chains, stepper: Stepper) -> Draws:
         """The draws that every chain has."""
+        chains = chains.stored()
         scale = chains.scale
         history = torch.tensor(chains.history, dtype=torch.float64).reshape(-1, 2)
         # a draw at a time: the rounding of a product depends on its shape, and so on how many draws there are

@@ -27,6 +27,7 @@ class Chains:
 
     Steps write into the tensors of ``state``, ``buffers``, ``draws`` and ``stats``, which the states of a run share.
     ``ready``, ``next_check``, ``max_warmup`` and ``cut_short`` are not saved: a resumed run counts and asks anew.
+    Whoever reads ``draws`` or ``stats`` asks for them of :meth:`stored` chains.
 
     Attributes:
         draws: whitened (chain, slot, dim), those of the present phase; the last slot takes what is to be forgotten.
@@ -36,6 +37,7 @@ class Chains:
         max_warmup: transitions up to which the warm-up may still go on; None ends it as planned.
         phase: the present one.
         total_steps: leapfrogs of each chain.
+        num_unstored: steps whose draws, at most one in each, are still where the step leaves them.
         unfinished: why the warm-up was not finished when it was last judged.
         history: the step size at the end of each phase, and the steps by then.
         ready: draws that every chain had at the last look.
@@ -52,6 +54,7 @@ class Chains:
     max_warmup: int | None = None
     phase: int = 0
     total_steps: int = 0
+    num_unstored: int = 0
     unfinished: str = ""
     history: tuple[tuple[float, float], ...] = ()
     ready: int = 0
@@ -90,15 +93,21 @@ class Chains:
             return self
         return replace(self, ready=min(int(self.scalars.slot.min()), num_draws))
 
-    def store_latest(self, num_steps: int) -> None:
-        """Copy the draws that ended in the last steps, at most one in each, from where the step leaves them."""
+    def has_room(self, num_steps: int) -> bool:
+        """Whether so many steps more leave their draws without overwriting some that are not stored."""
+        return self.num_unstored + num_steps < self.buffers.latest_draws.shape[1]
+
+    def stored(self) -> Chains:
+        """The chains with all of their draws in ``draws`` and ``stats``, copied from where the step leaves them."""
+        if not self.num_unstored:
+            return self
         size = self.buffers.latest_draws.shape[1]
         last_slot = self.draws.shape[1] - 1
         device = self.draws.device
         chain = torch.arange(len(self.draws), device=device).unsqueeze(-1)
         number = self.scalars.slot.long().unsqueeze(-1) - torch.arange(
             1,
-            num_steps + 1,
+            self.num_unstored + 1,
             device=device,
         )
         # one index each: for two, torch starts threads
@@ -111,14 +120,16 @@ class Chains:
         ):
             new_rows = latest.flatten(0, 1).index_select(0, rows)
             record.flatten(0, 1).index_copy_(0, places, new_rows)
+        return replace(self, num_unstored=0)
 
     def tensors(self) -> dict[str, Tensor]:
         """The state as named tensors, for a checkpoint."""
+        stored = self.stored()
         return {
             **self.state._asdict(),
             **self.buffers._asdict(),
-            "draws": self.draws,
-            "stats": self.stats,
+            "draws": stored.draws,
+            "stats": stored.stats,
             "scale": self.scale,
             "counters": torch.tensor([self.phase, self.total_steps]),
             "plan": torch.tensor(list(self.plan), dtype=torch.int64).reshape(-1, 3),
