@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number, check_optional
+from pyrobnn.core.matrices import power_iteration
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
@@ -223,14 +224,13 @@ def _largest_curvature(
     slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]
 ) -> float:
     """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
-    vector = torch.randn_like(theta)
-    vector = vector / vector.norm()
-    values = []
-    for batch in itertools.islice(itertools.cycle(batches), 20):
+    cycle = itertools.cycle(batches)
+
+    def product(vector: Tensor) -> Tensor:
+        batch = next(cycle)
         # reverse over reverse: forward mode does not follow the float64 sums of the density
-        product = torch.func.grad(
-            lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum()
-        )(theta)
-        values.append(float(product.norm()))
-        vector = product / product.norm().clamp_min(1e-30)
-    return sum(values[10:]) / 10
+        return torch.func.grad(lambda z: (slope(z, *batch) * vector).sum())(theta)
+
+    products = power_iteration(product, torch.randn_like(theta), 20)
+    sizes = [float(vector.norm()) for vector in products]
+    return sum(sizes[10:]) / 10
