@@ -271,7 +271,8 @@ class Laplace(Method):
         if self.curvature == "variational":
             precision, loc = nearest_gaussian(precision)
         expanded_at = None if loc is centre.mode else centre.mode
-        approximation = BlockGaussian(_layout(centre), loc, precision.blocks, expanded_at)
+        layout = _layout(precision.centre)  # with the noise as it is tuned
+        approximation = BlockGaussian(layout, loc, precision.blocks, expanded_at)
         return _Gaussian(precision, approximation, log_evidence)
 
     def _predictor(self, gaussian: _Gaussian) -> Linearized | SubsetNetwork | None:
