@@ -85,9 +85,10 @@ class SVI(Method):
             after as many steps again.
         num_steps: gradient steps.
         lr: peak learning rate of Adam.
-        optimizer: ``"adam"``, a factory ``[tensor] -> torch.optim.Optimizer``, or a :class:`pyrobnn.Optimizer` with
-            its schedule and averaging. By default the rate of mean-field is constant and the last half of its iterates
-            is averaged, which removes gradient noise; the others have ``"hold_cosine"`` and no average.
+        optimizer: ``"adam"``, a ``torch.optim`` class or another factory ``[tensor] -> torch.optim.Optimizer``, or a
+            :class:`pyrobnn.Optimizer` with its schedule and averaging. By default the rate of mean-field is constant
+            and the last half of its iterates is averaged, which removes gradient noise; the others have
+            ``"hold_cosine"`` and no average.
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
         estimator: where the noise of mean-field is drawn: ``"weights"``; ``"local_reparameterization"``, the outputs of
@@ -102,6 +103,7 @@ class SVI(Method):
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
         compile: trace and compile the step.
+        optimizer_options: keyword arguments of that class or factory, such as ``{"lr": 0.1}``.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -141,6 +143,7 @@ class SVI(Method):
     kl_weight: float | KLSchedule = 1.0
     init_scale: float = 0.05
     compile: bool = True
+    optimizer_options: dict[str, Any] | None = None
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
