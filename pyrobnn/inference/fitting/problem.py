@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import platform
+import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -309,7 +310,9 @@ def _check_program(model: Program, x: Data) -> None:
             "pb.likelihoods.Categorical()); of a trained one pb.posthoc(net, x, y) makes a posterior"
         )
     if not callable(model) or isinstance(model, type):
-        raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
+        raise TypeError(
+            f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {reprlib.repr(model)}"
+        )
     if isinstance(x, DataLoader):
         raise TypeError(
             "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"

@@ -33,9 +33,14 @@ _MAX_DERIVED = 2**30
 
 def check_signature(program: Program) -> None:
     """TypeError unless the program can be called as ``fn(x, y)``: Python would say it from the middle of a trace."""
+    signature = inspect.signature(program)
     try:
-        inspect.signature(program).bind(None, None)
+        signature.bind(None, None)
     except TypeError as error:
+        if not signature.parameters:
+            raise TypeError(
+                "a Pyro program is called as fn(x, y), and this one takes no arguments: fit(lambda x, y: program())"
+            ) from None
         raise TypeError(
             f"a Pyro program is called as fn(x, y), and this one cannot be: {error}. One of a single argument is "
             "fitted as fit(lambda x, y: program(x), data); for more than two, make x a tuple or a dict"
