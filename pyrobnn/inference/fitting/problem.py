@@ -28,7 +28,9 @@ from pyrobnn.inference.fitting.derivative import wrong_derivative, wrong_gradien
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
     check_signature,
+    cut_priors,
     refuse_random,
+    refuse_unobserved,
     rows_together,
     timed_gradient,
     what_program_says,
@@ -282,12 +284,17 @@ def _program_problem(
                 "and y, not what a program closes over; pass the data, fit(program, x, y), or make them there"
             )
         seconds = timed_gradient(density, {"x": x, "y": y})
+    refuse_unobserved(program, density, x, y)
     if y is not None and not density.observes:
         raise ValueError(
             "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
         )
     num_data = _num_data(tensors, density)
-    return Problem(program, density, x, y, num_data, density.device), seconds
+    notes: list[str | Finding] = []
+    problem = Problem(program, density, x, y, num_data, density.device, notes=notes)
+    for finding in cut_priors(density):
+        problem.note(finding)
+    return problem, seconds
 
 
 def _num_data(tensors: Sequence[Tensor], density: Density) -> int | None:
