@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -217,12 +217,11 @@ def constant_rate(
     """
     slope = torch.func.grad(loss)
     drawn = list(itertools.islice(batches, 64))
-    gradients = torch.stack([slope(theta, *batch).double() for batch in drawn])
-    if not bool(torch.isfinite(gradients).all()):
+    noise = _summed_variance(slope(theta, *batch) for batch in drawn)
+    if not math.isfinite(noise):
         raise FloatingPointError(
             "the gradients at the start of SGD are not finite: start from another init"
         )
-    noise = float(gradients.var(0).sum())
     bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     initial_rate = min(best, bound)
@@ -257,6 +256,20 @@ def _rise(
         moved = moved - lr * velocity
         rises.append(float(value) - float(loss(theta, *batch)))
     return sum(rises[64:]) / 64
+
+
+def _summed_variance(vectors: Iterable[Tensor]) -> float:
+    """The variances of the coordinates of vectors (D,), summed; two vectors are held, in float64 (Welford, 1962)."""
+    mean = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for vector in vectors:
+        count += 1
+        offset = vector.double() - mean
+        mean = mean.to(offset) + offset / count
+        # the offset from the mean before, times that from the mean now
+        total = total.to(offset) + offset.square_().sum() * ((count - 1) / count)
+    return float(total) / (count - 1)
 
 
 def _largest_curvature(
