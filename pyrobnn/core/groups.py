@@ -20,6 +20,8 @@ POSTERIOR_PREDICTIVE = "posterior_predictive"
 ONE_STEP = "one_step"
 #: attribute of an observed variable: of how many events of values that depend on each other it consists
 EVENTS = "joint_events"
+#: data from which on the distribution of PIT values is tested; fewer joint events are judged by their values
+MIN_DATA = 20
 OBSERVED_DATA = "observed_data"
 CONSTANT_DATA = "constant_data"
 #: at held-out points; their inputs and outcomes are in HELD_OUT

@@ -20,6 +20,7 @@ from pyrobnn.core.groups import (
     EVENTS,
     FUNCTION,
     LOG_LIKELIHOOD,
+    MIN_DATA,
     OBSERVED_DATA,
     ONE_STEP,
     POSTERIOR,
@@ -28,7 +29,6 @@ from pyrobnn.core.groups import (
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
-from pyrobnn.diagnostics.limits import MIN_DATA
 
 #: groups that have a variable for each observed one
 _OF_OUTCOMES = (LOG_LIKELIHOOD, OBSERVED_DATA, ONE_STEP, POSTERIOR_PREDICTIVE)
