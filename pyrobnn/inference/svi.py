@@ -80,9 +80,11 @@ class SVI(Method):
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
-            couplings), any Pyro AutoGuide class or function of the program that returns one, or a
-            :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where mean-field ends,
-            after as many steps again.
+            couplings), any Pyro AutoGuide class or function of the program that returns one, an AutoGuide of the
+            model, or a guide program ``guide(x, y)`` of your own: a function with ``pyro.param``, or a ``PyroModule``;
+            it samples the sites of the model, of which the data are in standard units where the model has a
+            standardizer. Or a :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where
+            mean-field ends, after as many steps again; modules are copied, and begin where they are.
         num_steps: gradient steps.
         lr: peak learning rate of Adam.
         optimizer: ``"adam"``, a ``torch.optim`` class or another factory ``[tensor] -> torch.optim.Optimizer``, or a
