@@ -101,7 +101,7 @@ class SVI(Method):
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
             gradient noise vanishes as q approaches the posterior.
-        kl_weight: a number or a schedule of ``pyrobnn.inference.vi.kl_schedules``. It scales the KL only;
+        kl_weight: a number or a schedule of ``pyrobnn.inference.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
         compile: trace and compile the step.
