@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import weakref
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -10,7 +13,7 @@ from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.inference.optim.training import Optimizer, constant_rate
+from pyrobnn.inference.optim.training import Optimizer, _summed_variance, constant_rate
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.swag import SWA, SWAG, SWAGMoments
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -286,6 +289,26 @@ def test_the_rate_is_the_formula_where_noise_decides_and_the_bound_where_there_i
         bound = constant_rate(loss, start, iter(batches), num_data=1, momentum=0.5)
     assert rate == pytest.approx(float(0.5 * 2 / (6400 * noise)), rel=1e-9)
     assert bound == pytest.approx(0.5, rel=1e-6)
+
+
+def test_the_noise_of_gradients_is_had_without_keeping_them():
+    gradients = torch.randn(64, 50, generator=torch.Generator().manual_seed(0)) + 1e3
+    alive = []
+
+    def one_by_one():
+        for gradient in gradients:
+            vector = gradient.clone()
+            alive.append(weakref.ref(vector))
+            yield vector
+            del vector
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    expected = float(gradients.double().var(0).sum())
+    assert _summed_variance(one_by_one()) == pytest.approx(expected, rel=1e-12)
+    assert len(alive) == 64
+    assert _summed_variance(iter([gradients[0]] * 3)) == 0.0
+    gradients[1, 2] = torch.nan
+    assert not math.isfinite(_summed_variance(iter(gradients)))
 
 
 def test_the_rate_is_halved_where_the_curvature_at_the_mode_says_nothing_of_its_surroundings():

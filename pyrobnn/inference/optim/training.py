@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number, check_optional, check_type
+from pyrobnn.core.matrices import power_iteration
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
@@ -216,12 +217,11 @@ def constant_rate(
     """
     slope = torch.func.grad(loss)
     drawn = list(itertools.islice(batches, 64))
-    gradients = torch.stack([slope(theta, *batch).double() for batch in drawn])
-    if not bool(torch.isfinite(gradients).all()):
+    noise = _summed_variance(slope(theta, *batch) for batch in drawn)
+    if not math.isfinite(noise):
         raise FloatingPointError(
             "the gradients at the start of SGD are not finite: start from another init"
         )
-    noise = float(gradients.var(0).sum())
     bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     initial_rate = min(best, bound)
@@ -258,18 +258,31 @@ def _rise(
     return sum(rises[64:]) / 64
 
 
+def _summed_variance(vectors: Iterable[Tensor]) -> float:
+    """The variances of the coordinates of vectors (D,), summed; two vectors are held, in float64 (Welford, 1962)."""
+    mean = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for vector in vectors:
+        count += 1
+        offset = vector.double() - mean
+        mean = mean.to(offset) + offset / count
+        # the offset from the mean before, times that from the mean now
+        total = total.to(offset) + offset.square_().sum() * ((count - 1) / count)
+    return float(total) / (count - 1)
+
+
 def _largest_curvature(
     slope: Callable[..., Tensor], theta: Tensor, batches: Sequence[Sequence[Tensor]]
 ) -> float:
     """Largest eigenvalue of the Hessian by 20 steps of the power iteration, a batch for each."""
-    vector = torch.randn_like(theta)
-    vector = vector / vector.norm()
-    values = []
-    for batch in itertools.islice(itertools.cycle(batches), 20):
+    cycle = itertools.cycle(batches)
+
+    def product(vector: Tensor) -> Tensor:
+        batch = next(cycle)
         # reverse over reverse: forward mode does not follow the float64 sums of the density
-        product = torch.func.grad(
-            lambda z, batch=batch, vector=vector: (slope(z, *batch) * vector).sum()
-        )(theta)
-        values.append(float(product.norm()))
-        vector = product / product.norm().clamp_min(1e-30)
-    return sum(values[10:]) / 10
+        return torch.func.grad(lambda z: (slope(z, *batch) * vector).sum())(theta)
+
+    products = power_iteration(product, torch.randn_like(theta), 20)
+    sizes = [float(vector.norm()) for vector in products]
+    return sum(sizes[10:]) / 10
