@@ -253,6 +253,7 @@ class LiveFigure:
             self.probe = _around(self.data[0])
         self.figure: Figure | None = None
         self._handle: Any = None
+        self._snapshot: Any = None
         self._start()
 
     def __call__(self, step: int, metrics: _Metrics) -> None:
@@ -280,7 +281,7 @@ class LiveFigure:
         """Forget what another run has reported."""
         self._steps: list[int] = []
         self._values: list[float] = []
-        self._snapshot: Any = None
+        self._snapshot = None
         self._drawn = 0
 
     def _draw(self) -> None:

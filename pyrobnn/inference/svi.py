@@ -80,9 +80,11 @@ class SVI(Method):
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
-            couplings), any Pyro AutoGuide class or function of the program that returns one, or a
-            :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where mean-field ends,
-            after as many steps again.
+            couplings), any Pyro AutoGuide class or function of the program that returns one, an AutoGuide of the
+            model, or a guide program ``guide(x, y)`` of your own: a function with ``pyro.param``, or a ``PyroModule``;
+            it samples the sites of the model, of which the data are in standard units where the model has a
+            standardizer. Or a :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where
+            mean-field ends, after as many steps again; modules are copied, and begin where they are.
         num_steps: gradient steps.
         lr: peak learning rate of Adam.
         optimizer: ``"adam"``, a ``torch.optim`` class or another factory ``[tensor] -> torch.optim.Optimizer``, or a
@@ -99,7 +101,7 @@ class SVI(Method):
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
             gradient noise vanishes as q approaches the posterior.
-        kl_weight: a number or a schedule of ``pyrobnn.inference.vi.kl_schedules``. It scales the KL only;
+        kl_weight: a number or a schedule of ``pyrobnn.inference.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
         compile: trace and compile the step.

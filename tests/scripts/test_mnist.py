@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 if str(SCRIPTS) not in sys.path:
     sys.path.append(str(SCRIPTS))
 
-from mnist.claim_tables import REPORTED, table  # noqa: E402
+from mnist.claim_tables import REPORTED, table, text  # noqa: E402
 
 spec = importlib.util.spec_from_file_location("mnist_run", SCRIPTS / "mnist" / "run.py")
 study = importlib.util.module_from_spec(spec)
@@ -69,3 +69,8 @@ def test_the_stand_in_has_the_shape_of_mnist():
     assert train.x.shape == (1198, 1, 28, 28) and test.x.shape == (599, 1, 28, 28)
     assert 0 <= float(train.x.min()) and float(train.x.max()) <= 1
     assert {"start", "SWAG"} == set(REPORTED)
+
+
+def test_the_page_has_the_table_of_the_records():
+    page = (SCRIPTS / "mnist" / "claim.md").read_text(encoding="utf-8")
+    assert text() in page

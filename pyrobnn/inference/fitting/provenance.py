@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from importlib.metadata import Distribution
 from typing import Any, Protocol, cast
 
+from torch import nn
+
 
 class Recorded(Protocol):
     """A method of inference as the provenance of its posteriors knows it; a frozen dataclass of options."""
@@ -42,4 +44,6 @@ def _plain(value: object) -> object:
         return [_plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, nn.Module):
+        return type(value).__name__
     return getattr(value, "__name__", None) or repr(value)

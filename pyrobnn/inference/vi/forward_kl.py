@@ -10,7 +10,7 @@ prior beside a constant. A variational bound has the other direction, KL(q‖pri
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import torch
@@ -114,7 +114,7 @@ def _moments(density: Density, sites: Collection[Site], draws: Tensor) -> dict[s
 
 def _log_prior(
     density: Density,
-    nodes: dict[str, Node],
+    nodes: Mapping[str, Node],
     z: Tensor,
     site: Site,
 ) -> Tensor:
