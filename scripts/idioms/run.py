@@ -9,19 +9,20 @@ its compilation (``mode``), and why not.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import warnings
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+FOLDER = Path(__file__).resolve().parent
+sys.path[:0] = [str(FOLDER), str(FOLDER.parent)]
 
-import torch
-from programs import IDIOMS
+import torch  # noqa: E402
+from programs import IDIOMS  # noqa: E402
+from records import append_record  # noqa: E402
 
-from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.model.compile import compiled
-from pyrobnn.model.gradient import batched_gradient
+from pyrobnn.inference.fitting.problem import prepare  # noqa: E402
+from pyrobnn.model.compile import compiled  # noqa: E402
+from pyrobnn.model.gradient import batched_gradient  # noqa: E402
 
 NUM_CHAINS = 3
 
@@ -61,19 +62,14 @@ def main() -> None:
     parser.add_argument("--record", help="file of JSON lines that the rows go to")
     parser.add_argument("--traced", action="store_true", help="trace alone, without machine code")
     options = parser.parse_args()
-    rows = []
     for name in IDIOMS:
         if options.names and not any(part in name for part in options.names):
             continue
-        rows.append(path_of(name, "trace" if options.traced else True))
-        row = rows[-1]
-        print(
-            f"{name:58} {'batched' if row['batched'] else 'one by one':10} {row['mode']:9} {row['why']}",
-            flush=True,
-        )
-    if options.record:
-        lines = [json.dumps(row, ensure_ascii=False) for row in rows]
-        Path(options.record).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        row = path_of(name, "trace" if options.traced else True)
+        batched = "batched" if row["batched"] else "one by one"
+        print(f"{name:58} {batched:10} {row['mode']:9} {row['why']}", flush=True)
+        if options.record:
+            append_record(options.record, row)
 
 
 if __name__ == "__main__":
