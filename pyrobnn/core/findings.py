@@ -366,7 +366,7 @@ MODEL: _Sentences = {
 }
 #: of how it ran
 RUN: _Sentences = {
-    "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
+    "unbatched_chains": "the chains run one after the other, much slower: {why}",
     "float64_run": (
         "the run went on in float64, 1.3 to 2.4 times as slow: {reason}. The draws are float64, and "
         "posterior.stacked() rounds them to the type of the program; centre and scale the data to stay in float32"

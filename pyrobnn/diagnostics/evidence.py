@@ -30,6 +30,8 @@ from pyrobnn.core.groups import (
     SAMPLE_STATS,
 )
 
+#: joint events from which on each is judged as a row
+_FEWEST_EVENTS = 20
 #: groups that have a variable for each observed one
 _OF_OUTCOMES = (LOG_LIKELIHOOD, OBSERVED_DATA, ONE_STEP, POSTERIOR_PREDICTIVE)
 #: rates at which a check of a right model may warn, and fail: this library's convention
@@ -409,7 +411,7 @@ class Evidence:
         """Whether the outcome is one event, or few, of values that depend on each other given the parameters."""
         y = self.variable(OBSERVED_DATA, self.outcome or "")
         events = None if y is None else y.attrs.get(EVENTS)
-        return events is not None and int(events) < MIN_DATA
+        return events is not None and int(events) < _FEWEST_EVENTS
 
     @property
     def one_step(self) -> tuple[np.ndarray, np.ndarray] | None:

@@ -17,6 +17,10 @@ from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_datas
 from pyrobnn.posterior.invariance import moved_functions, posterior_density
 from pyrobnn.posterior.one_step import joint_events, one_step
 
+#: seconds that replicates may take, as a share of the fit's, and whatever the fit took
+_SHARE_OF_FIT = 0.25
+_LEAST_SECONDS = 1.0
+
 
 def program_groups(
     posterior: PosteriorLike,
@@ -33,7 +37,9 @@ def program_groups(
     nodes = _nodes_at(density, thinned.draws, (0, 0))
     values = {name: node["value"] for name, node in nodes.items() if "value" in node}
     data = _data(density, thinned.draws, values)
-    replicates = derived.replicates(density, thinned.draws, seed)
+    # judging is to cost no more than fitting
+    seconds = max(_LEAST_SECONDS, _SHARE_OF_FIT * posterior.meta.get("timings", {}).get("fit", 0.0))
+    replicates = derived.replicates(density, thinned.draws, seed, seconds)
     groups = _densities(thinned, density, values)
     events = {name: count for name, count in joint_events(nodes).items() if name in data}
     groups[group.OBSERVED_DATA] = site_dataset(data, axes, sample_dims=[])
@@ -42,7 +48,7 @@ def program_groups(
     groups[group.ONE_STEP] = one_step(posterior, density, events)
     groups[group.POSTERIOR_PREDICTIVE] = site_dataset(_of_sites(replicates, data), axes)
     if num_prior_draws:
-        prior_draws, prior_data = derived.prior(density, num_prior_draws, seed)
+        prior_draws, prior_data = derived.prior(density, num_prior_draws, seed, 0.5 * seconds)
         groups[group.PRIOR] = site_dataset(prior_draws, axes)
         groups[group.PRIOR_PREDICTIVE] = site_dataset(_of_sites(prior_data, data), axes)
     if isinstance(x, Tensor) and x.dim():

@@ -68,6 +68,11 @@ def timed_gradient(density: Density, data: Mapping[str, Data]) -> float:
                 "the program hands sampled values to NumPy (or to other code outside of torch), where no gradient can "
                 "follow them: compute with torch's functions, or write a torch.autograd.Function with its backward"
             ) from error
+        if "setup_context" in str(error):
+            raise Refused(
+                "the program uses a torch.autograd.Function of the old style, as Pyro's DiscreteHMM does, which "
+                "torch.func cannot follow: write it with setup_context, or the forward recursion with logsumexp"
+            ) from error
         if "inplace operation" not in str(error):
             raise
         raise Refused(
