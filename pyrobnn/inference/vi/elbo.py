@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -419,6 +420,16 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
     return log_prior, value * (problem.num_rows / num_rows)
 
 
+def _parts_of_rows(
+    layout: Density,
+    x: Tensor,
+    y: Tensor,
+    draw: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Log prior and log likelihood of one draw on some rows."""
+    return layout.log_parts(draw, x, y)
+
+
 def _parts_by_rows(
     problem: Problem,
     layout: Density,
@@ -433,11 +444,8 @@ def _parts_by_rows(
         problem.y.split(size),
         strict=True,
     ):
-        log_prior, scaled = at_each(
-            lambda draw: layout.log_parts(draw, x, y),
-            z,
-            at_once=1,
-        )  # noqa: B023
+        of_rows = partial(_parts_of_rows, layout, x, y)
+        log_prior, scaled = at_each(of_rows, z, at_once=1)
         # the program scales the likelihood of its rows to all of them
         log_likelihood = log_likelihood + scaled * (len(x) / len(problem.x))
     return log_prior, log_likelihood
