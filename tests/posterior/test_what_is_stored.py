@@ -38,7 +38,7 @@ def last_layer(**options) -> pb.Posterior:
 
 
 METHODS = {
-    "nuts": pb.NUTS(num_chains=2, num_warmup=10, compile=False),
+    "nuts": pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False),
     "sghmc": pb.SGHMC(num_warmup=10, init_steps=5, compile=False),
     "svi": pb.SVI(num_steps=10, compile=False),
     "low rank": pb.SVI(guide="low_rank", num_steps=10, compile=False),
