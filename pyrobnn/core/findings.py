@@ -345,6 +345,11 @@ MODEL: _Sentences = {
         "as wide as for {num_data} points, and each counts as often as it is drawn. Draw every point once "
         "(drop_last=False)"
     ),
+    "prior_cut": (
+        "the prior of {site!r} is a {law} with {share:.0%} of its mass where {place}: that part is cut off, and the "
+        "model is the one with the rest of the prior. Give {site!r} a prior on the positive numbers (HalfNormal, "
+        "LogNormal, Gamma)"
+    ),
     "held_points": _held_points,
     "rows_together": _rows_together,
     "rows_outside": (

@@ -77,8 +77,9 @@ class Laplace(Method):
     (Seitzer et al., 2022), and the mode of the best evidence is the centre.
 
     Args:
-        curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
-            Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
+        curvature: None: ``"ggn"`` for a BNN, ``"hessian"`` for a Pyro program. ``"ggn"``: Gauss-Newton, always positive
+            semidefinite, for a BNN; inferred noise then has the exact Hessian block of its own coordinates, its
+            coupling with the weights (zero in expectation) dropped.
             ``"hessian"``: the exact Hessian, for a BNN or any Pyro program. ``"variational"``: Gauss-Newton averaged
             over the Gaussian itself, which with a canonical link is the one nearest (KL) to the posterior of the
             linearised network. Where classes can be told apart it is less underconfident than the Gaussian at the mode;
@@ -134,7 +135,7 @@ class Laplace(Method):
         (2.0, 0.333)
     """
 
-    curvature: Literal["ggn", "hessian", "variational"] = "ggn"
+    curvature: Literal["ggn", "hessian", "variational"] | None = None
     structure: Literal["auto", "full", "kron", "diag"] = "auto"
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
     tune: Literal["marginal_likelihood", "per_layer", "cross_validation"] | None = None
@@ -153,7 +154,12 @@ class Laplace(Method):
     )
 
     def __post_init__(self) -> None:
-        check_choice("curvature", self.curvature, ("ggn", "hessian", "variational"))
+        check_optional(
+            check_choice,
+            "curvature",
+            self.curvature,
+            ("ggn", "hessian", "variational"),
+        )
         check_choice("structure", self.structure, ("auto", "full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
@@ -172,7 +178,7 @@ class Laplace(Method):
             self.tune,
             ("marginal_likelihood", "per_layer", "cross_validation"),
         )
-        if self.tune is not None and self.curvature != "ggn":
+        if self.tune is not None and self.curvature not in (None, "ggn"):
             raise ValueError(
                 "'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'"
             )
@@ -203,6 +209,8 @@ class Laplace(Method):
         return 1 if self.subset == "all" else 0
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        if self.curvature is None:
+            return self._with_curvature(problem.is_bnn)._fit(problem, run)
         names = self._checked_sites(problem)
         plan = self._plan(problem, run)
         started = time.perf_counter()
@@ -231,6 +239,18 @@ class Laplace(Method):
             network=network,
             moments=getattr(network, "moments", None),
         )
+
+    def _with_curvature(self, is_bnn: bool) -> Laplace:
+        """The method with a curvature chosen by the kind of the model; Refused where it has no choice."""
+        if is_bnn:
+            return replace(self, curvature="ggn")
+        options = {"tune": self.tune, "structure": self.structure, "subset": self.subset}
+        for name, value in options.items():
+            if value in ("kron", "last_layer") or (name == "tune" and value is not None):
+                raise Refused(
+                    f"{name}={value!r} needs the output of a network, which a Pyro program has not: leave it out"
+                )
+        return replace(self, curvature="hessian")
 
     @property
     def _is_linear(self) -> bool:
@@ -290,7 +310,8 @@ class Laplace(Method):
         if self.curvature == "variational":
             precision, loc = nearest_gaussian(precision)
         expanded_at = None if loc is centre.mode else centre.mode
-        approximation = BlockGaussian(_layout(centre), loc, precision.blocks, expanded_at)
+        layout = _layout(precision.centre)  # with the noise as it is tuned
+        approximation = BlockGaussian(layout, loc, precision.blocks, expanded_at)
         return _Gaussian(precision, approximation, log_evidence)
 
     def _predictor(self, gaussian: _Gaussian) -> Linearized | SubsetNetwork | None:
