@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +17,13 @@ from pyrobnn.core.checks import Refused, check_choice, check_count, check_option
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.curvature.forms import Cost
-from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
+from pyrobnn.inference.curvature.gaussian import (
+    FAMILY,
+    Block,
+    BlockGaussian,
+    blocks_of_state,
+    flat_of_state,
+)
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
 from pyrobnn.inference.curvature.mode import (
@@ -51,6 +58,7 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split
+from pyrobnn.posterior.rows import Rows
 
 
 @register(
@@ -195,6 +203,11 @@ class Laplace(Method):
         """What finds the mode when ``fit`` gets no ``init``."""
         return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
+    @property
+    def _num_parallel(self) -> int:
+        """None counted where sites are held, whose draws are views of one value."""
+        return 1 if self.subset == "all" else 0
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         if self.curvature is None:
             return self._with_curvature(problem.is_bnn)._fit(problem, run)
@@ -308,7 +321,11 @@ class Laplace(Method):
             return None
         net_split = gaussian.precision.centre.split
         features = None if net_split is None else net_split.features
-        return _network(self.predictive, self.subset, jacobian, gaussian.approximation, features)
+        q = gaussian.approximation
+        centre = None if q.centre is q.loc else q.centre
+        names = [site.name for site in q.sites]
+        place = _Place(q.layout, q.loc, centre, q.blocks, names)
+        return _network(self.predictive, self.subset, jacobian, place, features)
 
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
@@ -431,33 +448,83 @@ def _restored(
     family: str,
     state: Mapping[str, Tensor],
 ) -> Posterior:
-    """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    approximation = BlockGaussian.from_state(layout, state)
+    """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt.
+
+    A file without the factors has the linear network, and with the rows of the fit the Gaussian too.
+    """
+    held = posterior.meta.get("held_sites", ())
+    names = [site.name for site in layout.sites if site.name not in held]
+    blocks = blocks_of_state(state)
+    if blocks:  # of files that do not say what is held
+        drawn = set(torch.cat([block.index for block in blocks]).tolist())
+        names = [site.name for site in layout.sites if site.start in drawn]
+    loc, centre = flat_of_state(layout, state, names, posterior.draws)
     factors = (posterior.meta.get("tuned") or {}).get("prior_precision_factor")
     if factors:
-        names = [site.name for site in approximation.sites]
         posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))
-    network = _restored_network(posterior, approximation)
-    restored = replace(posterior, approximation=approximation)
-    if network is None:
-        return restored
+    if not blocks and posterior.rows is not None:
+        blocks = _blocks_anew(posterior, layout, loc if centre is None else centre)
+    approximation = BlockGaussian(layout, loc, blocks, centre) if blocks else None
+    place = _Place(layout, loc, centre, blocks, names)
+    network = _restored_network(posterior, place)
+    meta = dict(posterior.meta)
+    if blocks:
+        meta.pop("factors_left_out", None)
     return replace(
-        restored,
+        posterior,
+        approximation=approximation,
         network=network,
-        moments=getattr(network, "moments", None),
+        moments=getattr(network, "moments", None) if blocks else None,
+        meta=meta,
     )
 
 
-def _restored_network(
-    posterior: Posterior, approximation: BlockGaussian
-) -> Linearized | SubsetNetwork | None:
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where a saved Gaussian lies: ``loc`` and ``centre`` (dim,), None where that is loc; its ``blocks``, if any, and
+    the ``names`` of the sites that vary.
+    """
+
+    layout: Density
+    loc: Tensor
+    centre: Tensor | None
+    blocks: Sequence[Block]
+    names: Sequence[str]
+
+
+def _blocks_anew(
+    posterior: Posterior,
+    layout: Density,
+    centre: Tensor,
+) -> list[Block]:
+    """The blocks of a saved posterior, whose prior is the tuned one, from the rows of its fit."""
+    values = layout.constrain(centre) | layout.initial_points
+    init = Posterior(posterior.model, {name: value[None, None] for name, value in values.items()})
+    rows = cast(Rows, posterior.rows)
+    with warnings.catch_warnings(action="ignore"):  # the fit has said it
+        fitted = method_of(posterior).fit(posterior.model, rows.x, rows.y, init=init, num_draws=1)
+    return list(cast(BlockGaussian, fitted.approximation).blocks)
+
+
+def method_of(posterior: Posterior) -> Laplace:
+    """The method of a Laplace posterior, its prior tuned already."""
+    options = posterior.meta["settings"] | {"tune": None, "map": None}
+    # the form that was chosen, whatever another number of rows would cost
+    form = posterior.meta.get("curvature") or {}
+    options["structure"] = form.get("structure", options["structure"])
+    if not isinstance(options["subset"], str):
+        options["subset"] = tuple(options["subset"])
+    return Laplace(**options)
+
+
+def _restored_network(posterior: Posterior, place: _Place) -> Linearized | SubsetNetwork | None:
     """What predictions of a saved posterior are made by; None: the net itself, or a program."""
-    weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
+    weights = [name for name in place.names if name.startswith(NET)]
     if not weights:
         return None
-    layout = approximation.layout
+    layout = place.layout
     points = layout.initial_points
-    centre = approximation.centre
+    centre = place.loc if place.centre is None else place.centre
     params = weights_of(posterior.bnn.initial_values() | points | layout.constrain(centre))
     net_split = Split(posterior.bnn, params, posterior.meta.get("head", ""))
     jacobian = NetworkJacobian(net_split.head, layout, centre, points, weights)
@@ -468,7 +535,7 @@ def _restored_network(
         settings["predictive"],
         settings["subset"],
         jacobian,
-        approximation,
+        place,
         net_split.features,
     )
 
@@ -480,13 +547,13 @@ def _network(
     predictive: str,
     subset: str | Sequence[str],
     jacobian: NetworkJacobian,
-    approximation: BlockGaussian,
+    place: _Place,
     features: Callable[[Tensor], Tensor] | None,
 ) -> Linearized | SubsetNetwork | None:
     """What predictions are made by; None: the net itself."""
     if predictive == "linearized":
-        loc = None if approximation.centre is approximation.loc else approximation.loc
-        return Linearized(jacobian, approximation.blocks, loc, features)
+        loc = None if place.centre is None else place.loc
+        return Linearized(jacobian, place.blocks, loc, features)
     return None if subset == "all" else SubsetNetwork(jacobian, features)
 
 

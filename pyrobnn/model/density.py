@@ -277,6 +277,15 @@ class Density:
         density._all_rows = self._all_rows
         return density
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a net without its data: a pickle of a posterior has the layout of the sites, and no row."""
+        return self.__dict__ | ({} if self.owner is None else {"args": ()})
+
+    def __copy__(self) -> Density:
+        copied = object.__new__(type(self))
+        copied.__dict__ |= self.__dict__
+        return copied
+
     def holding(self, values: Mapping[str, Tensor]) -> Density:
         """This density with its point parameters held at ``values``."""
         density = Density(
@@ -460,11 +469,17 @@ class Density:
     @_in_its_floats
     def log_parts(self, z: Tensor, *args: Tree) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
-        nodes = self.trace(self.constrain(z), args).values()
+        return self.parts_at(self.constrain(z), *args)
+
+    @_in_its_floats
+    def parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
+        """As :meth:`log_parts` at constrained values of the sites, site → (\\*shape)."""
+        nodes = self.trace(values, args).values()
         prior = [node for node in nodes if is_latent(node)]
         likelihood = [node for node in nodes if is_observed(node)]
-        with self._own_tensors(z):
-            return _total(z, prior), _total(z, likelihood)
+        like = torch.as_tensor(values[self.sites[0].name])
+        with self._own_tensors(like):
+            return _total(like, prior), _total(like, likelihood)
 
     @_in_its_floats
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:

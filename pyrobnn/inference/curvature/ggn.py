@@ -265,7 +265,7 @@ class FullCurvature(Curvature):
             white = c * self.matrix
             white.diagonal().add_(weight_tau)
             # D^½ M D^½ = (D^½ L)(D^½ L)ᵀ: the factor is scaled by rows
-            factor = torch.linalg.cholesky(white)
+            factor = torch.linalg.cholesky(white, out=white)
             return [DenseBlock(self.index, factor.mul_(root_prec.unsqueeze(1)))]
         scale = (self.prior_prec.double() * weight_tau).rsqrt()
         if self.rows is None:

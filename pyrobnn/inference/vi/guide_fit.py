@@ -24,7 +24,14 @@ from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import HELD_SHARE, LEVELS, SECOND_SHARE, FreeNoise
-from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.elbo import (
+    TRACKED,
+    Elbo,
+    Work,
+    elbo_findings,
+    evaluate_elbo,
+    importance_stats,
+)
 from pyrobnn.inference.vi.families import CouplingFlow, Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
@@ -277,6 +284,8 @@ class GuideFit:
         if self.free_noise is not None:
             self.elbo.density = self.free_noise.density
             self.level = torch.zeros_like(self.free_noise.spread)
+        # of the training, and so of what follows it
+        self.progress = False
         # the mean-field fit that this one began at, and where that ended
         self.before: tuple[GuideFit, Result] | None = None
         if problem.stream:
@@ -315,6 +324,7 @@ class GuideFit:
         name: str = "SVI",
     ) -> Result:
         """Fit the parameters: the guide's, then free points."""
+        self.progress = progress
         batches: Iterator[tuple[Tensor, ...]] = self.batches()
         if self.level is not None:
             batches = self._with_level(batches, self.level)
@@ -409,7 +419,21 @@ class GuideFit:
 
     def _evaluated(self, guide: FittedGuide, theta: Tensor) -> tuple[float, float]:
         """The ELBO of weight one of a guide at ``theta``, and its standard error, in nats."""
-        return evaluate_elbo(self.problem, guide.layout, guide.approximation, self.elbo, theta)
+        return evaluate_elbo(
+            self.problem,
+            guide.layout,
+            guide.approximation,
+            self.elbo,
+            theta,
+            self._work,
+        )
+
+    @property
+    def _work(self) -> Work:
+        """What a whole training sends through the net."""
+        batch_size = max(1, self.problem.num_rows // self.num_batches)
+        num_draws = len(self.kl_weights) * self.config.num_particles
+        return Work(num_draws * batch_size, batch_size, self.progress)
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
