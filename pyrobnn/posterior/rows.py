@@ -23,13 +23,15 @@ class Rows:
     """Inputs (N, …), or None of a program that takes none, and targets (N, …): references to what was given.
 
     ``digest`` (N,) int64 is taken when they are given: a tensor that is changed afterwards is found out. ``shared``
-    holds what updates of one posterior compute once; neither a file nor a pickle has it.
+    holds what updates of one posterior compute once; neither a file nor a pickle has it. ``stored`` says whether these
+    have the rows: those of methods that ``update`` can go on from.
     """
 
     x: Tensor | None
     y: Tensor
     digest: Tensor
     shared: dict[str, Any] = field(default_factory=dict, repr=False)
+    stored: bool = True
 
     @classmethod
     def of(

@@ -41,7 +41,7 @@ def save(posterior: Posterior, path: str | Path) -> Path:
         POSTERIOR: _dataset(posterior.draws, "chain", "draw"),
         SAMPLE_STATS: _dataset(posterior.sample_stats, "chain", "draw"),
         HISTORY: _dataset(posterior.history),
-        ROWS: _dataset({} if posterior.rows is None else posterior.rows.state()),
+        ROWS: _dataset(posterior.rows.state() if posterior.rows and posterior.rows.stored else {}),
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
     return write_atomically(attach(posterior, tree), path)
