@@ -12,6 +12,7 @@ from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.row import made
+from pyrobnn.diagnostics.target import beside_posterior
 from pyrobnn.diagnostics.verdict import Audit, Check, Question, Verdict, said
 
 
@@ -89,10 +90,21 @@ def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None
             continue
         if check is None:
             continue
-        if check.status == "pass" and row.code in OF_DENSITY and stand_in is not None:
+        if row.code in OF_DENSITY and _says_nothing(check, evidence, stand_in):
             check = replace(check, status="info")
         checks.append(check)
     return checks
+
+
+def _says_nothing(check: Check, evidence: Evidence, stand_in: str | None) -> bool:
+    """Whether a check of the density decides nothing of a net's own posterior, in function space.
+
+    A pass against a stand-in does not; nor do single weights, where the function was held against the posterior.
+    """
+    if check.code == "beside_posterior":
+        return False
+    compared = beside_posterior(evidence) and evidence.has_hidden_units
+    return bool(compared) or (check.status == "pass" and stand_in is not None)
 
 
 def other_target(evidence: Evidence) -> str | None:

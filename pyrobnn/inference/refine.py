@@ -17,40 +17,30 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.findings import Finding
-from pyrobnn.core.seeding import generator, seeded
+from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.initial import start_chains
 from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
 from pyrobnn.inference.fitting.program import refuse_subsampling
 from pyrobnn.inference.method import Claim, Kind
 from pyrobnn.inference.optim.occam import log_evidences
-from pyrobnn.model.gradient import Gradient, at_each
-from pyrobnn.model.likelihoods.base import identified
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES
 from pyrobnn.posterior.probes import probes
 from pyrobnn.posterior.rows import Rows
 from pyrobnn.posterior.short_chains import (
-    NOWHERE,
-    ShortChains,
-    Visit,
-    arrival,
+    Groups,
     chains_per_group,
-    effective_draws,
+    net_quantities,
+    site_quantities,
     starts_elsewhere,
-    traced_gradient,
 )
 
 #: groups of chains that begin at draws of the approximation, and of a net elsewhere
 _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
-#: transitions before it is first asked whether the chains have arrived; of those so far the later half is asked
-_FIRST_CHECK = 16
-#: effective draws that the chains go on for, and chains that their draws are handed over as
-_MIN_ESS = 400.0
+#: chains that the draws are handed over as
 _NUM_CHAINS = 4
-#: sds of the log density by which chains from elsewhere lie below the others, and then say nothing
-_BELOW = 3.0
 #: sds of the function, in the median over inputs, by which groups in one mode may differ
 _ONE_MODE = 0.5
 
@@ -80,7 +70,7 @@ def refine(
     rows = _rows(posterior, x, y)
     problem = _problem(posterior, rows)
     with full_float32(problem.device), torch.no_grad():
-        refined = _Refined(posterior, problem, seed).run(begun + seconds)
+        refined = _Refined(posterior, problem, seed).run(seconds)
         draws, stats = refined.draws()
     taken = time.perf_counter() - begun
     facts = refined.facts | {
@@ -167,109 +157,42 @@ class _Refined:
         seed: int,
     ) -> None:
         self.problem = problem
-        self.random = generator(seed)
         density = problem.density
         rows = problem.num_rows if problem.is_bnn else 1
         self.size = chains_per_group(density, rows, _NUM_GROUPS + _NUM_ELSEWHERE)
         with seeded(seed, density.device):
             starts = start_chains(problem.model, density, posterior, _NUM_GROUPS)
-        self.is_elsewhere = torch.zeros(_NUM_GROUPS, dtype=torch.bool)
+        num_elsewhere = 0
+        quantities = site_quantities(density)
         if problem.is_bnn:
-            elsewhere = starts_elsewhere(density, _NUM_ELSEWHERE, seed)
-            starts = torch.cat([starts, elsewhere])
-            self.is_elsewhere = torch.arange(len(starts)) >= _NUM_GROUPS
-        self.kept = torch.ones(len(starts), dtype=torch.bool)
-        z = starts.repeat_interleave(self.size, 0).contiguous()
-        self.gradient: Gradient = traced_gradient(density, z)
-        self.chains = ShortChains.begin(self.gradient, z, self.random)
-        self.values: list[np.ndarray] = []
-        self.arrival = NOWHERE
-        self.ess = 0.0
-        self.arrived = False
+            num_elsewhere = _NUM_ELSEWHERE
+            starts = torch.cat([starts, starts_elsewhere(density, num_elsewhere, seed)])
+            x = problem.bnn.unit_exposure(probes(problem.x.cpu())[0]).to(density.device)
+            quantities = net_quantities(density, x)
+        self.groups = Groups(density, starts, num_elsewhere, self.size, quantities, seed)
         self.modes: list[_Mode] = []
 
-    def run(self, until: float) -> _Refined:
+    def run(self, seconds: float) -> _Refined:
         """Itself, after the chains have moved until they have arrived or the clock has."""
-        half = 0.5 * (time.perf_counter() + until)
-        check = _FIRST_CHECK
-        while not self.arrived:
-            self.chains = self.chains.transition(self.gradient, self.random)
-            now = time.perf_counter()
-            spent = now >= until
-            if len(self.chains.visits) >= check or spent:
-                check = math.ceil(1.25 * len(self.chains.visits))
-                self._look(alone=now >= half)
-            if spent:
-                break
+        begun = time.perf_counter()
+        self.groups.run(lambda _: (time.perf_counter() - begun) / seconds)
         if not self.arrived and self.problem.is_bnn:
             self.modes = self._found_modes()
         return self
 
     @property
-    def window(self) -> tuple[Visit, ...]:
-        """The later half of the transitions: what is judged, and handed over."""
-        visits = self.chains.visits
-        return visits[len(visits) // 2 :]
+    def arrived(self) -> bool:
+        """Whether the chains have arrived."""
+        return self.groups.arrived
 
-    def _look(self, alone: bool) -> None:
-        """See how far the chains have come; ``alone`` allows to leave out those from elsewhere that lie below."""
-        self.kept = torch.ones_like(self.kept)
-        self._judge()
-        if not self.arrived and alone and bool(self.is_elsewhere.any()):
-            self.kept = ~(self.is_elsewhere & self._below())
-            if not bool(self.kept.all()):
-                self._judge()
-
-    def _judge(self) -> None:
-        """Whether the chains of the groups that are kept have arrived."""
-        values = self._window_values()[:, :, self._chain_mask().numpy()]
-        self.arrival = arrival(values, int(self.kept.sum()))
-        self.ess = effective_draws(values)
-        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
-
-    def _chain_mask(self) -> Tensor:
-        """Which chains (chain,) are of groups that are kept."""
-        return self.kept.repeat_interleave(self.size)
-
-    def _below(self) -> Tensor:
-        """Which groups (group,) lie so far below the others in log density that chance does not explain it."""
-        levels = torch.stack([visit.log_density for visit in self.window]).mean(0).cpu()
-        levels = levels.reshape(len(self.kept), self.size)
-        ours = levels[~self.is_elsewhere]
-        return levels.mean(1) < ours.mean() - _BELOW * ours.std() / math.sqrt(self.size) - _BELOW
-
-    def _window_values(self) -> np.ndarray:
-        """Identified quantities (quantity, transition, chain) of the window."""
-        visits = self.chains.visits
-        while len(self.values) < len(visits):
-            visit = visits[len(self.values)]
-            self.values.append(self._quantities(visit))
-        return np.stack(self.values[len(visits) // 2 :], 1)
-
-    def _quantities(self, visit: Visit) -> np.ndarray:
-        """What is identified, (quantity, chain): function values, log density and the sites but a net's weights."""
-        density = self.problem.density
-        draws = density.constrain(visit.z)
-        columns = [visit.log_density[:, None]]
-        weights = set()
-        if self.problem.is_bnn:
-            model = self.problem.bnn
-            x = model.unit_exposure(probes(self.problem.x.cpu())[0]).to(density.device)
-            values = density.initial_points | {
-                name: value for name, value in draws.items() if name in density.initial_points
-            }
-            f = at_each(lambda draw: model.forward(values | draw, x), draws)
-            columns.append(identified(model.likelihood, f[None])[0].flatten(1))
-            weights = {name for name in draws if name.startswith("net.")}
-        others = [
-            value.reshape(len(value), -1) for name, value in draws.items() if name not in weights
-        ]
-        joined = torch.cat([column.double() for column in [*columns, *others]], 1)
-        return joined.cpu().numpy().T
+    @property
+    def kept(self) -> Tensor:
+        """The groups (group,) whose draws count."""
+        return self.groups.kept
 
     def _found_modes(self) -> list[_Mode]:
         """Groups joined where their functions agree, each with its evidence; empty where all agree."""
-        values = self._window_values()[1:]
+        values = self.groups.window_values()[1:]
         groups = np.flatnonzero(self.kept.numpy())
         by_group = values.reshape(*values.shape[:2], len(self.kept), self.size)
         mean = by_group.mean(axis=(1, 3))
@@ -290,7 +213,7 @@ class _Refined:
 
     def _evidence(self, cluster: list[int]) -> float:
         """Laplace's estimate at the highest place of each of its groups, in the median."""
-        window = self.window
+        window = self.groups.window
         levels = torch.stack([visit.log_density for visit in window])
         places = torch.stack([visit.z for visit in window])
         tops = []
@@ -313,7 +236,7 @@ class _Refined:
 
     def draws(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Draws and statistics (chain, draw, …): groups side by side, each of as many draws as its share says."""
-        window = self.window
+        window = self.groups.window
         density = self.problem.density
         order = torch.as_tensor(self._order(len(window)), device=density.device)
         z = torch.stack([visit.z for visit in window], 1).flatten(0, 1)[order]
@@ -321,7 +244,7 @@ class _Refined:
         def stacked(values: list[Tensor]) -> Tensor:
             return torch.stack(values, 1).flatten()[order]
 
-        count = len(self.chains.z)
+        count = len(self.groups.chains.z)
         whole = torch.ones(
             count,
             dtype=torch.int64,
@@ -358,15 +281,15 @@ class _Refined:
     def facts(self) -> dict[str, Any]:
         """What ``meta["refine"]`` says."""
         facts: dict[str, Any] = {
-            "chains": len(self.chains.z),
+            "chains": len(self.groups.chains.z),
             "groups": len(self.kept),
             "groups_left_out": int((~self.kept).sum()),
-            "transitions": len(self.chains.visits),
-            "gradients": self.chains.num_leapfrogs * len(self.chains.z),
-            "nested_rhat": _rounded(self.arrival.nested_rhat),
-            "drift": _rounded(self.arrival.shift),
-            "memory": _rounded(self.arrival.memory),
-            "ess": _rounded(self.ess),
+            "transitions": len(self.groups.chains.visits),
+            "gradients": self.groups.chains.num_leapfrogs * len(self.groups.chains.z),
+            "nested_rhat": _rounded(self.groups.arrival.nested_rhat),
+            "drift": _rounded(self.groups.arrival.shift),
+            "memory": _rounded(self.groups.arrival.memory),
+            "ess": _rounded(self.groups.ess),
             "arrived": bool(self.arrived),
         }
         if self.modes:

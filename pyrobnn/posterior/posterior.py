@@ -336,7 +336,7 @@ class Posterior:
         y: Tensor | None = None,
         **options: Any,
     ) -> Verdict:
-        """``diagnose(to_datatree(x, y, **options))``; by default of the data of the fit, TypeError where it has none."""
+        """``diagnose(to_datatree(x, y, **options))``; by default of the fit's own data; TypeError without any."""
         if y is None and self.rows is not None:
             x = self.rows.checked().x
             y = self.rows.y
@@ -434,10 +434,10 @@ class Posterior:
 
         Returns:
             Draws of kind ``"chains"``, (4, draw, …), the later half of the transitions: short chains stand one after
-            the other, those that began at one point together. ``sample_stats`` are lp, energy, acceptance_rate, diverging,
-            n_steps and step_size. ``meta["refine"]`` says ``start`` (the method), ``seconds``, ``chains``, ``groups``,
-            ``transitions``, ``gradients``, ``nested_rhat``, ``drift`` (sd), ``ess`` and whether they ``arrived``; where
-            groups stay in modes of their own, ``modes``, weighted by Laplace's estimate of their evidence.
+            the other, those that began at one point together. ``sample_stats`` are lp, energy, acceptance_rate,
+            diverging, n_steps and step_size. ``meta["refine"]`` says ``start`` (the method), ``seconds``, ``chains``,
+            ``groups``, ``transitions``, ``gradients``, ``nested_rhat``, ``drift`` (sd), ``memory`` (correlation with
+            where a chain was), ``ess`` and whether they ``arrived``; where groups stay in modes of their own, ``modes``, weighted by Laplace's estimate of their evidence.
 
         Raises:
             TypeError, ValueError: naming the argument.

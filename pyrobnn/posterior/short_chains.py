@@ -11,17 +11,19 @@ chance, the chains have forgotten where they began, however short they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pyrobnn.core.seeding import seeded
-from pyrobnn.model import Density
+from pyrobnn.core.seeding import generator, seeded
+from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile import compiled
-from pyrobnn.model.gradient import Gradient, batched_gradient
+from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
+from pyrobnn.model.likelihoods.base import identified
 from pyrobnn.posterior.prediction import widest_layer
 
 #: acceptance rate that the step size is tuned to
@@ -326,3 +328,129 @@ def nested_rhat(values: np.ndarray, num_groups: int) -> np.ndarray:
     within = np.mean(between_chains + within_chains, axis=1)
     between = chain_means.mean(axis=2).var(axis=1, ddof=1)
     return np.sqrt(1.0 + between / np.maximum(within, 1e-300))
+
+
+#: what is identified at a visit, (quantity, chain)
+Quantities = Callable[[Visit], np.ndarray]
+#: transitions before it is first asked whether the chains have arrived; of those so far the later half is asked
+_FIRST_CHECK = 16
+#: effective draws that chains which have arrived are worth
+_MIN_ESS = 400.0
+#: sds of the log density by which chains from elsewhere lie below the others, and then say nothing
+_BELOW = 3.0
+
+
+class Groups:
+    """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
+
+    Args:
+        density: of the posterior.
+        starts: where the groups begin (group, dim), those from elsewhere last.
+        num_elsewhere: how many of them.
+        size: chains of a group.
+        quantities: what is identified.
+        seed: of the moves.
+    """
+
+    def __init__(
+        self,
+        density: Density,
+        starts: Tensor,
+        num_elsewhere: int,
+        size: int,
+        quantities: Quantities,
+        seed: int,
+    ) -> None:
+        self.size = size
+        self.is_elsewhere = torch.arange(len(starts)) >= len(starts) - num_elsewhere
+        self.kept = torch.ones(len(starts), dtype=torch.bool)
+        z = starts.repeat_interleave(size, 0).contiguous()
+        self.random = generator(seed)
+        self.gradient = traced_gradient(density, z)
+        self.chains = ShortChains.begin(self.gradient, z, self.random)
+        self.arrival = NOWHERE
+        self.ess = 0.0
+        self.arrived = False
+        self._quantities = quantities
+        self._values: list[np.ndarray] = []
+
+    def run(self, spent: Callable[[ShortChains], float]) -> None:
+        """Move the chains until they have arrived or all of a budget is spent; ``spent`` is its share so far."""
+        check = _FIRST_CHECK
+        share = 0.0
+        while not self.arrived and share < 1.0:
+            self.chains = self.chains.transition(self.gradient, self.random)
+            share = spent(self.chains)
+            if len(self.chains.visits) >= check or share >= 1.0:
+                check = math.ceil(1.25 * len(self.chains.visits))
+                self._look(alone=share >= 0.5)
+
+    @property
+    def window(self) -> tuple[Visit, ...]:
+        """The later half of the transitions: what is judged, and handed over."""
+        visits = self.chains.visits
+        return visits[len(visits) // 2 :]
+
+    def window_values(self) -> np.ndarray:
+        """Identified quantities (quantity, transition, chain) of the window."""
+        visits = self.chains.visits
+        while len(self._values) < len(visits):
+            self._values.append(self._quantities(visits[len(self._values)]))
+        return np.stack(self._values[len(visits) // 2 :], 1)
+
+    def mask(self) -> Tensor:
+        """Which chains (chain,) are of groups that are kept."""
+        return self.kept.repeat_interleave(self.size)
+
+    def _look(self, alone: bool) -> None:
+        """See how far the chains have come; ``alone`` allows to leave out those from elsewhere that lie below."""
+        self.kept = torch.ones_like(self.kept)
+        self._judge()
+        if not self.arrived and alone and bool(self.is_elsewhere.any()):
+            self.kept = ~(self.is_elsewhere & self._below())
+            if not bool(self.kept.all()):
+                self._judge()
+
+    def _judge(self) -> None:
+        """Whether the chains of the groups that are kept have arrived."""
+        values = self.window_values()[:, :, self.mask().numpy()]
+        self.arrival = arrival(values, int(self.kept.sum()))
+        self.ess = effective_draws(values)
+        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
+
+    def _below(self) -> Tensor:
+        """Which groups (group,) lie so far below the others in log density that chance does not explain it."""
+        levels = torch.stack([visit.log_density for visit in self.window]).mean(0).cpu()
+        levels = levels.reshape(len(self.kept), self.size)
+        ours = levels[~self.is_elsewhere]
+        return levels.mean(1) < ours.mean() - _BELOW * ours.std() / math.sqrt(self.size) - _BELOW
+
+
+def net_quantities(density: Density, x: Tensor) -> Quantities:
+    """The log density, a net's function at inputs ``x`` (point, …) and the sites but its weights."""
+    model = cast(BNN, density.owner)
+
+    def quantities(visit: Visit) -> np.ndarray:
+        draws = density.constrain(visit.z)
+        fixed = density.initial_points
+        f = at_each(lambda draw: model.forward(fixed | draw, x), draws)
+        columns = [visit.log_density[:, None], identified(model.likelihood, f[None])[0].flatten(1)]
+        names = [name for name in draws if not name.startswith(NET)]
+        return _joined([*columns, *(draws[name] for name in names)])
+
+    return quantities
+
+
+def site_quantities(density: Density) -> Quantities:
+    """The log density and all latent sites of a program."""
+
+    def quantities(visit: Visit) -> np.ndarray:
+        return _joined([visit.log_density, *density.constrain(visit.z).values()])
+
+    return quantities
+
+
+def _joined(columns: Sequence[Tensor]) -> np.ndarray:
+    """Quantities (chain, …) side by side, (quantity, chain)."""
+    flat = [column.reshape(len(column), -1).double() for column in columns]
+    return torch.cat(flat, 1).cpu().numpy().T
