@@ -211,6 +211,7 @@ def _not_refined(
     seconds: float,
     transitions: int,
     nested_rhat: float | None,
+    limit: float,
     drift: float | None,
     ess: float | None,
     modes: int = 1,
@@ -226,8 +227,8 @@ def _not_refined(
     ]
     return (
         f"after {seconds:g} seconds and {transitions} transitions the short chains have not arrived at the posterior: "
-        f"nested R-hat is {shown[0]} (at most 1.05 where they have), the means still drift by {shown[1]} sd (at most "
-        f"0.25), and the effective sample size is {shown[2]} (400 expected).{apart} Raise seconds, or run NUTS"
+        f"nested R-hat is {shown[0]} (at most {limit:.3g} where they have), the means still drift by {shown[1]} sd (at "
+        f"most 0.25), and the effective sample size is {shown[2]} (400 expected).{apart} Raise seconds, or run NUTS"
     )
 
 

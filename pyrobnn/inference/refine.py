@@ -287,6 +287,7 @@ class _Refined:
             "transitions": len(self.groups.chains.visits),
             "gradients": self.groups.chains.num_leapfrogs * len(self.groups.chains.z),
             "nested_rhat": _rounded(self.groups.arrival.nested_rhat),
+            "limit": _rounded(self.groups.arrival.limit),
             "drift": _rounded(self.groups.arrival.shift),
             "memory": _rounded(self.groups.arrival.memory),
             "ess": _rounded(self.groups.ess),
@@ -309,7 +310,7 @@ class _Refined:
         if self.arrived:
             return []
         facts = self.facts
-        names = ("transitions", "nested_rhat", "drift", "ess")
+        names = ("transitions", "nested_rhat", "limit", "drift", "ess")
         values = {name: facts[name] for name in names}
         return [
             Finding(

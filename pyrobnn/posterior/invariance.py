@@ -143,8 +143,9 @@ def _strongest_columns(g: Tensor) -> Tensor:
     return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
 
 
-#: groups of short chains that begin at an approximation's draws, and elsewhere; the most chains of one
-_NUM_GROUPS = 24
+#: groups of short chains that begin at an approximation's draws (twice as many where a leapfrog is cheap), and
+#: elsewhere; the most chains of one
+_NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
 _LARGEST_GROUP = 8
 #: seconds that their way may take, about, and leapfrogs that are too few to see anything
@@ -164,7 +165,7 @@ def function_beside_posterior(
 
     The chains move on the density of the net itself, also where predictions are those of a linearised net, for two
     seconds at most by a rule of thumb that is the same on every machine, or until they have arrived
-    (:class:`~pyrobnn.posterior.short_chains.Groups`). A seventh of the groups begins at likely draws from the prior.
+    (:class:`~pyrobnn.posterior.short_chains.Groups`). Some of the groups begin at likely draws from the prior.
 
     Args:
         posterior: of a BNN, draws of any method that makes no chains.
@@ -173,17 +174,21 @@ def function_beside_posterior(
 
     Returns:
         Dataset with ``approximate`` (approximate_draw, region_probe, output) and ``moved`` (moved_draw, region_probe,
-        output), values of the function in the units of y; the ``region`` of each input; ``arrived`` (), ``starts`` (),
-        different points that the chains began at, ``nested_rhat`` and ``drift``. None where the net is in training
-        mode, the draws are those of MC dropout, or too few steps can be paid for.
+        output), values of the function in the units of y; ``region_x`` (region_probe, feature) and ``region``;
+        ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``, ``nested_rhat``,
+        ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
+        steps can be paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)
     if density is None or "dropout_p" in posterior.meta:
         return None
     model = cast(BNN, posterior.model)
-    size = min(_LARGEST_GROUP, chains_per_group(density, len(x), _NUM_GROUPS + _NUM_ELSEWHERE))
-    num_chains = size * (_NUM_GROUPS + _NUM_ELSEWHERE)
+    size = chains_per_group(density, len(x), _NUM_GROUPS + _NUM_ELSEWHERE)
+    # many groups show more of the draws than many chains of a group
+    num_groups = _NUM_GROUPS if size <= _LARGEST_GROUP else 2 * _NUM_GROUPS
+    size = min(size, _LARGEST_GROUP)
+    num_chains = size * (num_groups + _NUM_ELSEWHERE)
     leapfrogs = _BUDGET / seconds_per_leapfrog(density, len(x), num_chains)
     if leapfrogs < _FEWEST_LEAPFROGS:
         return None
@@ -193,7 +198,7 @@ def function_beside_posterior(
     z = density.unconstrain(
         {site.name: posterior.draws[site.name].flatten(0, 1) for site in density.sites}
     )
-    starts = torch.cat([evenly(z, _NUM_GROUPS), starts_elsewhere(density, _NUM_ELSEWHERE, 0)])
+    starts = torch.cat([evenly(z, num_groups), starts_elsewhere(density, _NUM_ELSEWHERE, 0)])
     inputs = model.cast_inputs(model.standard_inputs(region_x.to(density.device)))
     quantities = net_quantities(density, inputs)
     groups = Groups(density, starts, _NUM_ELSEWHERE, size, quantities, 0)
@@ -214,8 +219,12 @@ def function_beside_posterior(
             "approximate": (("approximate_draw", "region_probe", "output"), f.cpu().numpy()),
             "moved": (("moved_draw", "region_probe", "output"), f_moved.cpu().numpy()),
             "region": ("region_probe", np.array(regions)),
+            "region_x": (
+                ("region_probe", "feature"),
+                region_x.reshape(len(region_x), -1).cpu().numpy(),
+            ),
             "arrived": int(groups.arrived),
-            "starts": len(torch.unique(starts[:_NUM_GROUPS], dim=0)),
+            "starts": len(torch.unique(starts[:num_groups], dim=0)),
             "nested_rhat": groups.arrival.nested_rhat,
             "drift": groups.arrival.shift,
             "memory": groups.arrival.memory,

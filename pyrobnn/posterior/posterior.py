@@ -422,9 +422,10 @@ class Posterior:
 
         Chains of Hamiltonian Monte Carlo move side by side, in groups that begin at one draw each (of a net a quarter
         of the groups begins elsewhere, at likely draws from the prior), until they have arrived: the groups agree
-        (nested R-hat at most 1.05 for the function at probes, the log density and every site that is identified),
-        nothing drifts, and the draws are worth 400. Chains from elsewhere that still lie far below the others in log
-        density after half of the time are left out. Of any method but MC dropout; point parameters stay where they are.
+        (nested R-hat at most 1.05 of sixteen chains a group, for function values, the log density and sites that are
+        identified), nothing drifts, and the draws are worth 400. Chains from elsewhere that still lie far below the
+        others in log density after half of the time are left out. Of any method but MC dropout; point parameters stay
+        where they are.
 
         Args:
             seconds: the most that it takes, about. A run that arrives before repeats bit for bit with its seed; one
@@ -436,8 +437,9 @@ class Posterior:
             Draws of kind ``"chains"``, (4, draw, …), the later half of the transitions: short chains stand one after
             the other, those that began at one point together. ``sample_stats`` are lp, energy, acceptance_rate,
             diverging, n_steps and step_size. ``meta["refine"]`` says ``start`` (the method), ``seconds``, ``chains``,
-            ``groups``, ``transitions``, ``gradients``, ``nested_rhat``, ``drift`` (sd), ``memory`` (correlation with
-            where a chain was), ``ess`` and whether they ``arrived``; where groups stay in modes of their own, ``modes``, weighted by Laplace's estimate of their evidence.
+            ``groups``, ``transitions``, ``gradients``, ``nested_rhat`` and its ``limit``, ``drift`` (sd), ``memory``
+            (correlation with where a chain was), ``ess`` and whether they ``arrived``; where groups stay in modes of
+            their own, ``modes``, weighted by Laplace's estimate of their evidence.
 
         Raises:
             TypeError, ValueError: naming the argument.

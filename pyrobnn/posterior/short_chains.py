@@ -245,28 +245,30 @@ def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
 class Arrival(NamedTuple):
     """How far chains have come, by the worst quantity.
 
-    Nested R-hat; between the halves of the window, how far means (sds) and log sds drift; and the correlation of where
-    chains are at the end of the window with where they were at its beginning: of chains that hardly move, one.
+    Nested R-hat, and the ``limit`` that chance alone keeps it below; between the halves of the window, how far means
+    (sds) and log sds drift; and the correlation of where chains are at the end of the window with where they were at
+    its beginning: of chains that hardly move, one.
     """
 
     nested_rhat: float
     shift: float
     log_ratio: float
     memory: float
+    limit: float
 
     @property
     def arrived(self) -> bool:
         """Whether the groups agree, and nothing drifts."""
         steady = self.shift <= _DRIFT[0] and self.log_ratio <= _DRIFT[1]
-        return steady and self.memory <= _MEMORY and self.nested_rhat <= NESTED_RHAT_LIMIT
+        return steady and self.memory <= _MEMORY and self.nested_rhat <= self.limit
 
 
 #: transitions of a window of two halves
 _FEWEST = 4
 #: of chains of which nothing is known
-NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0)
-#: what nested R-hat may be: chance alone gives 1.01 to 1.02 of sixteen chains a group (Margossian et al., section 4)
-NESTED_RHAT_LIMIT = 1.05
+NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0, 1.0)
+#: what may be left of B / W beside one over the chains of a group, which is chance (Margossian et al., section 4)
+_LEFT = 0.04
 
 
 def arrival(values: np.ndarray, num_groups: int) -> Arrival:
@@ -292,7 +294,11 @@ def arrival(values: np.ndarray, num_groups: int) -> Arrival:
     memory = (begin * end).mean(axis=1) / np.maximum(scale, 1e-300)
     rhats = nested_rhat(moving, num_groups)
     return Arrival(
-        float(rhats.max()), float(shift.max()), float(log_ratio.max()), float(memory.max())
+        float(rhats.max()),
+        float(shift.max()),
+        float(log_ratio.max()),
+        float(memory.max()),
+        math.sqrt(1.0 + num_groups / moving.shape[2] + _LEFT),
     )
 
 
