@@ -216,6 +216,11 @@ class Evidence:
         """Number of draws over all chains."""
         return self.num_chains * self.draws_per_chain
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another library made the tree: what this one makes says whether its draws are independent."""
+        return "iid" not in self.tree.attrs
+
     @functools.cached_property
     def is_point(self) -> bool:
         """Whether the tree holds one point of parameter space: one draw, or every draw the same."""

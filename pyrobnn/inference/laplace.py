@@ -148,7 +148,6 @@ class Laplace(Method):
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
-    keeps_rows: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
     )

@@ -137,7 +137,6 @@ class Method(abc.ABC):
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
         deterministic: whether the net must be one function: layers in training mode are then refused.
-        keeps_rows: whether ``update`` and ``remove`` can go on from its posteriors, which then refer to the data.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -150,7 +149,6 @@ class Method(abc.ABC):
     points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
-    keeps_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."
@@ -220,8 +218,7 @@ class Method(abc.ABC):
             for note in run.notes:
                 problem.note(note)
             posterior = self._fit_head(problem, run)
-        keeps = self.kind == "chains" or self.keeps_rows
-        return replace(posterior, rows=Rows.of(model, x, y) if keeps else None)
+        return replace(posterior, rows=Rows.of(model, x, y))
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
