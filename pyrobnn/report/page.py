@@ -16,6 +16,7 @@ from pyrobnn.core.groups import POSTERIOR
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.check_table import said_rates
 from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.report import arviz_figures
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
 from pyrobnn.report.sentences import conclude, facts, headline, recommended, significant
@@ -88,9 +89,17 @@ def write_report(
         lost=list(itertools.chain.from_iterable(row.lost for row in results.rows)),
         sections=build_sections(results.trees),
         section_titles=SECTIONS,
+        folds=arviz_figures.build_folds(results.trees),
+        arviz_missing=_arviz_missing(results),
         runs=[_run(label, evidence) for label, evidence in results.trees.items()],
     )
     return _write(path, html)
+
+
+def _arviz_missing(results: Results) -> str:
+    """How to get ArviZ's figures of the chains; "" where they are there, or there are no chains."""
+    has_chains = bool(arviz_figures.runs_of_chains(results.trees))
+    return arviz_figures.MISSING if has_chains and not arviz_figures.are_installed() else ""
 
 
 def _template() -> Template:

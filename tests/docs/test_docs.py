@@ -54,7 +54,7 @@ SLOW = {
     "skpro",
     "trackers",
 }
-OPTIONAL = {"mlflow", "numpyro", "pymc", "skpro", "tensorboard", "wandb"}
+OPTIONAL = {"arviz_plots", "mlflow", "numpyro", "pymc", "skpro", "tensorboard", "wandb"}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
@@ -73,9 +73,9 @@ def runnable():
 
 
 def missing(block):
-    """Libraries of others that a block imports and that the package does not require."""
-    imported = set(re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE))
-    return [name for name in OPTIONAL & imported if importlib.util.find_spec(name) is None]
+    """Libraries of others that a block imports or calls and that the package does not require."""
+    used = set(re.findall(r"^(?:(?:import|from) )?(\w+)", block, re.MULTILINE))
+    return [name for name in OPTIONAL & used if importlib.util.find_spec(name) is None]
 
 
 @pytest.fixture
@@ -97,6 +97,20 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
                 exec(compile(block, str(page), "exec"), names)
     np.random.set_state(state)
     plt.close("all")
+
+
+def test_the_page_of_arviz_has_ten_calls_which_arviz_itself_has_too():
+    text = (DOCS / "howto/arviz.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"^\*\*(?:(\d+)\. and )?(\d+)\.", text, re.MULTILINE)
+    assert [int(number) for pair in numbers for number in pair if number] == list(range(1, 11))
+    code = "\n".join(blocks(text, "python"))
+    calls = re.findall(r"\b(arviz_(?:base|stats|plots))\.(\w+)\(", code)
+    assert len({name for module, name in calls if module != "arviz_base"}) == 11  # loo and its plot
+    for module, name in calls:
+        if importlib.util.find_spec(module):
+            assert hasattr(importlib.import_module(module), name), name
+        if importlib.util.find_spec("arviz"):  # Python 3.12 and later
+            assert hasattr(importlib.import_module("arviz"), name), name
 
 
 def test_no_line_of_a_page_is_taken_for_a_comment():

@@ -59,6 +59,7 @@ def figures_where_they_are_tested(
 ) -> None:
     if any(words in request.node.name for words in WORDS_ALONE):
         monkeypatch.setattr("pyrobnn.report.page.build_sections", lambda trees: {})
+    monkeypatch.setattr("pyrobnn.report.arviz_figures.build_folds", lambda trees: [])
 
 
 @pytest.fixture(scope="module")
