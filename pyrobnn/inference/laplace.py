@@ -54,6 +54,7 @@ from pyrobnn.posterior.head import Split
 
 @register(
     "laplace",
+    standard=True,
     full={"tune": "marginal_likelihood"},
     quick={"num_draws": 500},
 )

@@ -304,6 +304,16 @@ def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
     assert command in shown.stdout.splitlines()
 
 
+def test_make_help_says_in_a_line_what_each_target_does():
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: help (.+)$", makefile, re.MULTILINE).group(1).split()
+    lines = dict(re.findall(r"^  (\w+) +(.{20,100})$", shown, re.MULTILINE))
+    assert list(lines) == targets and shown.count("\n") == len(targets) + 1
+
+
 def test_import_changes_nothing_and_warns_of_nothing():
     program = (
         "import matplotlib, torch._inductor.config\n"
