@@ -134,11 +134,41 @@ def test_no_page_is_without_an_example():
         text = page.read_text(encoding="utf-8")
         code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
         included = (
-            "{include}" in text or "{literalinclude}" in text
+            "<!-- site: " in text or "{literalinclude}" in text
         )  # of files that tests of their own run
         assert code or included or "{toctree}" in text, (
             f"{page.name} shows nothing that can be done"
         )
+
+
+def test_pages_are_read_on_a_code_host_too(extension):
+    """No page shows there the directive of an inclusion, or a link to what only a build writes."""
+    on_site = extension("for_site").on_site
+    inserted = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert "{include}" not in text, page.name
+        read_there = text.partition("```{toctree}")[0]
+        for link in re.findall(r"\]\(([^)#:]+\.(?:md|ipynb))[#)]", read_there):
+            written = (
+                page.parent.relative_to(DOCS).as_posix() == "." and link.split("/")[0] in WRITTEN
+            )
+            assert written or link.startswith("../") or (page.parent / link).exists(), (
+                page.name,
+                link,
+            )
+        if re.search(r"<!-- site: \.\./(?:README|CHANGELOG)", text):
+            inserted += 1
+            shown = on_site(text, page.parent)
+            assert len(shown) > len(text) and "<!-- code host" not in shown, page.name
+    assert inserted == 3
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert not re.search(r"\]\((?:api|checks|claims|tutorials)/", index)
+    site = on_site(index, DOCS)
+    assert "pb.BNNRegressor()" in site and "](_static/first_minute.png)" in site
+    assert (
+        "| `NUTS` |" in site and "](claims/newest.md)" in site and "site, which `make" not in site
+    )
 
 
 def test_commands_and_options_of_a_page_exist():
@@ -182,7 +212,9 @@ def test_the_architecture_names_files_that_exist():
 
 def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
     """Two stories draw on a notebook: what they include is what its cells have, and their markers are in the code."""
-    stem = re.compile(r"\.\./tutorials/parts/(\S+)\.(code|txt|png)$(?:\n:\w.*)*", re.MULTILINE)
+    stem = re.compile(
+        r"\.\./tutorials/parts/(\S+)\.(code|txt|png)(?: -->)?$(?:\n:\w.*)*", re.MULTILINE
+    )
     for notebook in ("09_science", "10_learning"):
         extension("notebook_parts").write(ROOT / "notebooks" / f"{notebook}.ipynb", tmp_path)
     for name, notebook in (("physics", "09_science"), ("experiment", "10_learning")):
@@ -260,6 +292,8 @@ def test_the_reference_has_every_public_name(extension, tmp_path):
             f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))
         }
     assert len(expected) > 80 and expected - documented == set()
+    of_extras = {name for name in documented if name.startswith("pyrobnn.botorch.")}
+    assert documented - expected - of_extras == set(), "what is not public has a page"
     index = (tmp_path / "index.rst").read_text(encoding="utf-8")
     assert all(f"<{page.stem}>" in index for page in tmp_path.glob("*.rst") if page.stem != "index")
 
