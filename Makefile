@@ -11,7 +11,7 @@ NEWEST := .venv-newest
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare study test coverage lint notebooks benchmark newest docs gallery gpu clean
+.PHONY: help compare study test coverage lint notebooks benchmark newest docs gallery gpu mnist clean
 
 help:
 	@echo 'make TARGET ARGS="..." passes options on; the first call of a target installs what it needs in $(VENV).'
@@ -65,6 +65,11 @@ gallery: $(VENV)/.installed ## the pictures of docs/gallery and docs/stories: so
 #   make gpu ARGS="--only nuts-64 svi --budget 300"      without CUDA the script says so and ends with 3, make with 2
 gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking ## what needs a CUDA device: tests, and speed beside the CPU; without one it says so and ends with 2
 	@$(BIN)/python scripts/gpu/run.py $(ARGS)
+
+# the net and recipe of study 5; without DIR, where torchvision leaves MNIST (DIR/MNIST/raw), on a stand-in
+#   make mnist DIR=~/data ARGS="--softmaxes 'two softmaxes' --seeds 0 1"
+mnist: $(VENV)/.installed ## SWAG on MNIST in DIR=, or on a stand-in, by the recipe of study 5: ten minutes
+	$(BIN)/python scripts/mnist/run.py $(if $(DIR),$(DIR) )$(ARGS)
 
 clean: ## remove what was built and written, not results
 	rm -rf build dist docs/_build docs/api docs/checks docs/claims docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*

@@ -4,8 +4,8 @@
     The list is in [CHANGELOG.md](../CHANGELOG.md).
     <!-- site: ../CHANGELOG.md -->
 
-On the site the file takes the place of these lines; ``FILE | START | END`` is the part of it between two texts. Links and
-pictures of the file keep their targets.
+On the site the file takes the place of these lines; ``FILE | START | END`` is the part of it between two texts. Links
+and pictures of the file keep their targets.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from pyrobnn.inference.sgmcmc import SGHMC, SGLD
 from pyrobnn.inference.smc import SMC
 from pyrobnn.inference.svi import SVI, Guide
 from pyrobnn.inference.swag import SWA, SWAG
+from pyrobnn.inference.vi import kl_schedules
 
 # `pb.Posterior` is found here: the methods rebuild what it loads, and lead its draws to other rows
 from pyrobnn.posterior import Posterior as Posterior
@@ -61,4 +62,5 @@ __all__ = [
     "MCDropout",
     "Optimizer",
     "distributed",
+    "kl_schedules",
 ]

@@ -35,7 +35,7 @@ from pyrobnn.inference.hmc.starts import Starts, chain_starts_of
 from pyrobnn.inference.hmc.windows import STATS, kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
-from pyrobnn.model.gradient import Gradient, batched_gradient
+from pyrobnn.model.gradient import Gradient, batched_gradient, is_untraceable
 from pyrobnn.posterior import Posterior
 
 #: twice the length past which no measured case got cheaper, and up to which it goes on where it is not finished: Stan's
@@ -390,7 +390,7 @@ class NUTS(Method):
             inspect=None if problem.is_bnn else inspector(density),
             mass_matrix=form,
             step_size=self.step_size,
-            compile=self.compile and not why,
+            compile=self.compile and not is_untraceable(why),
             compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
 

@@ -26,7 +26,7 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.laplace import method_of
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.smc import (
     log_mean,
@@ -126,6 +126,11 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
     meta = posterior.meta
     method = meta.get("method", "this method")
     gaussian = method == "Laplace" and posterior.approximation is not None
+    if method == "Laplace" and posterior.meta.get("factors_left_out"):
+        raise Refused(
+            "the file of this posterior left out the factors of its Gaussian, and it holds no rows: "
+            "Posterior.load(path, model, x=x, y=y) computes them"
+        )
     if meta.get("kind") != "chains" and not gaussian:
         raise Refused(
             f"draws of {method} are not of the posterior: fit again, fit(model, x_all, y_all, init=posterior), or use "
@@ -137,8 +142,9 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
         )
     if posterior.rows is None:
         raise Refused(
-            "this posterior holds no rows of data (they came from a DataLoader, posthoc or the program, or were not "
-            "tensors, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
+            "this posterior holds no rows of data: a file has them where save(path, rows=True) asked for it, and "
+            "Posterior.load(path, model, x=x, y=y) gives them back; of a DataLoader, posthoc or a program of its own "
+            "there are none: fit tensors, fit(model, x, y)"
         )
     num_draws = posterior.num_chains * posterior.num_draws
     if num_draws < _FEWEST and not gaussian:
@@ -197,7 +203,7 @@ def _recentred(
     fixed = {name: posterior.draws[name][0, 0] for name in meta["point_sites"]}
     before = _density(posterior, cast(Rows, posterior.rows), fixed)
     now = _density(posterior, after, fixed)
-    method = _laplace_of(posterior)
+    method = method_of(posterior)
     way = _find_centre(q, before, now, method.compile)
     values = q.layout.constrain(way.z) | fixed
     centre = {name: value[None, None] for name, value in values.items()}
@@ -226,15 +232,6 @@ def _recentred(
 def _gain(before: float | None, after: float | None) -> float | None:
     """What the log evidence gained; None where one is not known."""
     return None if before is None or after is None else after - before
-
-
-def _laplace_of(posterior: Posterior) -> Laplace:
-    """The method of a Laplace posterior, its prior tuned already."""
-    options = posterior.meta["settings"] | {"tune": None, "map": None}
-    subset = options["subset"]
-    if not isinstance(subset, str):
-        options["subset"] = tuple(subset)
-    return Laplace(**options)
 
 
 class _Way(NamedTuple):

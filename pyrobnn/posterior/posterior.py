@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_type
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats
+from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats, is_stored_once
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
 from pyrobnn.posterior.rows import Rows
@@ -53,7 +55,7 @@ class Posterior:
             temperature, point_sites and deterministic_sites (constant and computed ones), axes, data_given,
             input_shape, program_dtypes, float64, warnings, versions: JSON-able.
         rows: the data of chains and of Laplace, by reference, for :meth:`update` and :meth:`remove`: tensors that are
-            changed in place after the fit are other data; ``save`` writes them along.
+            changed in place after the fit are other data; ``save(path, rows=True)`` writes them along.
     """
 
     model: BNN | Program
@@ -143,7 +145,12 @@ class Posterior:
         keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
 
         def thinned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: value[:, keep.to(value.device)] for name, value in values.items()}
+            return {
+                name: value[:, :num_draws]
+                if is_stored_once(value)
+                else value[:, keep.to(value.device)]
+                for name, value in values.items()
+            }
 
         stats = SampleStats({}, lambda: thinned(self.sample_stats))
         return replace(
@@ -170,6 +177,7 @@ class Posterior:
         device = next(iter(self.draws.values())).device
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
 
+    @options_explained
     def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:
         """The predictive distribution at inputs ``x``, computed in chunks that bound the memory.
 
@@ -254,6 +262,7 @@ class Posterior:
         points = [name for name in self.meta.get("point_sites", ()) if name in params]
         return points if all(_is_shared(params[name]) for name in points) else []
 
+    @options_explained
     def to_datatree(
         self,
         x: Tensor | None = None,
@@ -427,27 +436,60 @@ class Posterior:
         )
         return log_density, posterior.meta["log_evidence_added_error"], tree
 
-    def save(self, path: str | Path) -> Path:
-        """Write to a netCDF file (atomically; no pickle)."""
+    def save(self, path: str | Path, *, rows: bool = False) -> Path:
+        """Write to a netCDF file (atomically; no pickle).
+
+        Values that all draws share are stored once, and a Gaussian's factors where they are no larger than 32 MB or
+        the draws. No row of the data is in the file unless ``rows`` asks for them, which ``meta["rows_in_file"]`` of
+        what is loaded then says. Nor has a pickle rows, of a posterior or of an estimator.
+        """
         from pyrobnn.posterior.storage import save
 
-        return save(self, path)
+        return save(self, path, rows=rows)
 
     @staticmethod
-    def load(path: str | Path, model: BNN | Program) -> Posterior:
+    def load(
+        path: str | Path,
+        model: BNN | Program,
+        *,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+    ) -> Posterior:
         """Read what :meth:`save` wrote.
+
+        Args:
+            path: the file.
+            model: what it was fitted with.
+            x, y: the rows of the fit, which :meth:`update` and :meth:`remove` need, and the factors of a large
+                Gaussian are computed from; checked against a digest in the file.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: truncated, foreign, or of another model.
+            ValueError: truncated, foreign, or of another model; other rows than the fit's.
         """
         from pyrobnn.posterior.storage import load
 
-        return load(path, model)
+        return load(
+            path,
+            model,
+            x=x,
+            y=y,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # it names functions of pyrobnn.inference.update, so that unpickling imports that module, which fills it
-        return self.__dict__ | {"_changes": CHANGES}
+        return self.__dict__ | {"rows": None, "_changes": CHANGES}
+
+    def __copy__(self) -> Posterior:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
+        """With its rows, which a pickle does not have."""
+        copied = replace(self, rows=None)
+        for name, value in copied.__dict__.items():
+            object.__setattr__(copied, name, copy.deepcopy(value, memo))
+        object.__setattr__(copied, "rows", copy.deepcopy(self.rows, memo))
+        return copied
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"

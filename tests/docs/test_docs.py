@@ -54,7 +54,16 @@ SLOW = {
     "skpro",
     "trackers",
 }
-OPTIONAL = {"arviz_plots", "mlflow", "numpyro", "pymc", "skpro", "tensorboard", "wandb"}
+OPTIONAL = {
+    "arviz_plots",
+    "graphviz",
+    "mlflow",
+    "numpyro",
+    "pymc",
+    "skpro",
+    "tensorboard",
+    "wandb",
+}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
