@@ -63,6 +63,7 @@ from pyrobnn.posterior.rows import Rows
 
 @register(
     "laplace",
+    standard=True,
     full={"tune": "marginal_likelihood"},
     quick={"num_draws": 500},
 )

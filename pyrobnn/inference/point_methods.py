@@ -379,7 +379,6 @@ class MAP(Trained):
 
 @register(
     "ensemble",
-    standard=True,
     quick={"num_steps": 500, "compile": False},
 )
 @dataclass(frozen=True)

@@ -171,6 +171,7 @@ class SWA(_Averaged):
 
 @register(
     "swag",
+    standard=True,
     full={"num_draws": 1000},
     quick={"num_draws": 500},
 )
