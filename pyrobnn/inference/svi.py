@@ -17,6 +17,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.vi.guide_fit import fit_guide, fit_guides
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
@@ -101,7 +102,8 @@ class SVI(Method):
         kl_weight: a number or a schedule of ``pyrobnn.inference.vi.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
-        compile: trace and compile the step.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of short
+            fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -140,7 +142,7 @@ class SVI(Method):
     kl: Literal["auto", "closed_form", "monte_carlo"] = "auto"
     kl_weight: float | KLSchedule = 1.0
     init_scale: float = 0.05
-    compile: bool = True
+    compile: Compile = "auto"
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"

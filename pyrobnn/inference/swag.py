@@ -37,6 +37,7 @@ from pyrobnn.inference.optim.training import (
     constant_rate,
 )
 from pyrobnn.model import Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 
@@ -50,7 +51,7 @@ class _Averaged(Method):
     batch_size: int | None = None
     collect_every: int | None = None
     burn_in: float = 0.25
-    compile: bool = True
+    compile: Compile = "auto"
 
     claim: ClassVar[Claim] = "none"
     deterministic: ClassVar[bool] = False
@@ -107,7 +108,8 @@ class SWA(_Averaged):
             32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
         burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
-        compile: False runs eagerly, with the same numbers up to rounding.
+        compile: ``"auto"`` compiles the steps where the forecast in ``meta["tier"]`` says that it costs less, as of short
+            fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -474,9 +476,7 @@ class _SGD:
         if by_rows and paths.num_together(problem, None, 1, paths.MAX_PATHS) > 1:
             # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
             batches = itertools.repeat((problem.x, problem.y))
-            refinement = paths.Refinement(
-                problem.density, paths.REFINING_STEPS, 0, training.compile
-            )
+            refinement = paths.Refinement(problem.density, paths.REFINING_STEPS, 0)
         return paths.Search(
             problem,
             noise,
