@@ -86,8 +86,8 @@ class Laplace(Method):
             Gauss-Newton Gaussian is; or ``"draws"`` of the weights through the network itself.
         num_steps: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
         map: that MAP itself, instead.
-        compile: ``"auto"`` compiles the search where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the search where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

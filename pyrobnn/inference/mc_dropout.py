@@ -60,8 +60,8 @@ class MCDropout(Trained):
         lr: its peak learning rate.
         optimizer: as in :class:`pyrobnn.MAP`.
         batch_size: data per step; None for all.
-        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

@@ -72,8 +72,8 @@ class NUTS(Method):
         mass_matrix: ``"diag"``; ``"dense"``; ``"auto"``: dense for a program of at most 100 values, else diag.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
-        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         checkpoint_every: seconds between checkpoints.
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
             values, sites, log density) and their effective sample size, bulk and tail, is 400; num_draws is then the

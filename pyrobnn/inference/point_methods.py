@@ -302,8 +302,8 @@ class MAP(Trained):
             cosine), a bound on the gradient norm and averaging.
         batch_size: mini-batches of this size; None uses all data at once.
         polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (only where a batch holds all of it).
-        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

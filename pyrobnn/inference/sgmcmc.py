@@ -167,8 +167,8 @@ class SGLD(_StochasticGradientMCMC):
             geometric mean 1). It is frozen after warm-up, so that the correction Γ of the paper is exactly zero.
         init_steps: Adam's, from nets initialised anew to where the chains of a BNN start, if ``fit`` is given no
             ``init``; with 0 steps they start at draws from the prior.
-        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Returns, by ``fit``: draws (num_chains, num_draws, …), ``thinning`` steps apart; sample_stats ``lp`` (log joint on
     all data in unconstrained space; of a streamed loader or an interrupted run that of batches) and ``step_size``;

@@ -92,8 +92,8 @@ class SMC(Method):
         ess: effective sample size of the weights between two temperatures, as a share of the particles.
         max_leapfrogs: of a path.
         max_moves: paths of a particle at a temperature.
-        compile: ``"auto"`` compiles the gradient where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the gradient where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

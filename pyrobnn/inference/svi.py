@@ -102,8 +102,8 @@ class SVI(Method):
         kl_weight: a number or a schedule of ``pyrobnn.inference.vi.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
-        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

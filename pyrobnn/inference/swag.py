@@ -108,8 +108,8 @@ class SWA(_Averaged):
             32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
         burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
-        compile: ``"auto"`` compiles the steps where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the steps where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

@@ -98,7 +98,7 @@ class _Host(NamedTuple):
     enough: _Enough | None
 
 
-#: leapfrogs of a transition, for the forecast of what they cost: a regression takes 7, a net in a short warm-up hundreds
+#: leapfrogs of a transition, for the forecast: a regression takes 7, a net in a short warm-up hundreds
 LEAPFROGS = 60
 
 

@@ -85,8 +85,8 @@ class Training:
         num_steps: largest number of updates.
         lr: peak learning rate.
         optimizer: an :class:`Optimizer`, or its ``kind``.
-        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of short
-            fits it does not; True and False are obeyed.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         look_every: how often the host looks at the losses, calls back and checks that they are finite; 0 for every 100
             steps, or ten times in a short run.
 

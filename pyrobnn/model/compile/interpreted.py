@@ -133,7 +133,7 @@ class _Rewriting:
         """The argument of a node that is its result already: of a view, of a power or a product of one."""
         if not node.args or not isinstance(node.args[0], Node) or self._memory.writes(node):
             return None
-        argument, *others = node.args
+        argument = node.args[0]
         value = self._values[node]
         given = self._values[argument]
         if not isinstance(given, Tensor) or not isinstance(value, Tensor):
@@ -142,7 +142,7 @@ class _Rewriting:
             return None
         if given.data_ptr() == value.data_ptr() and given.numel():
             return argument
-        neutral = node.target in _NEUTRAL_ONE and self._is_one(others[0])
+        neutral = node.target in _NEUTRAL_ONE and self._is_one(node.args[1])
         return argument if neutral and self._memory.may_be_shared(node) else None
 
     def _is_one(self, factor: Any) -> bool:
@@ -186,7 +186,8 @@ class _Rewriting:
             return
         before = node.op, node.target, node.args, node.kwargs
         value = self._values[node]
-        name = getattr(operator, "overloadpacket", operator).__name__
+        packet: Any = getattr(operator, "overloadpacket", operator)
+        name = packet.__name__
         if name == "pow" and node.args[1] == 2:
             name = "mul"
             node.args = (node.args[0], node.args[0])
@@ -205,7 +206,8 @@ class _Rewriting:
 
     def _with_tensor_for_number(self, node: Node) -> None:
         """A tensor of the first argument's type in the place of a number, where that holds it."""
-        first, number = node.args
+        (first,) = node.all_input_nodes
+        number: Any = node.args[1]
         tensor = self._values[first]
         holds = tensor.is_floating_point() or (
             isinstance(number, int) and tensor.dtype is torch.int64
