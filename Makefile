@@ -11,10 +11,10 @@ NEWEST := .venv-newest
 PINS := setup.cfg pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help compare study test coverage lint notebooks benchmark newest docs gallery gpu clean
+.PHONY: help compare study test coverage lint notebooks benchmark newest docs gallery gpu mnist clean
 
 help:
-	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | newest | docs | gallery | gpu | clean     (options: ARGS="...")'
+	@echo 'make compare | study | test | coverage | lint | notebooks | benchmark | newest | docs | gallery | gpu | mnist | clean     (options: ARGS="...")'
 	@echo 'make gpu needs a CUDA device: without one it says so (the script ends with 3, make with 2)'
 
 compare: $(VENV)/.installed
@@ -65,6 +65,11 @@ gallery: $(VENV)/.installed
 #   make gpu ARGS="--only nuts-64 svi --budget 300"      without CUDA the script says so and ends with 3, make with 2
 gpu: $(VENV)/.installed-bench $(VENV)/.installed-dev,tracking
 	@$(BIN)/python scripts/gpu/run.py $(ARGS)
+
+# study 5's net and recipe on MNIST as torchvision leaves it in DIR (MNIST/raw), some ten minutes; without DIR on a stand-in
+#   make mnist DIR=~/data ARGS="--softmaxes 'two softmaxes' --seeds 0 1"
+mnist: $(VENV)/.installed
+	$(BIN)/python scripts/mnist/run.py $(if $(DIR),$(DIR) )$(ARGS)
 
 clean:
 	rm -rf build dist docs/_build docs/api docs/checks docs/claims docs/tutorials *.egg-info .pytest_cache .ruff_cache .mypy_cache $(VENV)/.installed*

@@ -256,6 +256,14 @@ DRAWS: _Sentences = {
         "{raised:.3g}, so the posterior may be too narrow there"
     ),
     "prior_averaged": "the prior precision varies over a layer's outputs: the Kronecker factors use its mean",
+    "form_by_cost": (
+        "all correlations of {size:,} weights take about {gigabytes:,.1f} GB and {seconds:,.0f} s of one core, so the "
+        "precision has structure={chosen!r}{loss}; structure='full' takes all of them"
+    ),
+    "costly_curvature": (
+        "the full precision of {size:,} weights takes about {gigabytes:,.1f} GB and {seconds:,.0f} s of one core: "
+        "structure='kron' is cheaper, and so are subset='last_layer' and structure='diag'"
+    ),
     "curvature_unresolved": (
         "the curvature of the likelihood reaches {top:.2g} times the prior precision, and float64 resolves "
         "nothing below "
@@ -336,6 +344,11 @@ MODEL: _Sentences = {
         "posterior is "
         "as wide as for {num_data} points, and each counts as often as it is drawn. Draw every point once "
         "(drop_last=False)"
+    ),
+    "prior_cut": (
+        "the prior of {site!r} is a {law} with {share:.0%} of its mass where {place}: that part is cut off, and the "
+        "model is the one with the rest of the prior. Give {site!r} a prior on the positive numbers (HalfNormal, "
+        "LogNormal, Gamma)"
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,

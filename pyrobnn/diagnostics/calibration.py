@@ -66,7 +66,38 @@ def left_out(evidence: Evidence, limits: Limits) -> Found | None:
 
     A model misses its training data by less than new data, but only as far as its parameters allow: residuals shrink
     to √((1 − h) / (1 + h)) of what is predicted, h the parameters per datum. Beyond that error bars are too wide.
+    Of several observed variables the one that departs most; of a joint event each value given those before it.
     """
+    views = evidence.by_outcome
+    results = [result for view in views if (result := _left_out(view, limits)) is not None]
+    if not results:
+        return None
+    worst = min(results, key=lambda result: (_RANKS[result.status], result.numbers.get("p", 1.0)))
+    if len(views) > 1 and worst.status in ("warn", "fail"):
+        p = min(1.0, worst.numbers["p"] * len(views))
+        status = grade_tested(p, float(worst.value or 0.0), RATES, limits)
+        worst = replace(worst, status=status, numbers=dict(worst.numbers) | {"p": p})
+    return worst
+
+
+#: the worst first
+_RANKS = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
+
+
+def _left_out(evidence: Evidence, limits: Limits) -> Found | None:
+    """`left_out` of a tree with one observed variable."""
+    step = evidence.one_step
+    if step is not None:
+        u = step[0]
+        if len(u) < MIN_DATA:
+            return None
+        # independent values, so that the tests with the most power hold
+        p = p_moments(u[:, 0], Dependence())
+        stepwise = uniform(u, limits, "one-step", RATES, p)
+        if stepwise.code == "too_wide":
+            status = _grade_of_width(u, _free_parameters(evidence), limits)
+            stepwise = replace(stepwise, status=status)
+        return stepwise
     left_out_values = left_out_pit(evidence)
     if left_out_values is not None:
         u = left_out_values[1]

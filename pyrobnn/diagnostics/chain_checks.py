@@ -15,6 +15,7 @@ from pyrobnn.diagnostics.convergence import NORM, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status, grade
 from pyrobnn.diagnostics.limits import ENOUGH_DRAWS, RHAT_LIMITS
+from pyrobnn.diagnostics.relabelling import switched_labels
 
 
 def chains(evidence: Evidence, limits: Limits) -> Found | None:
@@ -83,6 +84,13 @@ def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
     }
     if status == "pass":
         return Found(status, value, "", numbers, limit)
+    relabelled = switched_labels(
+        evidence, estimates.names[worst].partition("[")[0], float(failing[worst])
+    )
+    if relabelled is not None:
+        named = ", ".join(map(repr, relabelled.sites))
+        numbers |= {"sites": named, "after": relabelled.after}
+        return Found(status, value, "labels_switched", numbers, limit)
     slow = status == "warn" and float(estimates.table["ess_bulk"].min()) < ENOUGH_DRAWS
     return Found(status, value, "chains_slow" if slow else "chains_disagree", numbers, limit)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import xarray as xr
 
+from pyrobnn.core.groups import LOG_PRIOR, OBSERVED_DATA, POSTERIOR_PREDICTIVE
 from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE
-from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.evidence import FEWEST_DRAWS, Evidence
 from pyrobnn.diagnostics.integrity import hopeless
+from pyrobnn.diagnostics.limits import MIN_DATA
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.row import made
 from pyrobnn.diagnostics.verdict import Audit, Check, Question, Verdict, said
@@ -33,9 +36,10 @@ def diagnose(
 
     Returns:
         The verdict. A question that nothing could be checked of is answered "warn", by a check of code
-        ``"not_checked"``, or of ``"linearized_only"`` and ``"conditional_only"`` where the draws could be compared with
-        the posterior of a linearised net, or of some weights given the others, and not with the model's. Point
-        estimates (one draw) never get better than "warn" for their draws.
+        ``"not_checked"``, or one that says why (``"few_data"``, ``"joint_event"``, …), or of ``"linearized_only"`` and
+        ``"conditional_only"`` where the draws could be compared with the posterior of a linearised net, or of some
+        weights given the others, and not with the model's. Point estimates (one draw) never get better than "warn" for
+        their draws.
 
     Raises:
         TypeError: If `tree` or `reference` is not a DataTree.
@@ -72,7 +76,37 @@ def diagnose(
     stand_in = other_target(evidence)
     checks = _checks(evidence, reference, stand_in)
     reasons: dict[Question, str] = {} if stand_in is None else {"draws": stand_in}
-    return Verdict.from_checks(evidence.method, evidence.label, checks, reasons)
+    code, numbers = why_unanswered(evidence)
+    if code:
+        reasons["model"] = code
+    return Verdict.from_checks(
+        evidence.method,
+        evidence.label,
+        checks,
+        reasons,
+        {"model": numbers},
+    )
+
+
+def why_unanswered(evidence: Evidence) -> tuple[str, dict[str, Any]]:
+    """Why no check of the model can be made, as a code and its numbers; an empty code where that is not known."""
+    names = evidence.names(OBSERVED_DATA)
+    if not names:
+        if evidence.names(LOG_PRIOR):
+            return "factor_only", {}
+        return "no_data_stored", {}
+    replicated = [name for name in names if name in evidence.names(POSTERIOR_PREDICTIVE)]
+    joint = [
+        view.outcome for view in evidence.by_outcome if view.is_joint and view.one_step is None
+    ]
+    if joint:
+        return "joint_event", {"where": str(joint[0])}
+    count = max(evidence.tree[OBSERVED_DATA][name].size for name in names)
+    if count < MIN_DATA:
+        return "few_data", {"count": count, "needed": MIN_DATA}
+    if replicated and evidence.num_draws < FEWEST_DRAWS:
+        return "few_replicates", {"count": evidence.num_draws, "needed": FEWEST_DRAWS}
+    return "", {}
 
 
 def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None) -> list[Check]:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtri
 
-from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.core.seeding import own_stream
 from pyrobnn.diagnostics.class_points import class_points, class_replicates
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
@@ -244,7 +244,10 @@ def _errors(
 @statistic
 def errors_of(evidence: Evidence) -> list[Errors]:
     """The errors of a tree where there are enough, training data first: those left out where they can be."""
-    sets = _of_classes(evidence) if evidence.has_classes else _of_regression(evidence)
+    if evidence.has_classes:
+        sets = _of_classes(evidence)
+    else:
+        sets = [errors for view in evidence.by_outcome for errors in _of_regression(view)]
     return [errors for errors in sets if len(errors.pit) >= 2 * MIN_DATA]
 
 
@@ -262,14 +265,26 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
             u = pit_of(draws[:, points], y[points])
         else:
             points, u = left_out
-        x = evidence.values(CONSTANT_DATA, "x")
+        x = _inputs_of(evidence, len(y))
         moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
         sets.append(_errors(evidence, u, y[points], None if x is None else x[points], moments))
+    step = evidence.one_step
+    if step is not None:
+        u, mean = step
+        y = np.asarray(evidence.values(OBSERVED_DATA, evidence.outcome or "")).reshape(-1, 1)
+        x = _inputs_of(evidence, len(u))
+        sets.append(_errors(evidence, u, y, x, {"the predicted mean": mean}))
     outcome = evidence.values(HELD_OUT, "y")
     if new is not None and outcome is not None:
         x = evidence.values(HELD_OUT, "x")
         sets.append(_errors(evidence, new, outcome, x, _held_out_moments(evidence, len(new))))
     return sets
+
+
+def _inputs_of(evidence: Evidence, num_rows: int) -> np.ndarray | None:
+    """The training inputs, if there is a row of them for each of the errors."""
+    x = evidence.values(CONSTANT_DATA, "x")
+    return x if x is not None and len(x) == num_rows else None
 
 
 def _held_out_moments(evidence: Evidence, count: int) -> dict[str, np.ndarray]:

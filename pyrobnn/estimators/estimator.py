@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.data import Dataset, Standardizer
@@ -79,6 +80,7 @@ class Estimator(BaseEstimator):
     #: whether one number is predicted, and y was (n,)
     _flat = False
 
+    @options_explained
     def __init__(
         self,
         method: str | Method = "auto",

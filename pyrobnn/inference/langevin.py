@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from pyrobnn.core.matrices import power_iteration
 from pyrobnn.inference.chain_steps import (
     Batch,
     ChainStep,
@@ -230,18 +231,14 @@ def _curvature(
         in_dims=(0, 0, log_joint.chain_dim),
         randomness="different",
     )
-    if start is None:
-        num_steps = 20
-        vector = torch.randn_like(z)
-    else:
-        num_steps = 8
-        vector = start
-    for _ in range(num_steps):
-        vector = vector / vector.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        vector = root * batched(z, root * vector, log_joint.rows)
-    size = vector.norm(dim=1)
+    num_steps = 20 if start is None else 8
+    *_, vector = power_iteration(
+        lambda unit: root * batched(z, root * unit, log_joint.rows),
+        torch.randn_like(z) if start is None else start,
+        num_steps,
+    )
     reached = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
-    return float(size.max()), reached
+    return float(vector.norm(dim=1).max()), reached
 
 
 @dataclass(frozen=True, eq=False)

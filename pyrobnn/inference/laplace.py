@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_optional, check_type
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.curvature.forms import Cost
 from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
@@ -69,13 +70,17 @@ class Laplace(Method):
     (Seitzer et al., 2022), and the mode of the best evidence is the centre.
 
     Args:
-        curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
-            Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
+        curvature: None: ``"ggn"`` for a BNN, ``"hessian"`` for a Pyro program. ``"ggn"``: Gauss-Newton, always positive
+            semidefinite, for a BNN; inferred noise then has the exact Hessian block of its own coordinates, its
+            coupling with the weights (zero in expectation) dropped.
             ``"hessian"``: the exact Hessian, for a BNN or any Pyro program. ``"variational"``: Gauss-Newton averaged
             over the Gaussian itself, which with a canonical link is the one nearest (KL) to the posterior of the
             linearised network. Where classes can be told apart it is less underconfident than the Gaussian at the mode;
             ``log_evidence`` remains Laplace's.
-        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``.
+        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``. ``"auto"`` is full where
+            that takes less than ten seconds of one core and 2 GB, else (of a net) ``"kron"``, or ``"diag"`` where a
+            layer has no Kronecker factors: a warning and ``meta["curvature"]`` say so. A linear last layer is formed
+            from its structure, a sum over rows of Kronecker products, and up to some 8,000 weights exactly.
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
             factor for all weights; ``"per_layer"``, by the same, one per layer; ``"cross_validation"``; or None, the
@@ -124,8 +129,8 @@ class Laplace(Method):
         (2.0, 0.333)
     """
 
-    curvature: Literal["ggn", "hessian", "variational"] = "ggn"
-    structure: Literal["full", "kron", "diag"] = "full"
+    curvature: Literal["ggn", "hessian", "variational"] | None = None
+    structure: Literal["auto", "full", "kron", "diag"] = "auto"
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
     tune: Literal["marginal_likelihood", "per_layer", "cross_validation"] | None = None
     predictive: Literal["linearized", "draws"] = "linearized"
@@ -143,8 +148,13 @@ class Laplace(Method):
     )
 
     def __post_init__(self) -> None:
-        check_choice("curvature", self.curvature, ("ggn", "hessian", "variational"))
-        check_choice("structure", self.structure, ("full", "kron", "diag"))
+        check_optional(
+            check_choice,
+            "curvature",
+            self.curvature,
+            ("ggn", "hessian", "variational"),
+        )
+        check_choice("structure", self.structure, ("auto", "full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
         if self.predictive == "linearized":  # it has that already
@@ -162,12 +172,12 @@ class Laplace(Method):
             self.tune,
             ("marginal_likelihood", "per_layer", "cross_validation"),
         )
-        if self.tune is not None and self.curvature != "ggn":
+        if self.tune is not None and self.curvature not in (None, "ggn"):
             raise ValueError(
                 "'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'"
             )
-        form = (self.structure, self.predictive)
-        if self.curvature == "variational" and form != ("full", "linearized"):
+        is_full = self.structure in ("auto", "full")
+        if self.curvature == "variational" and not (is_full and self.predictive == "linearized"):
             raise ValueError(
                 "curvature='variational' needs structure='full' and predictive='linearized'"
             )
@@ -188,6 +198,8 @@ class Laplace(Method):
         return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        if self.curvature is None:
+            return self._with_curvature(problem.is_bnn)._fit(problem, run)
         names = self._checked_sites(problem)
         plan = self._plan(problem, run)
         started = time.perf_counter()
@@ -216,6 +228,18 @@ class Laplace(Method):
             network=network,
             moments=getattr(network, "moments", None),
         )
+
+    def _with_curvature(self, is_bnn: bool) -> Laplace:
+        """The method with a curvature chosen by the kind of the model; Refused where it has no choice."""
+        if is_bnn:
+            return replace(self, curvature="ggn")
+        options = {"tune": self.tune, "structure": self.structure, "subset": self.subset}
+        for name, value in options.items():
+            if value in ("kron", "last_layer") or (name == "tune" and value is not None):
+                raise Refused(
+                    f"{name}={value!r} needs the output of a network, which a Pyro program has not: leave it out"
+                )
+        return replace(self, curvature="hessian")
 
     @property
     def _is_linear(self) -> bool:
@@ -248,10 +272,12 @@ class Laplace(Method):
         """The precision at the centre, of the model as it is declared or as it is tuned."""
         if self.curvature == "hessian":
             return hessian_precision(centre, self.structure)
-        weights = WeightCurvature.at(centre, self.structure)
+        structure = "full" if self.curvature == "variational" else self.structure
+        weights = WeightCurvature.at(centre, structure)
         tuned = None
         if self.tune == "cross_validation":
-            tuned = hold_out(search, centre, self.structure, run.init is not None, run.seed)
+            formed = weights.formed.structure
+            tuned = hold_out(search, centre, formed, run.init is not None, run.seed)
         elif self.tune is not None:
             tuned = weights.tuned_by_evidence(centre, per_layer=self.tune == "per_layer")
         return ggn_precision(centre, weights, tuned)
@@ -273,7 +299,8 @@ class Laplace(Method):
         if self.curvature == "variational":
             precision, loc = nearest_gaussian(precision)
         expanded_at = None if loc is centre.mode else centre.mode
-        approximation = BlockGaussian(_layout(centre), loc, precision.blocks, expanded_at)
+        layout = _layout(precision.centre)  # with the noise as it is tuned
+        approximation = BlockGaussian(layout, loc, precision.blocks, expanded_at)
         return _Gaussian(precision, approximation, log_evidence)
 
     def _predictor(self, gaussian: _Gaussian) -> Linearized | SubsetNetwork | None:
@@ -296,12 +323,31 @@ class Laplace(Method):
             names = subset_sites(latent, self.subset)
         if self.curvature != "hessian":
             self._check_priors(problem.bnn, names)
-        if self.structure == "full":
+        chosen_by_cost = self.structure == "auto" and self.curvature == "ggn"
+        if self.structure in ("auto", "full") and not chosen_by_cost:
             width = 0
             if self.curvature != "hessian":
                 width = problem.bnn.forward({}, problem.x[:1]).shape[1]
             check_memory(problem.density, names, problem.num_rows * width)
+            if width:
+                self._say_cost(problem, names, width)
         return names
+
+    def _say_cost(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        width: int,
+    ) -> None:
+        """Note, before it begins, what a full precision of these sites takes, where that is much."""
+        sizes = {site.name: site.size for site in problem.density.sites if site.name in names}
+        size = sum(count for name, count in sizes.items() if name.startswith(NET))
+        cost = Cost.of_rows(size, problem.num_rows * width, problem.density.dtype.itemsize)
+        if self.subset == "last_layer":
+            of_head = Cost.of_head(width, -(-size // width), problem.num_rows)
+            cost = min(cost, of_head, key=lambda each: each.operations)
+        if not cost.is_small:
+            problem.note(Finding("costly_curvature", {"size": size, **cost.values}))
 
     def _check_model(self, density: Density, is_bnn: bool) -> None:
         """Refuse a model that has no such Gaussian."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, final
 
 from pyrobnn.core.checks import Refused, check_count, check_type
+from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
@@ -51,6 +54,75 @@ class FitRun:
     notes: tuple[Any, ...] = ()
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _asked_for(fit: Callable[P, R]) -> Callable[P, R]:
+    """``fit``, which says of an option that it does not have where that is found and how it is called here."""
+    options = [name for name in inspect.signature(fit).parameters if name != "self"]
+    num_positional = 1 + options.index("num_draws")
+
+    @functools.wraps(fit)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        method: Any = args[0] if args else None
+        constructor = f"the method, pb.{type(method).__name__}(…)"
+        refuse_unknown("fit", given, {"": options, constructor: _fields(type(method))})
+        if len(args) > num_positional and isinstance(method, Method):
+            raise TypeError(
+                f"fit takes a model, x and y, got {len(args) - 1} arguments: for a program of more, make x a tuple or "
+                "a dict; options go by name, fit(model, x, y, num_draws=1000)"
+            )
+        return fit(*args, **given)
+
+    return checked
+
+
+def _fields(cls: type) -> list[str]:
+    """The options of a method's constructor."""
+    return [] if cls is type(None) else list(inspect.signature(cls).parameters)
+
+
+def _explain_constructor(cls: type[Method]) -> None:
+    """Make the constructor of a method say what is wrong with an option of another library, or with a model there."""
+    construct = cls.__init__
+    names = _fields(cls)
+    places = {"": names, "fit, as in fit(model, x, y, …)": _fit_options()}
+
+    @functools.wraps(construct)
+    def checked(self: Method, *args: Any, **options: Any) -> None:
+        if args and _is_model(args, names[0]):
+            raise TypeError(
+                f"pb.{cls.__name__}(…) takes options alone, and the model goes into fit: "
+                f"pb.{cls.__name__}().fit(model, x, y)"
+            )
+        refuse_unknown(cls.__name__, options, places)
+        construct(self, *args, **options)
+
+    constructor: Any = cls
+    constructor.__init__ = checked
+
+
+def _fit_options() -> list[str]:
+    """The options of ``fit`` by their names."""
+    return list(inspect.signature(Method.fit).parameters)[1:]
+
+
+def _is_model(args: Sequence[Any], option: str) -> bool:
+    """Whether the arguments of a constructor begin with a model, in the place of the ``option``."""
+    models = [callable(value) and not isinstance(value, type) for value in args[:2]]
+    # a guide may be a function, and is the only argument then
+    return models[0] and (option != "guide" or all(models))
+
+
+_FIT = "a method is run by fit(model, x, y), which returns the posterior"
+#: what Pyro and others call running a method, and what it is here
+_VERBS = dict.fromkeys(("run", "sample", "step", "train", "optimize", "warmup"), _FIT) | {
+    "get_samples": "the draws are those of the posterior that fit(model, x, y) returns, posterior.draws",
+    "predict": "the posterior that fit(model, x, y) returns predicts, posterior.predict(x)",
+}
+
+
 class Method(abc.ABC):
     """A method of inference: a frozen dataclass of options that says how to ``_fit`` a problem.
 
@@ -85,6 +157,7 @@ class Method(abc.ABC):
     remedy: ClassVar[str] = "Run NUTS and compare."
 
     @final
+    @_asked_for
     def fit(
         self,
         model: BNN | Program,
@@ -199,6 +272,13 @@ class Method(abc.ABC):
         """Chains that make ``num_draws`` draws each in memory."""
         return 1
 
+    def __getattr__(self, name: str) -> Any:
+        """An AttributeError that says how a method is run, where it is asked for a verb of Pyro's."""
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _VERBS:
+            message += f": {_VERBS[name]}"
+        raise AttributeError(message, name=name, obj=self)
+
     @abc.abstractmethod
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
@@ -258,6 +338,7 @@ def register(
         # the same class again is a module or a notebook's cell that was run once more
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{command!r} is the name of {known.__name__}: choose another")
+        _explain_constructor(cls)
         METHODS[command] = Registered(cls, standard, dict(full or {}), dict(quick or {}))
         return cls
 

@@ -42,6 +42,7 @@ class Trained(Method):
     num_steps: int = 2000
     lr: float = 1e-2
     optimizer: str | Optimizer | OptimizerFactory = "adam"
+    optimizer_options: dict[str, Any] | None = None
     batch_size: int | None = None
     compile: Compile = "auto"
 
@@ -297,9 +298,10 @@ class MAP(Trained):
     Args:
         num_steps: updates of the optimiser.
         lr: its peak learning rate.
-        optimizer: ``"adam"``, a function of the parameter list that returns a torch optimizer, or an
-            :class:`pyrobnn.Optimizer`, which also has the schedule of the rate (by default a
-            cosine), a bound on the gradient norm and averaging.
+        optimizer: ``"adam"``, a ``torch.optim`` class or another function of the parameter list that returns a torch
+            optimizer (whose own learning rate counts), or an :class:`pyrobnn.Optimizer`, which also has the schedule
+            of the rate (by default a cosine), a bound on the gradient norm and averaging.
+        optimizer_options: keyword arguments of that class or function, such as ``{"lr": 0.1, "momentum": 0.9}``.
         batch_size: mini-batches of this size; None uses all data at once.
         polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (only where a batch holds all of it).
         compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of

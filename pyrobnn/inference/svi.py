@@ -86,9 +86,10 @@ class SVI(Method):
             after as many steps again.
         num_steps: gradient steps.
         lr: peak learning rate of Adam.
-        optimizer: ``"adam"``, a factory ``[tensor] -> torch.optim.Optimizer``, or a :class:`pyrobnn.Optimizer` with
-            its schedule and averaging. By default the rate of mean-field is constant and the last half of its iterates
-            is averaged, which removes gradient noise; the others have ``"hold_cosine"`` and no average.
+        optimizer: ``"adam"``, a ``torch.optim`` class or another factory ``[tensor] -> torch.optim.Optimizer``, or a
+            :class:`pyrobnn.Optimizer` with its schedule and averaging. By default the rate of mean-field is constant
+            and the last half of its iterates is averaged, which removes gradient noise; the others have
+            ``"hold_cosine"`` and no average.
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
         estimator: where the noise of mean-field is drawn: ``"weights"``; ``"local_reparameterization"``, the outputs of
@@ -104,13 +105,19 @@ class SVI(Method):
         init_scale: initial standard deviations in unconstrained space.
         compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
             short fits it does not; True and False are obeyed.
+        optimizer_options: keyword arguments of that class or factory, such as ``{"lr": 0.1}``.
+        kl_direction: ``"reverse"`` is :math:`KL(q \| p)`, of the bound above. ``"forward"`` puts
+            :math:`KL(p \| q)` in its place, of independent normals: in closed form from normal priors, elsewhere by
+            draws from the prior, made once. It pulls every weight towards the mean and the spread of its prior, without
+            regard to the data, and bounds nothing: ``log_evidence`` is None, and the noise has no second course.
 
     Raises:
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: independent draws in one chain, ``log_evidence`` the ELBO (weight one, whole data;
     ``meta["elbo_error"]``: its standard error together with what it still gained over the last fifth of the steps),
-    ``log_q``, ``guide`` and ``history``. Callbacks get loss, elbo, kl, log_likelihood, kl_weight, lr and grad_norm.
+    ``log_q``, ``guide`` and ``history``; ``meta["kl_direction"]``. Callbacks get loss, elbo, kl, log_likelihood,
+    kl_weight, lr and grad_norm.
 
     Caveat: KL(q‖p) makes q sit inside one mode. Where weights correlate mean-field gives each too small a variance of
     its own; of the function the uncertainty is too large at the data, and too small between clusters and outside.
@@ -143,6 +150,8 @@ class SVI(Method):
     kl_weight: float | KLSchedule = 1.0
     init_scale: float = 0.05
     compile: Compile = "auto"
+    optimizer_options: dict[str, Any] | None = None
+    kl_direction: Literal["reverse", "forward"] = "reverse"
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
@@ -161,6 +170,11 @@ class SVI(Method):
             object.__setattr__(self, "remedy", remedy)
         check_count("num_particles", self.num_particles)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
+        check_choice("kl_direction", self.kl_direction, ("reverse", "forward"))
+        if self.kl_direction == "forward" and family in GUIDES[1:]:
+            raise ValueError(
+                f"kl_direction='forward' needs independent normals: use guide='mean_field', got {family!r}"
+            )
         check_choice("estimator", self.estimator, ESTIMATORS)
         check_number(
             "init_scale",

@@ -233,6 +233,9 @@ def _gain(before: float | None, after: float | None) -> float | None:
 def _laplace_of(posterior: Posterior) -> Laplace:
     """The method of a Laplace posterior, its prior tuned already."""
     options = posterior.meta["settings"] | {"tune": None, "map": None}
+    # the form that was chosen, whatever another number of rows would cost
+    form = posterior.meta.get("curvature") or {}
+    options["structure"] = form.get("structure", options["structure"])
     subset = options["subset"]
     if not isinstance(subset, str):
         options["subset"] = tuple(subset)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_type
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
@@ -170,6 +171,7 @@ class Posterior:
         device = next(iter(self.draws.values())).device
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
 
+    @options_explained
     def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:
         """The predictive distribution at inputs ``x``, computed in chunks that bound the memory.
 
@@ -254,6 +256,7 @@ class Posterior:
         points = [name for name in self.meta.get("point_sites", ()) if name in params]
         return points if all(_is_shared(params[name]) for name in points) else []
 
+    @options_explained
     def to_datatree(
         self,
         x: Tensor | None = None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pyrobnn.core.matrices import power_iteration
 from pyrobnn.core.seeding import generator
 
 
@@ -43,12 +44,10 @@ def _along_spread(x: Tensor) -> Tensor:
     centered = flat - flat.mean(0)
     scale = centered.std(0, correction=0)
     centered = centered / torch.where(scale > 0, scale, torch.ones_like(scale))
-    direction = torch.randn(
+    start = torch.randn(
         flat.shape[1],
         dtype=flat.dtype,
         generator=generator(0),
     )
-    for _ in range(20):  # power iteration: no need for the whole decomposition
-        direction = centered.T @ (centered @ direction)
-        direction = direction / direction.norm().clamp_min(1e-300)
+    *_, direction = power_iteration(lambda unit: centered.T @ (centered @ unit), start, 20)
     return (centered @ direction).argsort()

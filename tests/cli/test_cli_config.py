@@ -81,6 +81,12 @@ def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_pat
         ["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare"
     )
     assert guide.methods["svi"][0].guide.__name__ == "AutoDiagonalNormal"
+    path = written(
+        tmp_path,
+        "methods: {swag: {optimizer: torch.optim.SGD, optimizer_options: {lr: 0.5, momentum: 0.0}}}",
+    )
+    expected = pb.SWAG(optimizer=torch.optim.SGD, optimizer_options={"lr": 0.5, "momentum": 0.0})
+    assert read(["--config", path], "compare").methods["swag"][0] == expected
 
 
 def test_the_file_of_a_run_asks_for_the_same_run(tmp_path):

@@ -283,6 +283,7 @@ def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
             ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option",
         ),
         ("gpu", ".venv/bin/python scripts/gpu/run.py --option"),
+        ("mnist", ".venv/bin/python scripts/mnist/run.py --option"),
     ],
 )
 def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):

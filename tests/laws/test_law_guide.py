@@ -32,6 +32,7 @@ SHORT = {
 X, Y = toy()
 GUIDED = {name: METHODS[name] for name in METHODS if name in WITH_Q}
 GUIDED |= {
+    "Laplace-tuned": pb.Laplace(tune="per_layer", num_steps=20, compile=False),
     "SVI-full-rank": pb.SVI(guide="full_rank", num_steps=20, compile=False),
     "SVI-far": pb.SVI(
         num_steps=100, lr=0.1, compile=False

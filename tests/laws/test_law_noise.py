@@ -271,6 +271,26 @@ def test_the_evidence_of_a_linear_model_is_exact():
     torch.testing.assert_close(log_evidences(problem, theta[None])[0], truth["log_evidence"])
 
 
+@pytest.mark.parametrize("prior", [dist.Laplace(0.0, 1.0), dist.StudentT(3.0, 0.0, 1.0)])
+def test_the_evidence_under_a_prior_without_curvature_is_near_the_integral(prior):
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(30, 2, generator=generator, dtype=torch.float64)
+    x[:, 1] *= 1e-4  # a direction that the data cannot tell
+    y = 2.5 * x[:, :1] + 0.1 * torch.randn(30, 1, generator=generator, dtype=torch.float64)
+    net = torch.nn.utils.skip_init(torch.nn.Linear, 2, 1, bias=False, dtype=torch.float64)
+    torch.nn.init.zeros_(net.weight)
+    problem = prepare(
+        pb.BNN(net, pb.priors.IIDPrior(prior), HomoskedasticGaussian(0.1)), x, y, points="free"
+    )
+    slopes = torch.linspace(2.2, 2.8, 601, dtype=torch.float64)
+    rows = dist.Normal(slopes[:, None] * x[:, 0], 0.1)
+    likelihood = rows.log_prob(y[:, 0]).sum(1) + prior.log_prob(slopes)
+    integral = torch.logsumexp(likelihood, 0) + math.log(float(slopes[1] - slopes[0]))
+    mode = problem.density.unconstrain({"net.weight": torch.tensor([[2.5, 0.01]])})
+    evidence = log_evidences(problem, mode[None].double())[0]
+    assert abs(float(evidence - integral)) < 0.5
+
+
 def test_where_no_batch_of_points_can_be_run_the_paths_follow_one_another():
     class Looks(torch.nn.Module):
         def __init__(self):

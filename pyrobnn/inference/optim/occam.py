@@ -12,7 +12,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.inference.fitting.batches import in_parts
 from pyrobnn.inference.fitting.problem import Problem
-from pyrobnn.model import NET
+from pyrobnn.model import NET, Density
 
 #: numbers of a Jacobian of all rows, and columns of a square matrix, up to which both cost little beside the search
 MAX_NUMBERS = 4_000_000
@@ -21,6 +21,12 @@ MAX_COLUMNS = 1000
 MAX_SHOWN = 2000
 #: of a precision in a direction: what is off its mode may have smaller ones
 SMALLEST = 1e-6
+#: draws of the prior that show its spread where its curvature does not
+NUM_PRIOR_DRAWS = 101
+#: of the precision that belongs to the prior's spread, below which a curvature does not show how wide the prior is
+FLAT_SHARE = 0.01
+#: of a normal distribution, the distance of its quartiles in standard deviations
+NORMAL_QUARTILES = 1.349
 
 
 def log_joints(problem: Problem, thetas: Tensor) -> Tensor:
@@ -35,8 +41,9 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
     .. math:: \log p(y, z) + \tfrac{D}{2} \log 2\pi - \tfrac12 \log\det\Lambda(z)
 
     with the Gauss-Newton matrix of the weights, the curvature of their prior on its diagonal, and the exact curvature
-    of what else is inferred. Where the Jacobian is large, every direction that the data can tell counts as if it had
-    the curvature of a row's output; where the likelihood's is not known, this is the log joint.
+    of what else is inferred. A prior without curvature, as Laplace's, counts as a normal one of the same quartiles.
+    Where the Jacobian is large, every direction that the data can tell counts as if it had the curvature of a row's
+    output; where the likelihood's is not known, this is the log joint.
     """
     values = log_joints(problem, thetas)
     num_outputs = problem.bnn.forward(problem.density.initial_points, problem.x[:1]).shape[1]
@@ -46,7 +53,8 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
     try:
         if small:
             at_once = max(1, MAX_NUMBERS // size)
-            log_dets = torch.func.vmap(partial(_log_det, problem), chunk_size=at_once)(thetas)
+            log_det = torch.func.vmap(partial(_log_det, problem), chunk_size=at_once)
+            log_dets = log_det(thetas, _prior_precisions(problem, thetas))
         else:
             log_dets = torch.stack([_rough_log_det(problem, theta, rank) for theta in thetas])
     except (Refused, RuntimeError):
@@ -55,27 +63,49 @@ def log_evidences(problem: Problem, thetas: Tensor) -> Tensor:
     return values + 0.5 * problem.density.dim * math.log(2 * math.pi) - 0.5 * log_dets.detach()
 
 
-def _log_det(problem: Problem, theta: Tensor) -> Tensor:
-    """log det of the precision at ``theta`` (dim,)."""
-    density = problem.density
-    noise_indices: list[int] = []
-    for site in density.sites:
-        if not site.name.startswith(NET):
-            noise_indices += range(site.start, site.stop)
-    weights = torch.ones(
+def _of_weights(density: Density) -> Tensor:
+    """Which coordinates (dim,) are the net's weights; the others are the noise's."""
+    weights = torch.zeros(
         density.dim,
         dtype=torch.bool,
-        device=theta.device,
+        device=density.device,
     )
-    weights[noise_indices] = False
-    prior_precision = -_row_sums(_log_prior(problem), theta)[weights].double()
-    prior_precision = prior_precision.clamp_min(SMALLEST)
+    for site in density.sites:
+        weights[site.start : site.stop] = site.name.startswith(NET)
+    return weights
+
+
+def _prior_precisions(problem: Problem, thetas: Tensor) -> Tensor:
+    """Of points (point, dim) the precisions (point, weight) of the weights' prior, float64.
+
+    They are its curvatures; where it has none at a point, the precision of its spread.
+    """
+    weights = _of_weights(problem.density)
+    diagonal = torch.func.vmap(partial(_row_sums, _log_prior(problem)))
+    curvatures = -diagonal(thetas)[:, weights].double()
+    if bool((curvatures > SMALLEST).all()):
+        return curvatures
+    draws = problem.density.sample_prior(NUM_PRIOR_DRAWS, seed=0)[:, weights].double()
+    lower, upper = draws.quantile(draws.new_tensor([0.25, 0.75]), 0)
+    spread = (upper - lower) / NORMAL_QUARTILES
+    of_spread = spread.clamp_min(math.sqrt(SMALLEST)).pow(-2)
+    return torch.where(curvatures < FLAT_SHARE * of_spread, of_spread, curvatures)
+
+
+def _log_det(
+    problem: Problem,
+    theta: Tensor,
+    prior_precision: Tensor,
+) -> Tensor:
+    """log det of the precision at ``theta`` (dim,), with that of the weights' prior, (weight,)."""
+    density = problem.density
+    weights = _of_weights(density)
     rows = _rows(problem, theta)[:, weights] / prior_precision.sqrt()
     gram = rows @ rows.mT if len(rows) < rows.shape[1] else rows.mT @ rows
     eigenvalues = torch.linalg.eigvalsh(gram).clamp_min(0.0)
     total = prior_precision.log().sum() + eigenvalues.log1p().sum()
-    if noise_indices:
-        index = torch.tensor(noise_indices, device=theta.device)
+    if not bool(weights.all()):
+        index = (~weights).nonzero().flatten()
 
         def log_joint(noise: Tensor) -> Tensor:
             return density.log_joint(theta.index_copy(0, index, noise))

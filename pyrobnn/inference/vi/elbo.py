@@ -2,6 +2,7 @@ r"""The evidence lower bound of a Pyro program under a guide, as a pure function
 
 .. math:: \mathrm{ELBO} = E_q[\log p(y \mid \theta)] - KL(q \| p)
 
+Of the direction ``"forward"`` it is :math:`KL(p \| q)` in the place of that, which bounds nothing.
 The program's sites are read from one trace of it at a draw of the guide. Where guide and prior are both normal the
 cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is the value at the draw.
 """
@@ -16,11 +17,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Family, Moments
+from pyrobnn.inference.vi.forward_kl import FromPrior
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
 from pyrobnn.model.distribution_kinds import elementwise, is_normal
@@ -32,6 +35,8 @@ from pyrobnn.posterior.approximation import Approximation
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
 _ELBO_ERROR = 0.02
 _MAX_ELBO_DRAWS = 4096
+
+KLDirection = Literal["reverse", "forward"]
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
@@ -49,6 +54,10 @@ class Elbo:
             weights, Monte Carlo for correlated ones, where it has the lower variance.
         estimator: None, ``"local_reparameterization"`` or ``"flipout"`` (factorised normal guides only).
         num_particles: draws averaged.
+        kl_direction: ``"reverse"``, KL(q‖prior), of the bound; ``"forward"``, KL(prior‖q), of factorised normal guides.
+
+    Raises:
+        Refused: a forward KL of a guide, or from a prior, for which there is none.
     """
 
     def __init__(
@@ -59,6 +68,7 @@ class Elbo:
         kl: Literal["auto", "closed_form", "monte_carlo"] = "auto",
         estimator: Estimator | None = None,
         num_particles: int = 1,
+        kl_direction: KLDirection = "reverse",
     ):
         # the objective is noisy where the program subsamples; the sites' layout is the same
         self.density = density.subsampled()
@@ -79,6 +89,15 @@ class Elbo:
             self.constant: frozenset[str] = frozenset()
             if self.exact_entropy:
                 self.closed, self.constant = self._closed_sites()
+            self.from_prior: FromPrior | None = None
+            if kl_direction == "forward":
+                if not (gaussian and family.factorized):
+                    raise Refused(
+                        "kl_direction='forward' needs a guide of independent normals: use guide='mean_field' or "
+                        "AutoNormal"
+                    )
+                closed = frozenset() if kl == "monte_carlo" else self._closed_sites()[1]
+                self.from_prior = FromPrior(density, self.latent, closed)
 
     @property
     def exact_kl(self) -> bool:
@@ -109,6 +128,8 @@ class Elbo:
             log_likelihood, cross = self._terms(
                 noise, torch.cat([draw.z, points]), draw.moments, *args
             )
+            if self.from_prior is not None:
+                return log_likelihood, cross
             if self.exact_entropy and draw.moments is not None:
                 entropy = draw.moments.entropy
             else:
@@ -128,7 +149,10 @@ class Elbo:
         moments: Moments | None,
         *args: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
+        """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form.
+
+        Of a forward KL the second is that KL itself.
+        """
         values = self.density.constrain(z)
         site_moments = self._site_moments(moments)
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -146,6 +170,8 @@ class Elbo:
                 continue
             if is_observed(node):
                 log_likelihood = log_likelihood + log_prob_sum(node)
+            elif self.from_prior is not None:
+                cross = cross + self.from_prior.divergence(node, *site_moments[name])
             elif name in self.closed:
                 cross = cross + _normal_cross_entropy(node, *site_moments[name])
             else:

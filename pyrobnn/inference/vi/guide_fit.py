@@ -72,6 +72,7 @@ def build_elbo(
         kl=config.kl,
         estimator=estimator,
         num_particles=config.num_particles,
+        kl_direction=config.kl_direction,
     )
     return elbo, torch.cat([family.initial(), points])
 
@@ -96,7 +97,7 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended.
 
     Where the noise is free, a second and shorter course holds it small first, as the paths of
-    :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept.
+    :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept. A forward KL has no bound to compare them by.
     """
     fitted, result = _course(
         config,
@@ -105,7 +106,8 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
         asked=config,
         hold_noise=False,
     )
-    if fitted.free_noise is not None and result.stopped == "num_steps":
+    comparable = fitted.free_noise is not None and config.kl_direction == "reverse"
+    if comparable and result.stopped == "num_steps":
         fitted, result = _better_course(config, problem, run, fitted, result)
     return fitted.posterior(result.params, run.num_draws, result)
 
@@ -446,7 +448,8 @@ class GuideFit:
             result = _joined(self.before[1], result)
         evidence = Evidence(None, math.nan, [])
         try:
-            if not result.interrupted:
+            # a forward KL makes no bound
+            if not result.interrupted and self.config.kl_direction == "reverse":
                 with full_float32(problem.device):
                     track = result.tracked["elbo"] if temperature == 1.0 else None
                     evidence = self._evidence(guide, theta, track)
@@ -516,12 +519,14 @@ class GuideFit:
             "num_steps": result.num_steps,
             "stopped": result.stopped,
             "estimator": self.elbo.estimator or "weights",
-            "log_evidence_kind": "elbo",
+            "kl_direction": self.config.kl_direction,
             "grad_norm": float(result.grad_norm),
             "temperature": temperature,
             "mean_field_steps": mean_field_steps,
             **result.path,
         }
+        if self.config.kl_direction == "reverse":
+            meta["log_evidence_kind"] = "elbo"
         if temperature == 1.0:
             losses = -result.tracked["elbo"]
             meta |= unfinished_by_losses(result, losses, 1.0, self.problem.density.dim)
