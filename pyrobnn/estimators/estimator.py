@@ -46,6 +46,7 @@ from pyrobnn.inference.method import METHODS, Method, check_method
 from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.posterior.prediction import Prediction
 
@@ -94,7 +95,7 @@ class Estimator(BaseEstimator):
         missing: str = "refuse",
         num_draws: int | None = None,
         max_seconds: float | None = None,
-        compile: bool = True,
+        compile: Compile = "auto",
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
@@ -417,15 +418,13 @@ class Estimator(BaseEstimator):
         facts = prior_facts(model)
         width = model.likelihood.width(1)
         if self.method == "auto":
-            # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             is_linear = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            compile = not is_linear and (self.compile or cast(bool, "trace"))
             chosen, why = choose(
                 num,
                 model.num_weights,
                 width,
                 **facts,
-                compile=compile,
+                compile=self.compile,
             )
             if is_linear and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))

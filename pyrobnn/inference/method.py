@@ -17,6 +17,7 @@ from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
 from pyrobnn.posterior.rows import Rows
 
@@ -217,7 +218,9 @@ class Method(abc.ABC):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
-            posterior = self._fit_head(problem, run)
+            with recorded() as functions:
+                posterior = self._fit_head(problem, run)
+        posterior = replace(posterior, meta=posterior.meta | _tier(functions))
         return replace(posterior, rows=Rows.of(model, x, y))
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
@@ -276,6 +279,14 @@ class Method(abc.ABC):
     @abc.abstractmethod
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
+
+
+def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
+    """What ``meta["tier"]`` has: how the function that was to be called most often was run, and what was forecast."""
+    if not functions:
+        return {}
+    main = max(functions, key=lambda function: function.calls)
+    return {"tier": {"tier": main.tier} | ({} if main.forecast is None else main.forecast.meta())}
 
 
 @dataclass(frozen=True)
