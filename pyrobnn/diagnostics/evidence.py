@@ -20,7 +20,6 @@ from pyrobnn.core.groups import (
     EVENTS,
     FUNCTION,
     LOG_LIKELIHOOD,
-    MIN_DATA,
     OBSERVED_DATA,
     ONE_STEP,
     POSTERIOR,
