@@ -495,7 +495,7 @@ class Posterior:
 
         Values that all draws share are stored once, and a Gaussian's factors where they are no larger than 32 MB or
         the draws. No row of the data is in the file unless ``rows`` asks for them, which ``meta["rows_in_file"]`` of
-        what is loaded then says. Nor has a pickle rows, of a posterior or of an estimator.
+        what is loaded then says. Nor has a pickle of the posterior of a net.
         """
         from pyrobnn.posterior.storage import save
 
