@@ -11,21 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, final
 
-from pyrobnn.core.checks import Refused, check_count, check_type
+from torch.utils.data import DataLoader, Dataset
+
+from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
 from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.model import BNN
 from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
+from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pyrobnn.model import BNN
     from pyrobnn.model.density import Program
     from pyrobnn.posterior import Posterior
 
@@ -220,8 +223,8 @@ class Method(abc.ABC):
                 problem.note(note)
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
-        posterior = replace(posterior, meta=posterior.meta | _tier(functions))
-        return replace(posterior, rows=Rows.of(model, x, y))
+        meta = posterior.meta | _tier(functions) | _input_range(model, x)
+        return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
@@ -287,6 +290,13 @@ def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
         return {}
     main = max(functions, key=lambda function: function.calls)
     return {"tier": {"tier": main.tier} | ({} if main.forecast is None else main.forecast.meta())}
+
+
+def _input_range(model: BNN | Program, x: Any) -> dict[str, Any]:
+    """The entry of ``meta`` that has the least and the largest inputs of a net; none of a loader's."""
+    if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)):
+        return {}
+    return {"input_range": InputRange.of(as_tensor("x", x)).state()}
 
 
 @dataclass(frozen=True)
