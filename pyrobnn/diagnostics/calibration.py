@@ -26,7 +26,10 @@ from pyrobnn.diagnostics.uniformity import (
 
 
 def held_out(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the PIT of held-out data is uniform, by the worst output; of few, whether 90 % intervals hold enough."""
+    """Asks whether the PIT of held-out data (the probability predicted for values below the outcome) is uniform.
+
+    Of several outputs the worst decides. Of few data only the coverage of their 90 % intervals is judged.
+    """
     u = held_out_pit(evidence)
     draws = predictive_draws(evidence)
     if u is None or draws is None or len(u) < FEWEST_HELD_OUT:
@@ -62,11 +65,12 @@ def _coverage(u: np.ndarray, dependence: Dependence, rates: tuple[float, float])
 
 
 def left_out(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the leave-one-out PIT of the training data is uniform; where there is none, that of their replicates.
+    """Asks whether the leave-one-out PIT of the training data is uniform.
 
-    A model misses its training data by less than new data, but only as far as its parameters allow: residuals shrink
-    to √((1 − h) / (1 + h)) of what is predicted, h the parameters per datum. Beyond that error bars are too wide.
-    Of several observed variables the one that departs most; of a joint event each value given those before it.
+    Without leave-one-out it is the PIT of the training data in their replicates. A model misses its training data by
+    less than new data, but only as far as its parameters allow: residuals shrink to √((1 − h) / (1 + h)) of the
+    predicted error, with h the number of parameters per datum. Beyond that the intervals are too wide. Of several
+    observed variables the worst decides; of a joint event each value is predicted from those before it.
     """
     views = evidence.by_outcome
     results = [result for view in views if (result := _left_out(view, limits)) is not None]

@@ -44,10 +44,12 @@ class Pattern(NamedTuple):
 
 
 def pattern(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
+    """Asks whether outcomes lie above their predictions in one region of an input and below them in another.
 
-    By region, and between neighbours along each input; the size of an error alone (`by_region`) sees neither. Of
-    classes each has a PIT of its own, randomised between what it leaves open.
+    Then the model misses a pattern. The measure is the signed PIT, the probability that was predicted for values
+    below the outcome, by region and between neighbours along each input; the size of errors alone
+    (`coverage_by_region`) shows neither. Each class has a PIT of its own, drawn at random within what a label leaves
+    open.
     """
     patterns = []
     for u, covariates in errors_of(evidence):
@@ -61,10 +63,10 @@ def pattern(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def order(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether neighbouring rows depend on each other: a time series, groups, or a drift.
+    """Asks whether errors of neighbouring rows depend on each other: a time series, groups of rows, or a drift.
 
-    By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
-    and held-out data together; not of rows that are sorted by their outcomes or by an input.
+    The measures are the correlation of the signed PIT between neighbours and its differences between four stretches
+    of rows, in training and held-out data together. Rows that are sorted by outcome or by an input are not judged.
     """
     by_set = [
         _patterns(u, ORDER, covariates[ORDER])
@@ -126,7 +128,10 @@ class Regional(NamedTuple):
 
 
 def by_region(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
+    """Asks whether errors are as large as predicted in every region of the inputs.
+
+    A model of constant noise fails it on heteroskedastic data.
+    """
     results = _regional_results([] if evidence.has_classes else errors_of(evidence))
     if not results:
         return None

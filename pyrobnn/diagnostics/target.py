@@ -39,7 +39,11 @@ _LEAST_RATIO = 0.25
 
 
 def virial(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the draws spread as the density falls: −E[(z − z̄)·∇log p] is their dimension."""
+    """Compares the spread of the draws with the spread that the log density implies.
+
+    For draws z of the posterior, −E[(z − z̄)·∇log p] is the number of parameters. It is larger where the draws are
+    too wide, and smaller where they are too narrow.
+    """
     values = evidence.draws(STEIN, "virial")
     size = evidence.values(STEIN, "size")
     if values is None or size is None or not np.isfinite(values).all():
@@ -56,7 +60,10 @@ def virial(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def score(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the draws lie where the density does: E[∇log p] = 0."""
+    """The mean gradient of the log density over the draws, which is zero for draws of the posterior.
+
+    Where E[∇log p] is not zero, the draws are centred in the wrong place.
+    """
     values = evidence.draws(STEIN, "score")
     size = evidence.values(STEIN, "size")
     if values is None or size is None or not np.isfinite(values).all():
@@ -272,9 +279,10 @@ def _arrival(evidence: Evidence) -> dict[str, float]:
 
 
 def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the function, or a program's sites, stay as they are when draws are moved towards the posterior.
+    """Moves the draws by Hamiltonian Monte Carlo and compares the function before and after.
 
-    Two standard errors are taken off every change.
+    Such moves do not change draws of the posterior. Of a program its sites are compared. Two standard errors are
+    subtracted from every change, so that chance alone does not count.
     """
     arrived = beside_posterior(evidence)
     if arrived is not None:
@@ -303,10 +311,10 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the log density of chains keeps its mean and spread when their draws are moved.
+    """Moves draws of chains by Hamiltonian Monte Carlo and compares their log density before and after.
 
-    Draws of the wrong shape may have the posterior's mean and covariance, and with them the right functions and mean
-    gradients: only the spread of their log density is wrong.
+    Draws of the wrong shape can have the posterior's mean and covariance, and with them the right function and the
+    right mean gradient. The spread of their log density is then still wrong.
     """
     pair = _moved(evidence, "density_")
     if pair is None or isinstance(pair, Found):
