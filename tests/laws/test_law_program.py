@@ -306,7 +306,7 @@ GUIDES = {
 LAPLACE = {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)}
 ALL = METHODS | GUIDES | LAPLACE
 LIKE_ANOTHER = METHODS.keys() - REPRESENTATIVES | {"DeepEnsemble"}
-NOT_FOR_PROGRAMS = ("Laplace", "SWA", "MCDropout")
+NOT_FOR_PROGRAMS = ("SWA", "MCDropout")
 #: subsampling searches and chains have laws of their own
 FAST = {
     "scale_and_mask_of_events": ALL.keys() - LIKE_ANOTHER,
