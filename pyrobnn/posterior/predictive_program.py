@@ -145,8 +145,8 @@ class PredictiveProgram(nn.Module):
 
     def _weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The parameters and buffers of the net: those of one value, and those that vary (draw, …)."""
-        fixed = {}
-        varying = {}
+        fixed: dict[str, Tensor] = {}
+        varying: dict[str, Tensor] = {}
         for name in self._names:
             if name.startswith(NET):
                 values = varying if name in self._varying else fixed

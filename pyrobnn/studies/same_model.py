@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_type
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.compile.trees import Tree
 from pyrobnn.model.density import Program
 from pyrobnn.model.log_terms import log_prob_sum
 from pyrobnn.model.nodes import Node, is_latent, is_observed
@@ -54,8 +55,8 @@ class SameModel:
 def same_model(
     program_a: BNN | Program,
     program_b: BNN | Program,
-    x: Any = None,
-    y: Any = None,
+    x: Tree = None,
+    y: Tree = None,
     *,
     seed: int = 0,
 ) -> SameModel:
@@ -100,7 +101,7 @@ def same_model(
     return _compared(pairs)
 
 
-def _density(name: str, program: BNN | Program, data: tuple[Any, Any]) -> Density:
+def _density(name: str, program: BNN | Program, data: tuple[Tree, Tree]) -> Density:
     """The density of the argument of this name, in float64."""
     check_type(name, program, BNN | Callable, "a Pyro program fn(x, y)")
     called = program.pyro_model if isinstance(program, BNN) else program
@@ -200,7 +201,7 @@ def _compared(terms: Sequence[_Terms]) -> SameModel:
 
 
 def _spread(terms: Tensor) -> float:
-    """How far the difference of two terms (point, 2) varies, in nats; infinite where a point is possible in one alone."""
+    """How far the difference of two terms (point, 2) varies, in nats; infinite where one alone is possible."""
     is_finite = torch.isfinite(terms)
     if bool((is_finite.any(1) & ~is_finite.all(1)).any()):
         return math.inf
