@@ -6,11 +6,11 @@ They show few quantities and at most 200 draws of each chain: enough for the eye
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -34,6 +34,11 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.look import style
 from pyrobnn.report.figures import Block, as_image
 
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
+
+#: an option of one of ArviZ's plots
+_Option: TypeAlias = "int | str | Sequence[float] | Mapping[str, Mapping[str, int]]"
 #: what a page says where the figures cannot be drawn
 MISSING = (
     "ArviZ draws traces, ranks, energies and predictive checks of these chains here once its plots "
@@ -139,9 +144,9 @@ def _drawing() -> Iterator[None]:
 
 def _arviz(
     name: str,
-    data: Any,
+    data: xr.DataTree | ELPDData,
     size: tuple[float, float],
-    **options: Any,
+    **options: _Option,
 ) -> Figure:
     """What ``arviz_plots.NAME`` draws of the data, as a figure of this size in inches."""
     import arviz_plots
@@ -181,36 +186,38 @@ def _worst_first(evidence: Evidence) -> dict[str, np.ndarray]:
 
 
 def _rhats(evidence: Evidence) -> dict[str, float]:
-    table = convergence(evidence)
-    if table is None:
+    """The finite R-hats, name → R-hat."""
+    estimates = convergence(evidence)
+    if estimates is None:
         return {}
-    known = zip(
-        table.names,
-        table.table["rhat"].values,
-        strict=True,
-    )
-    return {name: float(rhat) for name, rhat in known if np.isfinite(rhat)}
+    ratios = zip(estimates.names, estimates.table["rhat"].values, strict=True)
+    return {name: float(ratio) for name, ratio in ratios if np.isfinite(ratio)}
 
 
 def _as_titles(names: list[str]) -> list[str]:
-    """The names without the number of their point, where it does not tell two apart; a tree allows no slash in one."""
+    """The names without the number of their point, where it does not tell two apart."""
     short = [name.partition(" #")[0] for name in names]
-    titles = short if len(set(short)) == len(short) else names
-    return [title.replace("/", "∕") for title in titles]
+    is_enough = len(set(short)) == len(short)
+    return [_as_title(name) for name in (short if is_enough else names)]
+
+
+def _as_title(name: str) -> str:
+    """The name of a variable of a tree, which allows no slash in one."""
+    return name.replace("/", "∕")
 
 
 def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
     """Quantities (chain, draw) as a tree of draws, evenly thinned."""
     thinned = {}
-    for title, draws in zip(
-        _as_titles(list(values)),
-        values.values(),
-        strict=True,
-    ):
+    for title, draws in zip(_as_titles(list(values)), values.values(), strict=True):
         thinned[title] = (SAMPLE_DIMS, draws[:, spread(draws.shape[1], _MAX_DRAWS)])
-    dataset = xr.Dataset(thinned)
+    return xr.DataTree.from_dict({POSTERIOR: _numbered(xr.Dataset(thinned))})
+
+
+def _numbered(dataset: xr.Dataset) -> xr.Dataset:
+    """The dataset with coordinates, counted from zero."""
     numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-    return xr.DataTree.from_dict({POSTERIOR: dataset.assign_coords(numbers)})
+    return dataset.assign_coords(numbers)
 
 
 def _grid_size(num_panels: int) -> tuple[float, float]:
@@ -254,9 +261,10 @@ def _energy(evidence: Evidence) -> Figure | None:
 
 def _forest(evidence: Evidence) -> Figure | None:
     values = _worst_first(evidence)
-    # in one unit where it can be
-    of_function = [name for name in values if name.startswith(F_AT)][:_MAX_INTERVALS]
-    names = of_function or [name for name in shown_quantities(evidence) if name != LOG_DENSITY]
+    # values of the function alone are in one unit
+    function_values = [name for name in values if name.startswith(F_AT)][:_MAX_INTERVALS]
+    parameters = [name for name in shown_quantities(evidence) if name != LOG_DENSITY]
+    names = function_values or parameters
     if not names:
         return None
     return _arviz(
@@ -268,46 +276,78 @@ def _forest(evidence: Evidence) -> Figure | None:
     )
 
 
-def _outcomes(evidence: Evidence) -> xr.DataTree | None:
-    """Replicates, outcomes and log-likelihood of the training data, evenly thinned; None of classes and censored rows.
+@dataclass(frozen=True, eq=False)
+class _Outcomes:
+    """Outcomes of the training data with what was predicted of them, thinned.
 
-    The replicates of several outputs are variables of their own.
+    Args:
+        replicates: (chain, draw, row, output).
+        y: (row, output).
+        log_likelihood: (chain, draw, row).
+        names: of the outputs.
     """
+
+    replicates: np.ndarray
+    y: np.ndarray
+    log_likelihood: np.ndarray
+    names: Sequence[str]
+
+
+def _outcomes(evidence: Evidence) -> _Outcomes | None:
+    """The outcomes, evenly thinned; None of classes and censored rows."""
     pair = evidence.replicates(whole=True)
     pointwise = evidence.log_likelihood
     if pair is None or pointwise is None or evidence.has_classes or is_censored(evidence):
         return None
-    draws, y = pair
+    replicates, y = pair
     num_chains, num_draws, num_data = pointwise.shape
-    if draws.shape[:2] != (num_chains * num_draws, num_data):
+    if replicates.shape[:2] != (num_chains * num_draws, num_data):
         return None
-    kept = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), spread(num_data, _MAX_DATA))
-    groups: dict[str, dict[str, Any]] = {
-        name: {} for name in (POSTERIOR_PREDICTIVE, OBSERVED_DATA, LOG_LIKELIHOOD)
+    replicates = replicates.reshape(*pointwise.shape, -1)
+    rows = spread(num_data, _MAX_DATA)
+    thinned = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), rows)
+    return _Outcomes(
+        replicates[thinned],
+        y[rows],
+        pointwise[thinned].astype(np.float64),
+        output_names(evidence, y.shape[1]),
+    )
+
+
+def _outcome_tree(evidence: Evidence) -> xr.DataTree | None:
+    """Replicates, outcomes and log likelihood of the training data; None of classes and censored rows.
+
+    The outputs are variables of their own.
+    """
+    outcomes = _outcomes(evidence)
+    if outcomes is None:
+        return None
+    by_draw = (*SAMPLE_DIMS, "row")
+    replicates = {}
+    observed = {}
+    log_likelihood = {}
+    for output, name in enumerate(outcomes.names):
+        title = _as_title(name)
+        replicates[title] = (by_draw, outcomes.replicates[..., output])
+        observed[title] = ("row", outcomes.y[:, output])
+        log_likelihood[title] = (by_draw, outcomes.log_likelihood)
+    datasets = {
+        POSTERIOR_PREDICTIVE: _numbered(xr.Dataset(replicates)),
+        OBSERVED_DATA: _numbered(xr.Dataset(observed)),
+        LOG_LIKELIHOOD: _numbered(xr.Dataset(log_likelihood)),
     }
-    for output, name in enumerate(output_names(evidence, y.shape[1])):
-        title = name.replace("/", "∕")
-        replicates = draws[:, :, output].reshape(pointwise.shape)
-        groups[POSTERIOR_PREDICTIVE][title] = ((*SAMPLE_DIMS, "row"), replicates[kept])
-        groups[OBSERVED_DATA][title] = ("row", y[kept[2].ravel(), output])
-        groups[LOG_LIKELIHOOD][title] = ((*SAMPLE_DIMS, "row"), pointwise[kept].astype(np.float64))
-    datasets = {}
-    for group, variables in groups.items():
-        dataset = xr.Dataset(variables)
-        numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-        datasets[group] = dataset.assign_coords(numbers)
     # ArviZ reads from it how many chains there are
     datasets[POSTERIOR] = datasets[LOG_LIKELIHOOD]
     return xr.DataTree.from_dict(datasets)
 
 
 def _posterior_predictive(evidence: Evidence) -> Figure | None:
-    tree = _outcomes(evidence)
+    tree = _outcome_tree(evidence)
     if tree is None:
         return None
     replicates = tree[POSTERIOR_PREDICTIVE].to_dataset()
-    few = spread(replicates.sizes["draw"], -(-_NUM_REPLICATES // replicates.sizes["chain"]))
-    replicates = replicates.isel(draw=few)
+    per_chain = -(-_NUM_REPLICATES // replicates.sizes["chain"])
+    replicates = replicates.isel(draw=spread(replicates.sizes["draw"], per_chain))
     drawn = {
         POSTERIOR_PREDICTIVE: replicates,
         OBSERVED_DATA: tree[OBSERVED_DATA].to_dataset(),
@@ -325,7 +365,7 @@ def _posterior_predictive(evidence: Evidence) -> Figure | None:
 
 
 def _loo_pit(evidence: Evidence) -> Figure | None:
-    tree = _outcomes(evidence)
+    tree = _outcome_tree(evidence)
     if tree is None or loo(evidence) is None:
         return None
     num_outputs = len(tree[OBSERVED_DATA].data_vars)

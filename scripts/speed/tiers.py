@@ -5,7 +5,7 @@ compilers that it calls, so that other programs on the machine count for little.
 of the step is timed from the first look to the last. Runs that are long are cut, and their totals extrapolated.
 
     python scripts/speed/tiers.py measure     # half an hour; appends to tiers.jsonl
-    python scripts/speed/tiers.py constants   # what pyrobnn/model/compile/forecast.py should have
+    python scripts/speed/tiers.py constants   # the fit beside which forecast.py sets its constants
     python scripts/speed/tiers.py table       # forecast beside truth
 """
 
