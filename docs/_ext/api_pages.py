@@ -44,7 +44,7 @@ def public_modules(package: ModuleType = pb) -> list[ModuleType]:
     for info in pkgutil.iter_modules(package.__path__):
         if info.name in PRIVATE or info.name.startswith("_"):
             continue
-        if info.name == "botorch" and find_spec("botorch") is None:  # of an extra
+        if info.name in ("botorch", "mlflow") and find_spec(info.name) is None:  # of an extra
             continue
         module = import_module(f"{package.__name__}.{info.name}")
         if public_names(module):

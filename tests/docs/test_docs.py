@@ -54,7 +54,7 @@ SLOW = {
     "skpro",
     "trackers",
 }
-OPTIONAL = {"mlflow", "numpyro", "pymc", "skpro", "tensorboard", "wandb"}
+OPTIONAL = {"mlflow", "numpyro", "onnxruntime", "pyarrow", "pymc", "skpro", "tensorboard", "wandb"}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
