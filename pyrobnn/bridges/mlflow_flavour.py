@@ -49,7 +49,7 @@ class ServedPosterior(PythonModel):
 
 
 def _columns(outputs: Mapping[str, Tensor], levels: Sequence[float]) -> dict[str, np.ndarray]:
-    columns = {}
+    columns: dict[str, np.ndarray] = {}
     for name, values in outputs.items():
         if name == "quantiles":
             for place, level in enumerate(levels):

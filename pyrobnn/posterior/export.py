@@ -347,13 +347,14 @@ def _write_onnx(exported: ExportedProgram, meta: Mapping[str, Any], path: Path) 
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(exported, (), input_names=["x"], verbose=False)
+            written = torch.onnx.export(exported, (), input_names=["x"], verbose=False)
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise Refused(
             f"ONNX cannot hold this net ({reason}): write a .pt2 file, which torch reads"
         ) from error
-    model = cast(Any, program).model
+    program = cast(Any, written)
+    model = program.model
     for number, node in enumerate(model.graph.all_nodes()):
         # the lines of code that it came from
         node.metadata_props.clear()

@@ -156,20 +156,21 @@ def _write_zarr(blocks: Iterator[Columns], path: Path) -> int:
     import zarr
 
     group = zarr.open_group(path, mode="w")
+    arrays: dict[str, zarr.Array[Any]] = {}
     count = 0
     for block in blocks:
         for name, column in block.items():
             if column.dtype == object:
                 column = column.astype(str)
-            if name not in group:
-                group.create_array(
+            if name not in arrays:
+                arrays[name] = group.create_array(
                     name,
                     shape=(0,),
                     chunks=(CHUNK_ROWS,),
                     dtype=column.dtype,
                     dimension_names=("row",),
                 )
-            group[name].append(column)
+            arrays[name].append(column)
         count += len(column)
     return count
 
