@@ -16,6 +16,7 @@ os.environ.setdefault("MPLBACKEND", "Agg")
 
 import api_pages  # noqa: E402
 import check_pages  # noqa: E402
+import for_site  # noqa: E402
 import notebook_parts  # noqa: E402
 import retina  # noqa: E402
 import tested_pages  # noqa: E402
@@ -82,7 +83,8 @@ nitpick_ignore_regex = [
         r"(?!pyrobnn\b).*",
     ),  # what others document is on the network, and a build needs none
     (r"py:class", r".*\.[A-Z]"),  # type variables
-    (r"py:class", r"pyrobnn(\.\w+){3,}"),  # types of internal modules, named in signatures alone
+    # of internal modules, which have no page: types in signatures, and what docstrings point to
+    (r"py:.*", r"pyrobnn(\.\w+){3,}"),
 ]
 
 html_theme = "furo"
@@ -106,4 +108,5 @@ def setup(app: Any) -> None:
         lines[:0] = ["..", ""] if what == "property" else []
 
     app.connect("autodoc-process-docstring", begin, priority=400)
+    app.connect("source-read", for_site.replace)
     app.connect("doctree-resolved", retina.halve)

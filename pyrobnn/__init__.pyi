@@ -48,5 +48,6 @@ from .posterior.prediction import Prediction as Prediction
 from .report import write_report as write_report
 from .report import write_summary as write_summary
 from .studies.rehearsal import rehearse as rehearse
+from .studies.same_model import same_model as same_model
 
 __version__: str

@@ -1,4 +1,4 @@
-"""What to do while a method runs: show progress, stop.
+"""What to do while a method runs: show progress, draw, stop.
 
 A callback is any function ``callback(step, metrics) -> bool | None``. ``step`` counts the finished steps from 1,
 ``metrics`` maps names to what the method reports at this step (``"loss"`` for the gradient methods), and True asks
@@ -18,18 +18,24 @@ import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
+import torch
 from torch import Tensor
 from tqdm import TqdmWarning
 
-from pyrobnn.core.checks import check_count
+from pyrobnn.core.checks import as_tensor, check_count
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 #: what a method reports: numbers, words, and a function that returns the current posterior
 _Metrics = Mapping[str, Tensor | float | str | Callable[[], Any]]
 
-__all__ = ["EarlyStopping", "ProgressBar", "scalars"]
+__all__ = ["EarlyStopping", "LiveFigure", "ProgressBar", "scalars"]
 
 #: the end of a bar that is not full, by the word for the reason in ``meta["stopped"]``
 _ENDINGS = {
@@ -190,6 +196,217 @@ class ProgressBar:
         self._bar.initial = getattr(self._bar, "initial", 0) + num_steps
         self._bar.last_print_n = self._bar.n
         self._bar.refresh()
+
+
+#: the colours of what more data removes, of noise that stays, and of data
+_EPISTEMIC = "#0072b2"
+_ALEATORIC = "#e69f00"
+_INK = "#1c2128"
+_NORMAL_95 = 1.96
+
+
+class LiveFigure:
+    """A figure that follows a fit: the curve of the loss and, at given inputs, the predictive bands so far.
+
+    In a notebook the figure stands below the cell and is drawn anew there; elsewhere ``figure`` alone is, to be saved
+    or shown by whoever has it. The last state is drawn when the fit ends.
+
+    Args:
+        every: steps between two drawings; each costs about a tenth of a second, and a prediction where there are bands.
+        metric: name of the metric of the curve: NUTS reports no ``"loss"``, but ``"step_size"`` and others.
+        probe: inputs (N, 1) at which the bands are drawn: mean and 95 % of the function in blue, with noise in sand.
+        data: points (x, y), of (N, 1) each, drawn with the bands; without ``probe`` the bands reach a quarter of their
+            range beyond them.
+
+    Attributes:
+        figure: the ``matplotlib`` figure, None before the first report.
+
+    Raises:
+        ValueError: a count below 1, inputs of several columns; when called, a metric that is not reported, or bands of
+            classes.
+
+    Example:
+        >>> live = LiveFigure(every=10)
+        >>> for step in range(10, 50, 10):
+        ...     stop = live(step, {"loss": 1.0 / step})
+        >>> live.figure.axes[0].get_ylabel()
+        'loss'
+    """
+
+    def __init__(
+        self,
+        every: int = 100,
+        metric: str = "loss",
+        *,
+        probe: Tensor | None = None,
+        data: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.every = check_count("every", every)
+        self.metric = metric
+        self.data = None
+        if data is not None:
+            self.data = _column("data", data[0]), _column("data", data[1])
+        self.probe = None
+        if probe is not None:
+            self.probe = _column("probe", probe).sort(0).values
+        elif self.data is not None:
+            self.probe = _around(self.data[0])
+        self.figure: Figure | None = None
+        self._handle: Any = None
+        self._snapshot: Any = None
+        self._start()
+
+    def __call__(self, step: int, metrics: _Metrics) -> None:
+        if self.metric not in metrics:
+            raise ValueError(
+                f"the figure follows {self.metric!r}, which this method does not report: choose one of "
+                f"{', '.join(scalars(metrics)) or 'none'}"
+            )
+        if self._steps and step <= self._steps[-1]:  # steps begin again: a new run
+            self._start()
+        self._steps.append(step)
+        self._values.append(float(cast(float, metrics[self.metric])))
+        self._snapshot = metrics.get("snapshot")
+        if step >= self._drawn + self.every:
+            self._draw()
+
+    def end(self) -> None:
+        """The fit is over: draw what came after the latest drawing."""
+        if self._steps and self._drawn < self._steps[-1]:
+            self._draw()
+        # it holds the state of the fit
+        self._snapshot = None
+
+    def _start(self) -> None:
+        """Forget what another run has reported."""
+        self._steps: list[int] = []
+        self._values: list[float] = []
+        self._snapshot = None
+        self._drawn = 0
+
+    def _draw(self) -> None:
+        from matplotlib.figure import Figure
+
+        with_bands = self.probe is not None and self._snapshot is not None
+        num_panels = 2 if with_bands else 1
+        if self.figure is None:
+            self.figure = Figure(figsize=(3.6 * num_panels, 2.7), layout="constrained")
+        self.figure.clear()
+        panels = self.figure.subplots(
+            1,
+            num_panels,
+            squeeze=False,
+        )[0]
+        self._draw_curve(panels[0])
+        if with_bands:
+            self._draw_bands(panels[1])
+        self._drawn = self._steps[-1]
+        self._show()
+
+    def _draw_curve(self, ax: Axes) -> None:
+        ax.plot(
+            self._steps,
+            self._values,
+            color=_EPISTEMIC,
+            lw=1.2,
+        )
+        # the first tenth may be far above what there is to see
+        later = [value for value in self._values[len(self._values) // 10 :] if math.isfinite(value)]
+        if later and min(later) < max(later):
+            margin = 0.05 * (max(later) - min(later))
+            ax.set_ylim(min(later) - margin, max(later) + margin)
+        ax.set(
+            xlabel="step",
+            ylabel=self.metric,
+            title=f"step {self._steps[-1]}",
+        )
+
+    def _draw_bands(self, ax: Axes) -> None:
+        prediction = self._snapshot().predict(self.probe)
+        if prediction.task in ("categorical", "bernoulli", "ordinal"):
+            raise ValueError(
+                "the bands are those of numbers, and these are classes: leave out 'probe' and 'data'"
+            )
+        x = cast(Tensor, self.probe)[:, 0].cpu()
+        mean = prediction.mean[:, 0].cpu()
+        widths = {
+            "95 % with noise": (prediction.var, _ALEATORIC),
+            "95 % of the function": (prediction.epistemic_var, _EPISTEMIC),
+        }
+        for label, (var, color) in widths.items():
+            half = _NORMAL_95 * var[:, 0].sqrt().cpu()
+            ax.fill_between(
+                x,
+                mean - half,
+                mean + half,
+                color=color,
+                alpha=0.35,
+                lw=0,
+                label=label,
+            )
+        ax.plot(
+            x,
+            mean,
+            color=_EPISTEMIC,
+            lw=1.2,
+            label="mean",
+        )
+        if self.data is not None:
+            ax.plot(
+                *(values[:, 0].cpu() for values in self.data),
+                ".",
+                color=_INK,
+                ms=3,
+                alpha=0.5,
+                label="data",
+            )
+        ax.set(xlabel="x", ylabel="y")
+        ax.legend(fontsize=7)
+
+    def _show(self) -> None:
+        """Put the figure into the notebook, in the place of the one before."""
+        picture = _notebook_picture(cast("Figure", self.figure))
+        if picture is None:
+            return
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(picture, display_id=True)
+        else:
+            self._handle.update(picture)
+
+
+def _column(name: str, values: Tensor) -> Tensor:
+    """Numbers (N,) or (N, 1) as (N, 1)."""
+    column = as_tensor(name, values)
+    column = column.unsqueeze(-1) if column.dim() == 1 else column
+    if column.dim() != 2 or column.shape[1] != 1:
+        raise ValueError(
+            f"{name!r} must be (N, 1), one input and one output, got {tuple(values.shape)}"
+        )
+    return column
+
+
+def _around(x: Tensor) -> Tensor:
+    """Inputs (200, 1) that reach a quarter of the range of ``x`` beyond it."""
+    low = float(x.min())
+    high = float(x.max())
+    margin = 0.25 * (high - low)
+    return torch.linspace(low - margin, high + margin, 200).to(x).unsqueeze(-1)
+
+
+def _notebook_picture(figure: Figure) -> Any:
+    """The figure as a picture that a notebook shows; None outside of one."""
+    try:
+        from IPython.core.getipython import get_ipython
+        from IPython.display import Image
+    except ImportError:
+        return None
+    if get_ipython() is None:
+        return None
+    file = BytesIO()
+    figure.savefig(file, format="png", dpi=110)
+    return Image(data=file.getvalue())
 
 
 class EarlyStopping:

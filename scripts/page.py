@@ -32,6 +32,7 @@ CLAIMS = (
     "uci",
     "verdict",
     "judge",
+    "mnist",
     "newest",
 )
 

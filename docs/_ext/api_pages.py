@@ -1,9 +1,8 @@
-"""Pages of the API reference: every public name of the package, found by looking at it."""
+"""Pages of the API reference: what is public, the names of ``pyrobnn`` and of the modules that it names."""
 
 from __future__ import annotations
 
 import inspect
-import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,63 +11,17 @@ from typing import Any
 
 import pyrobnn as pb
 
-#: modules without a name that a user would import
-PRIVATE = {"__main__", "bridges", "cli"}
-#: modules at the top that name for users what stands in a room
-RE_EXPORTING = (
-    "acquire",
-    "likelihoods",
-    "mcmc",
-    "metrics",
-    "networks",
-    "priors",
-    "references",
-    "testing",
-)
-#: modules deeper down whose names a method of one's own needs, or that a docstring points to
-EXTENDING = (
-    "pyrobnn.inference.method",
-    "pyrobnn.inference.fitting.batches",
-    "pyrobnn.inference.fitting.loaders",
-    "pyrobnn.inference.fitting.problem",
-    "pyrobnn.core.checks",
-    "pyrobnn.inference.langevin",
-    "pyrobnn.inference.optim.training",
-    "pyrobnn.posterior.approximation",
-)
 
+def public_modules() -> list[ModuleType]:
+    """The modules that ``pyrobnn`` names, and those of extras that are installed, by name.
 
-def public_modules(package: ModuleType = pb) -> list[ModuleType]:
-    """The modules below a package that have public names, by name; a package without any gives its modules'."""
-    found = []
-    for info in pkgutil.iter_modules(package.__path__):
-        if info.name in PRIVATE or info.name.startswith("_"):
-            continue
-        if info.name in ("botorch", "mlflow") and find_spec(info.name) is None:  # of an extra
-            continue
-        module = import_module(f"{package.__name__}.{info.name}")
-        if public_names(module):
-            found.append(module)
-        elif info.ispkg:
-            found += public_modules(module)
-    if package is pb:
-        found = [module for module in found if module.__name__ not in _behind_public_names()]
-        named = (getattr(pb, name) for name in pb.__all__)
-        others = map(import_module, EXTENDING)
-        found += [each for each in (*named, *others) if inspect.ismodule(each)]
-    return list(dict.fromkeys(found))
-
-
-def _behind_public_names() -> set[str]:
-    """Modules that hold what a module at the top re-exports: the names have their page there."""
-    behind: set[str] = set()
-    for info in pkgutil.iter_modules(pb.__path__):
-        if info.name not in RE_EXPORTING:
-            continue
-        module = import_module(f"{pb.__name__}.{info.name}")
-        values = [getattr(module, name) for name in public_names(module)]
-        behind |= {getattr(value, "__module__", "") for value in values}
-    return behind - {module.__name__ for module in map(import_module, EXTENDING)}
+    What stands in other modules may change with any version, unless one of these names it.
+    """
+    modules = [value for name in pb.__all__ if inspect.ismodule(value := getattr(pb, name))]
+    for extra in ("botorch", "mlflow"):
+        if find_spec(extra) is not None:
+            modules.append(import_module(f"pyrobnn.{extra}"))
+    return sorted(modules, key=lambda module: module.__name__)
 
 
 def public_names(module: ModuleType) -> list[str]:
@@ -161,7 +114,8 @@ def write(folder: Path) -> list[str]:
     documented: list[str] = []
     index = [
         _title("API reference"),
-        "``import pyrobnn as pb``: every public name, from its docstring.\n",
+        "``import pyrobnn as pb``: every public name, from its docstring. What is not named here may change with any "
+        "version.\n",
     ]
     index += [".. code-block:: python\n", "   import pyrobnn as pb\n", "   help(pb.NUTS)\n"]
     for kind, names in top_level().items():
@@ -174,7 +128,7 @@ def write(folder: Path) -> list[str]:
             index.append(f"   * - :doc:`pb.{name} <{name}>`\n     - {_first(value)}")
         index.append("")
     index += [_title("Modules", "-"), ".. list-table::\n   :widths: 30 70\n"]
-    for module in sorted(public_modules(), key=lambda each: each.__name__):
+    for module in public_modules():
         path = module.__name__
         page = path.removeprefix("pyrobnn.")
         parts = [_title(f"pb.{page}"), f".. py:module:: {path}\n", f"{inspect.getdoc(module)}\n"]

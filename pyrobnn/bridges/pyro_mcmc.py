@@ -23,6 +23,7 @@ from pyrobnn.core.checks import (
     check_finite,
     check_type,
 )
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference import NUTS as Sampler
 from pyrobnn.inference.log_density import LogDensity, chain_starts
@@ -109,6 +110,7 @@ class MCMC:
 
     posterior: Posterior
 
+    @options_explained
     def __init__(
         self,
         kernel: HMC | NUTS,

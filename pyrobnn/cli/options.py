@@ -28,6 +28,7 @@ import yaml
 from jsonargparse import ArgumentParser, Namespace, get_loader, set_parsing_settings
 
 from pyrobnn import data
+from pyrobnn.cli.help_words import HelpInWords
 from pyrobnn.cli.terminal import EXIT_STATUS, one_line, say
 from pyrobnn.core.checks import check_choice
 from pyrobnn.estimators import auto as _auto  # noqa: F401  # makes it known
@@ -54,20 +55,20 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
             "go on with a run that was stopped: what is finished is not fitted again",
         ),
         "quick": (bool, False, "fewer steps and draws, 500 rows at most: a minute"),
-        "seed": (int, 0, "of everything random"),
-        "device": (str, None, "where to compute, cpu or cuda [cpu]"),
+        "seed": (int, 0, "seed of everything random"),
+        "device": (str, None, "where to compute: cpu or cuda [cpu]"),
         "no_compile": (bool, False, "run without a compiler: same numbers, slower"),
         "no_progress": (bool, False, "no progress bars"),
     },
     "the data": {
         "data": (str, None, f"{', '.join(data.names())}, or a table: CSV, TSV, Parquet or Excel"),
-        "target": (str, None, "target column of the file"),
+        "target": (str, None, "target column of the file: needed with a file"),
         "features": (list[str], None, "columns to predict from [all others]"),
-        "drop": (list[str], [], "columns to leave out"),
+        "drop": (list[str], [], "columns to leave out [none]"),
         "task": (
             Literal["regression", "classification"],
             None,
-            "of the target [read from its values]",
+            "task of the target [read from its values]",
         ),
         "missing": (
             Literal["refuse", "drop", "impute"],
@@ -79,7 +80,7 @@ OPTIONS: dict[str, dict[str, tuple[Any, Any, str]]] = {
     # the title is a key: runs._study_of reads it
     "the model": {
         "hidden": (list[int], [50], "widths of hidden layers"),
-        "activation": (str, "tanh", "of the hidden layers"),
+        "activation": (str, "tanh", "activation of the hidden layers"),
         "prior_scale": (float, 1.0, "scale of the fan-in normal prior"),
         "noise": (str, "inferred", "inferred, learned, heteroskedastic, or a number"),
         "response": (_RESPONSE, "gaussian", "likelihood of the target"),
@@ -181,10 +182,10 @@ def _study_parser(command: str) -> ArgumentParser:
     if command == "compare":
         parser = _command_parser(command, "", "Run methods on data, judge them, write a report.")
         example = "nuts svi-lr=svi --svi-lr.lr 1e-3"
-        _add_common(parser, "--methods", "+", example, "results")
+        _add_common(parser, "--methods", "+", f"{example}) [{', '.join(_standard())}]", "results")
     else:
         parser = _command_parser(command, "DATA ", "Run one method and save it.")
-        _add_common(parser, "--method", 1, "auto, the default", "model.nc")
+        _add_common(parser, "--method", 1, "mine=nuts) [auto]", "model.nc")
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():
@@ -217,6 +218,7 @@ def _command_parser(command: str, positional: str, does: str) -> ArgumentParser:
         epilog=EXIT_STATUS,
         exit_on_error=False,
         allow_abbrev=False,
+        formatter_class=HelpInWords,
     )
 
 
@@ -228,7 +230,7 @@ def _add_common(
     out: str,
 ) -> None:
     """The methods to run and where the results go."""
-    known = f"{', '.join(METHODS)}, or NAME=METHOD ({example})"
+    known = f"{', '.join(METHODS)}, or NAME=METHOD ({example}"
     parser.add_argument(
         flag,
         dest="methods",
@@ -290,8 +292,13 @@ def _methods_to_run(command: str, line: Namespace, listed: NamedMethods) -> Name
             raise ValueError(f"fit runs one method: choose one of {names} with --method")
         standard = ["auto"]
     else:
-        standard = [name for name, known in METHODS.items() if known.standard]
+        standard = _standard()
     return _chosen(words or standard, listed)
+
+
+def _standard() -> list[str]:
+    """What ``compare`` runs where nobody names methods."""
+    return [name for name, known in METHODS.items() if known.standard]
 
 
 def _chosen(words: Sequence[str], listed: NamedMethods) -> NamedMethods:
@@ -381,6 +388,7 @@ def _method_parser(label: str, name: str, quick: bool) -> ArgumentParser:
         add_help=False,
         exit_on_error=False,
         allow_abbrev=False,
+        formatter_class=HelpInWords,
     )
     parser.add_class_arguments(
         method.cls,

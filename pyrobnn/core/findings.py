@@ -207,6 +207,31 @@ def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = Non
     )
 
 
+def _not_refined(
+    seconds: float,
+    transitions: int,
+    nested_rhat: float | None,
+    limit: float,
+    drift: float | None,
+    ess: float | None,
+    modes: int = 1,
+) -> str:
+    apart = ""
+    if modes > 1:
+        apart = (
+            f" Groups of chains stay in {modes} modes, weighted by Laplace's estimate of their evidence, which is "
+            "rough: use SMC."
+        )
+    shown = [
+        "not finite" if value is None else f"{value:.3g}" for value in (nested_rhat, drift, ess)
+    ]
+    return (
+        f"after {seconds:g} seconds and {transitions} transitions the short chains have not arrived at the posterior: "
+        f"nested R-hat is {shown[0]} (at most {limit:.3g} where they have), the means still drift by {shown[1]} sd (at "
+        f"most 0.25), and the effective sample size is {shown[2]} (400 expected).{apart} Raise seconds, or run NUTS"
+    )
+
+
 def _rows_together(change: float | None) -> str:
     how = (
         "is not a number" if change is None else f"changes by {change:.2g} beside seven other rows"
@@ -256,6 +281,14 @@ DRAWS: _Sentences = {
         "{raised:.3g}, so the posterior may be too narrow there"
     ),
     "prior_averaged": "the prior precision varies over a layer's outputs: the Kronecker factors use its mean",
+    "form_by_cost": (
+        "all correlations of {size:,} weights take about {gigabytes:,.1f} GB and {seconds:,.0f} s of one core, so the "
+        "precision has structure={chosen!r}{loss}; structure='full' takes all of them"
+    ),
+    "costly_curvature": (
+        "the full precision of {size:,} weights takes about {gigabytes:,.1f} GB and {seconds:,.0f} s of one core: "
+        "structure='kron' is cheaper, and so are subset='last_layer' and structure='diag'"
+    ),
     "curvature_unresolved": (
         "the curvature of the likelihood reaches {top:.2g} times the prior precision, and float64 resolves "
         "nothing below "
@@ -309,6 +342,7 @@ DRAWS: _Sentences = {
         "sample size is {ess:.0f} ({slowest}; 400 were asked for). Raise num_draws or max_seconds; chains in "
         "separate modes never agree: use SMC, which weights modes by their mass"
     ),
+    "not_refined": _not_refined,
     "particles_lag": (
         "at one temperature after the other the MCMC steps still raised the log likelihood of the particles: these "
         "lag behind the posterior, many of the draws lie outside of it, and the log evidence is too low by {lag:.2g} "
@@ -337,6 +371,11 @@ MODEL: _Sentences = {
         "as wide as for {num_data} points, and each counts as often as it is drawn. Draw every point once "
         "(drop_last=False)"
     ),
+    "prior_cut": (
+        "the prior of {site!r} is a {law} with {share:.0%} of its mass where {place}: that part is cut off, and the "
+        "model is the one with the rest of the prior. Give {site!r} a prior on the positive numbers (HalfNormal, "
+        "LogNormal, Gamma)"
+    ),
     "held_points": _held_points,
     "rows_together": _rows_together,
     "rows_outside": (
@@ -353,7 +392,7 @@ MODEL: _Sentences = {
 }
 #: of how it ran
 RUN: _Sentences = {
-    "unbatched_chains": "the chains run one after the other and uncompiled, much slower: {why}",
+    "unbatched_chains": "the chains run one after the other, much slower: {why}",
     "float64_run": (
         "the run went on in float64, 1.3 to 2.4 times as slow: {reason}. The draws are float64, and "
         "posterior.stacked() rounds them to the type of the program; centre and scale the data to stay in float32"

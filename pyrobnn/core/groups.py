@@ -16,6 +16,12 @@ LOG_PRIOR = "log_prior"
 #: f, its log densities and layer norms at the probes
 FUNCTION = "function"
 POSTERIOR_PREDICTIVE = "posterior_predictive"
+#: PIT and mean of each value of an observed joint event, given the values before it
+ONE_STEP = "one_step"
+#: attribute of an observed variable: of how many events of values that depend on each other it consists
+EVENTS = "joint_events"
+#: data from which on the distribution of PIT values is tested; fewer joint events are judged by their values
+MIN_DATA = 20
 OBSERVED_DATA = "observed_data"
 CONSTANT_DATA = "constant_data"
 #: at held-out points; their inputs and outcomes are in HELD_OUT

@@ -6,17 +6,19 @@ Torch's are in :mod:`pyrobnn.core.private` and :mod:`pyrobnn.core.private_torch`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import pyro
 import pyro.distributions as dist
 import torch
+from pyro.infer.autoguide import AutoGuide
 from pyro.poutine.block_messenger import BlockMessenger
 from pyro.poutine.condition_messenger import ConditionMessenger
 from pyro.poutine.replay_messenger import ReplayMessenger
 from pyro.poutine.runtime import am_i_wrapped, effectful
-from torch import Tensor
+from torch import Tensor, nn
 
 from pyrobnn.core import private
 
@@ -85,6 +87,43 @@ def mask_of(fn: dist.MaskedDistribution) -> Tensor | bool:
 def flat_site(guide: AutoContinuous) -> tuple[str, tuple[str, ...]]:
     """The name of a guide's auxiliary site, a flat vector, and of the sites of which it is made, in their order."""
     return f"_{guide._pyro_name}_latent", tuple(guide._unconstrained_shapes)
+
+
+def is_param_statement(message: Mapping[str, Any]) -> bool:
+    """Whether a message or node is of ``pyro.param``, and not of a ``PyroModule`` that reads a parameter of its own."""
+    return getattr(message["fn"], "__self__", None) is pyro.get_param_store()
+
+
+def keep_params_local(module: nn.Module) -> None:
+    """Let a module run under ``module_local_params`` though it was made without."""
+    for part in module.modules():
+        context = getattr(part, "_pyro_context", None)
+        if context is not None and not hasattr(context, "param_state"):
+            context.param_state = {"params": {}, "constraints": {}}
+
+
+def copy_of_guide(
+    guide: AutoGuide, change: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> AutoGuide:
+    """A copy of an AutoGuide, its parts and its parameters; the guide itself stays as it is.
+
+    It is a guide of what ``change`` makes of its model. What a run of the model has left in it is shared.
+    """
+    parts = [module for module in guide.modules() if isinstance(module, AutoGuide)]
+    shared = {id(part.prototype_trace): part.prototype_trace for part in parts}
+    # WORKAROUND(pyro-ppl<=1.9.2): AutoGuide.__getstate__ takes the model away from the guide that is copied
+    models = [(part, part._model, part.master) for part in parts]
+    try:
+        copied = copy.deepcopy(guide, shared)
+    finally:
+        for part, model, master in models:
+            part._model = model
+            part.master = master
+    copied_parts = [module for module in copied.modules() if isinstance(module, AutoGuide)]
+    for part, (_, model, _) in zip(copied_parts, models, strict=True):
+        part._model = (change(model[0]),)
+    keep_params_local(copied)
+    return copied
 
 
 # -- kernels of MCMC ---------------------------------------------------------------------------------------------------

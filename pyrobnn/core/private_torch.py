@@ -9,7 +9,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 # -- vmap --------------------------------------------------------------------------------------------------------------
+
+_Read = TypeVar("_Read")
 
 
 @contextlib.contextmanager
@@ -182,6 +184,33 @@ def depends(value: Tensor) -> bool:
             return True
         value = unwrapped(value)
     return value.requires_grad
+
+
+def is_batched(value: Tensor) -> bool:
+    """Whether ``vmap`` has put together several values in a tensor; False where torch lacks a name that tells."""
+    names = ("is_functorch_wrapped_tensor", "maybe_get_bdim", "get_unwrapped")
+    is_wrapped, axis, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
+    if None in (is_wrapped, axis, unwrapped):
+        return False
+    while is_wrapped(value):
+        if axis(value) >= 0:
+            return True
+        value = unwrapped(value)
+    return False
+
+
+def of_constant(read: Callable[..., _Read], value: Tensor, *args: Any, **options: Any) -> _Read:
+    """What a function reads of a tensor that is the same at all points, outside of every transform and trace."""
+    names = ("is_functorch_wrapped_tensor", "get_unwrapped")
+    is_wrapped, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
+    untransformed = private.find("torch._C._DisableFuncTorch")
+    untraced = private.find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
+    if None in (is_wrapped, unwrapped, untransformed, untraced):
+        return read(value, *args, **options)
+    while is_wrapped(value):
+        value = unwrapped(value)
+    with untransformed(), untraced(), torch._C.DisableTorchFunction():
+        return read(value, *args, **options)
 
 
 def factor_of(fn: Distribution) -> Tensor | None:

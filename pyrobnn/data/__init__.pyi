@@ -6,6 +6,7 @@ from .bundled import names as names
 from .dataset import Dataset as Dataset
 from .dataset import Standardizer as Standardizer
 from .dataset import train_test_split as train_test_split
+from .idx_files import mnist as mnist
 from .synthetic import clusters as clusters
 from .synthetic import cubic_clusters as cubic_clusters
 from .synthetic import gap as gap

@@ -15,7 +15,7 @@ from pyrobnn.diagnostics.convergence import Convergence, convergence
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.fidelity import Fidelity, fidelity
 from pyrobnn.diagnostics.importance import Importance, importance
-from pyrobnn.diagnostics.judge import audit, diagnose
+from pyrobnn.diagnostics.judge import audit, diagnose, judge_all
 from pyrobnn.diagnostics.leave_one_out import loo, loo_pit, refit_points
 from pyrobnn.diagnostics.points import pit
 from pyrobnn.diagnostics.prediction_metrics import expected_calibration_error
@@ -36,6 +36,7 @@ __all__ = [
     "expected_calibration_error",
     "fidelity",
     "importance",
+    "judge_all",
     "loo",
     "loo_pit",
     "pit",

@@ -26,7 +26,10 @@ from pyrobnn.diagnostics.uniformity import (
 
 
 def held_out(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the PIT of held-out data is uniform, by the worst output; of few, whether 90 % intervals hold enough."""
+    """Asks whether the PIT of held-out data (the probability predicted for values below the outcome) is uniform.
+
+    Of several outputs the worst decides. Of few data only the coverage of their 90 % intervals is judged.
+    """
     u = held_out_pit(evidence)
     draws = predictive_draws(evidence)
     if u is None or draws is None or len(u) < FEWEST_HELD_OUT:
@@ -62,11 +65,43 @@ def _coverage(u: np.ndarray, dependence: Dependence, rates: tuple[float, float])
 
 
 def left_out(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the leave-one-out PIT of the training data is uniform; where there is none, that of their replicates.
+    """Asks whether the leave-one-out PIT of the training data is uniform.
 
-    A model misses its training data by less than new data, but only as far as its parameters allow: residuals shrink
-    to √((1 − h) / (1 + h)) of what is predicted, h the parameters per datum. Beyond that error bars are too wide.
+    Without leave-one-out it is the PIT of the training data in their replicates. A model misses its training data by
+    less than new data, but only as far as its parameters allow: residuals shrink to √((1 − h) / (1 + h)) of the
+    predicted error, with h the number of parameters per datum. Beyond that the intervals are too wide. Of several
+    observed variables the worst decides; of a joint event each value is predicted from those before it.
     """
+    views = evidence.by_outcome
+    results = [result for view in views if (result := _left_out(view, limits)) is not None]
+    if not results:
+        return None
+    worst = min(results, key=lambda result: (_RANKS[result.status], result.numbers.get("p", 1.0)))
+    if len(views) > 1 and worst.status in ("warn", "fail"):
+        p = min(1.0, worst.numbers["p"] * len(views))
+        status = grade_tested(p, float(worst.value or 0.0), RATES, limits)
+        worst = replace(worst, status=status, numbers=dict(worst.numbers) | {"p": p})
+    return worst
+
+
+#: the worst first
+_RANKS = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
+
+
+def _left_out(evidence: Evidence, limits: Limits) -> Found | None:
+    """`left_out` of a tree with one observed variable."""
+    step = evidence.one_step
+    if step is not None:
+        u = step[0]
+        if len(u) < MIN_DATA:
+            return None
+        # independent values, so that the tests with the most power hold
+        p = p_moments(u[:, 0], Dependence())
+        stepwise = uniform(u, limits, "one-step", RATES, p)
+        if stepwise.code == "too_wide":
+            status = _grade_of_width(u, _free_parameters(evidence), limits)
+            stepwise = replace(stepwise, status=status)
+        return stepwise
     left_out_values = left_out_pit(evidence)
     if left_out_values is not None:
         u = left_out_values[1]

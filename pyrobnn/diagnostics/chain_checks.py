@@ -15,6 +15,7 @@ from pyrobnn.diagnostics.convergence import NORM, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status, grade
 from pyrobnn.diagnostics.limits import ENOUGH_DRAWS, RHAT_LIMITS
+from pyrobnn.diagnostics.relabelling import switched_labels
 
 
 def chains(evidence: Evidence, limits: Limits) -> Found | None:
@@ -83,15 +84,23 @@ def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
     }
     if status == "pass":
         return Found(status, value, "", numbers, limit)
+    relabelled = switched_labels(
+        evidence, estimates.names[worst].partition("[")[0], float(failing[worst])
+    )
+    if relabelled is not None:
+        named = ", ".join(map(repr, relabelled.sites))
+        numbers |= {"sites": named, "after": relabelled.after}
+        return Found(status, value, "labels_switched", numbers, limit)
     slow = status == "warn" and float(estimates.table["ess_bulk"].min()) < ENOUGH_DRAWS
     return Found(status, value, "chains_slow" if slow else "chains_disagree", numbers, limit)
 
 
 def smallest_ess(evidence: Evidence, limits: Limits) -> Found | None:
-    """The smallest effective sample size over the identified quantities except the norms of layers.
+    """The smallest effective sample size of the identified quantities, norms of layers left out.
 
-    Norms wander where layers share a scale, and the function does not. Where all of 40 sizes are 400, the smallest of
-    their estimates has the median 285 and is below 207 in 5 % of cases: half of 400 passes.
+    Norms wander where two layers share a scale, while the function stays. An effective sample size is an estimate:
+    of 40 quantities whose true size is 400, the smallest estimate has the median 285 and is below 207 in 5 % of
+    cases. So half of 400 passes.
     """
     estimates = convergence(evidence)
     if estimates is None:
@@ -118,7 +127,7 @@ def smallest_ess(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def moving(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether each chain moves, and whether independent draws differ: in all weights and in the function."""
+    """Checks that every chain moves, and that independent draws differ, in all weights and in the function."""
     if evidence.draws_per_chain < 2 or evidence.is_point:
         return None
     still = np.ones((evidence.num_chains, evidence.draws_per_chain - 1), dtype=bool)
@@ -141,7 +150,7 @@ def _repeats(draws: np.ndarray) -> np.ndarray:
 
 
 def divergences(evidence: Evidence, limits: Limits) -> Found | None:
-    """The share of transitions that diverged; right draws have some by chance."""
+    """The share of transitions that diverged, beyond the share that correct draws have by chance."""
     diverging = evidence.draws(SAMPLE_STATS, "diverging")
     if diverging is None:
         return None
@@ -160,7 +169,10 @@ def divergences(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def energy(evidence: Evidence, limits: Limits) -> Found | None:
-    """The lowest fraction of missing information of the energy over the chains."""
+    """The lowest Bayesian fraction of missing information (BFMI) among the chains.
+
+    It is low where the energy changes little from one transition to the next, so that the tails are explored slowly.
+    """
     values = evidence.draws(SAMPLE_STATS, "energy")
     if values is None or values.shape[1] < 10:
         return None

@@ -67,9 +67,10 @@ def _training_labels(evidence: Evidence) -> Labelled | None:
 
 
 def class_calibration(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether classes are as frequent as predicted, and held-out ones as often right as their confidence says.
+    """Compares how often each class occurs, and how often a prediction is right, with the predicted probabilities.
 
-    Confidence is held against what a perfectly calibrated forecast would score on as many data.
+    Whether predictions are right is asked of held-out data. The error is what exceeds that of a perfectly calibrated
+    forecast on as many data.
     """
     data = labelled(evidence)
     if data is None:

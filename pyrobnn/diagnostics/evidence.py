@@ -17,9 +17,11 @@ import xarray as xr
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.groups import (
+    EVENTS,
     FUNCTION,
     LOG_LIKELIHOOD,
     OBSERVED_DATA,
+    ONE_STEP,
     POSTERIOR,
     POSTERIOR_PREDICTIVE,
     PREDICTIONS,
@@ -27,6 +29,10 @@ from pyrobnn.core.groups import (
     SAMPLE_STATS,
 )
 
+#: joint events from which on each is judged as a row
+_FEWEST_EVENTS = 20
+#: groups that have a variable for each observed one
+_OF_OUTCOMES = (LOG_LIKELIHOOD, OBSERVED_DATA, ONE_STEP, POSTERIOR_PREDICTIVE)
 #: rates at which a check of a right model may warn, and fail: this library's convention
 RATES = 2e-3, 1e-4
 #: replicates from which on a predictive distribution is read
@@ -209,6 +215,11 @@ class Evidence:
         """Number of draws over all chains."""
         return self.num_chains * self.draws_per_chain
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another library made the tree: what this one makes says whether its draws are independent."""
+        return "iid" not in self.tree.attrs
+
     @functools.cached_property
     def is_point(self) -> bool:
         """Whether the tree holds one point of parameter space: one draw, or every draw the same."""
@@ -378,10 +389,11 @@ class Evidence:
     def replicates(self, *, whole: bool = False) -> tuple[np.ndarray, np.ndarray] | None:
         """Training replicates (draw, obs, output) and observed y (obs, output) of a regression; None where too few.
 
-        With `whole` also those of labels and counts that are kept as integers.
+        With `whole` also those of a classifier's labels. Values that have a log-likelihood each are a row each. None
+        where the outcome is a few events whose values depend on each other: `one_step` has those.
         """
         pair = self.outcome_and_replicates
-        if pair is None:
+        if pair is None or self.is_joint:
             return None
         y = pair[0].values
         draws = draws_first(pair[1])
@@ -390,9 +402,52 @@ class Evidence:
             draws = sample
         if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
             return None
-        if y.dtype.kind not in ("fiub" if whole else "f"):
+        if y.dtype.kind not in ("fiub" if whole or not self.has_classes else "f"):
             return None
+        terms = self.variable(LOG_LIKELIHOOD, str(pair[0].name))
+        if terms is not None and terms[{"chain": 0, "draw": 0}].shape == y.shape:
+            y = y.reshape(-1)
+            draws = draws.reshape(len(draws), -1)
         return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
+
+    @property
+    def is_joint(self) -> bool:
+        """Whether the outcome is one event, or few, of values that depend on each other given the parameters."""
+        y = self.variable(OBSERVED_DATA, self.outcome or "")
+        events = None if y is None else y.attrs.get(EVENTS)
+        return events is not None and int(events) < _FEWEST_EVENTS
+
+    @property
+    def one_step(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """PIT (value, 1) and predictive mean (value,) of each value of a joint event, given the values before it."""
+        name = self.outcome or ""
+        pit = self.values(ONE_STEP, name)
+        mean = self.values(ONE_STEP, f"{name}_mean")
+        if not self.is_joint or pit is None or mean is None:
+            return None
+        return pit.reshape(-1, 1), mean
+
+    @functools.cached_property
+    def by_outcome(self) -> list[Evidence]:
+        """The tree for each of its observed variables alone; itself where there is one, or one that is called ``y``."""
+        replicated = self.names(POSTERIOR_PREDICTIVE)
+        names = [name for name in self.names(OBSERVED_DATA) if name in replicated]
+        if len(names) < 2 or self.outcome is not None:
+            return [self]
+        return [self._of_outcome(name) for name in names]
+
+    def _of_outcome(self, name: str) -> Evidence:
+        """The tree with one of its observed variables."""
+        groups = {}
+        for child, node in self.tree.children.items():
+            dataset = node.to_dataset()
+            if child in _OF_OUTCOMES:
+                kept = [variable for variable in (name, f"{name}_mean") if variable in dataset]
+                dataset = dataset[kept]
+            groups[child] = dataset
+        tree = xr.DataTree.from_dict(groups)
+        tree.attrs.update(self.tree.attrs)
+        return Evidence(tree)
 
     def point_kinds(self, num_points: int, at: str) -> np.ndarray:
         """Kind of each point of a function: at "probes" that of the probe, elsewhere "train"."""

@@ -53,7 +53,7 @@ def fidelity(tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence) ->
 
 
 def against(evidence: Evidence, limits: Limits, reference: Evidence) -> Found:
-    """How far the function is from the reference's, and whether it is as uncertain."""
+    """How far the function lies from that of a reference run, and the ratio of their standard deviations."""
     comparison = _fidelity(evidence, reference)
     if comparison.per_point is None:
         return Found("info", None, "not_comparable")

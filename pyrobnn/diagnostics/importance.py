@@ -61,10 +61,12 @@ def importance(evidence: Evidence) -> Importance | None:
 
 
 def weighted(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether importance weights change the function, or the named sites of a program; otherwise their k-hat.
+    """Weights the draws by p/q, posterior over approximation, and compares the function before and after.
 
-    A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays as it is when
-    draws are moved: a heavy tail suffices for it. Of a program it decides, for moves do not find the neck of a funnel.
+    Of a program its named sites are compared. Where the weights are too unequal for a comparison, their Pareto k-hat
+    is shown. A k-hat beyond its limit decides nothing for a net with hidden units, nor where the function stays the
+    same when draws are moved (`function_moves`): a heavy tail of the weights is enough to raise it. Of a program it
+    decides, because moves do not find the neck of a funnel.
     """
     log_p = evidence.log_target
     log_q = evidence.draws(SAMPLE_STATS, "log_q")

@@ -16,6 +16,7 @@ from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
     HELD_OUT,
+    MOVED,
     OBSERVED_DATA,
     POSTERIOR,
     SAMPLE_DIMS,
@@ -57,7 +58,7 @@ def hopeless(evidence: Evidence) -> Found | None:
 
 
 def finite(evidence: Evidence, _: Limits) -> Found | None:
-    """Whether all that is read is finite; an infinite variance is allowed."""
+    """Checks that all numbers that a verdict reads are finite. An infinite variance is allowed."""
     counts: dict[str, int] = {}
     for group in _READ:
         for name, count in _not_finite(evidence, group).items():
@@ -93,7 +94,7 @@ def _not_finite(evidence: Evidence, group: str) -> dict[str, int]:
 
 
 def fit(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the fit ran to its end, at temperature one and without findings of its own."""
+    """Checks that the fit ran to its end, at temperature one, and reported no problem of its own."""
     optimum = _optimum(evidence, limits)
     if optimum is not None and optimum.status == "fail":
         return optimum
@@ -152,13 +153,14 @@ def _optimum(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def claim(evidence: Evidence, limits: Limits) -> Found | None:
-    r"""Whether the draws can be those of a posterior, and whether they can be compared with one.
+    r"""Asks whether the draws can come from a posterior at all, and whether anything can compare them with it.
 
-    Draws without a density of their own must at least differ. The number of parameters that they leave open is
+    A point estimate has no spread, and an ensemble's members have no density: of draws without a density it can only
+    be asked whether they differ. How many parameters they leave open is measured by
 
     .. math:: p = \sum_n \operatorname{var} \log p(y_n \mid \theta_s),
 
-    to which a parameter that the data inform contributes one (Gelman, Hwang & Vehtari, 2014).
+    to which each parameter that the data determine contributes one (Gelman, Hwang & Vehtari, 2014).
     """
     numbers = {"method": "This run" if evidence.method == "unknown" else evidence.method}
     if evidence.is_point:
@@ -169,6 +171,8 @@ def claim(evidence: Evidence, limits: Limits) -> Found | None:
     effective = _effective_parameters(evidence)
     if effective is not None and effective < limits[0]:
         return Found("warn", effective, "one_point", numbers)
+    if evidence.values(MOVED, "arrived"):
+        return None
     # what was fitted by its density was cut short where that is missing, or the tree is another's
     code = "density_missing" if evidence.claim == "approximate" else "no_density"
     return Found("warn", None, code, numbers)
@@ -186,7 +190,7 @@ def _effective_parameters(evidence: Evidence) -> float | None:
 
 
 def rows(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether held-out rows are training rows, and whether training rows are copies of one another."""
+    """Counts held-out rows that are training rows too, and training rows that are copies of one another."""
     train = _rows(evidence, CONSTANT_DATA, OBSERVED_DATA)
     test = _rows(evidence, HELD_OUT, HELD_OUT)
     if not train:
@@ -260,7 +264,7 @@ def _nearly(train: list[bytes], test: list[bytes]) -> tuple[float, float]:
 
 
 def copied_chains(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether chains make the same moves draw by draw, or the opposite ones: R-hat calls that agreement."""
+    """Looks for chains that make the same moves draw by draw, or opposite ones: R-hat calls copies agreement."""
     moves = np.array([np.diff(draws, axis=1) for draws in list(quantities(evidence).values())[:8]])
     if moves.ndim < 3 or moves.shape[1] < 2 or moves.shape[2] < 20:
         return None
@@ -274,7 +278,10 @@ def copied_chains(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def repeated_draws(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether a draw returns later than right after itself: a continuous posterior never gives one twice."""
+    """Looks for draws that return later in the run.
+
+    A continuous posterior never gives a draw twice, except directly after itself where a proposal was rejected.
+    """
     columns = [
         flattened(draws, 2).astype(np.float64)
         for draws in evidence.sites.values()
@@ -302,10 +309,10 @@ def repeated_draws(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def log_likelihood(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the log-likelihood is that of the data beside it, in nats per datum: neither of other rows nor tempered.
+    """Checks that the log-likelihood, in nats per datum, is that of the data beside it, and not tempered.
 
-    By the total that is stored with the function; by how often replicates of one output come near the outcome, in the
-    median over data and by their order.
+    It is compared with the total that is stored with the function, and with how often replicates of an output come
+    near its outcome: in the median over data, and by their order.
     """
     pointwise = evidence.log_likelihood
     if pointwise is None or evidence.is_point or not np.isfinite(pointwise).all():

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import xarray as xr
 
+from pyrobnn.core.groups import LOG_PRIOR, OBSERVED_DATA, POSTERIOR_PREDICTIVE
 from pyrobnn.diagnostics.check_table import AUDIT, OF_DENSITY, TABLE
-from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.diagnostics.evidence import FEWEST_DRAWS, Evidence
 from pyrobnn.diagnostics.integrity import hopeless
+from pyrobnn.diagnostics.limits import MIN_DATA
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.row import made
+from pyrobnn.diagnostics.target import beside_posterior
 from pyrobnn.diagnostics.verdict import Audit, Check, Question, Verdict, said
 
 
@@ -24,7 +28,8 @@ def diagnose(
     approximations with independent draws, for which R-hat is 1 by construction, by importance weights; both by Stein's
     identities, by what Hamiltonian moves change of them and, where a reference is given, by their distance from it. The
     model is judged by how data that were left out, or held out, lie in their predictions. What a tree does not hold is
-    left out: a missing check is never a pass. A check that raises becomes a check that says so.
+    left out: a missing check is never a pass. A check that raises becomes a check that says so. Of a tree that this
+    library did not make, what `audit` finds wrong is said too.
 
     Args:
         tree: Draws as DataTree: from this library, NumPyro or PyMC; only ``posterior`` is required. Or its `Evidence`,
@@ -33,9 +38,10 @@ def diagnose(
 
     Returns:
         The verdict. A question that nothing could be checked of is answered "warn", by a check of code
-        ``"not_checked"``, or of ``"linearized_only"`` and ``"conditional_only"`` where the draws could be compared with
-        the posterior of a linearised net, or of some weights given the others, and not with the model's. Point
-        estimates (one draw) never get better than "warn" for their draws.
+        ``"not_checked"``, or one that says why (``"few_data"``, ``"joint_event"``, …), or of ``"linearized_only"`` and
+        ``"conditional_only"`` where the draws could be compared with the posterior of a linearised net, or of some
+        weights given the others, and not with the model's. Point estimates (one draw) never get better than "warn" for
+        their draws.
 
     Raises:
         TypeError: If `tree` or `reference` is not a DataTree.
@@ -72,7 +78,37 @@ def diagnose(
     stand_in = other_target(evidence)
     checks = _checks(evidence, reference, stand_in)
     reasons: dict[Question, str] = {} if stand_in is None else {"draws": stand_in}
-    return Verdict.from_checks(evidence.method, evidence.label, checks, reasons)
+    code, numbers = why_unanswered(evidence)
+    if code:
+        reasons["model"] = code
+    return Verdict.from_checks(
+        evidence.method,
+        evidence.label,
+        checks,
+        reasons,
+        {"model": numbers},
+    )
+
+
+def why_unanswered(evidence: Evidence) -> tuple[str, dict[str, Any]]:
+    """Why no check of the model can be made, as a code and its numbers; an empty code where that is not known."""
+    names = evidence.names(OBSERVED_DATA)
+    if not names:
+        if evidence.names(LOG_PRIOR):
+            return "factor_only", {}
+        return "no_data_stored", {}
+    replicated = [name for name in names if name in evidence.names(POSTERIOR_PREDICTIVE)]
+    joint = [
+        view.outcome for view in evidence.by_outcome if view.is_joint and view.one_step is None
+    ]
+    if joint:
+        return "joint_event", {"where": str(joint[0])}
+    count = max(evidence.tree[OBSERVED_DATA][name].size for name in names)
+    if count < MIN_DATA:
+        return "few_data", {"count": count, "needed": MIN_DATA}
+    if replicated and evidence.num_draws < FEWEST_DRAWS:
+        return "few_replicates", {"count": evidence.num_draws, "needed": FEWEST_DRAWS}
+    return "", {}
 
 
 def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None) -> list[Check]:
@@ -89,10 +125,29 @@ def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None
             continue
         if check is None:
             continue
-        if check.status == "pass" and row.code in OF_DENSITY and stand_in is not None:
+        if row.code in OF_DENSITY and _says_nothing(check, evidence, stand_in):
             check = replace(check, status="info")
         checks.append(check)
-    return checks
+    return [*checks, *_signs_of_damage(evidence)]
+
+
+def _signs_of_damage(evidence: Evidence) -> list[Check]:
+    """What `audit` finds wrong of a tree that this library did not make; that it finds nothing shows nothing."""
+    if not evidence.is_foreign:
+        return []
+    audited = [made(row, evidence) for row in AUDIT if row.applies(evidence)]
+    return [check for check in audited if check is not None and check.status in ("warn", "fail")]
+
+
+def _says_nothing(check: Check, evidence: Evidence, stand_in: str | None) -> bool:
+    """Whether a check of the density decides nothing of a net's own posterior, in function space.
+
+    A pass against a stand-in does not; nor do single weights, where the function was held against the posterior.
+    """
+    if check.code == "beside_posterior":
+        return False
+    compared = beside_posterior(evidence) and evidence.has_hidden_units
+    return bool(compared) or (check.status == "pass" and stand_in is not None)
 
 
 def other_target(evidence: Evidence) -> str | None:
@@ -109,7 +164,7 @@ def other_target(evidence: Evidence) -> str | None:
 def audit(tree: xr.DataTree | Evidence) -> Audit:
     """Say whether a tree was forged or damaged: chains copied, draws repeated, another log-likelihood.
 
-    No fit of this library makes such a tree, so `diagnose` does not look; ask where one comes from elsewhere.
+    No fit of this library makes such a tree, so `diagnose` looks for it in trees of other libraries only.
 
     Args:
         tree: Draws as DataTree; only ``posterior`` is required.

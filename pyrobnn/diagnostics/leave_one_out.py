@@ -314,7 +314,10 @@ def refit_points(elpd: ELPDData) -> list[int]:
 
 
 def tails(evidence: Evidence, limits: Limits) -> Found | None:
-    """How many data decide the fit by themselves: those at which leave-one-out is unreliable beyond chance."""
+    """Counts the observations that dominate the fit, beyond the number expected by chance.
+
+    They are those whose leave-one-out estimate is unreliable, as their Pareto k-hat shows.
+    """
     elpd = loo(evidence)
     if elpd is None:
         return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyrobnn.core.groups import MIN_DATA as MIN_DATA
+
 #: R-hat of long chains, to pass and not to fail (Vehtari et al., 2021, section 4; the second as in Stan's manuals)
 RHAT_LIMITS = 1.01, 1.05
 #: of a change of the function: of its mean in sds, of its sd as a ratio; each to pass, and not to fail
@@ -11,8 +13,6 @@ ENOUGH_DRAWS = 400.0
 #: standard errors beyond which a change counts, to warn and to fail: this library's convention
 SIGMAS = 3.5, 5.0
 
-#: data from which on the distribution of PIT values is tested
-MIN_DATA = 20
 #: held-out values of which coverage and confidence say something, by an exact tail and a simulated one
 FEWEST_HELD_OUT = 8
 #: data whose PIT is computed, evenly spread over all

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 from scipy.special import ndtri
 
-from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, PREDICTIONS
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
 from pyrobnn.core.seeding import own_stream
 from pyrobnn.diagnostics.class_points import class_points, class_replicates
 from pyrobnn.diagnostics.evidence import Evidence, spread, statistic
@@ -44,10 +44,12 @@ class Pattern(NamedTuple):
 
 
 def pattern(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether the *signed* PIT depends on an input: outcomes above the predictive here and below it there.
+    """Asks whether outcomes lie above their predictions in one region of an input and below them in another.
 
-    By region, and between neighbours along each input; the size of an error alone (`by_region`) sees neither. Of
-    classes each has a PIT of its own, randomised between what it leaves open.
+    Then the model misses a pattern. The measure is the signed PIT, the probability that was predicted for values
+    below the outcome, by region and between neighbours along each input; the size of errors alone
+    (`coverage_by_region`) shows neither. Each class has a PIT of its own, drawn at random within what a label leaves
+    open.
     """
     patterns = []
     for u, covariates in errors_of(evidence):
@@ -61,10 +63,10 @@ def pattern(evidence: Evidence, limits: Limits) -> Found | None:
 
 
 def order(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether neighbouring rows depend on each other: a time series, groups, or a drift.
+    """Asks whether errors of neighbouring rows depend on each other: a time series, groups of rows, or a drift.
 
-    By the signed PIT's correlation between neighbours and its differences between four stretches of rows, in training
-    and held-out data together; not of rows that are sorted by their outcomes or by an input.
+    The measures are the correlation of the signed PIT between neighbours and its differences between four stretches
+    of rows, in training and held-out data together. Rows that are sorted by outcome or by an input are not judged.
     """
     by_set = [
         _patterns(u, ORDER, covariates[ORDER])
@@ -126,7 +128,10 @@ class Regional(NamedTuple):
 
 
 def by_region(evidence: Evidence, limits: Limits) -> Found | None:
-    """Whether errors are as large as predicted everywhere: the mark of constant noise on heteroskedastic data."""
+    """Asks whether errors are as large as predicted in every region of the inputs.
+
+    A model of constant noise fails it on heteroskedastic data.
+    """
     results = _regional_results([] if evidence.has_classes else errors_of(evidence))
     if not results:
         return None
@@ -244,7 +249,10 @@ def _errors(
 @statistic
 def errors_of(evidence: Evidence) -> list[Errors]:
     """The errors of a tree where there are enough, training data first: those left out where they can be."""
-    sets = _of_classes(evidence) if evidence.has_classes else _of_regression(evidence)
+    if evidence.has_classes:
+        sets = _of_classes(evidence)
+    else:
+        sets = [errors for view in evidence.by_outcome for errors in _of_regression(view)]
     return [errors for errors in sets if len(errors.pit) >= 2 * MIN_DATA]
 
 
@@ -262,14 +270,26 @@ def _of_regression(evidence: Evidence) -> list[Errors]:
             u = pit_of(draws[:, points], y[points])
         else:
             points, u = left_out
-        x = evidence.values(CONSTANT_DATA, "x")
+        x = _inputs_of(evidence, len(y))
         moments = {"the predicted mean": draws[:, points, 0].mean(axis=0)}
         sets.append(_errors(evidence, u, y[points], None if x is None else x[points], moments))
+    step = evidence.one_step
+    if step is not None:
+        u, mean = step
+        y = np.asarray(evidence.values(OBSERVED_DATA, evidence.outcome or "")).reshape(-1, 1)
+        x = _inputs_of(evidence, len(u))
+        sets.append(_errors(evidence, u, y, x, {"the predicted mean": mean}))
     outcome = evidence.values(HELD_OUT, "y")
     if new is not None and outcome is not None:
         x = evidence.values(HELD_OUT, "x")
         sets.append(_errors(evidence, new, outcome, x, _held_out_moments(evidence, len(new))))
     return sets
+
+
+def _inputs_of(evidence: Evidence, num_rows: int) -> np.ndarray | None:
+    """The training inputs, if there is a row of them for each of the errors."""
+    x = evidence.values(CONSTANT_DATA, "x")
+    return x if x is not None and len(x) == num_rows else None
 
 
 def _held_out_moments(evidence: Evidence, count: int) -> dict[str, np.ndarray]:

@@ -23,7 +23,9 @@ QUESTIONS: tuple[Question, ...] = ("draws", "model")
 TOLERANCE = 0.25
 #: codes of checks that say that nothing was checked, for want of anything to check it by, or at all
 _NOTHING_THERE = ("not_checked", "nothing_identified")
-_NOTHING_SEEN = (*_NOTHING_THERE, "linearized_only", "conditional_only")
+#: why nothing was checked of the model
+UNANSWERED = ("few_data", "few_replicates", "joint_event", "factor_only", "no_data_stored")
+_NOTHING_SEEN = (*_NOTHING_THERE, *UNANSWERED, "linearized_only", "conditional_only")
 
 
 @dataclass(frozen=True)
@@ -125,10 +127,11 @@ class Verdict:
         label: str,
         checks: Iterable[Check],
         reasons: Mapping[Question, str] | None = None,
+        numbers: Mapping[Question, Mapping[str, Any]] | None = None,
     ) -> Verdict:
         """The verdict of `checks`; a question that none of them decides gets one that says so, and warns.
 
-        Its code is the reason that is known for the question, else ``"not_checked"``.
+        Its code is the reason that is known for the question, with its numbers, else ``"not_checked"``.
         """
         checks = tuple(checks)
         decided = {check.question for check in checks if check.decides}
@@ -139,6 +142,7 @@ class Verdict:
                 "warn",
                 question,
                 code=codes[question],
+                numbers=(numbers or {}).get(question, {}),
             )
             for question in QUESTIONS
             if question not in decided
@@ -242,8 +246,17 @@ class Verdict:
         )
 
     def _explanation(self, question: Question) -> str:
-        """The fault behind an answer; empty where nothing was checked because there was nothing to check it by."""
+        """The fault behind an answer; empty where nothing was checked because there was nothing to check it by.
+
+        Of an approximation that passes, how far its standard deviations may be off.
+        """
         worst = self.worst(question)
+        if (
+            question == "draws"
+            and worst is None
+            and any(c.name == "importance" for c in self.checks)
+        ):
+            return f"standard deviations are within {TOLERANCE:.0%} of the posterior's, not nearer"
         nothing_there = worst is not None and worst.code in _NOTHING_THERE
         return "" if nothing_there and not self.checked(question) else self.fault(question)
 

@@ -19,6 +19,11 @@ Numbers: TypeAlias = Mapping[str, Value]
 #: code → what is wrong, in a few words
 FAULTS = {
     "not_checked": "part of this could not be checked",
+    "few_data": "there are too few data",
+    "few_replicates": "there are too few replicates of the data",
+    "joint_event": "the data are one event whose values depend on each other",
+    "factor_only": "the program has its data in a factor",
+    "no_data_stored": "the tree holds no data",
     "linearized_only": "the draws were compared only with the posterior of the linearised network",
     "conditional_only": "the draws were compared only with the posterior of some weights, given the others",
     "failed_to_run": "a check could not be computed",
@@ -47,6 +52,7 @@ FAULTS = {
     "nothing_identified": "nothing that is stored shows whether the chains converged",
     "rhat_function": "the chains disagree with each other",
     "chains_disagree": "the chains disagree with each other",
+    "labels_switched": "the chains agree but for the order of a mixture's components (label switching)",
     "chains_slow": "the chains mix too slowly",
     "ess_function": "the effective sample size is too small",
     "divergences": "the sampler diverged, and may have missed part of the posterior",
@@ -58,6 +64,8 @@ FAULTS = {
     "few_draws": "there are too few draws",
     "density_not_finite": "the log density is not finite at some draws",
     "function_moves": "the draws of the function do not have the posterior's mean and spread",
+    "beside_posterior": "the function does not have the posterior's mean and spread",
+    "moves_short": "the posterior was not reached in the time that a check may take",
     "density_moves": "the log density of the draws does not have the posterior's mean and spread",
     "virial": "the draws are narrower or wider than the posterior",
     "score": "the draws are centred in the wrong place",
@@ -134,6 +142,38 @@ def _function_moves(
     )
 
 
+_REGIONS = {
+    "data": "at the data",
+    "permuted": "at rows whose columns were permuted",
+    "beyond": "in the box of the data widened by a quarter",
+    "user": "at the inputs that were asked for",
+}
+
+
+def _beside_posterior(
+    status: str,
+    inverse: float,
+    shift: float,
+    region: str,
+    arrived: bool,
+    linearized: bool,
+    **_: Value,
+) -> str:
+    where = _REGIONS.get(region, region)
+    draws = "the linearised net" if linearized else "these draws"
+    if arrived:
+        compared = "the posterior of the net itself, at which short chains from these draws arrived"
+    else:
+        compared = (
+            "where short chains from these draws have come so far on the posterior of the net"
+        )
+    return (
+        f"Compared with {compared}, {draws} have the sd of the function {1.0 / inverse:.2f} times as large and its "
+        f"mean {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
+        f"{_draws_are(status, 1.0 / inverse, shift)}."
+    )
+
+
 def _density_moves(
     status: str,
     inverse: float,
@@ -197,6 +237,7 @@ _VALUES = {
     "held-out": "held-out values",
     "left-out": "training values, each predicted without itself,",
     "training": "training values",
+    "one-step": "values, each predicted from those before it,",
 }
 _OUTSIDE = (
     "{outer:.0%} of {count:,} {values} fall outside their 90 % interval (10% expected, p = {p:.2g})"
@@ -263,6 +304,12 @@ _RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have 
 #: code, or name of a check → what was seen
 SEEN: dict[str, Template] = {
     "not_checked": "Too little is stored to check the {part}.",
+    "few_data": "There are {count:,} observed values, and a check of the model needs {needed} or more.",
+    "few_replicates": "There are {count} replicates of the data, and a check of the model needs {needed} or more.",
+    "joint_event": "The values of {where} are one event (or few) and depend on each other given the parameters, and "
+    "the event is not Gaussian, is masked or too large: nothing here predicts one value from the others.",
+    "factor_only": "The program states its data by pyro.factor, which has no distribution to draw replicates from.",
+    "no_data_stored": "The tree holds no data and no replicates: give to_datatree the data of the fit, x and y.",
     "linearized_only": "The predictions are those of the network linearised at the mode. The Gaussian is the posterior "
     "of that linear model by construction; nothing here compares it with the posterior of the network itself.",
     "conditional_only": "Some weights (or sites) were held at one value. The draws are of the others given these; "
@@ -303,6 +350,9 @@ SEEN: dict[str, Template] = {
     "rhat_function": "The largest R-hat of {count:,} identified quantities is {value:.3f}, of {where} (at most "
     "{limit:.3g} where chains have converged).",
     "chains_disagree": _RHAT + "the chains disagree.",
+    "labels_switched": _RHAT
+    + "the chains disagree, and agree (R-hat {after:.3f}) once the components of {sites} are "
+    "put into one order in each chain. The posterior of a mixture is the same under every order (label switching).",
     "chains_slow": _RHAT + "the chains mix too slowly.",
     "ess_function": "The smallest effective sample size is {value:.0f} of {draws:,} draws ({kind}, {where}; at least "
     "{limit:.0f} expected).",
@@ -320,6 +370,9 @@ SEEN: dict[str, Template] = {
     "density_not_finite": "The log density of the model or of the approximation is not finite at {count:,} draws.",
     "function_moves": _function_moves,
     "density_moves": _density_moves,
+    "beside_posterior": _beside_posterior,
+    "moves_short": "In {transitions:.0f} transitions the short chains that began at these draws have not arrived at "
+    "the posterior, so nothing is compared with it.",
     "moves_undecided": "Hamiltonian Monte Carlo moved the draws too little to test them: {acceptance:.0%} of its steps "
     "were accepted, and the draws before and after correlate by {stayed:.2f}.",
     "virial": _virial,
@@ -389,6 +442,8 @@ ACTIONS: dict[str, str] = {
     "common_start": "Fit again and leave out init, so that every chain starts elsewhere.",
     "nothing_identified": "Store values of the function or the log-likelihood beside the weights: "
     "posterior.to_datatree(x, y).",
+    "labels_switched": "Use only what does not depend on the labels (predictions, densities), or give the components "
+    "an order: transforms.OrderedTransform of their locations.",
     "chains_disagree": "Raise num_warmup, and try another seed; where the chains disagree again, use SMC, which "
     "weights modes by their mass.",
     "chains_slow": "Raise {more}.",

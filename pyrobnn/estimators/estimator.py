@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.data import Dataset, Standardizer
@@ -46,6 +47,7 @@ from pyrobnn.inference.method import METHODS, Method, check_method
 from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.posterior.prediction import Prediction
 
@@ -79,6 +81,7 @@ class Estimator(BaseEstimator):
     #: whether one number is predicted, and y was (n,)
     _flat = False
 
+    @options_explained
     def __init__(
         self,
         method: str | Method = "auto",
@@ -93,7 +96,7 @@ class Estimator(BaseEstimator):
         missing: str = "refuse",
         num_draws: int | None = None,
         max_seconds: float | None = None,
-        compile: bool = True,
+        compile: Compile = "auto",
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
@@ -416,15 +419,13 @@ class Estimator(BaseEstimator):
         facts = prior_facts(model)
         width = model.likelihood.width(1)
         if self.method == "auto":
-            # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             is_linear = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            compile = not is_linear and (self.compile or cast(bool, "trace"))
             chosen, why = choose(
                 num,
                 model.num_weights,
                 width,
                 **facts,
-                compile=compile,
+                compile=self.compile,
             )
             if is_linear and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))

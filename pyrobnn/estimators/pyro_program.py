@@ -19,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 from torch import Tensor
 
 from pyrobnn.core.checks import check_number, check_type
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.diagnostics import Verdict, diagnose
@@ -38,6 +39,7 @@ Statistic = Callable[[TorchDistribution, Tensor], Tensor]
 class _ProgramEstimator(BaseEstimator):
     """What the regressor and the classifier share."""
 
+    @options_explained
     def __init__(
         self,
         program: Callable[..., Any],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -15,7 +16,14 @@ from torch.utils.data import DataLoader
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_optional, check_type
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.curvature.gaussian import FAMILY, BlockGaussian
+from pyrobnn.inference.curvature.forms import Cost
+from pyrobnn.inference.curvature.gaussian import (
+    FAMILY,
+    Block,
+    BlockGaussian,
+    blocks_of_state,
+    flat_of_state,
+)
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized, SubsetNetwork, mode_of_linear
 from pyrobnn.inference.curvature.mode import (
@@ -47,13 +55,16 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split
+from pyrobnn.posterior.rows import Rows
 
 
 @register(
     "laplace",
+    standard=True,
     full={"tune": "marginal_likelihood"},
     quick={"num_draws": 500},
 )
@@ -68,13 +79,17 @@ class Laplace(Method):
     (Seitzer et al., 2022), and the mode of the best evidence is the centre.
 
     Args:
-        curvature: ``"ggn"``: Gauss-Newton, always positive semidefinite, for a BNN; inferred noise then has the exact
-            Hessian block of its own coordinates, its coupling with the weights (zero in expectation) dropped.
+        curvature: None: ``"ggn"`` for a BNN, ``"hessian"`` for a Pyro program. ``"ggn"``: Gauss-Newton, always positive
+            semidefinite, for a BNN; inferred noise then has the exact Hessian block of its own coordinates, its
+            coupling with the weights (zero in expectation) dropped.
             ``"hessian"``: the exact Hessian, for a BNN or any Pyro program. ``"variational"``: Gauss-Newton averaged
             over the Gaussian itself, which with a canonical link is the one nearest (KL) to the posterior of the
             linearised network. Where classes can be told apart it is less underconfident than the Gaussian at the mode;
             ``log_evidence`` remains Laplace's.
-        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``.
+        structure: ``"full"``; ``"kron"``: one Kronecker product per layer (GGN); ``"diag"``. ``"auto"`` is full where
+            that takes less than ten seconds of one core and 2 GB, else (of a net) ``"kron"``, or ``"diag"`` where a
+            layer has no Kronecker factors: a warning and ``meta["curvature"]`` say so. A linear last layer is formed
+            from its structure, a sum over rows of Kronecker products, and up to some 8,000 weights exactly.
         subset: ``"all"``, ``"last_layer"`` or a tuple of site names (``"net.0.weight"``); the rest is held at the mode.
         tune: scale the declared prior's precision (and learned noise) after the fit: ``"marginal_likelihood"``, one
             factor for all weights; ``"per_layer"``, by the same, one per layer; ``"cross_validation"``; or None, the
@@ -85,7 +100,8 @@ class Laplace(Method):
             Gauss-Newton Gaussian is; or ``"draws"`` of the weights through the network itself.
         num_steps: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
         map: that MAP itself, instead.
-        compile: compile the search for the mode; False gives the same numbers slower.
+        compile: ``"auto"`` compiles the search where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -122,27 +138,31 @@ class Laplace(Method):
         (2.0, 0.333)
     """
 
-    curvature: Literal["ggn", "hessian", "variational"] = "ggn"
-    structure: Literal["full", "kron", "diag"] = "full"
+    curvature: Literal["ggn", "hessian", "variational"] | None = None
+    structure: Literal["auto", "full", "kron", "diag"] = "auto"
     subset: Literal["all", "last_layer"] | tuple[str, ...] = "all"
     tune: Literal["marginal_likelihood", "per_layer", "cross_validation"] | None = None
     predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
     map: MAP | None = None
-    compile: bool = True
+    compile: Compile = "auto"
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
-    keeps_rows: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
     )
 
     def __post_init__(self) -> None:
-        check_choice("curvature", self.curvature, ("ggn", "hessian", "variational"))
-        check_choice("structure", self.structure, ("full", "kron", "diag"))
+        check_optional(
+            check_choice,
+            "curvature",
+            self.curvature,
+            ("ggn", "hessian", "variational"),
+        )
+        check_choice("structure", self.structure, ("auto", "full", "kron", "diag"))
         check_choice("predictive", self.predictive, ("linearized", "draws"))
         check_count("num_steps", self.num_steps)
         if self.predictive == "linearized":  # it has that already
@@ -160,12 +180,12 @@ class Laplace(Method):
             self.tune,
             ("marginal_likelihood", "per_layer", "cross_validation"),
         )
-        if self.tune is not None and self.curvature != "ggn":
+        if self.tune is not None and self.curvature not in (None, "ggn"):
             raise ValueError(
                 "'tune' needs a positive semidefinite curvature at the mode: use curvature='ggn'"
             )
-        form = (self.structure, self.predictive)
-        if self.curvature == "variational" and form != ("full", "linearized"):
+        is_full = self.structure in ("auto", "full")
+        if self.curvature == "variational" and not (is_full and self.predictive == "linearized"):
             raise ValueError(
                 "curvature='variational' needs structure='full' and predictive='linearized'"
             )
@@ -185,7 +205,14 @@ class Laplace(Method):
         """What finds the mode when ``fit`` gets no ``init``."""
         return self.map or MAP(num_steps=self.num_steps, compile=self.compile)
 
+    @property
+    def _num_parallel(self) -> int:
+        """None counted where sites are held, whose draws are views of one value."""
+        return 1 if self.subset == "all" else 0
+
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        if self.curvature is None:
+            return self._with_curvature(problem.is_bnn)._fit(problem, run)
         names = self._checked_sites(problem)
         plan = self._plan(problem, run)
         started = time.perf_counter()
@@ -214,6 +241,18 @@ class Laplace(Method):
             network=network,
             moments=getattr(network, "moments", None),
         )
+
+    def _with_curvature(self, is_bnn: bool) -> Laplace:
+        """The method with a curvature chosen by the kind of the model; Refused where it has no choice."""
+        if is_bnn:
+            return replace(self, curvature="ggn")
+        options = {"tune": self.tune, "structure": self.structure, "subset": self.subset}
+        for name, value in options.items():
+            if value in ("kron", "last_layer") or (name == "tune" and value is not None):
+                raise Refused(
+                    f"{name}={value!r} needs the output of a network, which a Pyro program has not: leave it out"
+                )
+        return replace(self, curvature="hessian")
 
     @property
     def _is_linear(self) -> bool:
@@ -246,10 +285,12 @@ class Laplace(Method):
         """The precision at the centre, of the model as it is declared or as it is tuned."""
         if self.curvature == "hessian":
             return hessian_precision(centre, self.structure)
-        weights = WeightCurvature.at(centre, self.structure)
+        structure = "full" if self.curvature == "variational" else self.structure
+        weights = WeightCurvature.at(centre, structure)
         tuned = None
         if self.tune == "cross_validation":
-            tuned = hold_out(search, centre, self.structure, run.init is not None, run.seed)
+            formed = weights.formed.structure
+            tuned = hold_out(search, centre, formed, run.init is not None, run.seed)
         elif self.tune is not None:
             tuned = weights.tuned_by_evidence(centre, per_layer=self.tune == "per_layer")
         return ggn_precision(centre, weights, tuned)
@@ -282,7 +323,11 @@ class Laplace(Method):
             return None
         net_split = gaussian.precision.centre.split
         features = None if net_split is None else net_split.features
-        return _network(self.predictive, self.subset, jacobian, gaussian.approximation, features)
+        q = gaussian.approximation
+        centre = None if q.centre is q.loc else q.centre
+        names = [site.name for site in q.sites]
+        place = _Place(q.layout, q.loc, centre, q.blocks, names)
+        return _network(self.predictive, self.subset, jacobian, place, features)
 
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
@@ -295,12 +340,31 @@ class Laplace(Method):
             names = subset_sites(latent, self.subset)
         if self.curvature != "hessian":
             self._check_priors(problem.bnn, names)
-        if self.structure == "full":
+        chosen_by_cost = self.structure == "auto" and self.curvature == "ggn"
+        if self.structure in ("auto", "full") and not chosen_by_cost:
             width = 0
             if self.curvature != "hessian":
                 width = problem.bnn.forward({}, problem.x[:1]).shape[1]
             check_memory(problem.density, names, problem.num_rows * width)
+            if width:
+                self._say_cost(problem, names, width)
         return names
+
+    def _say_cost(
+        self,
+        problem: Problem,
+        names: Sequence[str],
+        width: int,
+    ) -> None:
+        """Note, before it begins, what a full precision of these sites takes, where that is much."""
+        sizes = {site.name: site.size for site in problem.density.sites if site.name in names}
+        size = sum(count for name, count in sizes.items() if name.startswith(NET))
+        cost = Cost.of_rows(size, problem.num_rows * width, problem.density.dtype.itemsize)
+        if self.subset == "last_layer":
+            of_head = Cost.of_head(width, -(-size // width), problem.num_rows)
+            cost = min(cost, of_head, key=lambda each: each.operations)
+        if not cost.is_small:
+            problem.note(Finding("costly_curvature", {"size": size, **cost.values}))
 
     def _check_model(self, density: Density, is_bnn: bool) -> None:
         """Refuse a model that has no such Gaussian."""
@@ -386,33 +450,83 @@ def _restored(
     family: str,
     state: Mapping[str, Tensor],
 ) -> Posterior:
-    """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt."""
-    approximation = BlockGaussian.from_state(layout, state)
+    """The posterior with its approximation, and for ``predictive="linearized"`` its linear network, rebuilt.
+
+    A file without the factors has the linear network, and with the rows of the fit the Gaussian too.
+    """
+    held = posterior.meta.get("held_sites", ())
+    names = [site.name for site in layout.sites if site.name not in held]
+    blocks = blocks_of_state(state)
+    if blocks:  # of files that do not say what is held
+        drawn = set(torch.cat([block.index for block in blocks]).tolist())
+        names = [site.name for site in layout.sites if site.start in drawn]
+    loc, centre = flat_of_state(layout, state, names, posterior.draws)
     factors = (posterior.meta.get("tuned") or {}).get("prior_precision_factor")
     if factors:
-        names = [site.name for site in approximation.sites]
         posterior = replace(posterior, model=tuned_model(posterior.bnn, names, factors))
-    network = _restored_network(posterior, approximation)
-    restored = replace(posterior, approximation=approximation)
-    if network is None:
-        return restored
+    if not blocks and posterior.rows is not None:
+        blocks = _blocks_anew(posterior, layout, loc if centre is None else centre)
+    approximation = BlockGaussian(layout, loc, blocks, centre) if blocks else None
+    place = _Place(layout, loc, centre, blocks, names)
+    network = _restored_network(posterior, place)
+    meta = dict(posterior.meta)
+    if blocks:
+        meta.pop("factors_left_out", None)
     return replace(
-        restored,
+        posterior,
+        approximation=approximation,
         network=network,
-        moments=getattr(network, "moments", None),
+        moments=getattr(network, "moments", None) if blocks else None,
+        meta=meta,
     )
 
 
-def _restored_network(
-    posterior: Posterior, approximation: BlockGaussian
-) -> Linearized | SubsetNetwork | None:
+@dataclass(frozen=True, eq=False)
+class _Place:
+    """Where a saved Gaussian lies: ``loc`` and ``centre`` (dim,), None where that is loc; its ``blocks``, if any, and
+    the ``names`` of the sites that vary.
+    """
+
+    layout: Density
+    loc: Tensor
+    centre: Tensor | None
+    blocks: Sequence[Block]
+    names: Sequence[str]
+
+
+def _blocks_anew(
+    posterior: Posterior,
+    layout: Density,
+    centre: Tensor,
+) -> list[Block]:
+    """The blocks of a saved posterior, whose prior is the tuned one, from the rows of its fit."""
+    values = layout.constrain(centre) | layout.initial_points
+    init = Posterior(posterior.model, {name: value[None, None] for name, value in values.items()})
+    rows = cast(Rows, posterior.rows)
+    with warnings.catch_warnings(action="ignore"):  # the fit has said it
+        fitted = method_of(posterior).fit(posterior.model, rows.x, rows.y, init=init, num_draws=1)
+    return list(cast(BlockGaussian, fitted.approximation).blocks)
+
+
+def method_of(posterior: Posterior) -> Laplace:
+    """The method of a Laplace posterior, its prior tuned already."""
+    options = posterior.meta["settings"] | {"tune": None, "map": None}
+    # the form that was chosen, whatever another number of rows would cost
+    form = posterior.meta.get("curvature") or {}
+    options["structure"] = form.get("structure", options["structure"])
+    if not isinstance(options["subset"], str):
+        options["subset"] = tuple(options["subset"])
+    return Laplace(**options)
+
+
+def _restored_network(posterior: Posterior, place: _Place) -> Linearized | SubsetNetwork | None:
     """What predictions of a saved posterior are made by; None: the net itself, or a program."""
-    weights = [site.name for site in approximation.sites if site.name.startswith(NET)]
+    weights = [name for name in place.names if name.startswith(NET)]
     if not weights:
         return None
-    layout = approximation.layout
+    layout = place.layout
     points = layout.initial_points
-    centre = approximation.centre
+    centre = place.loc if place.centre is None else place.centre
     params = weights_of(posterior.bnn.initial_values() | points | layout.constrain(centre))
     net_split = Split(posterior.bnn, params, posterior.meta.get("head", ""))
     jacobian = NetworkJacobian(net_split.head, layout, centre, points, weights)
@@ -423,7 +537,7 @@ def _restored_network(
         settings["predictive"],
         settings["subset"],
         jacobian,
-        approximation,
+        place,
         net_split.features,
     )
 
@@ -435,13 +549,13 @@ def _network(
     predictive: str,
     subset: str | Sequence[str],
     jacobian: NetworkJacobian,
-    approximation: BlockGaussian,
+    place: _Place,
     features: Callable[[Tensor], Tensor] | None,
 ) -> Linearized | SubsetNetwork | None:
     """What predictions are made by; None: the net itself."""
     if predictive == "linearized":
-        loc = None if approximation.centre is approximation.loc else approximation.loc
-        return Linearized(jacobian, approximation.blocks, loc, features)
+        loc = None if place.centre is None else place.loc
+        return Linearized(jacobian, place.blocks, loc, features)
     return None if subset == "all" else SubsetNetwork(jacobian, features)
 
 

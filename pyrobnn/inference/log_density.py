@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.distributions.constraints import Constraint, real
 
 from pyrobnn.core.checks import Refused, as_tensor, check_type
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.method import Method
@@ -171,6 +172,7 @@ def chain_starts(program: Program, values: list[dict[str, Tensor]]) -> Posterior
     )
 
 
+@options_explained
 def sample(
     log_density: Function,
     init: Mapping[str, ArrayLike],
@@ -188,7 +190,7 @@ def sample(
             to start; chains start uniform on (-2, 2) around it in unconstrained space.
         support: by name, where a value lives: a constraint of ``torch.distributions`` (default the reals; the
             Jacobian is added), or a distribution on it, which SMC starts from. The density sampled is the same.
-        method: NUTS, SMC, SVI, ``Laplace(curvature="hessian")`` or MAP.
+        method: NUTS, SMC, SVI, Laplace or MAP.
         num_draws: of each chain; default the method's own number.
         seed: of all randomness.
 
@@ -213,7 +215,7 @@ def sample(
     if not isinstance(method, (NUTS, SMC, SVI, Laplace, MAP)):
         raise Refused(
             f"'method' is {method!r}, and a log density has no network and no data: use NUTS, SMC, SVI, "
-            "Laplace(curvature='hessian') or MAP"
+            "Laplace or MAP"
         )
     program = LogDensity(log_density, init, support=support)
     chains = method.num_chains if isinstance(method, NUTS) else 0

@@ -58,9 +58,10 @@ class MCDropout(Trained):
             are two or more).
         num_steps: updates of the optimiser; 0 takes the weights of ``init`` as they are.
         lr: its peak learning rate.
-        optimizer: as in :class:`pyrobnn.MAP`.
+        optimizer, optimizer_options: as in :class:`pyrobnn.MAP`.
         batch_size: data per step; None for all.
-        compile: compile the update; False gives the same numbers slower.
+        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

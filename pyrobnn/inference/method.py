@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import abc
+import functools
+import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, final
 
 from torch.utils.data import DataLoader, Dataset
 
 from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
+from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.model import BNN
+from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
 from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
@@ -53,6 +57,75 @@ class FitRun:
     notes: tuple[Any, ...] = ()
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _asked_for(fit: Callable[P, R]) -> Callable[P, R]:
+    """``fit``, which says of an option that it does not have where that is found and how it is called here."""
+    options = [name for name in inspect.signature(fit).parameters if name != "self"]
+    num_positional = 1 + options.index("num_draws")
+
+    @functools.wraps(fit)
+    def checked(*args: P.args, **given: P.kwargs) -> R:
+        method: Any = args[0] if args else None
+        constructor = f"the method, pb.{type(method).__name__}(…)"
+        refuse_unknown("fit", given, {"": options, constructor: _fields(type(method))})
+        if len(args) > num_positional and isinstance(method, Method):
+            raise TypeError(
+                f"fit takes a model, x and y, got {len(args) - 1} arguments: for a program of more, make x a tuple or "
+                "a dict; options go by name, fit(model, x, y, num_draws=1000)"
+            )
+        return fit(*args, **given)
+
+    return checked
+
+
+def _fields(cls: type) -> list[str]:
+    """The options of a method's constructor."""
+    return [] if cls is type(None) else list(inspect.signature(cls).parameters)
+
+
+def _explain_constructor(cls: type[Method]) -> None:
+    """Make the constructor of a method say what is wrong with an option of another library, or with a model there."""
+    construct = cls.__init__
+    names = _fields(cls)
+    places = {"": names, "fit, as in fit(model, x, y, …)": _fit_options()}
+
+    @functools.wraps(construct)
+    def checked(self: Method, *args: Any, **options: Any) -> None:
+        if args and _is_model(args, names[0]):
+            raise TypeError(
+                f"pb.{cls.__name__}(…) takes options alone, and the model goes into fit: "
+                f"pb.{cls.__name__}().fit(model, x, y)"
+            )
+        refuse_unknown(cls.__name__, options, places)
+        construct(self, *args, **options)
+
+    constructor: Any = cls
+    constructor.__init__ = checked
+
+
+def _fit_options() -> list[str]:
+    """The options of ``fit`` by their names."""
+    return list(inspect.signature(Method.fit).parameters)[1:]
+
+
+def _is_model(args: Sequence[Any], option: str) -> bool:
+    """Whether the arguments of a constructor begin with a model, in the place of the ``option``."""
+    models = [callable(value) and not isinstance(value, type) for value in args[:2]]
+    # a guide may be a function, and is the only argument then
+    return models[0] and (option != "guide" or all(models))
+
+
+_FIT = "a method is run by fit(model, x, y), which returns the posterior"
+#: what Pyro and others call running a method, and what it is here
+_VERBS = dict.fromkeys(("run", "sample", "step", "train", "optimize", "warmup"), _FIT) | {
+    "get_samples": "the draws are those of the posterior that fit(model, x, y) returns, posterior.draws",
+    "predict": "the posterior that fit(model, x, y) returns predicts, posterior.predict(x)",
+}
+
+
 class Method(abc.ABC):
     """A method of inference: a frozen dataclass of options that says how to ``_fit`` a problem.
 
@@ -68,7 +141,6 @@ class Method(abc.ABC):
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
         deterministic: whether the net must be one function: layers in training mode are then refused.
-        keeps_rows: whether ``update`` and ``remove`` can go on from its posteriors, which then refer to the data.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -81,12 +153,12 @@ class Method(abc.ABC):
     points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
-    keeps_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."
 
     @final
+    @_asked_for
     def fit(
         self,
         model: BNN | Program,
@@ -149,10 +221,10 @@ class Method(abc.ABC):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
-            posterior = self._fit_head(problem, run)
-        keeps = self.kind == "chains" or self.keeps_rows
-        meta = posterior.meta | _input_range(model, x)
-        return replace(posterior, rows=Rows.of(model, x, y) if keeps else None, meta=meta)
+            with recorded() as functions:
+                posterior = self._fit_head(problem, run)
+        meta = posterior.meta | _tier(functions) | _input_range(model, x)
+        return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
@@ -200,9 +272,24 @@ class Method(abc.ABC):
         """Chains that make ``num_draws`` draws each in memory."""
         return 1
 
+    def __getattr__(self, name: str) -> Any:
+        """An AttributeError that says how a method is run, where it is asked for a verb of Pyro's."""
+        message = f"{type(self).__name__!r} object has no attribute {name!r}"
+        if name in _VERBS:
+            message += f": {_VERBS[name]}"
+        raise AttributeError(message, name=name, obj=self)
+
     @abc.abstractmethod
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
+
+
+def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
+    """What ``meta["tier"]`` has: how the function that was to be called most often was run, and what was forecast."""
+    if not functions:
+        return {}
+    main = max(functions, key=lambda function: function.calls)
+    return {"tier": {"tier": main.tier} | ({} if main.forecast is None else main.forecast.meta())}
 
 
 def _input_range(model: BNN | Program, x: Any) -> dict[str, Any]:
@@ -258,6 +345,7 @@ def register(
         # the same class again is a module or a notebook's cell that was run once more
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise ValueError(f"{command!r} is the name of {known.__name__}: choose another")
+        _explain_constructor(cls)
         METHODS[command] = Registered(cls, standard, dict(full or {}), dict(quick or {}))
         return cls
 

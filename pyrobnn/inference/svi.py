@@ -17,6 +17,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.vi.guide_fit import fit_guide, fit_guides
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
@@ -80,14 +81,17 @@ class SVI(Method):
 
     Args:
         guide: ``"mean_field"``, ``"low_rank"``, ``"full_rank"`` (normals in unconstrained space), ``"flow"`` (affine
-            couplings), any Pyro AutoGuide class or function of the program that returns one, or a
-            :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where mean-field ends,
-            after as many steps again.
+            couplings), any Pyro AutoGuide class or function of the program that returns one, an AutoGuide of the
+            model, or a guide program ``guide(x, y)`` of your own: a function with ``pyro.param``, or a ``PyroModule``;
+            it samples the sites of the model, of which the data are in standard units where the model has a
+            standardizer. Or a :class:`pyrobnn.Guide` of one of these, with its options. The richer three begin where
+            mean-field ends, after as many steps again; modules are copied, and begin where they are.
         num_steps: gradient steps.
         lr: peak learning rate of Adam.
-        optimizer: ``"adam"``, a factory ``[tensor] -> torch.optim.Optimizer``, or a :class:`pyrobnn.Optimizer` with
-            its schedule and averaging. By default the rate of mean-field is constant and the last half of its iterates
-            is averaged, which removes gradient noise; the others have ``"hold_cosine"`` and no average.
+        optimizer: ``"adam"``, a ``torch.optim`` class or another factory ``[tensor] -> torch.optim.Optimizer``, or a
+            :class:`pyrobnn.Optimizer` with its schedule and averaging. By default the rate of mean-field is constant
+            and the last half of its iterates is averaged, which removes gradient noise; the others have
+            ``"hold_cosine"`` and no average.
         batch_size: mini-batch size; None takes all data in every step.
         num_particles: draws per step.
         estimator: where the noise of mean-field is drawn: ``"weights"``; ``"local_reparameterization"``, the outputs of
@@ -98,17 +102,24 @@ class SVI(Method):
         kl: ``"closed_form"`` wherever there is one, ``"monte_carlo"`` throughout (with the path gradient of Roeder et
             al., 2017), or ``"auto"``: closed form for independent weights, Monte Carlo for correlated guides, where its
             gradient noise vanishes as q approaches the posterior.
-        kl_weight: a number or a schedule of ``pyrobnn.inference.vi.kl_schedules``. It scales the KL only;
+        kl_weight: a number or a schedule of ``pyrobnn.inference.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
-        compile: trace and compile the step.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
+        optimizer_options: keyword arguments of that class or factory, such as ``{"lr": 0.1}``.
+        kl_direction: ``"reverse"`` is :math:`KL(q \| p)`, of the bound above. ``"forward"`` puts
+            :math:`KL(p \| q)` in its place, of independent normals: in closed form from normal priors, elsewhere by
+            draws from the prior, made once. It pulls every weight towards the mean and the spread of its prior, without
+            regard to the data, and bounds nothing: ``log_evidence`` is None, and the noise has no second course.
 
     Raises:
         TypeError, ValueError: naming the option.
 
     Returns, by ``fit``: independent draws in one chain, ``log_evidence`` the ELBO (weight one, whole data;
     ``meta["elbo_error"]``: its standard error together with what it still gained over the last fifth of the steps),
-    ``log_q``, ``guide`` and ``history``. Callbacks get loss, elbo, kl, log_likelihood, kl_weight, lr and grad_norm.
+    ``log_q``, ``guide`` and ``history``; ``meta["kl_direction"]``. Callbacks get loss, elbo, kl, log_likelihood,
+    kl_weight, lr and grad_norm.
 
     Caveat: KL(q‖p) makes q sit inside one mode. Where weights correlate mean-field gives each too small a variance of
     its own; of the function the uncertainty is too large at the data, and too small between clusters and outside.
@@ -140,7 +151,9 @@ class SVI(Method):
     kl: Literal["auto", "closed_form", "monte_carlo"] = "auto"
     kl_weight: float | KLSchedule = 1.0
     init_scale: float = 0.05
-    compile: bool = True
+    compile: Compile = "auto"
+    optimizer_options: dict[str, Any] | None = None
+    kl_direction: Literal["reverse", "forward"] = "reverse"
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
@@ -159,6 +172,11 @@ class SVI(Method):
             object.__setattr__(self, "remedy", remedy)
         check_count("num_particles", self.num_particles)
         check_choice("kl", self.kl, ("auto", "closed_form", "monte_carlo"))
+        check_choice("kl_direction", self.kl_direction, ("reverse", "forward"))
+        if self.kl_direction == "forward" and family in GUIDES[1:]:
+            raise ValueError(
+                f"kl_direction='forward' needs independent normals: use guide='mean_field', got {family!r}"
+            )
         check_choice("estimator", self.estimator, ESTIMATORS)
         check_number(
             "init_scale",

@@ -33,12 +33,17 @@ from pyrobnn.inference.optim.training import (
     MOMENTUM,
     TOLERATED_RISE,
     Optimizer,
+    OptimizerFactory,
     Training,
     constant_rate,
 )
 from pyrobnn.model import Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
+
+#: of Adam where no rate is given: that of the other methods
+_ADAM_RATE = 1e-2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +55,16 @@ class _Averaged(Method):
     batch_size: int | None = None
     collect_every: int | None = None
     burn_in: float = 0.25
-    compile: bool = True
+    compile: Compile = "auto"
+    optimizer: str | Optimizer | OptimizerFactory | None = None
+    optimizer_options: dict[str, Any] | None = None
 
     claim: ClassVar[Claim] = "none"
     deterministic: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Training(self.num_steps, 1.0 if self.lr is None else self.lr)  # its checks
+        self._check_optimizer()
         check_number(
             "burn_in",
             self.burn_in,
@@ -66,6 +74,34 @@ class _Averaged(Method):
         for option in ("batch_size", "collect_every"):
             check_optional(check_count, option, getattr(self, option))
         SWAGMoments(1, *self._rank_and_scale)  # its checks
+
+    def _check_optimizer(self) -> None:
+        """ValueError of an optimizer whose iterates cannot be taken, or of options without one."""
+        if self.optimizer is None and self.optimizer_options is not None:
+            raise ValueError(
+                "'optimizer_options' are the keyword arguments of a torch.optim class: give the class too, such as "
+                "optimizer=torch.optim.SGD"
+            )
+        optimizer = self._chosen_optimizer
+        if optimizer is None:
+            return
+        if callable(optimizer.kind) and self.lr is not None:
+            raise ValueError(
+                f"'lr' is the rate of SGD by the rule or of Adam, got {self.lr:g} beside an optimizer with a rate "
+                "of its own: use optimizer_options={'lr': …}"
+            )
+        if optimizer.average:
+            raise ValueError(
+                f"'average' must be 0 for {type(self).__name__}, which averages the iterates itself, got "
+                f"{optimizer.average}"
+            )
+
+    @property
+    def _chosen_optimizer(self) -> Optimizer | None:
+        """What makes the steps in place of SGD by the rule: at a constant rate, unless it says otherwise."""
+        if self.optimizer is None:
+            return None
+        return Optimizer.of(self.optimizer, None, self.optimizer_options)
 
     @property
     def _rank_and_scale(self) -> tuple[int, float]:
@@ -102,12 +138,18 @@ class SWA(_Averaged):
         num_steps: SGD steps, of momentum 0.9.
         lr: learning rate on the loss *per datum*, :math:`-\log p(\theta, y) / N`; None for the one whose wandering is
             closest to the posterior (:func:`pyrobnn.inference.optim.training.constant_rate`), recorded in
-            ``meta["lr"]``.
+            ``meta["lr"]``; with ``optimizer="adam"`` for 0.01.
         batch_size: data per step, drawn independently (a reshuffled epoch cancels the noise of its gradients); None for
             32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
         burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
-        compile: False runs eagerly, with the same numbers up to rounding.
+        compile: ``"auto"`` compiles the steps where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
+        optimizer: what makes the steps of which iterates are taken; None for SGD of momentum 0.9 at that rate. Else
+            what :class:`pyrobnn.MAP` takes: ``"adam"``, a ``torch.optim`` class or another function of the parameter
+            list (whose own learning rate counts), or an :class:`pyrobnn.Optimizer`. Its rate is constant unless it has
+            a schedule.
+        optimizer_options: keyword arguments of that class or function, such as ``{"lr": 0.01}``.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -131,6 +173,7 @@ class SWA(_Averaged):
 
 @register(
     "swag",
+    standard=True,
     full={"num_draws": 1000},
     quick={"num_draws": 500},
 )
@@ -345,13 +388,18 @@ class _SGD:
         loss = _loss_per_datum(problem)
         batches = independent_batches(problem, self.batch_size)
         theta, seconds, self.path = self._start(loss, batches)
-        self.lr = method.lr or constant_rate(
-            loss,
-            theta,
-            batches,
-            num_data=problem.num_rows,
-            momentum=MOMENTUM,
-        )
+        optimizer = method._chosen_optimizer
+        if optimizer is not None:
+            self.lr = optimizer.first_rate(method.lr or _ADAM_RATE)
+        else:
+            self.lr = method.lr or constant_rate(
+                loss,
+                theta,
+                batches,
+                num_data=problem.num_rows,
+                momentum=MOMENTUM,
+            )
+            optimizer = _sgd(self.lr)
         callbacks = [
             MappedCallback(callback, self._with_posterior) for callback in self.run.callbacks
         ]
@@ -359,7 +407,7 @@ class _SGD:
             loss,
             theta,
             batches,
-            self._training,
+            Training(method.num_steps, self.lr, optimizer, method.compile, self.every),
             callbacks=(self._collect, *callbacks),
             snapshot=lambda theta: theta,
             progress=self.run.progress,
@@ -369,17 +417,6 @@ class _SGD:
         self._check_moments(result)
         self._note_worse_mean(loss, theta, batches)
         return result
-
-    @property
-    def _training(self) -> Training:
-        """How SGD goes: at the constant rate, with momentum, a snapshot wherever an iterate may be taken."""
-        sgd = partial(
-            torch.optim.SGD,
-            lr=self.lr,
-            momentum=MOMENTUM,
-        )
-        method = self.method
-        return Training(method.num_steps, self.lr, Optimizer(sgd, None), method.compile, self.every)
 
     def _collect(self, step: int, metrics: Metrics) -> None:
         """Take in the iterate of this step, if it is one to be taken."""
@@ -474,9 +511,7 @@ class _SGD:
         if by_rows and paths.num_together(problem, None, 1, paths.MAX_PATHS) > 1:
             # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
             batches = itertools.repeat((problem.x, problem.y))
-            refinement = paths.Refinement(
-                problem.density, paths.REFINING_STEPS, 0, training.compile
-            )
+            refinement = paths.Refinement(problem.density, paths.REFINING_STEPS, 0)
         return paths.Search(
             problem,
             noise,
@@ -555,6 +590,16 @@ class _SGD:
     def _with_statistics(self, posterior: Posterior) -> Posterior:
         statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
         return dataclasses.replace(posterior, draws=posterior.draws | statistics)
+
+
+def _sgd(lr: float) -> Optimizer:
+    """SGD with momentum at a constant rate."""
+    sgd = partial(
+        torch.optim.SGD,
+        lr=lr,
+        momentum=MOMENTUM,
+    )
+    return Optimizer(sgd, None)
 
 
 def _loss_per_datum(problem: Problem) -> Callable[..., Tensor]:

@@ -26,7 +26,7 @@ from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import what_program_says
 from pyrobnn.inference.hmc.metric import form_of
-from pyrobnn.inference.laplace import Laplace
+from pyrobnn.inference.laplace import method_of
 from pyrobnn.inference.optim.descent import descend
 from pyrobnn.inference.smc import (
     log_mean,
@@ -46,6 +46,7 @@ from pyrobnn.inference.tempering import (
 )
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.gradient import why_not_batched
 from pyrobnn.model.log_terms import log_prob_sum, row_terms
 from pyrobnn.model.nodes import is_datum, is_subsample
@@ -57,6 +58,7 @@ _PARTICLES = 1000  # most, of all islands
 _FEWEST = 40  # draws of chains that can be updated
 _MAX_TEMPERATURES = 100  # of a way
 _FAR = 15  # temperatures of a way beyond which a refit may be cheaper
+_MOST_EVALUATIONS = 1000  # of the gradient, on the way of a Gaussian's centre
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
 #: the data as a program takes them, x and y
@@ -126,6 +128,11 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
     meta = posterior.meta
     method = meta.get("method", "this method")
     gaussian = method == "Laplace" and posterior.approximation is not None
+    if method == "Laplace" and posterior.meta.get("factors_left_out"):
+        raise Refused(
+            "the file of this posterior left out the factors of its Gaussian, and it holds no rows: "
+            "Posterior.load(path, model, x=x, y=y) computes them"
+        )
     if meta.get("kind") != "chains" and not gaussian:
         raise Refused(
             f"draws of {method} are not of the posterior: fit again, fit(model, x_all, y_all, init=posterior), or use "
@@ -137,8 +144,9 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
         )
     if posterior.rows is None:
         raise Refused(
-            "this posterior holds no rows of data (they came from a DataLoader, posthoc or the program, or were not "
-            "tensors, or its file is an older one): fit tensors, fit(model, x, y), and save that posterior"
+            "this posterior holds no rows of data: a file has them where save(path, rows=True) asked for it, and "
+            "Posterior.load(path, model, x=x, y=y) gives them back; of a DataLoader, posthoc or a program of its own "
+            "there are none: fit tensors, fit(model, x, y)"
         )
     num_draws = posterior.num_chains * posterior.num_draws
     if num_draws < _FEWEST and not gaussian:
@@ -197,7 +205,7 @@ def _recentred(
     fixed = {name: posterior.draws[name][0, 0] for name in meta["point_sites"]}
     before = _density(posterior, cast(Rows, posterior.rows), fixed)
     now = _density(posterior, after, fixed)
-    method = _laplace_of(posterior)
+    method = method_of(posterior)
     way = _find_centre(q, before, now, method.compile)
     values = q.layout.constrain(way.z) | fixed
     centre = {name: value[None, None] for name, value in values.items()}
@@ -228,15 +236,6 @@ def _gain(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
-def _laplace_of(posterior: Posterior) -> Laplace:
-    """The method of a Laplace posterior, its prior tuned already."""
-    options = posterior.meta["settings"] | {"tune": None, "map": None}
-    subset = options["subset"]
-    if not isinstance(subset, str):
-        options["subset"] = tuple(subset)
-    return Laplace(**options)
-
-
 class _Way(NamedTuple):
     """The way of a Gaussian's centre: its end, in standard deviations and as a position, and what it took.
 
@@ -265,7 +264,7 @@ def _find_centre(
     q: BlockGaussian,
     before: Density,
     now: Density,
-    compile: bool,
+    compile: Compile,
 ) -> _Way:
     """Lead the centre to where the gradient of the density ``now`` is what that of ``before`` was at the old centre."""
     calls = itertools.count(1)
@@ -285,7 +284,8 @@ def _find_centre(
         traced = compiled(
             negative_slope,
             start,
-            enabled=compile and "trace",
+            enabled=False,
+            calls=_MOST_EVALUATIONS,
         )
 
         def counted(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,7 +297,7 @@ def _find_centre(
         end, distance = descend(
             counted,
             start,
-            num_steps=1000,
+            num_steps=_MOST_EVALUATIONS,
             patience=100,
         )
         if not distance <= 0.05 * math.sqrt(len(end)):
@@ -568,7 +568,7 @@ def _weighted_gradient(
     density: Density,
     z: Tensor,
     change: Tensor,
-    compile: bool,
+    compile: Compile,
 ) -> Evaluate:
     """The tempered gradient of these weights: that of the last update where its shapes are these."""
     num = len(rows)
@@ -618,7 +618,7 @@ def _check_rows(
 
 
 def _gradient_of_any_weights(
-    density: Density, compile: bool
+    density: Density, compile: Compile
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Gradient, base and remainder at particles, over rows of any weights: by Python; compiled when called often."""
 

@@ -21,6 +21,7 @@ from pyrobnn.model.likelihoods.catalogue import (
     Weibull,
 )
 from pyrobnn.model.likelihoods.modes_and_bounds import Beta, MixtureDensity
+from pyrobnn.model.likelihoods.parameters import learned
 
 __all__ = ["DATA", "SCALE", "Likelihood", "Targets", "Bernoulli", "Categorical", "Ordinal"]
 __all__ += [
@@ -30,4 +31,4 @@ __all__ += [
     "MixtureDensity",
     "Beta",
 ]
-__all__ += ["NegativeBinomial", "Poisson", "CensoredNormal", "Weibull"]
+__all__ += ["NegativeBinomial", "Poisson", "CensoredNormal", "Weibull", "learned"]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import as_tensor, check_cast, check_finite
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.private_pyro import given
 from pyrobnn.core.seeding import kept, seeded
 from pyrobnn.data import Standardizer
@@ -75,6 +76,7 @@ class BNN:
     #: a density takes the values of point parameters from the model, whatever Pyro's store holds under their names
     holds_points = True
 
+    @options_explained
     def __init__(
         self,
         net: nn.Module,

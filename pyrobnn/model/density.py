@@ -11,7 +11,7 @@ import contextlib
 import copy
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -25,6 +25,7 @@ from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model import guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
+from pyrobnn.model.constants import Constants, OwnTensors, Writing
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import (
@@ -153,6 +154,8 @@ class Density:
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
+        #: whether the program writes into tensors that it has made
+        self.writes = False
         self.device = device_of({}, leaves_of(args))
         # the first run finds no sites yet, so `_check_latent_sites` lets it pass
         self.sites: tuple[Site, ...] = ()
@@ -250,7 +253,10 @@ class Density:
     def _first_run(self) -> Mapping[str, Node]:
         """The nodes of a run at values that the program draws itself; sizes of plates that subsample are noted."""
         with seeded(0, *used_devices()), torch.no_grad(), all_rows(self.plate_sizes):
-            return self._drawn()
+            with Writing() as writing:
+                nodes = self._drawn()
+        self.writes = writing.seen and self.owner is None
+        return nodes
 
     def floats(self) -> contextlib.AbstractContextManager[None]:
         """The context in which this density computes: everything in float64, or the program's own types."""
@@ -270,6 +276,15 @@ class Density:
         density.own_dtypes = self.own_dtypes
         density._all_rows = self._all_rows
         return density
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a net without its data: a pickle of a posterior has the layout of the sites, and no row."""
+        return self.__dict__ | ({} if self.owner is None else {"args": ()})
+
+    def __copy__(self) -> Density:
+        copied = object.__new__(type(self))
+        copied.__dict__ |= self.__dict__
+        return copied
 
     def holding(self, values: Mapping[str, Tensor]) -> Density:
         """This density with its point parameters held at ``values``."""
@@ -454,17 +469,25 @@ class Density:
     @_in_its_floats
     def log_parts(self, z: Tensor, *args: Tree) -> tuple[Tensor, Tensor]:
         """Log prior and log likelihood (scaled to the whole data set) in constrained space, float64 scalars."""
-        nodes = self.trace(self.constrain(z), args).values()
+        return self.parts_at(self.constrain(z), *args)
+
+    @_in_its_floats
+    def parts_at(self, values: Mapping[str, Value], *args: Tree) -> tuple[Tensor, Tensor]:
+        """As :meth:`log_parts` at constrained values of the sites, site → (\\*shape)."""
+        nodes = self.trace(values, args).values()
         prior = [node for node in nodes if is_latent(node)]
         likelihood = [node for node in nodes if is_observed(node)]
-        return _total(z, prior), _total(z, likelihood)
+        like = torch.as_tensor(values[self.sites[0].name])
+        with self._own_tensors(like):
+            return _total(like, prior), _total(like, likelihood)
 
     @_in_its_floats
     def log_prior(self, z: Tensor, names: Sequence[str]) -> Tensor:
         """Log prior of some latent sites with their log-Jacobian (unconstrained space), a float64 scalar."""
         nodes = self.trace(self.constrain(z))
         jacobians = (self.log_jacobian(z, self.site(name)).double() for name in names)
-        return sum(jacobians, _total(z, [nodes[name] for name in names]))
+        with self._own_tensors(z):
+            return sum(jacobians, _total(z, [nodes[name] for name in names]))
 
     @_in_its_floats
     def data_terms(self, z: Tensor, *args: Tree) -> dict[str, Tensor]:
@@ -474,7 +497,8 @@ class Density:
         the data that are masked.
         """
         nodes = self.trace(self.constrain(z), args)
-        return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
+        with self._own_tensors(z):
+            return {name: datum_terms(node) for name, node in nodes.items() if is_datum(node)}
 
     def log_likelihood(self, z: Tensor, *args: Tree) -> Tensor:
         """As :meth:`data_terms`, of all observed sites together, (data,)."""
@@ -486,7 +510,8 @@ class Density:
         """Log prior at ``z`` (dim,) with the factors that belong to no datum, constrained space, a float64 scalar."""
         nodes = self.trace(self.constrain(z)).values()
         sampled = [node for node in nodes if node["type"] == "sample" and not is_subsample(node)]
-        return _total(z, [node for node in sampled if not is_datum(node)])
+        with self._own_tensors(z):
+            return _total(z, [node for node in sampled if not is_datum(node)])
 
     # -- starting points -------------------------------------------------------------------------------------------
 
@@ -571,10 +596,35 @@ class Density:
                 stored=stored,
                 like=next(floating, None),
             )
-            with without_validation(), pyro.poutine.block(), supply, rows, device, at_many_points():
+            idioms = self._idioms(values, args)
+            with (
+                without_validation(),
+                pyro.poutine.block(),
+                supply,
+                rows,
+                device,
+                idioms,
+                at_many_points(),
+            ):
                 nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
         self._check_latent_sites(nodes)
         return nodes
+
+    def _own_tensors(self, point: Tensor) -> contextlib.AbstractContextManager[Any]:
+        """The context in which tensors that are made belong to the point, where the program writes into any."""
+        return OwnTensors(point) if self.writes else contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def _idioms(self, values: Mapping[str, Value], args: tuple[Tree, ...]) -> Iterator[None]:
+        """The handlers of what a plain program's Python may do with its own data and tensors."""
+        point = next((value for value in values.values() if isinstance(value, Tensor)), None)
+        with contextlib.ExitStack() as handlers:
+            if point is not None:
+                handlers.enter_context(self._own_tensors(point))
+                # data that are arguments of a compiled function, and subsamples, are no constants
+                if self.owner is None and not args and (self._all_rows or not self.plate_sizes):
+                    handlers.enter_context(Constants(point))
+            yield
 
     def _check_latent_sites(self, nodes: Mapping[str, Node]) -> None:
         """Refuse a run whose latent sites are not those of the first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -11,10 +12,13 @@ from torch import Tensor
 
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model.density import Density
-from pyrobnn.model.gradient import at_each
+from pyrobnn.model.gradient import at_each, runs_at_once
 from pyrobnn.model.nodes import Message, is_replicated
 
 Values = dict[str, Tensor]
+#: replicates that are made however long they take
+FEWEST_REPLICATES = 100
+_FEWEST_PRIOR_DRAWS = 25
 _RUNS_AT_ONCE = 64  # of a program
 
 
@@ -26,30 +30,93 @@ def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
     return _values_at_draws(density, draws, density.derived.deterministic)
 
 
-def replicates(density: Density, draws: Mapping[str, Tensor], seed: int) -> Values:
+def replicates(
+    density: Density,
+    draws: Mapping[str, Tensor],
+    seed: int,
+    seconds: float | None = None,
+) -> Values:
     """Replicates of the program's data at draws (chain, draw, \\*shape): observed site → (chain, draw, \\*shape).
 
     One for each draw, from the observed sites' own distributions, one after another as the program has them. A factor
-    says no distribution and has none.
+    says no distribution and has none. Where the program runs at one draw at a time, and all would take more than so
+    many ``seconds``, those of fewer draws, evenly spaced, but of 100.
     """
+    if seconds is not None:
+        draws = _draws_within(density, draws, seed, seconds)
     with seeded(seed, density.device):
         return _values_at_draws(_forgetting(density), draws, density.derived.replicated)
 
 
 @torch.no_grad()
-def prior(density: Density, num_draws: int, seed: int) -> tuple[Values, Values]:
+def _draws_within(
+    density: Density,
+    draws: Mapping[str, Tensor],
+    seed: int,
+    seconds: float,
+) -> Mapping[str, Tensor]:
+    """Draws (chain, draw, …) that replicates are made of in so many seconds, at least 100 of all chains."""
+    chains, num = next(iter(draws.values())).shape[:2]
+    flat = {name: value.to(density.device).flatten(0, 1) for name, value in draws.items()}
+    forgetful = _forgetting(density)
+
+    def run(values: Values) -> Values:
+        nodes = forgetful.trace(values)
+        return {name: nodes[name]["value"] for name in density.derived.replicated}
+
+    with seeded(seed, density.device):
+        if chains * num <= FEWEST_REPLICATES or runs_at_once(run, flat):
+            return draws
+        begin = time.perf_counter()
+        run({name: value[0] for name, value in flat.items()})
+        one_run = time.perf_counter() - begin
+    count = max(FEWEST_REPLICATES, int(seconds / one_run)) // chains
+    if count >= num:
+        return draws
+    keep = torch.linspace(0, num - 1, max(count, 1)).round().long()
+    return {name: value[:, keep] for name, value in draws.items()}
+
+
+@torch.no_grad()
+def prior(
+    density: Density,
+    num_draws: int,
+    seed: int,
+    seconds: float | None = None,
+) -> tuple[Values, Values]:
     """Draws of the latent and deterministic sites from the prior, and of the data; both site → (1, draw, \\*shape).
 
-    Both are empty where a prior is improper: it has no draws.
+    Both are empty where a prior is improper: it has no draws. Fewer where the program runs at one draw at a time, and
+    all would take more than so many ``seconds``.
     """
     if density.derived.improper:
         return {}, {}
+    if seconds is not None:
+        num_draws = min(num_draws, _prior_draws_within(density, seed, seconds))
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
     runs = prior_runs(_forgetting(density), num_draws, seed, names)
     values = {name: value[None] for name, value in runs.items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
+
+
+def _prior_draws_within(density: Density, seed: int, seconds: float) -> int:
+    """Runs at draws from the prior that so many seconds allow, at least 25; more than enough where they are batched."""
+    forgetful = _forgetting(density)
+
+    def run(_: Tensor) -> Tensor:
+        nodes = forgetful.trace({})
+        return torch.cat([nodes[name]["value"].reshape(-1) for name in density.derived.replicated])
+
+    if not density.derived.replicated:
+        return _RUNS_AT_ONCE**2
+    with seeded(seed, density.device):
+        if runs_at_once(run, torch.zeros(2)):
+            return _RUNS_AT_ONCE**2
+        begin = time.perf_counter()
+        run(torch.zeros(()))
+        return max(_FEWEST_PRIOR_DRAWS, int(seconds / (time.perf_counter() - begin)))
 
 
 def prior_runs(

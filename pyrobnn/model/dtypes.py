@@ -1,4 +1,8 @@
-"""Programs whose tensors are of several types, where torch combines one only: which of the data to cast, in words."""
+"""Programs that do not run with their data: what to change in the data so that they do, in words, found by trying.
+
+A cast where torch combines one type only; tensors in place of lists, NumPy arrays and tables; ``squeeze(-1)`` of one
+column; data that were not passed; and names that are used twice.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,16 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import pyro
 import torch
+from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyrobnn.core.checks import Refused, as_tensor
+from pyrobnn.core.seeding import seeded, used_devices
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.density import Density, Program
+from pyrobnn.model.nodes import Message, is_subsample
 
 _CASTS = {
     torch.float32: "float()",
@@ -23,7 +32,7 @@ _WORDS = ("dtype", "scalar type", "output type", "bool tensor", "not implemented
 
 @contextlib.contextmanager
 def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, torch's error of a program that combines tensors of several types is one that says what to cast.
+    """Inside, an error of a program that its data cause is one that says what to change in them.
 
     Args:
         program: a plain Pyro program.
@@ -31,14 +40,123 @@ def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]
 
     Raises:
         TypeError: naming the data and their cast; or that it is tensors that the program itself holds.
+        ValueError, RuntimeError: data of a wrong shape, a name that is used twice.
     """
     try:
         yield
-    except (RuntimeError, TypeError, IndexError) as error:
-        reason = why_of_types(program, data, error)
+    except Refused:
+        raise
+    except (RuntimeError, TypeError, IndexError, ValueError, AttributeError) as error:
+        reason = _why_of_data(program, data, error)
+        if reason:
+            kind = ValueError if isinstance(error, (ValueError, RuntimeError)) else TypeError
+            raise kind(reason) from error
+        if isinstance(error, (RuntimeError, TypeError, IndexError)):
+            reason = why_of_types(program, data, error)
         if not reason:
             raise
         raise TypeError(reason) from error
+
+
+def _why_of_data(program: Program, data: Mapping[str, Any], error: Exception) -> str:
+    """What to do about names, missing data, containers and shapes; empty where these are not what stops it."""
+    message = str(error).strip().partition("\n")[0]
+    if message.startswith("Multiple sample sites"):
+        return _name_used_twice(program, tuple(data.values()))
+    if "NoneType" in message and any(value is None for value in data.values()):
+        missing = " and ".join(repr(name) for name, value in data.items() if value is None)
+        return (
+            f"the program was run without {missing} and stopped ({message}): pass the data, "
+            f"fit(program, {', '.join(data)})"
+        )
+    changed, words = _as_tensors(data)
+    if words and _runs(program, tuple(changed.values())):
+        return words
+    return _why_of_shapes(program, changed, words)
+
+
+def _name_used_twice(program: Program, args: tuple[Tree, ...]) -> str:
+    """The name that two sites or plates have, with the sizes of the plates."""
+    names = _Names()
+    with seeded(0, *used_devices()), torch.no_grad(), pyro.poutine.block(), names:
+        program(*args)
+    for name, sizes in names.sizes.items():
+        if len(sizes) > 1:
+            listed = " and ".join(map(str, sizes))
+            return f"two plates are named {name!r}, of sizes {listed}: give each size a name of its own"
+    return f"two sites are named {names.twice!r}: give each a name of its own"
+
+
+class _Names(Messenger):
+    """The sizes of the plates by their names, and the last name that a second site has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: dict[str, list[int]] = {}
+        self.twice = ""
+        self._seen: set[str] = set()
+
+    def _pyro_sample(self, msg: Message) -> None:
+        name = msg["name"]
+        if name in self._seen:
+            self.twice = name
+        self._seen.add(name)
+        if is_subsample(msg):
+            self.sizes.setdefault(name, []).append(msg["fn"].size)
+
+
+def _as_tensors(data: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The data with tensors in place of lists, arrays and tables of numbers, and what to pass, in words."""
+    changed = dict(data)
+    kinds = []
+    passed = []
+    for name, value in data.items():
+        if value is None or isinstance(value, Tensor) or not hasattr(value, "__len__"):
+            continue
+        with contextlib.suppress(TypeError, ValueError):
+            tensor = as_tensor(name, value)
+            if tensor.is_floating_point():
+                tensor = tensor.to(torch.get_default_dtype())
+            changed[name] = tensor
+            kinds.append(f"{name!r} holds a {type(value).__name__}")
+            dtype = str(tensor.dtype)
+            source = f"{name}.to_numpy()" if hasattr(value, "to_numpy") else name
+            passed.append(f"torch.as_tensor({source}, dtype={dtype})")
+    if not kinds:
+        return changed, ""
+    words = f"{' and '.join(kinds)}, and a Pyro program gets its data as they are"
+    return changed, f"{words}: pass {' and '.join(passed)}"
+
+
+def _why_of_shapes(program: Program, data: Mapping[str, Any], words: str) -> str:
+    """What to squeeze so that the program runs, or whose rows are too few; after ``words`` on tensors."""
+    columns = {
+        name: value
+        for name, value in data.items()
+        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == 1
+    }
+    choices = [[name] for name in columns]
+    if len(columns) > 1:
+        choices.append([*columns])
+    for names in choices:
+        squeezed = {name: columns[name].squeeze(-1) for name in names}
+        if _runs(program, tuple({**data, **squeezed}.values())):
+            shapes = " and ".join(f"{n!r} has shape {tuple(columns[n].shape)}" for n in names)
+            passed = " and ".join(f"{name}.squeeze(-1)" for name in names)
+            also = f"{words}; " if words else ""
+            return f"{also}{shapes}, and the program computes with one number a row: pass {passed}"
+    lengths = {
+        name: len(value)
+        for name, value in data.items()
+        if isinstance(value, Tensor) and value.dim()
+    }
+    if len(set(lengths.values())) > 1:
+        shortest = min(lengths.values())
+        cut = {name: value[:shortest] if name in lengths else value for name, value in data.items()}
+        if _runs(program, tuple(cut.values())):
+            counts = " and ".join(f"{name!r} {length}" for name, length in lengths.items())
+            return f"the data have different numbers of rows, {counts}: pass as many of each"
+    return ""
 
 
 def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) -> str:

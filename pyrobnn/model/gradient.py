@@ -60,11 +60,19 @@ def batched_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> tupl
     return batched, ""
 
 
+_BRANCHES = "the program's Python depends on the values of its sites"
+
+
+def is_untraceable(why: str) -> bool:
+    """Whether the reason of :func:`why_not_batched` keeps one point alone from being traced too."""
+    return why.startswith(_BRANCHES)
+
+
 def why_not_batched(error: RuntimeError) -> str:
     """What keeps a program from being run at many points at once, by the error of ``torch.func.vmap``."""
     message = str(error).strip().partition("\n")[0]
     if "data-dependent control flow" in message or ".item()" in message:
-        return "the program's Python depends on the values of its sites (if, while, assert, float() or .item() of one)"
+        return f"{_BRANCHES} (if, while, assert, float() or .item() of one)"
     if "in-place" in message or "inplace" in message:
         return "the program writes into a tensor that all points share: collect values in a list and torch.stack them"
     return f"torch cannot run one of its operations at many points at once ({message or type(error).__name__})"
@@ -109,6 +117,21 @@ def at_each(
         count = len(leaves_of(points)[0])
         results = [function(*_indexed(points, index)) for index in range(count)]
         return mapped(lambda *leaves: torch.stack(leaves), *results)
+
+
+def runs_at_once(function: Callable[..., Any], *points: Tree) -> bool:
+    """Whether :func:`at_each` runs the function for several of the points at once, tried with two of them."""
+
+    def at_point(*point: Tree) -> Any:
+        with _BatchedEmpty(leaves_of(point)[0]):
+            return function(*point)
+
+    try:
+        with _UNWARNED:
+            torch.func.vmap(at_point, randomness="different")(*_indexed(points, slice(0, 2)))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _indexed(points: tuple[Tree, ...], index: int | slice) -> tuple[Tree, ...]:

@@ -216,6 +216,34 @@ def impossible(fn: Distribution, site: str = "") -> list[Impossible]:
     return places
 
 
+class Bounded(NamedTuple):
+    """A parameter of a site's distribution that has a bound, and the constraint that it must meet."""
+
+    site: str
+    parameter: str
+    constraint: Constraint
+
+
+def bounded_parameter(nodes: Mapping[str, Mapping[str, Any]], value: Tensor) -> Bounded | None:
+    """The first parameter with a lower bound that is the value itself, at any site; None where there is none."""
+    address = value.data_ptr()
+    for name, node in nodes.items():
+        fn = node.get("fn")
+        while isinstance(fn, torch.distributions.Independent):
+            fn = fn.base_dist
+        if node["type"] != "sample" or not isinstance(fn, Distribution):
+            continue
+        supports = _parameter_supports(fn)
+        for parameter in _given_parameters(fn):
+            given = getattr(fn, parameter, None)
+            constraint = supports[parameter]
+            if not isinstance(given, Tensor) or not hasattr(constraint, "lower_bound"):
+                continue
+            if given.data_ptr() == address:
+                return Bounded(name, parameter, constraint)
+    return None
+
+
 def words(constraint: Constraint) -> str:
     """What the constraint asks for, as it reads after "must be"."""
     if isinstance(constraint, constraints.independent):

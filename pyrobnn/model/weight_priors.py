@@ -276,7 +276,13 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
             raise ValueError(f"the prior has no entry for {name!r}: add it, or hide it") from error
         expected = "a distribution of pyro.distributions"
         check_type(f"prior of {name}", base, TorchDistributionMixin, expected)
-        sites[name] = _expand(name, base, param)
+        try:
+            sites[name] = _expand(name, base, param)
+        except RuntimeError as error:
+            raise ValueError(
+                f"{type(prior).__name__} has a {type(base).__name__} of shape {tuple(base.shape())} for {name!r}, and "
+                f"that parameter has shape {tuple(param.shape)}: give it one of that shape, or of shape () for all"
+            ) from error
     if not sites:
         names = ", ".join(name for name, _ in net.named_parameters())
         raise ValueError(f"the prior leaves no Bayesian parameter; the net has: {names or 'none'}")

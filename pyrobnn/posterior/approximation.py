@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import UserDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import pyro
 import pyro.distributions as dist
@@ -17,6 +17,7 @@ from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Program, Site
 from pyrobnn.model.dtypes import types_explained
+from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, widest_layer
 
 #: family of distributions over the flat vector → how its state makes one; a method adds its own
@@ -252,10 +253,53 @@ def log_importance(
 
     In batches of draws, and where the program is a BNN's of rows too.
     """
+    held = {
+        site.name: draws[site.name][0, 0]
+        for site in density.sites
+        if is_stored_once(draws[site.name])
+    }
+    if held and density.owner is not None and not density.dependent:
+        moving = {
+            site.name: draws[site.name].flatten(0, 1)
+            for site in density.sites
+            if site.name not in held
+        }
+        log_p = _log_joint_beside(density, held, moving)
+        shape = next(iter(draws.values())).shape[:2]
+        return {"log_p": log_p.reshape(shape), "log_q": approximation.log_prob(draws).double()}
     z = density.unconstrain(draws)
     batches = z.reshape(-1, density.dim).split(DRAWS_AT_ONCE)
     log_p = torch.cat([_log_joint(density, batch) for batch in batches])
     return {"log_p": log_p.reshape(z.shape[:-1]), "log_q": approximation.log_prob(draws).double()}
+
+
+def is_stored_once(value: Tensor) -> bool:
+    """Whether draws (chain, draw, \\*shape) of a site are views of one value, which need not be stored for each."""
+    sizes = value.shape[:2]
+    strides = value.stride()[:2]
+    return sizes.numel() > 1 and all(
+        not stride for size, stride in zip(sizes, strides, strict=True) if size > 1
+    )
+
+
+def _log_joint_beside(
+    density: Density, held: Mapping[str, Tensor], moving: Mapping[str, Tensor]
+) -> Tensor:
+    """Log joint (draw,) of a net, of draws of some sites beside the values of the others."""
+    x, y = density.args
+    size = max(1, CHUNK_SCALARS // (DRAWS_AT_ONCE * widest_layer(cast(BNN, density.owner), x)))
+    total: Tensor | None = None
+    log_prior: Tensor | None = None
+    for rows, targets in zip(x.split(size), y.split(size), strict=True):
+        log_prior, likelihood = at_each(
+            lambda values: density.parts_at({**held, **values}, rows, targets),  # noqa: B023
+            dict(moving),
+            at_once=DRAWS_AT_ONCE,
+        )
+        # the program scales the likelihood of its rows to all of them
+        scaled = likelihood * (len(rows) / len(x))
+        total = scaled if total is None else total + scaled
+    return cast(Tensor, log_prior) + cast(Tensor, total)
 
 
 def _log_joint(density: Density, z: Tensor) -> Tensor:

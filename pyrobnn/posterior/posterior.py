@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import warnings
@@ -17,12 +18,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_number, check_type
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
 from pyrobnn.model.gradient import at_each
-from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats
+from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats, is_stored_once
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
 from pyrobnn.posterior.ranges import InputRange
@@ -58,8 +60,8 @@ class Posterior:
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites and deterministic_sites (constant and computed ones), axes, data_given,
             input_shape, input_range (least and largest inputs), program_dtypes, float64, warnings, versions: JSON-able.
-        rows: the data of chains and of Laplace, by reference, for :meth:`update` and :meth:`remove`: tensors that are
-            changed in place after the fit are other data; ``save`` writes them along.
+        rows: the data of the fit, by reference, for :meth:`refine`, :meth:`update` and :meth:`remove`: tensors that are
+            changed in place after the fit are other data; ``save(path, rows=True)`` writes them along.
     """
 
     model: BNN | Program
@@ -149,7 +151,12 @@ class Posterior:
         keep = torch.linspace(0, self.num_draws - 1, num_draws).round().long()
 
         def thinned(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return {name: value[:, keep.to(value.device)] for name, value in values.items()}
+            return {
+                name: value[:, :num_draws]
+                if is_stored_once(value)
+                else value[:, keep.to(value.device)]
+                for name, value in values.items()
+            }
 
         stats = SampleStats({}, lambda: thinned(self.sample_stats))
         return replace(
@@ -176,6 +183,7 @@ class Posterior:
         device = next(iter(self.draws.values())).device
         return self.bnn.cast_inputs(self.bnn.standard_inputs(x.to(device)))
 
+    @options_explained
     def predict(self, x: Tensor, *, num_draws: int | None = None) -> Prediction:
         """The predictive distribution at inputs ``x``, computed in chunks that bound the memory.
 
@@ -314,6 +322,7 @@ class Posterior:
         points = [name for name in self.meta.get("point_sites", ()) if name in params]
         return points if all(_is_shared(params[name]) for name in points) else []
 
+    @options_explained
     def to_datatree(
         self,
         x: Tensor | None = None,
@@ -396,7 +405,7 @@ class Posterior:
         y: Tensor | None = None,
         **options: Any,
     ) -> Verdict:
-        """``diagnose(to_datatree(x, y, **options))``; chains and Laplace keep the data of their fit, else TypeError."""
+        """``diagnose(to_datatree(x, y, **options))``; by default of the fit's own data; TypeError without any."""
         if y is None and self.rows is not None:
             x = self.rows.checked().x
             y = self.rows.y
@@ -470,6 +479,60 @@ class Posterior:
         with process_state():
             return cast(Posterior, CHANGES["remove"](self, rows, seed))
 
+    def refine(
+        self,
+        seconds: float = 10.0,
+        *,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        seed: int = 0,
+    ) -> Posterior:
+        """This approximation brought to the posterior: its draws are where some hundreds of short chains begin.
+
+        Chains of Hamiltonian Monte Carlo move side by side, in groups that begin at one draw each (of a net a quarter
+        of the groups begins elsewhere, at likely draws from the prior), until they have arrived: the groups agree
+        (nested R-hat at most 1.05 of sixteen chains a group, for function values, the log density and sites that are
+        identified), nothing drifts, and the draws are worth 400. Chains from elsewhere that still lie far below the
+        others in log density after half of the time are left out. Of any method but MC dropout; point parameters stay
+        where they are.
+
+        Args:
+            seconds: the most that it takes, about. A run that arrives before repeats bit for bit with its seed; one
+                that is cut by the clock does not.
+            x, y: the data, where the posterior does not hold them: after a DataLoader or ``posthoc``, or from a file.
+            seed: of starts and moves.
+
+        Returns:
+            Draws of kind ``"chains"``, (4, draw, …), the later half of the transitions: short chains stand one after
+            the other, those that began at one point together. ``sample_stats`` are lp, energy, acceptance_rate,
+            diverging, n_steps and step_size. ``meta["refine"]`` says ``start`` (the method), ``seconds``, ``chains``,
+            ``groups``, ``transitions``, ``gradients``, ``nested_rhat`` and its ``limit``, ``drift`` (sd), ``memory``
+            (correlation with where a chain was), ``ess`` and whether they ``arrived``; where groups stay in modes of
+            their own, ``modes``, weighted by Laplace's estimate of their evidence.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+            Refused: MC dropout; no data; layers in training mode.
+
+        Warns:
+            UserWarning: the chains have not arrived; the verdict on such draws is never a pass.
+
+        References:
+            *Nested R-hat* (Margossian et al., 2024) https://arxiv.org/abs/2110.13017
+
+        Example:
+            >>> import pyro, pyro.distributions as dist, pyrobnn as pb
+            >>> def program(x, y):
+            ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+            ...     pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
+            >>> rough = pb.MAP(num_steps=200, compile=False).fit(program, None, torch.ones(3))
+            >>> refined = rough.refine()
+            >>> refined.meta["refine"]["arrived"], abs(float(refined.draws["mean"].std()) - 0.5) < 0.05
+            (True, True)
+        """
+        with process_state():
+            return cast(Posterior, CHANGES["refine"](self, seconds, x, y, seed))
+
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
         posterior = self.remove(row, seed=seed)
@@ -487,11 +550,16 @@ class Posterior:
         )
         return log_density, posterior.meta["log_evidence_added_error"], tree
 
-    def save(self, path: str | Path) -> Path:
-        """Write to a netCDF file (atomically; no pickle)."""
+    def save(self, path: str | Path, *, rows: bool = False) -> Path:
+        """Write to a netCDF file (atomically; no pickle).
+
+        Values that all draws share are stored once, and a Gaussian's factors where they are no larger than 32 MB or
+        the draws. No row of the data is in the file unless ``rows`` asks for them, which ``meta["rows_in_file"]`` of
+        what is loaded then says. Nor has a pickle of the posterior of a net.
+        """
         from pyrobnn.posterior.storage import save
 
-        return save(self, path)
+        return save(self, path, rows=rows)
 
     def export(
         self,
@@ -583,20 +651,48 @@ class Posterior:
         return None
 
     @staticmethod
-    def load(path: str | Path, model: BNN | Program) -> Posterior:
+    def load(
+        path: str | Path,
+        model: BNN | Program,
+        *,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+    ) -> Posterior:
         """Read what :meth:`save` wrote.
+
+        Args:
+            path: the file.
+            model: what it was fitted with.
+            x, y: the rows of the fit, which :meth:`update` and :meth:`remove` need, and the factors of a large
+                Gaussian are computed from; checked against a digest in the file.
 
         Raises:
             FileNotFoundError: no such file.
-            ValueError: truncated, foreign, or of another model.
+            ValueError: truncated, foreign, or of another model; other rows than the fit's.
         """
         from pyrobnn.posterior.storage import load
 
-        return load(path, model)
+        return load(
+            path,
+            model,
+            x=x,
+            y=y,
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # it names functions of pyrobnn.inference.update, so that unpickling imports that module, which fills it
-        return self.__dict__ | {"_changes": CHANGES}
+        return self.__dict__ | {"rows": None, "_changes": CHANGES}
+
+    def __copy__(self) -> Posterior:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
+        """With its rows, which a pickle does not have."""
+        copied = replace(self, rows=None)
+        for name, value in copied.__dict__.items():
+            object.__setattr__(copied, name, copy.deepcopy(value, memo))
+        object.__setattr__(copied, "rows", copy.deepcopy(self.rows, memo))
+        return copied
 
     def __repr__(self) -> str:
         size = f"{self.num_chains} chains x {self.num_draws} draws"

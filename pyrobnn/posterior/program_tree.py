@@ -11,9 +11,15 @@ from torch import Tensor
 from pyrobnn.core import groups as group
 from pyrobnn.model import Density, derived
 from pyrobnn.model.gradient import at_each
+from pyrobnn.model.nodes import Node
 from pyrobnn.posterior.approximation import DRAWS_AT_ONCE, PosteriorLike
 from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_dataset, to_numpy
 from pyrobnn.posterior.invariance import moved_functions, posterior_density
+from pyrobnn.posterior.one_step import joint_events, one_step
+
+#: seconds that replicates may take, as a share of the fit's, and whatever the fit took
+_SHARE_OF_FIT = 0.25
+_LEAST_SECONDS = 1.0
 
 
 def program_groups(
@@ -28,14 +34,21 @@ def program_groups(
     axes = density.derived.axes
     num_values = sum(density.derived.replicated.values())
     thinned = few_draws(posterior, max(num_values, 1))
-    values = _values_at(density, thinned.draws, (0, 0))
+    nodes = _nodes_at(density, thinned.draws, (0, 0))
+    values = {name: node["value"] for name, node in nodes.items() if "value" in node}
     data = _data(density, thinned.draws, values)
-    replicates = derived.replicates(density, thinned.draws, seed)
+    # judging is to cost no more than fitting
+    seconds = max(_LEAST_SECONDS, _SHARE_OF_FIT * posterior.meta.get("timings", {}).get("fit", 0.0))
+    replicates = derived.replicates(density, thinned.draws, seed, seconds)
     groups = _densities(thinned, density, values)
+    events = {name: count for name, count in joint_events(nodes).items() if name in data}
     groups[group.OBSERVED_DATA] = site_dataset(data, axes, sample_dims=[])
+    for name, count in events.items():
+        groups[group.OBSERVED_DATA][group.variable(name)].attrs[group.EVENTS] = count
+    groups[group.ONE_STEP] = one_step(posterior, density, events)
     groups[group.POSTERIOR_PREDICTIVE] = site_dataset(_of_sites(replicates, data), axes)
     if num_prior_draws:
-        prior_draws, prior_data = derived.prior(density, num_prior_draws, seed)
+        prior_draws, prior_data = derived.prior(density, num_prior_draws, seed, 0.5 * seconds)
         groups[group.PRIOR] = site_dataset(prior_draws, axes)
         groups[group.PRIOR_PREDICTIVE] = site_dataset(_of_sites(prior_data, data), axes)
     if isinstance(x, Tensor) and x.dim():
@@ -69,8 +82,15 @@ def _values_at(
     density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
 ) -> dict[str, Tensor]:
     """The values of all sites in a run of the program at the draw ``index`` (chain, draw)."""
-    nodes = density.trace({name: value[index] for name, value in draws.items()})
+    nodes = _nodes_at(density, draws, index)
     return {name: node["value"] for name, node in nodes.items() if "value" in node}
+
+
+def _nodes_at(
+    density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
+) -> Mapping[str, Node]:
+    """The nodes of a run of the program at the draw ``index`` (chain, draw)."""
+    return density.trace({name: value[index] for name, value in draws.items()})
 
 
 def _data(

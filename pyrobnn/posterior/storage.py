@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import io
 import json
 import os
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -19,32 +20,80 @@ from torch import Tensor
 from pyrobnn.core.groups import HISTORY, POSTERIOR, ROWS, SAMPLE_STATS, variable
 from pyrobnn.model import BNN, Density
 from pyrobnn.model.density import Program
-from pyrobnn.posterior.approximation import FAMILIES, RESTORERS, FlatApproximation
+from pyrobnn.posterior.approximation import (
+    FAMILIES,
+    RESTORERS,
+    FlatApproximation,
+    is_stored_once,
+)
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.rows import Rows
 
 FORMAT = "pyrobnn-posterior"
 FORMAT_VERSION = 1
+#: group of the values that all draws share, and the size from which they are stored so
+ONCE = "once"
+_FEWEST_STORED_ONCE = 64
+#: bytes of an approximation that are stored however few the draws are
+_LARGEST_FACTORS = 2**25
+#: bytes of a file whose large arrays are not compressed
+_LARGEST_PLAIN = 2**24
 ENGINE: Final = "h5netcdf"
 
 
-def save(posterior: Posterior, path: str | Path) -> Path:
+def save(
+    posterior: Posterior,
+    path: str | Path,
+    *,
+    rows: bool = False,
+) -> Path:
     """Write a posterior to ``path``; an existing file is replaced only when the new one is complete.
 
-    Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, the rows of
-    the fit, and the tensors of the approximation. The model itself is code and is not stored: :func:`load` takes it.
+    Groups: posterior (chain, draw, …) and sample_stats as ArviZ reads them, history, ``once``, the values that all
+    draws share, and the tensors of the approximation, unless they are larger than 32 MB and than the draws. The model
+    itself is code and is not stored: :func:`load` takes it. The rows of the fit are stored with ``rows`` alone.
 
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
     """
+    shared = {
+        name: value[0, 0]
+        for name, value in posterior.draws.items()
+        if value[0, 0].numel() >= _FEWEST_STORED_ONCE and is_stored_once(value)
+    }
+    drawn = {name: value for name, value in posterior.draws.items() if name not in shared}
+    if not drawn:  # a group says how many draws there are
+        drawn, shared = posterior.draws, {}
+    known = posterior.rows
     groups = {
-        POSTERIOR: _dataset(posterior.draws, "chain", "draw"),
+        POSTERIOR: _dataset(drawn, "chain", "draw"),
+        ONCE: _dataset(shared),
         SAMPLE_STATS: _dataset(posterior.sample_stats, "chain", "draw"),
         HISTORY: _dataset(posterior.history),
-        ROWS: _dataset({} if posterior.rows is None else posterior.rows.state()),
+        ROWS: _dataset(known.state() if rows and known is not None and known.y is not None else {}),
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
-    return write_atomically(attach(posterior, tree), path)
+    attach(posterior, tree)
+    left_out = _leave_out_large_factors(posterior, tree)
+    if known is not None:
+        tree.attrs["rows_digest"] = known.summary
+    facts = {"rows_in_file": ROWS in tree.children, "factors_left_out": left_out}
+    meta = {name: value for name, value in posterior.meta.items() if name not in facts}
+    said = {name: True for name, is_so in facts.items() if is_so}
+    tree.attrs["meta"] = json.dumps(meta | said)
+    return write_atomically(tree, path)
+
+
+def _leave_out_large_factors(posterior: Posterior, tree: xr.DataTree) -> bool:
+    """Whether the factors of a Gaussian are larger than 32 MB and the draws, and can be computed from the rows."""
+    compact = getattr(posterior.approximation, "compact_state", None)
+    if compact is None:
+        return False
+    num_bytes = tree["approximation"].to_dataset().nbytes
+    if num_bytes <= max(_LARGEST_FACTORS, tree[POSTERIOR].to_dataset().nbytes):
+        return False
+    tree["approximation"] = xr.DataTree(_dataset(compact()))
+    return True
 
 
 def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
@@ -75,11 +124,14 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
         raise ValueError(f"{str(path)!r} is a folder: name a file in it")
     check_writable(path.parent)
     # a bit that a disk or a transfer flips is an error at reading; HDF5 has no checksums of strings
-    checksums = {node.path: _checksums(node) for node in tree.subtree}
+    num_bytes = sum(node.to_dataset().nbytes for node in tree.subtree)
+    checksums = {
+        node.path: _encoding(node, compress=num_bytes > _LARGEST_PLAIN) for node in tree.subtree
+    }
+    _remove_left_behind(path)
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     # WORKAROUND(h5py<=3.16): HDF5 ends the whole process where a write fails, Python raises: what fits in memory is
     # written by it
-    num_bytes = sum(node.to_dataset().nbytes for node in tree.subtree)
     try:
         if num_bytes < 2**30:
             buffer = io.BytesIO()
@@ -101,12 +153,37 @@ def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     return path
 
 
-def _checksums(node: xr.DataTree) -> dict[str, dict[str, bool]]:
-    """The encoding of the numeric arrays of a group, by name."""
-    encoding = {}
+def _remove_left_behind(path: Path) -> None:
+    """Delete what saves to ``path`` have left that were killed: their processes are gone."""
+    for pattern in (f".{glob.escape(path.name)}.*.part", ".*.part"):
+        for beside in path.parent.glob(pattern):
+            number = beside.name.removesuffix(".part").rpartition(".")[2]
+            of_path = beside.name in (f".{path.name}.{number}.part", f".{number}.part")
+            if of_path and number.isdigit() and not _is_running(int(number)):
+                beside.unlink(missing_ok=True)
+
+
+def _is_running(number: int) -> bool:
+    """Whether there is a process of that number; also where the system does not tell."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(number, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError):
+        pass
+    return True
+
+
+def _encoding(node: xr.DataTree, *, compress: bool) -> dict[str, dict[str, Any]]:
+    """The encoding of the numeric arrays of a group, by name: checksums, and large ones of a large file compressed."""
+    encoding: dict[str, dict[str, Any]] = {}
     for name, data in node.variables.items():
         if data.size and data.ndim and data.dtype.kind in "biufc":
             encoding[str(name)] = {"fletcher32": True}
+            if compress and data.nbytes > 2**20:
+                encoding[str(name)] |= {"zlib": True, "complevel": 1, "shuffle": True}
     return encoding
 
 
@@ -131,16 +208,23 @@ def check_writable(folder: str | Path) -> None:
         ) from error
 
 
-def load(path: str | Path, model: BNN | Program) -> Posterior:
+def load(
+    path: str | Path,
+    model: BNN | Program,
+    *,
+    x: Tensor | None = None,
+    y: Tensor | None = None,
+) -> Posterior:
     """Read a posterior written by :func:`save`.
 
     Args:
         path: the file.
         model: the BNN (or Pyro program) it was fitted with; the draws go where its weights are.
+        x, y: the rows of the fit, which a file has only where it was asked to.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is truncated or foreign, or its sites are not the model's.
+        ValueError: the file is truncated or foreign, its sites are not the model's, or x, y are not the fit's rows.
 
     Warns:
         UserWarning: the posterior's approximation is of a family that nobody has registered, and is left out.
@@ -155,6 +239,10 @@ def load(path: str | Path, model: BNN | Program) -> Posterior:
         raise ValueError(f"{name} was written by a newer pyrobnn: upgrade to read it")
     device = getattr(model, "device", torch.device("cpu"))
     draws = _tensors(tree, POSTERIOR, device)
+    if ONCE in tree.children:
+        shape = next(iter(draws.values())).shape[:2]
+        shared = _tensors(tree, ONCE, device)
+        draws |= {site: value.expand(*shape, *value.shape) for site, value in shared.items()}
     _check_sites(name, draws, model)
     meta = json.loads(tree.attrs["meta"])
     family = json.loads(tree.attrs["family"])
@@ -165,7 +253,7 @@ def load(path: str | Path, model: BNN | Program) -> Posterior:
         log_evidence=json.loads(tree.attrs["log_evidence"]),
         history=_tensors(tree, HISTORY, device),
         meta=meta,
-        rows=Rows.from_state(_tensors(tree, ROWS, device)),
+        rows=_rows(name, tree, model, device, x, y),
     )
     # of a program log_q of the draws is there; q at other points needs its data
     if family is None or not isinstance(model, BNN):
@@ -190,6 +278,32 @@ def load(path: str | Path, model: BNN | Program) -> Posterior:
     if family in RESTORERS:
         return RESTORERS[family](posterior, layout, family, state)
     return replace(posterior, approximation=FlatApproximation(layout, family, state))
+
+
+def _rows(
+    name: str,
+    tree: xr.DataTree,
+    model: BNN | Program,
+    device: torch.device,
+    x: Tensor | None,
+    y: Tensor | None,
+) -> Rows | None:
+    """The rows of the fit: those given, checked against the file ``name``, else those in it; None without any."""
+    if y is None:
+        return Rows.from_state(_tensors(tree, ROWS, device))
+    given = Rows.of(model, x, y)
+    summary = tree.attrs.get("rows_digest")
+    if ROWS in tree.children:
+        summary = cast(Rows, Rows.from_state(_tensors(tree, ROWS, device))).summary
+    if given is None or summary is None:
+        raise ValueError(
+            f"{name} knows of no rows (the fit had a DataLoader, or no tensors): leave out x and y"
+        )
+    if given.summary != summary:
+        raise ValueError(
+            f"'x' and 'y' are not the rows that {name} was fitted to: pass the same rows in the same order"
+        )
+    return given
 
 
 def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -> None:

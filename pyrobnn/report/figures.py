@@ -42,6 +42,11 @@ class Block:
     width: float = 0.0
     note: str = ""
 
+    @property
+    def panels(self) -> int:
+        """How many panels beside each other it is about as wide as."""
+        return max(1, round(self.width / 3.6))
+
 
 @dataclass(frozen=True)
 class Spec:

@@ -16,14 +16,24 @@ from pyrobnn.core.groups import POSTERIOR
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.diagnostics.check_table import said_rates
 from pyrobnn.diagnostics.evidence import Evidence
+from pyrobnn.report import arviz_figures
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
-from pyrobnn.report.sentences import conclude, facts, headline, recommended, significant
+from pyrobnn.report.sentences import (
+    conclude,
+    facts,
+    headline,
+    in_words,
+    name_in_words,
+    recommended,
+    significant,
+)
 
 #: columns of summary.json that the page leaves out
 _SUMMARY_ONLY = ("coverage_50", "coverage_95", "compile_seconds", "predict_seconds")
-#: attributes that only rebuild a saved run, not shown
-REBUILDS = ("format", "format_version", "meta", "family", "study", "config")
+#: attributes that only rebuild a saved run, or say what the page says elsewhere: not shown
+REBUILDS = ("format", "format_version", "meta", "family", "study", "config", "data_digest")
+_SAID_ELSEWHERE = ("iid", "kind", "claim", "remedy", "input_shape", "label")
 
 
 def write_report(
@@ -88,9 +98,17 @@ def write_report(
         lost=list(itertools.chain.from_iterable(row.lost for row in results.rows)),
         sections=build_sections(results.trees),
         section_titles=SECTIONS,
+        folds=arviz_figures.build_folds(results.trees),
+        arviz_missing=_arviz_missing(results),
         runs=[_run(label, evidence) for label, evidence in results.trees.items()],
     )
     return _write(path, html)
+
+
+def _arviz_missing(results: Results) -> str:
+    """How to get ArviZ's figures of the chains; "" where they are there, or there are no chains."""
+    has_chains = bool(arviz_figures.runs_of_chains(results.trees))
+    return arviz_figures.MISSING if has_chains and not arviz_figures.are_installed() else ""
 
 
 def _template() -> Template:
@@ -192,13 +210,16 @@ def _deciding_evidence(verdict: Verdict) -> str:
 
 
 def _cell(row: Row, column: Column) -> tuple[str, str]:
-    """Text of a cell of the table, and the standard error behind it."""
+    """Text of a cell of the table, and what stands beside it: a standard error, or the seconds of compiling."""
     value = row.values.get(column.key)
     if value is None:
         return "not finite" if column.key in row.not_finite else "", ""
-    error = row.errors.get("log_prob") if column.key == "log_prob" else None
     text = column.form.format(value).replace("-", "−") if column.form else significant(value)
-    return text, "" if error is None else significant(error, 2)
+    if column.key == "log_prob" and column.key in row.errors:
+        return text, f"± {significant(row.errors[column.key], 2)}"
+    if column.key == "fit_seconds" and row.values.get("compile_seconds", 0.0) > 0.0:
+        return text, f"+ {significant(row.values['compile_seconds'], 2)}"
+    return text, ""
 
 
 def _table(results: Results) -> dict[str, object]:
@@ -221,18 +242,16 @@ def _table(results: Results) -> dict[str, object]:
 def _run(label: str, evidence: Evidence) -> dict[str, object]:
     """The settings of a run, and how many draws it has in brief."""
     sizes = evidence.tree[POSTERIOR].sizes if POSTERIOR in evidence.tree.children else {}
-    settings = {str(name): value for name, value in evidence.tree.attrs.items()}
-    shown = {
-        name.replace("_", " "): _plain(settings[name])
-        for name in sorted(settings)
-        if name not in REBUILDS
-    }
+    attributes = {str(name): value for name, value in evidence.tree.attrs.items()}
+    shown = {}
+    for name in sorted(attributes):
+        value = evidence.json(name)
+        decoded = attributes[name] if value is None and attributes[name] != "null" else value
+        words = in_words(decoded)
+        if words and name not in (*REBUILDS, *_SAID_ELSEWHERE):
+            shown[name_in_words(name)] = words
     return {
         "label": label,
         "brief": f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws",
         "settings": shown | {"groups": ", ".join(sorted(evidence.tree.children))},
     }
-
-
-def _plain(value: str | float) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -76,7 +76,7 @@ COLUMNS = (
     Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
     Column("distance", "distance", "of f, reference sd", "lower"),
     Column("compile_seconds", "compile", "s"),
-    Column("fit_seconds", "fit", "s"),
+    Column("fit_seconds", "fit", "s + compiling"),
     Column("predict_seconds", "predict", "s"),
 )
 

@@ -16,6 +16,14 @@ from pyrobnn.diagnostics.scores import num_outputs
 from pyrobnn.report.results import COLUMNS, Row, best_labels
 
 _MOST_NAMES = 12
+#: settings whose names are no words
+_NAMES = {
+    "num_warmup": "warm-up transitions",
+    "num_data": "number of training points",
+    "lr": "learning rate",
+    "until": "runs until",
+    "device": "computed on",
+}
 #: the better answer first
 RANKS = ("pass", "warn", "fail", "not checked")
 LOG_PROB = next(column for column in COLUMNS if column.key == "log_prob")
@@ -30,6 +38,40 @@ def significant(value: float, digits: int = 3) -> str:
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{digits - 1}g}".replace("-", "−")
     return (f"{value:.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}").replace("-", "−")
+
+
+def name_in_words(name: str) -> str:
+    """The name of a setting as one says it.
+
+    >>> name_in_words("num_warmup"), name_in_words("num_chains"), name_in_words("created_at")
+    ('warm-up transitions', 'number of chains', 'created at')
+    """
+    if name in _NAMES:
+        return _NAMES[name]
+    words = name.replace("_", " ")
+    return f"number of {words.removeprefix('num ')}" if words.startswith("num ") else words
+
+
+def in_words(value: object) -> str:
+    """A setting as one says it; "" where there is none. Of several, those that are set.
+
+    >>> in_words({"num_chains": 4, "until": None, "compile": True}), in_words(12345), in_words([])
+    ('number of chains 4, compile yes', '12,345', '')
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool | np.bool_):
+        return "yes" if value else "no"
+    if isinstance(value, int | np.integer):
+        return f"{int(value):,}"
+    if isinstance(value, float | np.floating):
+        return significant(float(value), 4)
+    if isinstance(value, Mapping):
+        entries = ((name_in_words(str(name)), in_words(entry)) for name, entry in value.items())
+        return ", ".join(f"{name} {words}" for name, words in entries if words)
+    if isinstance(value, list | tuple):
+        return ", ".join(in_words(entry) for entry in value)
+    return str(value)
 
 
 def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | None:

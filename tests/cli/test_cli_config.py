@@ -58,6 +58,33 @@ def test_every_field_of_every_method_is_an_option():
         assert method == known.cls(**options)
 
 
+def test_compare_runs_the_four_ways_to_a_posterior_and_the_mode_where_nobody_names_methods():
+    assert set(read([], "compare").methods) == {"map", "laplace", "nuts", "svi", "swag"}
+
+
+@pytest.mark.parametrize("command", ["compare", "fit"])
+def test_the_help_has_defaults_as_values_and_types_in_words(command, capsys):
+    flag = {"compare": "--methods", "fit": "--method"}[command]
+    for words in ([], [flag, "svi"], [flag, "nuts"], [flag, "swag"]):
+        with pytest.raises(SystemExit):
+            read([*words, "--help"], command)
+        text = " ".join(capsys.readouterr().out.split())
+        assert "seed of everything random (whole number; default: 0)" in text
+        assert "columns to predict from (default: all others)" in text
+        assert "where to compute: cpu or cuda (default: cpu)" in text
+        for mark in ("null", "type:", "Literal", "Unvalidated", "Optional[", "``", ":class:"):
+            assert mark not in text, mark
+    assert "K, the number of last deviations kept; 0 for s^2 \\Sigma_{diag} alone" in text
+    assert "(whole number; default: 20)" in text
+
+
+def test_the_help_names_what_compare_runs(capsys):
+    with pytest.raises(SystemExit):
+        read(["--help"], "compare")
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"(default: {', '.join(read([], 'compare').methods)})" in text
+
+
 def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_path):
     path = written(
         tmp_path,
@@ -81,6 +108,12 @@ def test_options_reach_the_methods_from_the_command_line_and_from_a_file(tmp_pat
         ["--methods", "svi", "--svi.guide", "pyro.infer.autoguide.AutoDiagonalNormal"], "compare"
     )
     assert guide.methods["svi"][0].guide.__name__ == "AutoDiagonalNormal"
+    path = written(
+        tmp_path,
+        "methods: {swag: {optimizer: torch.optim.SGD, optimizer_options: {lr: 0.5, momentum: 0.0}}}",
+    )
+    expected = pb.SWAG(optimizer=torch.optim.SGD, optimizer_options={"lr": 0.5, "momentum": 0.0})
+    assert read(["--config", path], "compare").methods["swag"][0] == expected
 
 
 def test_the_file_of_a_run_asks_for_the_same_run(tmp_path):

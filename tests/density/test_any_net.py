@@ -288,7 +288,7 @@ def test_where_a_net_has_no_forward_derivative_a_linearised_prediction_takes_the
 def test_a_net_whose_python_asks_for_values_is_fitted_point_by_point_or_refused_in_words():
     model, x, y = flat(Deciding)
     sampler = pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=False)
-    with pytest.warns(UserWarning, match="one after the other and uncompiled"):
+    with pytest.warns(UserWarning, match="one after the other, much slower"):
         posterior = sampler.fit(model, x, y, num_draws=4, seed=0)
     assert posterior.predict(x).mean.shape == (12, 1)
     assert SHORT.fit(model, x, y, seed=0).predict(x).mean.shape == (12, 1)

@@ -54,7 +54,18 @@ SLOW = {
     "skpro",
     "trackers",
 }
-OPTIONAL = {"mlflow", "numpyro", "onnxruntime", "pyarrow", "pymc", "skpro", "tensorboard", "wandb"}
+OPTIONAL = {
+    "arviz_plots",
+    "graphviz",
+    "mlflow",
+    "numpyro",
+    "onnxruntime",
+    "pyarrow",
+    "pymc",
+    "skpro",
+    "tensorboard",
+    "wandb",
+}
 MARKED = re.compile(r"^```(\S+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(not PAGES, reason="the installed package has no pages")
@@ -73,11 +84,11 @@ def runnable():
 
 
 def missing(block):
-    """Libraries of others that a block imports and that the package does not require."""
-    imported = set(re.findall(r"^(?:import|from) (\w+)", block, re.MULTILINE))
+    """Libraries of others that a block imports or calls and that the package does not require."""
+    used = set(re.findall(r"^(?:(?:import|from) )?(\w+)", block, re.MULTILINE))
     # a part of MLflow alone, mlflow-skinny, has no store of runs
     needed = {"mlflow": "alembic"}
-    names = OPTIONAL & imported
+    names = OPTIONAL & used
     return [name for name in names if importlib.util.find_spec(needed.get(name, name)) is None]
 
 
@@ -102,6 +113,20 @@ def test_the_code_of_a_page_runs(page, tmp_path, monkeypatch):
     plt.close("all")
 
 
+def test_the_page_of_arviz_has_ten_calls_which_arviz_itself_has_too():
+    text = (DOCS / "howto/arviz.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"^\*\*(?:(\d+)\. and )?(\d+)\.", text, re.MULTILINE)
+    assert [int(number) for pair in numbers for number in pair if number] == list(range(1, 11))
+    code = "\n".join(blocks(text, "python"))
+    calls = re.findall(r"\b(arviz_(?:base|stats|plots))\.(\w+)\(", code)
+    assert len({name for module, name in calls if module != "arviz_base"}) == 11  # loo and its plot
+    for module, name in calls:
+        if importlib.util.find_spec(module):
+            assert hasattr(importlib.import_module(module), name), name
+        if importlib.util.find_spec("arviz"):  # Python 3.12 and later
+            assert hasattr(importlib.import_module("arviz"), name), name
+
+
 def test_no_line_of_a_page_is_taken_for_a_comment():
     pages = [*PAGES, *ROOT.glob("scripts/*/claim.md"), ROOT / "README.md"]
     assert [
@@ -123,11 +148,41 @@ def test_no_page_is_without_an_example():
         text = page.read_text(encoding="utf-8")
         code = [body for kind, body in MARKED.findall(text) if kind in ("python", "sh", "toml")]
         included = (
-            "{include}" in text or "{literalinclude}" in text
+            "<!-- site: " in text or "{literalinclude}" in text
         )  # of files that tests of their own run
         assert code or included or "{toctree}" in text, (
             f"{page.name} shows nothing that can be done"
         )
+
+
+def test_pages_are_read_on_a_code_host_too(extension):
+    """No page shows there the directive of an inclusion, or a link to what only a build writes."""
+    on_site = extension("for_site").on_site
+    inserted = 0
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert "{include}" not in text, page.name
+        read_there = text.partition("```{toctree}")[0]
+        for link in re.findall(r"\]\(([^)#:]+\.(?:md|ipynb))[#)]", read_there):
+            written = (
+                page.parent.relative_to(DOCS).as_posix() == "." and link.split("/")[0] in WRITTEN
+            )
+            assert written or link.startswith("../") or (page.parent / link).exists(), (
+                page.name,
+                link,
+            )
+        if re.search(r"<!-- site: \.\./(?:README|CHANGELOG)", text):
+            inserted += 1
+            shown = on_site(text, page.parent)
+            assert len(shown) > len(text) and "<!-- code host" not in shown, page.name
+    assert inserted == 3
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    assert not re.search(r"\]\((?:api|checks|claims|tutorials)/", index)
+    site = on_site(index, DOCS)
+    assert "pb.BNNRegressor()" in site and "](_static/first_minute.png)" in site
+    assert (
+        "| `NUTS` |" in site and "](claims/newest.md)" in site and "site, which `make" not in site
+    )
 
 
 def test_commands_and_options_of_a_page_exist():
@@ -171,7 +226,9 @@ def test_the_architecture_names_files_that_exist():
 
 def test_stories_show_cells_of_notebooks_that_exist(extension, tmp_path):
     """Two stories draw on a notebook: what they include is what its cells have, and their markers are in the code."""
-    stem = re.compile(r"\.\./tutorials/parts/(\S+)\.(code|txt|png)$(?:\n:\w.*)*", re.MULTILINE)
+    stem = re.compile(
+        r"\.\./tutorials/parts/(\S+)\.(code|txt|png)(?: -->)?$(?:\n:\w.*)*", re.MULTILINE
+    )
     for notebook in ("09_science", "10_learning"):
         extension("notebook_parts").write(ROOT / "notebooks" / f"{notebook}.ipynb", tmp_path)
     for name, notebook in (("physics", "09_science"), ("experiment", "10_learning")):
@@ -249,6 +306,8 @@ def test_the_reference_has_every_public_name(extension, tmp_path):
             f"{module.__name__}.{n}" for n in public if not inspect.ismodule(getattr(module, n))
         }
     assert len(expected) > 80 and expected - documented == set()
+    of_extras = {name for name in documented if name.startswith("pyrobnn.botorch.")}
+    assert documented - expected - of_extras == set(), "what is not public has a page"
     index = (tmp_path / "index.rst").read_text(encoding="utf-8")
     assert all(f"<{page.stem}>" in index for page in tmp_path.glob("*.rst") if page.stem != "index")
 

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import pyrobnn
+
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 #: an absolute path of some user's machine, in code, output or traceback
@@ -64,6 +66,76 @@ def test_what_is_imported_exists(notebook):
                 found = importlib.import_module(node.module)
                 missing = [each.name for each in node.names if not hasattr(found, each.name)]
                 assert missing == [], node.module
+
+
+def public_names():
+    """What users may import: the names of the package, and of those that are modules what is in their ``__all__``."""
+    stub = ast.parse((ROOT / "pyrobnn" / "__init__.pyi").read_text(encoding="utf-8"))
+    names = {}
+    for node in stub.body:
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                value = getattr(pyrobnn, alias.name)
+                is_module = isinstance(value, types.ModuleType)
+                names[alias.name] = set(getattr(value, "__all__", ())) if is_module else None
+    return names
+
+
+def not_public(code, names):
+    """What code imports or reads of the package that no user may rely on, and private attributes of anything."""
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            paths = [alias.name for alias in node.names if alias.name.startswith("pyrobnn.")]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("pyrobnn"):
+            paths = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Attribute):
+            paths = []
+            path = ast.unparse(node)
+            if re.fullmatch(r"pb(\.\w+){1,2}", path):
+                paths = [path.replace("pb", "pyrobnn", 1)]
+            if node.attr == "own" or re.match(r"_[^_]", node.attr):
+                yield path
+        else:
+            continue
+        for path in paths:
+            _, name, *inner = path.split(".")
+            of_a_value = (
+                inner and names.get(name, ()) is None and not isinstance(node, ast.ImportFrom)
+            )
+            known = name in names and (not inner or of_a_value or inner[0] in (names[name] or ()))
+            if not known or len(inner) > 1:
+                yield path
+
+
+def test_uses_public_names_alone(notebook):
+    names = public_names()
+    found = []
+    for cell in code_cells(notebook):
+        code = re.sub(r"(?m)^%.*$", "", "".join(cell["source"]))
+        found += not_public(code, names)
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "private"),
+    [
+        ("from pyrobnn.plots.canvas import panels", ["pyrobnn.plots.canvas.panels"]),
+        ("from pyrobnn.plots import panels, gather", ["pyrobnn.plots.gather"]),
+        ("from pyrobnn import Nothing", ["pyrobnn.Nothing"]),
+        ("import pyrobnn.core.seeding", ["pyrobnn.core.seeding"]),
+        ("pb.inference.vi", ["pyrobnn.inference.vi"]),
+        ("pb.core.seeding.seeded(0)", ["pyrobnn.core", "pyrobnn.core.seeding"]),
+        ("likelihood.own.points", ["likelihood.own"]),
+        ("fit.elbo._priors(z)", ["fit.elbo._priors"]),
+        (
+            "import pyrobnn as pb; pb.data.Standardizer.fit(x); pb.Posterior.load(p); x.__class__",
+            [],
+        ),
+        ("from pyrobnn.inference import kl_schedules; kl_schedules.Linear()", []),
+    ],
+)
+def test_a_planted_private_name_is_found(code, private):
+    assert sorted(set(not_public(code, public_names()))) == private
 
 
 def test_says_nothing_on_stderr(notebook):

@@ -91,6 +91,7 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
         "pyarrow": "tables",
         "zarr": "zarr",
         "mlflow": "mlflow",
+        "arviz_plots": "arviz",
     }  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())
     # asked for where they are: in a notebook, on Windows, in a checkout
@@ -286,6 +287,7 @@ def test_the_hooks_and_the_public_checks_are_those_of_make_lint():
             ".venv/bin/python -m sphinx -W --keep-going -n -b html docs docs/_build/html --option",
         ),
         ("gpu", ".venv/bin/python scripts/gpu/run.py --option"),
+        ("mnist", ".venv/bin/python scripts/mnist/run.py --option"),
     ],
 )
 def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
@@ -304,6 +306,16 @@ def test_every_verb_of_the_makefile_passes_its_options_on(verb, command):
     )
     assert shown.returncode == 0, shown.stderr
     assert command in shown.stdout.splitlines()
+
+
+def test_make_help_says_in_a_line_what_each_target_does():
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    makefile = (ROOT / "Makefile").read_text()
+    targets = re.search(r"^\.PHONY: help (.+)$", makefile, re.MULTILINE).group(1).split()
+    lines = dict(re.findall(r"^  (\w+) +(.{20,100})$", shown, re.MULTILINE))
+    assert list(lines) == targets and shown.count("\n") == len(targets) + 1
 
 
 def test_import_changes_nothing_and_warns_of_nothing():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -53,11 +54,39 @@ def test_every_method_of_the_table_exists_and_every_method_is_in_it():
     assert named == methods
 
 
+def test_ten_lines_are_ten():
+    lines = README.split("## Ten lines")[1].split("```python\n")[1].split("```")[0].splitlines()
+    assert len([line for line in lines if line.strip()]) == 10 and max(map(len, lines)) <= 100
+
+
+def test_it_says_where_to_get_it_and_claims_no_release_and_no_speed_of_a_gpu():
+    first_page = README.split("## Methods")[0]
+    assert "clone this repository" in first_page and "make compare" in first_page
+    assert "pip install pyrobnn" not in README and "pip install 'pyrobnn" not in README
+    assert not re.search(r"gpu|cuda", README.split("## Speed")[1].split("\n## ")[0], re.IGNORECASE)
+
+
+def test_the_picture_has_a_caption_that_names_its_method_and_the_numbers_behind_it():
+    numbers = json.loads((ROOT / "docs/_static/first_minute.json").read_text())
+    caption = re.search(r"first_minute\.png\)\n\n\*(.+?)\*\n\n", README, re.DOTALL).group(1)
+    assert numbers["method"] in caption and "90 %" in caption
+    low, high = np.array(numbers["low"]), np.array(numbers["high"])
+    x = np.array(numbers["x"])
+    in_gap, at_data = abs(x) < 0.5, (1.2 < abs(x)) & (abs(x) < 2.8)
+    assert (high - low)[in_gap].min() > 2 * (high - low)[at_data].max()
+
+
 @pytest.mark.slow
-def test_the_script_of_the_picture_draws_it(tmp_path, monkeypatch):
+def test_the_picture_is_what_its_script_draws_today(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(
         compile((ROOT / "docs/gallery/first_minute.py").read_text(), "first_minute.py", "exec"), {}
     )
     plt.close("all")
     assert Path("first_minute.png").stat().st_size > 10_000
+    drawn = json.loads(Path("first_minute.json").read_text())
+    shown = json.loads((ROOT / "docs/_static/first_minute.json").read_text())
+    assert drawn["method"] == shown["method"] and drawn["x"] == shown["x"]
+    width = np.array(shown["high"]) - np.array(shown["low"])
+    for name in ("mean", "low", "high"):
+        assert (abs(np.array(drawn[name]) - np.array(shown[name])) < 0.1 * width).all(), name

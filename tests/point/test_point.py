@@ -112,6 +112,38 @@ def test_any_torch_optimizer_and_schedule():
     assert float((shift @ truth["precision"] @ shift).sqrt()) < 1.0
 
 
+@pytest.mark.parametrize(
+    "method", [pb.MLE, pb.MAP, pb.DeepEnsemble, pb.SVI, pb.SWA, pb.SWAG, pb.MCDropout]
+)
+def test_the_options_of_a_torch_optimizer_class_reach_it(method):
+    x, y = toy()
+    options = {"num_steps": 20, "compile": False}
+    if method is pb.MCDropout:
+        options["p"] = 0.1
+    if method in (pb.SWA, pb.SWAG):
+        options |= {"collect_every": 2, "batch_size": 8}
+    rates = []
+
+    def watch(step, metrics):
+        rates.append(metrics["lr"])
+
+    fit = method(optimizer=torch.optim.SGD, optimizer_options={"lr": 1e-6}, **options)
+    schedule = Optimizer(functools.partial(torch.optim.SGD, lr=1e-6), "auto")
+    same = method(optimizer=schedule, **options)
+    fits = [each.fit(toy_model(), x, y, callbacks=[watch]) for each in (fit, same)]
+    assert rates and 0 < max(rates) <= 1e-6
+    torch.testing.assert_close(fits[0].draws, fits[1].draws, rtol=0, atol=0)
+
+
+def test_options_without_a_class_are_refused():
+    with pytest.raises(ValueError, match="give the class"):
+        pb.MAP(optimizer_options={"lr": 0.1})
+    with pytest.raises(ValueError, match="'momentun'"):
+        pb.SVI(optimizer=torch.optim.SGD, optimizer_options={"momentun": 0.9})
+    with pytest.raises(TypeError, match="dictionary"):
+        pb.MLE(optimizer=torch.optim.SGD, optimizer_options=0.1)
+
+
 def test_init_continues_from_a_net_or_a_posterior():
     x, y = toy()
     model = toy_model()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import weakref
+
 import pyro
 import pyro.distributions as dist
 import pytest
@@ -10,7 +13,7 @@ from helpers import assert_mean_within, seeded
 from torch.utils.data import DataLoader, TensorDataset
 
 from pyrobnn.core.checks import Refused
-from pyrobnn.inference.optim.training import constant_rate
+from pyrobnn.inference.optim.training import Optimizer, _summed_variance, constant_rate
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.swag import SWA, SWAG, SWAGMoments
 from pyrobnn.likelihoods import HomoskedasticGaussian
@@ -288,6 +291,26 @@ def test_the_rate_is_the_formula_where_noise_decides_and_the_bound_where_there_i
     assert bound == pytest.approx(0.5, rel=1e-6)
 
 
+def test_the_noise_of_gradients_is_had_without_keeping_them():
+    gradients = torch.randn(64, 50, generator=torch.Generator().manual_seed(0)) + 1e3
+    alive = []
+
+    def one_by_one():
+        for gradient in gradients:
+            vector = gradient.clone()
+            alive.append(weakref.ref(vector))
+            yield vector
+            del vector
+            assert sum(ref() is not None for ref in alive) <= 1
+
+    expected = float(gradients.double().var(0).sum())
+    assert _summed_variance(one_by_one()) == pytest.approx(expected, rel=1e-12)
+    assert len(alive) == 64
+    assert _summed_variance(iter([gradients[0]] * 3)) == 0.0
+    gradients[1, 2] = torch.nan
+    assert not math.isfinite(_summed_variance(iter(gradients)))
+
+
 def test_the_rate_is_halved_where_the_curvature_at_the_mode_says_nothing_of_its_surroundings():
     y = 0.01 * torch.randn(640, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -316,3 +339,69 @@ def test_at_the_default_rate_the_width_is_about_the_posteriors():
     # the formula is of first order in the rate: within a third, not exact
     ratio = posterior.approximation.distribution.base_dist.scale / exact
     assert bool(((ratio > 0.75) & (ratio < 1.33)).all()), ratio
+
+
+def quick_swag(**options):
+    return SWAG(rank=25, **{**QUICK, **options})
+
+
+def test_a_torch_optimizer_makes_the_steps_in_place_of_the_rule():
+    x, y = data()
+    seen = []
+
+    def watch(step, metrics):
+        seen.append((metrics["iterate"](), metrics["lr"]))
+
+    start = MAP(num_steps=50, polish_steps=0, compile=False).fit(model(), x, y)
+    method = quick_swag(optimizer=torch.optim.Adam, optimizer_options={"lr": 0.02}, burn_in=0.0)
+    posterior = method.fit(model(), x, y, num_draws=4, init=start, callbacks=(watch,))
+    assert posterior.meta["lr"] == 0.02 and {lr for _, lr in seen} == {0.02}
+    # fewer iterates than columns asked for
+    assert posterior.meta["rank"] == posterior.meta["num_collected"] == 20
+    settings = posterior.meta["settings"]
+    assert settings["optimizer"] == "Adam" and settings["optimizer_options"] == {"lr": 0.02}
+
+    # Adam of torch and ours, at one rate on the same batches
+    ours = quick_swag(optimizer="adam", lr=0.02, burn_in=0.0)
+    again = ours.fit(model(), x, y, num_draws=4, init=start)
+    torch.testing.assert_close(
+        again.approximation.state()[1]["loc"],
+        posterior.approximation.state()[1]["loc"],
+        rtol=1e-3,
+        atol=1e-4,
+    )
+
+
+def test_sgd_by_its_class_at_the_rate_of_the_rule_is_the_default():
+    x, y = data()
+    plain = quick_swag().fit(model(), x, y, num_draws=4)
+    lr = plain.meta["lr"]
+    same = quick_swag(optimizer=torch.optim.SGD, optimizer_options={"lr": lr, "momentum": 0.9}).fit(
+        model(), x, y, num_draws=4
+    )
+    # the rule draws batches of its own before the steps: the runs differ in their noise, not in their rate
+    assert same.meta["lr"] == lr
+    explicit = quick_swag(lr=lr).fit(model(), x, y, num_draws=4)
+    torch.testing.assert_close(same.draws, explicit.draws, rtol=0, atol=0)
+    assert (
+        SWA(**QUICK, optimizer=torch.optim.SGD, optimizer_options={"lr": lr})
+        .fit(model(), x, y)
+        .meta["lr"]
+        == lr
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"optimizer_options": {"lr": 0.1}}, "give the class too"),
+        ({"optimizer": "adam", "optimizer_options": {"lr": 0.1}}, "optimizer=torch.optim.SGD"),
+        ({"optimizer": torch.optim.SGD, "optimizer_options": {"rate": 1}}, "'rate'"),
+        ({"optimizer": torch.optim.SGD, "lr": 0.1}, "rate of its own"),
+        ({"optimizer": Optimizer(average=0.5)}, "'average'"),
+        ({"optimizer": "sgd"}, "'optimizer'"),
+    ],
+)
+def test_an_optimizer_that_cannot_be_is_refused_by_name(options, words):
+    with pytest.raises(ValueError, match=words):
+        SWAG(**options)

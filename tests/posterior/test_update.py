@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import warnings
 
@@ -93,16 +94,25 @@ def test_a_removed_row_is_in_neither_posterior_nor_file(fitted, tmp_path):
     less = fitted.remove(7, seed=0)
     kept = torch.arange(OLD) != 7
     check(less, X[:OLD][kept], Y[:OLD][kept])
-    path = less.save(tmp_path / "less.nc")
+    path = less.save(tmp_path / "less.nc", rows=True)
     assert Y[7].numpy().tobytes() not in path.read_bytes()
     assert Y[8].numpy().tobytes() in path.read_bytes()
 
 
-def test_updates_go_on_from_a_file_and_from_a_pickle(fitted, tmp_path):
+def test_updates_go_on_from_a_file_with_its_rows_or_those_given(fitted, tmp_path):
     more = fitted.update(X[OLD : OLD + 5], Y[OLD : OLD + 5])
     expected = more.update(X[OLD + 5 : OLD + 8], Y[OLD + 5 : OLD + 8])
-    loaded = pb.Posterior.load(more.save(tmp_path / "more.nc"), line)
-    for one in (loaded, pickle.loads(pickle.dumps(more))):
+    loaded = pb.Posterior.load(more.save(tmp_path / "more.nc", rows=True), line)
+    path = more.save(tmp_path / "none.nc")
+    given = pb.Posterior.load(path, line, x=X[: OLD + 5], y=Y[: OLD + 5])
+    assert loaded.meta["rows_in_file"]
+    assert "rows_in_file" not in given.meta
+    with pytest.raises(ValueError, match="not the rows"):
+        pb.Posterior.load(path, line, x=X[1 : OLD + 6], y=Y[1 : OLD + 6])
+    for one in (pb.Posterior.load(path, line), pickle.loads(pickle.dumps(more))):
+        with pytest.raises(Refused, match="holds no rows"):
+            one.update(X[OLD + 5 : OLD + 8], Y[OLD + 5 : OLD + 8])
+    for one in (loaded, given, copy.deepcopy(more), copy.copy(more)):
         found = one.update(X[OLD + 5 : OLD + 8], Y[OLD + 5 : OLD + 8])
         torch.testing.assert_close(found.draws["w"], expected.draws["w"])
         assert found.meta["log_evidence_added"] == pytest.approx(
@@ -367,7 +377,9 @@ def test_laplace_of_a_net_is_updated_to_its_refit(options, likelihood, tmp_path)
         refit = pb.Laplace(compile=False, **options | {"tune": None}).fit(
             posterior.model, x, y, init=mode
         )
-        again = pb.Posterior.load(posterior.save(tmp_path / "net.nc"), model).update(x[90:], y[90:])
+        again = pb.Posterior.load(posterior.save(tmp_path / "net.nc", rows=True), model).update(
+            x[90:], y[90:]
+        )
         less = more.remove(range(90, 100))
     tolerance = 0.1 if "tune" in options else 0.02
     for found, expected in ((more, refit), (again, more), (less, posterior)):

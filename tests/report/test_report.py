@@ -59,6 +59,7 @@ def figures_where_they_are_tested(
 ) -> None:
     if any(words in request.node.name for words in WORDS_ALONE):
         monkeypatch.setattr("pyrobnn.report.page.build_sections", lambda trees: {})
+    monkeypatch.setattr("pyrobnn.report.arviz_figures.build_folds", lambda trees: [])
 
 
 @pytest.fixture(scope="module")
@@ -571,3 +572,21 @@ def test_few_draws_of_classes_have_replicates_enough_for_a_check():
         model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}
     ).to_datatree(x, y)
     assert tree["posterior_predictive"]["y_sample"].shape == (200, 30)
+
+
+def test_the_settings_are_said_in_words_and_compiling_stands_beside_the_fit(tmp_path: Path) -> None:
+    tree = factory.regression_1d()
+    tree.attrs |= {
+        "settings": json.dumps({"num_chains": 4, "step_size": None, "compile": True}),
+        "num_gradients": 797504,
+        "findings": "[]",
+        "log_evidence": "null",
+    }
+    page = write_report({"nuts": tree}, tmp_path / "report.html").read_text(encoding="utf-8")
+    settings = page[page.index('id="settings"') :]
+    assert "<dt>settings</dt><dd>number of chains 4, compile yes</dd>" in settings
+    assert "<dt>number of gradients</dt><dd>797,504</dd>" in settings
+    assert not re.search(r"null|None|[{}]|&#34;", settings[: settings.index("</section>")])
+    for name in ("findings", "log evidence"):  # there are none
+        assert f"<dt>{name}</dt>" not in settings
+    assert '<td>1.5 <span class="se">+ 3.2</span></td>' in page

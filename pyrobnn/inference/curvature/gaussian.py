@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.model import Density
+from pyrobnn.model.density import Site, is_identity
 from pyrobnn.posterior.approximation import state_points, state_sites
 
 if TYPE_CHECKING:
@@ -244,21 +245,61 @@ class BlockGaussian:
         self.blocks = list(blocks)
         self.centre = self.loc if centre is None else centre.detach()
         self.index = torch.cat([block.index for block in self.blocks])
+        self._sorted, self._order = self.index.sort()
         self.distribution = BlockNormal(self.loc[self.index], self.blocks)
         chosen = set(self.index.tolist())
         self.sites = tuple(site for site in layout.sites if site.start in chosen)
 
     def sample(self, num_draws: int) -> dict[str, Tensor]:
-        """Independent draws by site, (num_draws, \\*shape), from torch's present random state."""
-        return self.layout.constrain(self._filled(self.distribution.sample((num_draws,))))
+        """Independent draws by site, (num_draws, \\*shape), from torch's present random state; held ones as views."""
+        coordinates = self.distribution.sample((num_draws,))
+        if not self._holds_sites:
+            return self.layout.constrain(self._filled(coordinates))
+        held = self.layout.constrain(self.loc.to(self.layout.dtype))
+        draws = {name: value.expand(num_draws, *value.shape) for name, value in held.items()}
+        for site in self.sites:
+            z = self._of_site(coordinates, site).to(self.layout.dtype)
+            draws[site.name] = site.transform(z.reshape(-1, *site.unconstrained_shape))
+        return draws
+
+    @property
+    def _holds_sites(self) -> bool:
+        """Whether sites are held that are told from those drawn without the others."""
+        return len(self.sites) < len(self.layout.sites) and not self.layout.dependent
+
+    def _of_site(self, coordinates: Tensor, site: Site) -> Tensor:
+        """The coordinates of a site (\\*batch, size) among those of the blocks (\\*batch, p), else at the mode."""
+        place = torch.searchsorted(self._sorted, torch.arange(site.start, site.stop).to(self.index))
+        place = place.clamp_max(len(self.index) - 1)
+        inside = self._sorted[place] == torch.arange(site.start, site.stop).to(self.index)
+        drawn = coordinates[..., self._order[place]].to(self.loc)
+        return torch.where(inside, drawn, self.loc[site.start : site.stop])
 
     def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
         """log q of constrained draws (\\*batch, \\*shape), over the subset's sites; (\\*batch,)."""
+        if self._holds_sites:
+            return self._log_prob_of_drawn(draws)
         z = self.layout.unconstrain(draws)
         total = self.distribution.log_prob(z[..., self.index])
         for site in self.sites:
             total = total - self.layout.log_jacobian(z, site)
         return total
+
+    def _log_prob_of_drawn(self, draws: Mapping[str, Tensor]) -> Tensor:
+        """As :meth:`log_prob`, without a flat vector of all sites, of which most are held."""
+        flat = []
+        log_jacobian: Tensor | float = 0.0
+        for site in self.sites:
+            value = torch.as_tensor(draws[site.name], device=self.loc.device).to(self.layout.dtype)
+            batch = value.shape[: value.dim() - len(site.shape)]
+            u = site.transform.inv(value)
+            flat.append(u.reshape(*batch, -1))
+            if not is_identity(site.transform):
+                term = site.transform.log_abs_det_jacobian(u, value)
+                log_jacobian = log_jacobian + term.reshape(*batch, -1).sum(-1)
+        known = torch.cat([torch.arange(site.start, site.stop) for site in self.sites])
+        place = torch.searchsorted(known.to(self.index), self.index)
+        return self.distribution.log_prob(torch.cat(flat, -1)[..., place]) - log_jacobian
 
     def guide(self, *args: Data, **kwargs: Data) -> dict[str, Tensor]:
         """The Pyro guide: one auxiliary flat site, every model site as its image, and the point parameters."""
@@ -273,26 +314,54 @@ class BlockGaussian:
         return state_sites(self.layout, z, self.sites)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
-        """Family name and tensors: ``loc`` (``centre``), and ``<i>.<kind>.<field>`` for every block."""
-        tensors = {"loc": self.loc}
-        if self.centre is not self.loc:
-            tensors["centre"] = self.centre
+        """Family name and tensors: those of :meth:`compact_state`, and ``<i>.<kind>.<field>`` for every block."""
+        tensors = self.compact_state()
         for i, block in enumerate(self.blocks):
             tensors |= {f"{i}.{block.kind}.{name}": value for name, value in vars(block).items()}
         return FAMILY, tensors
 
-    @classmethod
-    def from_state(cls, layout: Density, state: Mapping[str, Tensor]) -> BlockGaussian:
-        """Rebuild what :meth:`state` described."""
-        fields: dict[tuple[int, str], dict[str, Tensor]] = {}
-        for key, value in state.items():
-            if key not in ("loc", "centre"):
-                number, kind, name = key.split(".")
-                fields.setdefault((int(number), kind), {})[name] = value
-        blocks = [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
-        return cls(layout, state["loc"], blocks, state.get("centre"))
+    def compact_state(self) -> dict[str, Tensor]:
+        """Where it lies, ``loc`` (and ``centre``); where sites are held, which the draws have, of the others alone."""
+        tensors = {"loc": self.loc}
+        if self.centre is not self.loc:
+            tensors["centre"] = self.centre
+        if not self._holds_sites:
+            return tensors
+        return {
+            f"drawn_{name}": torch.cat([value[site.start : site.stop] for site in self.sites])
+            for name, value in tensors.items()
+        }
 
     def _filled(self, coordinates: Tensor) -> Tensor:
         z = self.loc.expand(*coordinates.shape[:-1], -1).clone()
         z[..., self.index] = coordinates.to(z)
         return z.to(self.layout.dtype)
+
+
+def blocks_of_state(state: Mapping[str, Tensor]) -> list[Block]:
+    """The blocks of a :meth:`BlockGaussian.state`; none of a compact one."""
+    fields: dict[tuple[int, str], dict[str, Tensor]] = {}
+    for key, value in state.items():
+        if key[0].isdigit():
+            number, kind, name = key.split(".")
+            fields.setdefault((int(number), kind), {})[name] = value
+    return [KINDS[kind](**fields[number, kind]) for number, kind in sorted(fields)]
+
+
+def flat_of_state(
+    layout: Density,
+    state: Mapping[str, Tensor],
+    names: Sequence[str],
+    draws: Mapping[str, Tensor],
+) -> tuple[Tensor, Tensor | None]:
+    """Loc and centre (dim,) of a state, the second None where it is the first; the sites ``names`` are drawn."""
+    if "loc" in state:
+        return state["loc"], state.get("centre")
+    held = layout.unconstrain({site.name: draws[site.name][0, 0] for site in layout.sites})
+    index = torch.cat(
+        [torch.arange(site.start, site.stop) for site in layout.sites if site.name in names]
+    ).to(held.device)
+    loc = held.to(state["drawn_loc"]).index_copy(0, index, state["drawn_loc"])
+    if "drawn_centre" not in state:
+        return loc, None
+    return loc, loc.index_copy(0, index, state["drawn_centre"])

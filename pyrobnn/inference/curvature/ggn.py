@@ -204,7 +204,7 @@ class FullCurvature(Curvature):
             device=x.device,
         )
         for rows in whitened_rows:
-            matrix += _gram(rows)
+            matrix += gram(rows)
         self.matrix = check_finite(matrix)
         # the Frobenius norm is no less than the largest eigenvalue
         self.top = float(torch.linalg.matrix_norm(self.matrix))
@@ -253,7 +253,7 @@ class FullCurvature(Curvature):
         """Gram matrix of the rows by layer (groups, N·k, N·k), float64; computed once."""
         if self._grams is None:
             of_layers = [rows[:, self.group == layer] for layer in range(len(self.group_names))]
-            self._grams = torch.stack([_gram(layer_rows.T) for layer_rows in of_layers])
+            self._grams = torch.stack([gram(layer_rows.T) for layer_rows in of_layers])
         return self._grams
 
     def blocks(self, tau: Tensor, c: float) -> list[Block]:
@@ -261,9 +261,12 @@ class FullCurvature(Curvature):
         weight_tau = self._spread(tau)
         if self.rows is None and not self._is_stiff(tau, c):
             root_prec = self.prior_prec.double().sqrt()
+            # in place, for there may be thousands of weights
+            white = c * self.matrix
+            white.diagonal().add_(weight_tau)
             # D^½ M D^½ = (D^½ L)(D^½ L)ᵀ: the factor is scaled by rows
-            factor = torch.linalg.cholesky(c * self.matrix + torch.diag(weight_tau))
-            return [DenseBlock(self.index, root_prec.unsqueeze(1) * factor)]
+            factor = torch.linalg.cholesky(white, out=white)
+            return [DenseBlock(self.index, factor.mul_(root_prec.unsqueeze(1)))]
         scale = (self.prior_prec.double() * weight_tau).rsqrt()
         if self.rows is None:
             self._eigenvalues()  # notes how much of them is resolved, which the findings say
@@ -359,11 +362,16 @@ class KronCurvature(Curvature):
                 "(ungrouped), each called once: use structure='diag' or 'full', or subset= without these parameters"
             )
         super().__init__(jacobian, prior_prec)
+        self._decompose(jacobian, _kronecker_factors(jacobian, x, root))
+
+    def _decompose(
+        self, jacobian: NetworkJacobian, all_factors: Iterable[tuple[Tensor, Tensor]]
+    ) -> None:
+        """Set the layers, from A (columns, columns) and B (rows, rows) of each."""
         self.layers: list[_KronLayer] = []
-        all_factors = _kronecker_factors(jacobian, x, root)
         for layer, (in_factor, out_factor) in zip(jacobian.layers, all_factors):
             columns_of_weights = jacobian.positions(layer)
-            layer_prec = prior_prec[columns_of_weights].double()
+            layer_prec = self.prior_prec[columns_of_weights].double()
             mean_prec = layer_prec.mean(0)
             self.averaged |= bool(((layer_prec - mean_prec).abs() > 1e-5 * mean_prec).any())
             scale = mean_prec.rsqrt()
@@ -418,8 +426,8 @@ class _KroneckerSums:
 
     def add(self, factors: Factors) -> None:
         """Take in a batch."""
-        self.inputs += _gram(factors.inputs.flatten(0, 1))
-        self.grads += _gram(factors.grads.flatten(0, 2))
+        self.inputs += gram(factors.inputs.flatten(0, 1))
+        self.grads += gram(factors.grads.flatten(0, 2))
         self.count += factors.inputs.shape[0] * factors.inputs.shape[1]
 
 
@@ -444,7 +452,7 @@ def _spectrum(rows: Tensor) -> tuple[Tensor, Tensor]:
     What is cut is what the float64 Gram matrix cannot tell from zero: a cut at float32's resolution would drop
     thousands of prior precisions of curvature. The eigenvectors are formed in float64: Rᵀv cancels down to √λ.
     """
-    values, vectors = torch.linalg.eigh(_gram(rows.T))
+    values, vectors = torch.linalg.eigh(gram(rows.T))
     keep = _resolved(values)
     values = values[keep]
     mix = vectors[:, keep] * values.rsqrt()
@@ -461,7 +469,7 @@ def _decomposed(factor: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(_resolved(values), values, 0.0), vectors
 
 
-def _gram(matrix: Tensor) -> Tensor:
+def gram(matrix: Tensor) -> Tensor:
     """MᵀM in float64. NumPy's product of a matrix with its own transpose does half the work on the CPU (BLAS syrk)."""
     wide = matrix.double()
     if wide.device.type != "cpu":

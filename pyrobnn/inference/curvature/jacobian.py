@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from pyrobnn.core.checks import Refused
+from pyrobnn.core.seeding import generator
 from pyrobnn.core.threads import Turn
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.fused import WrittenOut
@@ -181,6 +182,12 @@ def _identity(f: Tensor) -> Tensor:
     ).expand(len(f), -1, -1)
 
 
+def _few_columns(f: Tensor) -> Tensor:
+    """Four columns (N, width, 4) that pull back sums of the rows of the Jacobian, the same at every call."""
+    columns = torch.randn(f.shape[1], 4, generator=generator(0)).to(f)
+    return columns.expand(len(f), -1, -1)
+
+
 def _factors(
     module: nn.Module,
     layer: Layer,
@@ -318,14 +325,18 @@ class NetworkJacobian:
             self.layers = []
             return
         points = x[:2]
+        with torch.no_grad():
+            width = self.model.forward(self.params, points).shape[1]
+        # of very many outputs a few sums, whose rows fit in memory
+        root = _identity if 2 * width * self.size <= 8 * CHUNK_SCALARS else _few_columns
         try:
-            f, factors = self.factors(points)
+            f, factors = self.factors(points, root)
         except (ValueError, RuntimeError) as failure:
             self.unsupported = [str(failure)]
             self.layers = []
             return
         product = self.joined(factors)
-        true = self._general(points, _identity(f))
+        true = self._general(points, root(f))
         scale = true.abs().amax().clamp_min(1e-30)
         error = float((product - true).abs().amax() / scale)
         if not error < 1e3 * torch.finfo(true.dtype).eps ** 0.75:
@@ -336,6 +347,37 @@ class NetworkJacobian:
         """Outputs (N, width) and every layer's factors, of the Jacobian or of its product with ``root(f)``."""
         params = {name.removeprefix(NET): value for name, value in self.params.items()}
         return _layer_factors(self.model.eval_net, params, self.layers, x, root)
+
+    def linear_head(self, x: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Output (N, width) and the layer's inputs (N, columns) where one layer varies, linear, and its output is f.
+
+        None of any other net: where something follows the layer, or it is given more than one vector for a row.
+        """
+        if len(self.layers) != 1:
+            return None
+        layer = self.layers[0]
+        module = self.model.eval_net.get_submodule(layer.name)
+        if not isinstance(module, nn.Linear) or not layer.weight:
+            return None
+        params = {name.removeprefix(NET): value for name, value in self.params.items()}
+        outputs = []
+        inputs = []
+        for piece in x.split(max(1, CHUNK_SCALARS // max(x[:1].numel() + layer.index.shape[1], 1))):
+            f, given, returned = _recorded_pass(
+                {layer.name: module}, self.model.eval_net, params, piece
+            )
+            rows = given[layer.name]
+            if rows.dim() != 2 or not torch.equal(f, returned[layer.name]):
+                return None
+            outputs.append(f.detach())
+            inputs.append(rows)
+        f, (factors,) = self.factors(x[:2], _few_columns)
+        if not torch.equal(factors.grads.squeeze(2).mT, _few_columns(f)):
+            return None
+        columns = torch.cat(inputs)
+        if layer.bias:
+            columns = nn.functional.pad(columns, (0, 1), value=1.0)
+        return torch.cat(outputs), columns
 
     def factor_scalars(self, x: Tensor) -> int:
         """Numbers that the factors of one point take: a convolution's diagonal forms its rows."""

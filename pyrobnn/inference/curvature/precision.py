@@ -15,16 +15,16 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.curvature.forms import Formed, formed_curvature
 from pyrobnn.inference.curvature.gaussian import Block, DenseBlock, DiagBlock
 from pyrobnn.inference.curvature.ggn import (
     Curvature,
-    Structure,
     check_finite,
-    ggn,
     hessian,
     hessian_diagonal,
 )
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
+from pyrobnn.inference.curvature.linear_head import HeadCurvature
 from pyrobnn.inference.curvature.mode import Centre, coordinates_of
 from pyrobnn.inference.curvature.prior import (
     PriorPrecision,
@@ -44,7 +44,8 @@ class Precision:
 
     Attributes: ``centre`` (of the tuned model, where tuned); ``blocks``; ``jacobian`` of the network (None for a
         program); ``damping``: the most that was added to the diagonal; ``notes``; ``tuned``: factors, or None;
-        ``has_evidence``: whether the log evidence of the tuned model says anything.
+        ``has_evidence``: whether the log evidence of the tuned model says anything; ``form`` of the curvature, for
+        ``meta``.
     """
 
     centre: Centre
@@ -54,6 +55,7 @@ class Precision:
     notes: Sequence[Finding] = ()
     tuned: dict[str, Any] | None = None
     has_evidence: bool = True
+    form: Mapping[str, Any] | None = None
 
     @property
     def gradient_norm(self) -> float:
@@ -84,16 +86,16 @@ def hessian_precision(centre: Centre, structure: str) -> Precision:
 class WeightCurvature:
     """What the weights know of themselves at a centre.
 
-    Attributes: the ``jacobian`` of the network; the precision of their ``prior``; ``ggn``, the whitened Gauss-Newton
+    Attributes: the ``jacobian`` of the network; the precision of their ``prior``; ``formed``, the whitened Gauss-Newton
         matrix of the log likelihood.
     """
 
     jacobian: NetworkJacobian
     prior: PriorPrecision
-    ggn: Curvature
+    formed: Formed
 
     @classmethod
-    def at(cls, centre: Centre, structure: Structure) -> WeightCurvature:
+    def at(cls, centre: Centre, structure: str) -> WeightCurvature:
         """The curvature at a centre.
 
         Raises:
@@ -105,21 +107,31 @@ class WeightCurvature:
             )
         jacobian = centre.jacobian()
         prior = prior_precision(jacobian)
-        return cls(
-            jacobian, prior, ggn(jacobian, centre.problem.x, centre.root, structure, prior.prec)
-        )
+        return cls(jacobian, prior, formed_curvature(jacobian, centre, structure, prior.prec))
+
+    @property
+    def ggn(self) -> Curvature:
+        """The whitened Gauss-Newton matrix."""
+        return self.formed.curvature
 
     @property
     def notes(self) -> list[Finding]:
         """What had to be changed in the prior's precision."""
         averaged = [Finding("prior_averaged")] if self.ggn.averaged else []
-        return [*self.prior.notes, *averaged]
+        return [*self.prior.notes, *averaged, *self.formed.notes]
 
     def tuned_by_evidence(self, centre: Centre, *, per_layer: bool) -> Tuned:
         """Factors on the declared prior and noise of the highest evidence, all weights alike or by layer."""
         mean = cast(Tensor, self.prior.mean)
         deviation = (centre.mode[self.jacobian.index] - mean).square() * self.prior.prec
-        return maximize_evidence(self.ggn, deviation, _residual(centre), per_layer)
+        search = partial(maximize_evidence, self.ggn, deviation, _residual(centre), per_layer)
+        tuned = search()
+        if not isinstance(self.ggn, HeadCurvature):
+            return tuned
+        ratio = float(tuned.tau[0]) / tuned.c
+        if not self.ggn.is_certain(ratio):
+            return search()
+        return replace(tuned, log_factor_error=self.ggn.log_factor_error(ratio))
 
 
 def ggn_precision(centre: Centre, weights: WeightCurvature, tuned: Tuned | None) -> Precision:
@@ -152,7 +164,16 @@ def ggn_precision(centre: Centre, weights: WeightCurvature, tuned: Tuned | None)
         damping = max(damping, noise_damping.added)
         notes += noise_damping.notes
     has_evidence = factors.held_out is None or not factors.at_bound
-    return Precision(centre, blocks, weights.jacobian, damping, notes, report, has_evidence)
+    return Precision(
+        centre,
+        blocks,
+        weights.jacobian,
+        damping,
+        notes,
+        report,
+        has_evidence,
+        weights.formed.record,
+    )
 
 
 def _report_of(tuned: Tuned, groups: list[str]) -> dict[str, Any]:
@@ -164,6 +185,8 @@ def _report_of(tuned: Tuned, groups: list[str]) -> dict[str, Any]:
     }
     if tuned.held_out is not None:
         report["held_out"] = tuned.held_out
+    if tuned.log_factor_error:
+        report["log_factor_error"] = tuned.log_factor_error
     return report
 
 
@@ -291,6 +314,7 @@ def record(precision: Precision) -> dict[str, Any]:
         "newton_distance": precision.newton_distance,
         "damping": precision.damping,
         "tuned": precision.tuned,
+        "curvature": precision.form,
         "log_evidence_kind": "laplace",
         "head": "" if net_split is None else net_split.path,
         "layer_products": jacobian is not None and bool(jacobian.layers),

@@ -16,7 +16,8 @@ from torch.distributions import Distribution, Normal
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import generator, seeded
-from pyrobnn.inference.curvature.ggn import Curvature, Structure, ggn
+from pyrobnn.inference.curvature.forms import formed_curvature
+from pyrobnn.inference.curvature.ggn import Curvature
 from pyrobnn.inference.curvature.jacobian import NetworkJacobian
 from pyrobnn.inference.curvature.linearized import Linearized
 from pyrobnn.inference.curvature.mode import (
@@ -156,13 +157,14 @@ class Tuned:
         noise variance is divided by it); ``at_bound``, whether a factor ended at the edge of the search; ``held_out``:
         what cross-validation says: the ``factor`` chosen, the ``best`` of those tried, with its ``gain`` over the
         declared prior in log predictive density per held-out point and the gain's standard ``error``, and
-        ``num_points`` held out.
+        ``num_points`` held out. ``log_factor_error``: the standard error of log τ by random vectors; 0 where exact.
     """
 
     tau: Tensor
     c: float = 1.0
     at_bound: bool = False
     held_out: dict[str, Any] | None = None
+    log_factor_error: float = 0.0
 
     @property
     def notes(self) -> list[Finding]:
@@ -292,7 +294,7 @@ _Score = Callable[[Tensor, Tensor, Tensor], Tensor]
 def hold_out(
     search: ModeSearch,
     centre: Centre,
-    structure: Structure,
+    structure: str,
     centre_given: bool,
     seed: int,
 ) -> Tuned:
@@ -397,11 +399,11 @@ def choose_factor(grid: Tensor, scores: Tensor) -> Tuned:
     )
 
 
-def _score(structure: Structure, centre: Centre) -> _Score:
+def _score(structure: str, centre: Centre) -> _Score:
     """The score of points by the linearised network, with the curvature at the centre."""
-    problem = centre.problem
     jacobian = centre.jacobian()
-    curvature = ggn(jacobian, problem.x, centre.root, structure, prior_precision(jacobian).prec)
+    prec = prior_precision(jacobian).prec
+    curvature = formed_curvature(jacobian, centre, structure, prec).curvature
 
     def score(tau: Tensor, x: Tensor, y: Tensor) -> Tensor:
         f, cov = Linearized(jacobian, curvature.blocks(tau.reshape(1), 1.0)).output_moments(x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import platform
+import reprlib
 import warnings
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,9 @@ from pyrobnn.inference.fitting.derivative import wrong_derivative, wrong_gradien
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.program import (
     check_signature,
+    cut_priors,
     refuse_random,
+    refuse_unobserved,
     rows_together,
     timed_gradient,
     what_program_says,
@@ -281,12 +284,17 @@ def _program_problem(
                 "and y, not what a program closes over; pass the data, fit(program, x, y), or make them there"
             )
         seconds = timed_gradient(density, {"x": x, "y": y})
+    refuse_unobserved(program, density, x, y)
     if y is not None and not density.observes:
         raise ValueError(
             "'y' is given, and the program observes nothing: pass it to the site of the data, obs=y"
         )
     num_data = _num_data(tensors, density)
-    return Problem(program, density, x, y, num_data, density.device), seconds
+    notes: list[str | Finding] = []
+    problem = Problem(program, density, x, y, num_data, density.device, notes=notes)
+    for finding in cut_priors(density):
+        problem.note(finding)
+    return problem, seconds
 
 
 def _num_data(tensors: Sequence[Tensor], density: Density) -> int | None:
@@ -309,7 +317,9 @@ def _check_program(model: Program, x: Data) -> None:
             "pb.likelihoods.Categorical()); of a trained one pb.posthoc(net, x, y) makes a posterior"
         )
     if not callable(model) or isinstance(model, type):
-        raise TypeError(f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {model!r}")
+        raise TypeError(
+            f"'model' must be a pyrobnn.BNN or a Pyro program fn(x, y), got {reprlib.repr(model)}"
+        )
     if isinstance(x, DataLoader):
         raise TypeError(
             "a plain Pyro program takes its data as fn(x, y): pass tensors, not a DataLoader"

@@ -19,23 +19,31 @@ from pyrobnn.core.checks import Refused, check_finite
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
 from pyrobnn.inference.fitting.derivative import FEW
-from pyrobnn.model import BNN, Density, derived
+from pyrobnn.model import BNN, Density, derived, guards
 from pyrobnn.model.compile.trees import mapped
-from pyrobnn.model.density import Program
+from pyrobnn.model.density import Program, is_identity
+from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import why_not_batched
 
 if TYPE_CHECKING:
     from pyrobnn.inference.fitting.loaders import Data
 
+#: draws of a prior that show how much of it is cut off
+_MANY_DRAWS = 1000
 #: bytes of the draws of deterministic sites that a fit computes
 _MAX_DERIVED = 2**30
 
 
 def check_signature(program: Program) -> None:
     """TypeError unless the program can be called as ``fn(x, y)``: Python would say it from the middle of a trace."""
+    signature = inspect.signature(program)
     try:
-        inspect.signature(program).bind(None, None)
+        signature.bind(None, None)
     except TypeError as error:
+        if not signature.parameters:
+            raise TypeError(
+                "a Pyro program is called as fn(x, y), and this one takes no arguments: fit(lambda x, y: program())"
+            ) from None
         raise TypeError(
             f"a Pyro program is called as fn(x, y), and this one cannot be: {error}. One of a single argument is "
             "fitted as fit(lambda x, y: program(x), data); for more than two, make x a tuple or a dict"
@@ -59,6 +67,11 @@ def timed_gradient(density: Density, data: Mapping[str, Data]) -> float:
             raise Refused(
                 "the program hands sampled values to NumPy (or to other code outside of torch), where no gradient can "
                 "follow them: compute with torch's functions, or write a torch.autograd.Function with its backward"
+            ) from error
+        if "setup_context" in str(error):
+            raise Refused(
+                "the program uses a torch.autograd.Function of the old style, as Pyro's DiscreteHMM does, which "
+                "torch.func cannot follow: write it with setup_context, or the forward recursion with logsumexp"
             ) from error
         if "inplace operation" not in str(error):
             raise
@@ -147,6 +160,49 @@ def refuse_subsampling(density: Density, method: str) -> None:
             f"the plate {density.stochastic!r} subsamples, so the density is another one at every step and {method} "
             "is not defined: take out subsample_size, or use SVI, SGLD, SGHMC, MAP or Laplace(curvature='hessian')"
         )
+
+
+def refuse_unobserved(
+    program: Program,
+    density: Density,
+    x: Any,
+    y: Any,
+) -> None:
+    """ValueError where inputs are given and no outcomes, so that what would hold them is sampled like a parameter."""
+    if x is None or y is not None or density.observes:
+        return
+    names = list(inspect.signature(program).parameters)[1:2]
+    latent = [site.name for site in density.sites if site.kind == "latent"]
+    site = next((name for name in names if name in latent), latent[-1])
+    raise ValueError(
+        f"'y' is not given, so the program observes nothing and would sample {site!r} as if it were a parameter: pass "
+        "fit(program, x, y); draws from the prior are pyro.infer.Predictive(program, num_samples=…)(x)"
+    )
+
+
+def cut_priors(density: Density) -> list[Finding]:
+    """The sites on the reals whose value is a parameter that must be positive, as a scale is, and what is cut off."""
+    with seeded(0, density.device), torch.no_grad():
+        nodes = density.trace(density.constrain(density.sample_prior(1, seed=0)[0]))
+        findings = []
+        for site in density.sites:
+            if site.kind != "latent" or not is_identity(site.transform):
+                continue
+            place = guards.bounded_parameter(nodes, nodes[site.name]["value"])
+            if place is None:
+                continue
+            law = nodes[site.name]["fn"]
+            inside = place.constraint.check(law.sample((_MANY_DRAWS,)))
+            share = 1.0 - float(inside.double().mean())
+            if share > 0.0:
+                values = {
+                    "site": site.name,
+                    "law": guards.kind_of(elementwise(law)).__name__,
+                    "share": share,
+                    "place": f"{place.parameter!r} of the site {place.site!r} is impossible",
+                }
+                findings.append(Finding("prior_cut", values))
+    return findings
 
 
 class Derived(NamedTuple):

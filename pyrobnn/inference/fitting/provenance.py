@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from importlib.metadata import Distribution
 from typing import Any, Protocol, cast
+
+from torch import nn
 
 
 class Recorded(Protocol):
@@ -35,8 +38,12 @@ def settings(method: Recorded) -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     """The value of an option, or its name where JSON has no such value."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    if isinstance(value, nn.Module):
+        return type(value).__name__
     return getattr(value, "__name__", None) or repr(value)

@@ -38,17 +38,19 @@ LEVELS = (0.1, 0.05, 0.2, 0.4)
 #: share of the steps for which a continuation holds the noise
 HELD_SHARE = 0.5
 #: factors of the learning rate of a continuation beside the plain path, in the order of their use
-RATE_FACTORS = (10.0, 3.0, 30.0)
+RATE_FACTORS = (5.0, 10.0, 3.0)
 #: rate that no factor leads beyond
 LARGEST_RATE = 0.3
 #: of the plain path's steps, those of a continuation that runs after it
 SECOND_SHARE = 0.4
 #: numbers (rows times parameters times paths) up to which a step of all paths together costs about as much as of one
-MAX_TOGETHER = 200_000
+MAX_TOGETHER = 300_000
 #: paths of a search for one point where they are followed together
 MAX_PATHS = 24
-#: ends of a search for one point that are compared, of all that are refined
-MAX_COMPARED = 8
+#: parameters of all ends together up to which their evidence, whose cost grows with the square of an end's parameters,
+#: is small beside the search; and ends that are compared in any case
+MAX_COMPARED_PARAMETERS = 4000
+MIN_COMPARED = 8
 #: L-BFGS evaluations of the ends before they are compared
 REFINING_STEPS = 150
 #: evaluations without a smaller loss after which the end that is kept is at its mode: the rest is rounding
@@ -218,14 +220,12 @@ def best_ends(worths: Tensor) -> list[int]:
 class Refinement:
     """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
 
-    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
-        ``trace``, whether the gradient is traced.
+    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept.
     """
 
     density: Density
     num_steps: int
     polish_steps: int
-    trace: bool
 
     def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
@@ -233,7 +233,8 @@ class Refinement:
         return compiled(
             torch.func.vmap(single),
             points,
-            enabled="trace" if self.trace else False,
+            enabled=False,
+            calls=self.num_steps,
         )
 
 
@@ -331,7 +332,8 @@ class Search:
         refined = ends.refined(slope, self.refinement.num_steps)
         if start.dim() > 1:
             return self._chosen(refined, False)
-        end = self._chosen(refined.highest(MAX_COMPARED), True)
+        num_compared = max(MIN_COMPARED, MAX_COMPARED_PARAMETERS // start.numel())
+        end = self._chosen(refined.highest(num_compared), True)
         if not self.refinement.polish_steps:
             return end
         return _polished(end, alone(slope, len(ends.runs)), self.refinement.polish_steps)
@@ -416,8 +418,11 @@ class Search:
         )
         if plain.stopped != "num_steps":
             return Ends(members_of(plain), torch.zeros(num_members, 1))
+        lr = self.training.lr
         training = replace(
-            self.training, num_steps=max(1, round(SECOND_SHARE * self.training.num_steps))
+            self.training,
+            num_steps=max(1, round(SECOND_SHARE * self.training.num_steps)),
+            lr=min(RATE_FACTORS[0] * lr, max(lr, LARGEST_RATE)),
         )
         quiet = replace(
             self,

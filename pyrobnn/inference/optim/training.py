@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pyrobnn.core.checks import check_count, check_number, check_optional
+from pyrobnn.core.checks import check_count, check_number, check_optional, check_type
 from pyrobnn.core.matrices import power_iteration
+from pyrobnn.model.compile.forecast import Compile
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
@@ -24,8 +27,8 @@ class Optimizer:
     """What makes a step of a gradient: ``pb.MAP(optimizer=Optimizer(schedule=None, clip_norm=1.0))``.
 
     Args:
-        kind: ``"adam"`` (inside the compiled graph) or a factory ``[theta] -> torch.optim.Optimizer``, whose own
-            learning rate counts.
+        kind: ``"adam"`` (inside the compiled graph), or a ``torch.optim`` class or other factory
+            ``[theta] -> torch.optim.Optimizer``, whose own learning rate counts.
         schedule: None (constant), ``"cosine"`` (to zero), ``"hold_cosine"`` (the same after a constant half) or a
             function step → factor; ``"auto"`` is the method's own.
         clip_norm: rescale gradients to at most this norm.
@@ -70,11 +73,49 @@ class Optimizer:
         )
 
     @classmethod
-    def of(cls, given: Any, schedule: Schedule) -> Optimizer:
-        """An option ``optimizer`` of a method whose own schedule is ``schedule``; a file has it as a map."""
-        options = given if isinstance(given, dict) else {"kind": given}
-        optimizer = given if isinstance(given, Optimizer) else cls(**options)
+    def of(
+        cls,
+        given: Any,
+        schedule: Schedule,
+        options: Mapping[str, Any] | None = None,
+    ) -> Optimizer:
+        """An option ``optimizer`` of a method, a map where a file has it.
+
+        ``schedule`` is the method's own, ``options`` the keyword arguments of a factory.
+        """
+        fields = given if isinstance(given, dict) else {"kind": given}
+        optimizer = given if isinstance(given, Optimizer) else cls(**fields)
+        if options is not None:
+            optimizer = replace(optimizer, kind=_with_options(optimizer.kind, options))
         return replace(optimizer, schedule=schedule) if optimizer.schedule == "auto" else optimizer
+
+    def first_rate(self, lr: float) -> float:
+        """The learning rate of the first group before any schedule; ``lr`` where the kind has none of its own."""
+        if not callable(self.kind):
+            return lr
+        optimizer = self.kind([torch.zeros(1)])
+        check_type(
+            "optimizer", optimizer, torch.optim.Optimizer, "what makes a torch.optim.Optimizer"
+        )
+        return float(optimizer.param_groups[0]["lr"])
+
+
+def _with_options(kind: str | OptimizerFactory, options: Mapping[str, Any]) -> OptimizerFactory:
+    """A factory of optimizers with these keyword arguments."""
+    check_type(
+        "optimizer_options", options, Mapping, "a dictionary of a torch.optim class's arguments"
+    )
+    if not callable(kind):
+        raise ValueError(
+            "'optimizer_options' are the keyword arguments of a torch.optim class, which 'optimizer' names: give "
+            f"the class, such as optimizer=torch.optim.SGD, got {kind!r}"
+        )
+    try:
+        inspect.signature(kind).bind([torch.zeros(1)], **options)
+    except TypeError as error:
+        name = getattr(kind, "__name__", repr(kind))
+        raise ValueError(f"'optimizer_options' of {name}: {error}") from error
+    return partial(kind, **options)
 
 
 @dataclass(frozen=True)
@@ -85,7 +126,8 @@ class Training:
         num_steps: largest number of updates.
         lr: peak learning rate.
         optimizer: an :class:`Optimizer`, or its ``kind``.
-        compile: trace and compile; False runs eagerly, with the same numbers up to rounding.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         look_every: how often the host looks at the losses, calls back and checks that they are finite; 0 for every 100
             steps, or ten times in a short run.
 
@@ -96,7 +138,7 @@ class Training:
     num_steps: int
     lr: float = 1e-2
     optimizer: Any = "adam"
-    compile: bool = True
+    compile: Compile = "auto"
     look_every: int = 0
 
     def __post_init__(self) -> None:
@@ -110,9 +152,8 @@ class Training:
     def of(cls, method: Any, schedule: Schedule) -> Training:
         """What the options of a method say of it, ``schedule`` being the method's own."""
         check_optional(check_count, "batch_size", method.batch_size)
-        return cls(
-            method.num_steps, method.lr, Optimizer.of(method.optimizer, schedule), method.compile
-        )
+        optimizer = Optimizer.of(method.optimizer, schedule, method.optimizer_options)
+        return cls(method.num_steps, method.lr, optimizer, method.compile)
 
 
 def learning_rate_factors(num_steps: int, schedule: Schedule) -> Tensor:
@@ -178,12 +219,11 @@ def constant_rate(
     """
     slope = torch.func.grad(loss)
     drawn = list(itertools.islice(batches, 64))
-    gradients = torch.stack([slope(theta, *batch).double() for batch in drawn])
-    if not bool(torch.isfinite(gradients).all()):
+    noise = _summed_variance(slope(theta, *batch) for batch in drawn)
+    if not math.isfinite(noise):
         raise FloatingPointError(
             "the gradients at the start of SGD are not finite: start from another init"
         )
-    noise = float(gradients.var(0).sum())
     bound = 1.0 / max(_largest_curvature(slope, theta, drawn), 1e-12)
     best = 2.0 * len(theta) / (num_data * noise) if noise > 0 else bound
     initial_rate = min(best, bound)
@@ -218,6 +258,20 @@ def _rise(
         moved = moved - lr * velocity
         rises.append(float(value) - float(loss(theta, *batch)))
     return sum(rises[64:]) / 64
+
+
+def _summed_variance(vectors: Iterable[Tensor]) -> float:
+    """The variances of the coordinates of vectors (D,), summed; two vectors are held, in float64 (Welford, 1962)."""
+    mean = torch.zeros((), dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    count = 0
+    for vector in vectors:
+        count += 1
+        offset = vector.double() - mean
+        mean = mean.to(offset) + offset / count
+        # the offset from the mean before, times that from the mean now
+        total = total.to(offset) + offset.square_().sum() * ((count - 1) / count)
+    return float(total) / (count - 1)
 
 
 def _largest_curvature(

@@ -2,6 +2,7 @@ r"""The evidence lower bound of a Pyro program under a guide, as a pure function
 
 .. math:: \mathrm{ELBO} = E_q[\log p(y \mid \theta)] - KL(q \| p)
 
+Of the direction ``"forward"`` it is :math:`KL(p \| q)` in the place of that, which bounds nothing.
 The program's sites are read from one trace of it at a draw of the guide. Where guide and prior are both normal the
 cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is the value at the draw.
 """
@@ -9,18 +10,25 @@ cross entropy :math:`-E_q[\log p(\theta)]` has a closed form; elsewhere it is th
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
-from pyrobnn.core.seeding import kept, seeded
+from pyrobnn.core.seeding import generator, kept, seeded
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
+from pyrobnn.inference.fitting.watch import Watch
 from pyrobnn.inference.vi.families import Draw, Family, Moments
+from pyrobnn.inference.vi.forward_kl import FromPrior
 from pyrobnn.inference.vi.local_noise import Estimator, LocalNoise
 from pyrobnn.model.density import Density, is_identity
 from pyrobnn.model.distribution_kinds import elementwise, is_normal
@@ -28,10 +36,13 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.model.log_terms import log_prob_sum
 from pyrobnn.model.nodes import Node, is_observed, is_subsample
 from pyrobnn.posterior.approximation import Approximation
+from pyrobnn.posterior.prediction import widest_layer
 
 #: the ELBO is averaged until its standard error is this small (nats), within a number of draws
 _ELBO_ERROR = 0.02
 _MAX_ELBO_DRAWS = 4096
+
+KLDirection = Literal["reverse", "forward"]
 
 TRACKED = ("elbo", "kl", "log_likelihood", "kl_weight")
 
@@ -49,6 +60,10 @@ class Elbo:
             weights, Monte Carlo for correlated ones, where it has the lower variance.
         estimator: None, ``"local_reparameterization"`` or ``"flipout"`` (factorised normal guides only).
         num_particles: draws averaged.
+        kl_direction: ``"reverse"``, KL(q‖prior), of the bound; ``"forward"``, KL(prior‖q), of factorised normal guides.
+
+    Raises:
+        Refused: a forward KL of a guide, or from a prior, for which there is none.
     """
 
     def __init__(
@@ -59,6 +74,7 @@ class Elbo:
         kl: Literal["auto", "closed_form", "monte_carlo"] = "auto",
         estimator: Estimator | None = None,
         num_particles: int = 1,
+        kl_direction: KLDirection = "reverse",
     ):
         # the objective is noisy where the program subsamples; the sites' layout is the same
         self.density = density.subsampled()
@@ -79,6 +95,15 @@ class Elbo:
             self.constant: frozenset[str] = frozenset()
             if self.exact_entropy:
                 self.closed, self.constant = self._closed_sites()
+            self.from_prior: FromPrior | None = None
+            if kl_direction == "forward":
+                if not (gaussian and family.factorized):
+                    raise Refused(
+                        "kl_direction='forward' needs a guide of independent normals: use guide='mean_field' or "
+                        "AutoNormal"
+                    )
+                closed = frozenset() if kl == "monte_carlo" else self._closed_sites()[1]
+                self.from_prior = FromPrior(density, self.latent, closed)
 
     @property
     def exact_kl(self) -> bool:
@@ -109,6 +134,8 @@ class Elbo:
             log_likelihood, cross = self._terms(
                 noise, torch.cat([draw.z, points]), draw.moments, *args
             )
+            if self.from_prior is not None:
+                return log_likelihood, cross
             if self.exact_entropy and draw.moments is not None:
                 entropy = draw.moments.entropy
             else:
@@ -128,7 +155,10 @@ class Elbo:
         moments: Moments | None,
         *args: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form."""
+        """Log likelihood at a draw, and the cross entropy to the prior, of whose sites some are in closed form.
+
+        Of a forward KL the second is that KL itself.
+        """
         values = self.density.constrain(z)
         site_moments = self._site_moments(moments)
         inside: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -146,6 +176,8 @@ class Elbo:
                 continue
             if is_observed(node):
                 log_likelihood = log_likelihood + log_prob_sum(node)
+            elif self.from_prior is not None:
+                cross = cross + self.from_prior.divergence(node, *site_moments[name])
             elif name in self.closed:
                 cross = cross + _normal_cross_entropy(node, *site_moments[name])
             else:
@@ -230,11 +262,18 @@ def evaluate_elbo(
     approximation: Approximation,
     elbo: Elbo,
     theta: Tensor,
+    work: Work | None = None,
 ) -> tuple[float, float]:
     """The ELBO of weight one on the whole data, and its standard error, in nats.
 
-    The KL is taken in closed form where it is exact, else at the same draws as the likelihood.
+    The KL is taken in closed form where it is exact, else at the same draws as the likelihood. Where 64 draws of all
+    rows are much, they take no more than a tenth of the training's ``work``: fewer draws, and where not even 16 passes
+    over the data are left, draws that see some of the rows each.
     """
+    is_much = 64 * problem.num_rows * layout.dim > 2**31
+    if work is not None and problem.is_bnn and is_much and work.passes(problem.num_rows) < 64:
+        with _bar(work) as bar:
+            return _evaluate_within(problem, layout, approximation, elbo, theta, work, bar)
     max_draws = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
     exact = elbo.exact_kl
     values = torch.empty(
@@ -242,13 +281,7 @@ def evaluate_elbo(
         dtype=torch.float64,
         device=theta.device,
     )
-    # an exact KL depends on no draw
-    no_key = torch.zeros(
-        (),
-        dtype=torch.int64,
-        device=theta.device,
-    )
-    kl = float(elbo.parts(theta, no_key)[1]) if exact else 0.0
+    kl = _exact_kl(problem, elbo, theta)
     while len(values) < max_draws:
         block = min(draws_per_block(layout.dim), max(64, max_draws - len(values)))
         z = layout.unconstrain(approximation.sample(block))
@@ -263,12 +296,132 @@ def evaluate_elbo(
     return float(values.mean()) - kl, error
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a training has done: ``num_rows`` that it sent through the net, ``batch_size`` of them at once.
+
+    ``progress``: whether to show a bar for what follows it.
+    """
+
+    num_rows: int
+    batch_size: int
+    progress: bool = False
+
+    @property
+    def allowed_rows(self) -> int:
+        """Rows that take a tenth of its time: a gradient costs three passes of the net."""
+        return 3 * self.num_rows // 10
+
+    def passes(self, num_rows: int) -> int:
+        """Passes over data of so many rows that take a tenth of its time."""
+        return self.allowed_rows // max(num_rows, 1)
+
+
+def _bar(work: Work) -> AbstractContextManager[Watch]:
+    """The bar over what follows a training, in percent."""
+    return Watch(
+        100,
+        "SVI: its ELBO on all data",
+        (),
+        work.progress,
+        finished="evaluated",
+        metrics=(),
+    )
+
+
+def _exact_kl(problem: Problem, elbo: Elbo, theta: Tensor) -> float:
+    """The KL where it depends on no draw, else 0; of a net by one row, for the likelihood is not asked for."""
+    if not elbo.exact_kl:
+        return 0.0
+    no_key = torch.zeros(
+        (),
+        dtype=torch.int64,
+        device=theta.device,
+    )
+    data = (problem.x[:1], problem.y[:1]) if problem.is_bnn else ()
+    return float(elbo.parts(theta, no_key, *data)[1])
+
+
+def _evaluate_within(
+    problem: Problem,
+    layout: Density,
+    approximation: Approximation,
+    elbo: Elbo,
+    theta: Tensor,
+    work: Work,
+    bar: Watch,
+) -> tuple[float, float]:
+    r"""As :func:`evaluate_elbo`, within a tenth of the training's work.
+
+    Two draws at each of B batches: with the variance w of two draws at one batch, v of the batches' means, and the
+    share s of all rows that was seen, the squared error is :math:`w / 2B + (1 - s)\, v / B`.
+    """
+    num_pairs = max(8, work.allowed_rows // (2 * work.batch_size))
+    pairs = []
+    num_seen = 0
+    for x, y in itertools.islice(_some_batches(problem, work.batch_size), num_pairs):
+        z = layout.unconstrain(approximation.sample(2))
+        values = _scaled_likelihood(problem, layout, z, x, y)
+        if not elbo.exact_kl:
+            log_prior = at_each(lambda draw: layout.log_parts(draw, x[:1], y[:1])[0], z)  # noqa: B023
+            log_q = approximation.log_prob(layout.constrain(z)).double()
+            values = values + log_prior - log_q
+        pairs.append(values)
+        num_seen += len(x)
+        if bar.active:
+            bar.tell(min(99, 100 * len(pairs) // num_pairs), {})
+    if bar.active:
+        bar.tell(100, {})
+    both = torch.stack(pairs)
+    of_draws = float(both.var(1).mean()) / (2 * len(both))
+    of_rows = float(both.mean(1).var()) / len(both) if len(both) > 1 else math.nan
+    unseen = max(0.0, 1.0 - num_seen / problem.num_rows)
+    error = math.sqrt(of_draws + unseen * of_rows)
+    return float(both.mean()) - _exact_kl(problem, elbo, theta), error
+
+
+def _some_batches(problem: Problem, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of one epoch after another; rows in memory in the same order at every call, to compare guides by."""
+    if problem.loader is not None:
+        yield from problem.batches()
+        return
+    random = generator(0)
+    while True:
+        order = torch.randperm(problem.num_rows, generator=random).to(problem.device)
+        for rows in order.split(size):
+            if len(rows) == size or size > problem.num_rows:
+                yield problem.x[rows], problem.y[rows]
+
+
+def _scaled_likelihood(
+    problem: Problem,
+    layout: Density,
+    z: Tensor,
+    x: Tensor,
+    y: Tensor,
+) -> Tensor:
+    """Log likelihood (draws,) of a batch, scaled to all rows; draw by draw, as in a step of the training."""
+
+    def log_likelihood_at(draw: Tensor) -> Tensor:
+        return layout.log_likelihood(draw, x, y).sum(dtype=torch.float64)
+
+    return at_each(log_likelihood_at, z, at_once=1) * (problem.num_rows / len(x))
+
+
 def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Tensor]:
-    """Log prior and log likelihood, (draws,), of the whole data, streamed; masks and factors as in the log joint."""
+    """Log prior and log likelihood, (draws,), of the whole data, streamed; masks and factors as in the log joint.
+
+    In blocks of draws, and of a net whose layers are wide in blocks of rows too.
+    """
     # one block holds about 2^24 outputs of the widest layer
     has_rows = isinstance(problem.x, Tensor) and problem.x.dim() > 0
-    per_draw = max(1, len(problem.x) * 64) if has_rows else 1
+    per_row = 64
+    if problem.is_bnn:
+        per_row = max(64, widest_layer(problem.bnn, problem.x[:1]))
+    per_draw = max(1, len(problem.x) * per_row) if has_rows else 1
     block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))
+    if problem.loader is None and problem.is_bnn and per_draw > 2**24:
+        return _parts_by_rows(problem, layout, z, max(1, 2**22 // per_row))
     log_prior, log_likelihood = at_each(layout.log_parts, z, at_once=block)
     if problem.loader is None:
         return log_prior, log_likelihood
@@ -291,6 +444,37 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
         num_rows = num_rows + len(x)
     # a pass need not show all N data, nor each of them once
     return log_prior, value * (problem.num_rows / num_rows)
+
+
+def _parts_of_rows(
+    layout: Density,
+    x: Tensor,
+    y: Tensor,
+    draw: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Log prior and log likelihood of one draw on some rows."""
+    return layout.log_parts(draw, x, y)
+
+
+def _parts_by_rows(
+    problem: Problem,
+    layout: Density,
+    z: Tensor,
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """Log prior and log likelihood (draws,), a draw and ``size`` rows at a time."""
+    log_prior = z.new_zeros(len(z), dtype=torch.float64)
+    log_likelihood = torch.zeros_like(log_prior)
+    for x, y in zip(
+        problem.x.split(size),
+        problem.y.split(size),
+        strict=True,
+    ):
+        of_rows = partial(_parts_of_rows, layout, x, y)
+        log_prior, scaled = at_each(of_rows, z, at_once=1)
+        # the program scales the likelihood of its rows to all of them
+        log_likelihood = log_likelihood + scaled * (len(x) / len(problem.x))
+    return log_prior, log_likelihood
 
 
 @torch.no_grad()

@@ -24,7 +24,14 @@ from pyrobnn.inference.fitting.watch import after, end_of
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.minimize import Result, minimize
 from pyrobnn.inference.optim.paths import HELD_SHARE, LEVELS, SECOND_SHARE, FreeNoise
-from pyrobnn.inference.vi.elbo import TRACKED, Elbo, elbo_findings, evaluate_elbo, importance_stats
+from pyrobnn.inference.vi.elbo import (
+    TRACKED,
+    Elbo,
+    Work,
+    elbo_findings,
+    evaluate_elbo,
+    importance_stats,
+)
 from pyrobnn.inference.vi.families import CouplingFlow, Family, FullRank, LowRank, MeanField
 from pyrobnn.inference.vi.kl_schedules import Constant, KLSchedule
 from pyrobnn.inference.vi.local_noise import Estimator, WeightUses
@@ -72,6 +79,7 @@ def build_elbo(
         kl=config.kl,
         estimator=estimator,
         num_particles=config.num_particles,
+        kl_direction=config.kl_direction,
     )
     return elbo, torch.cat([family.initial(), points])
 
@@ -96,7 +104,7 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
     """Fit the guide of an :class:`pyrobnn.SVI`; one that contains mean-field begins where a fit of mean-field ended.
 
     Where the noise is free, a second and shorter course holds it small first, as the paths of
-    :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept.
+    :mod:`pyrobnn.inference.optim.paths` do; the higher ELBO is kept. A forward KL has no bound to compare them by.
     """
     fitted, result = _course(
         config,
@@ -105,7 +113,8 @@ def fit_guide(config: SVI, problem: Problem, run: FitRun) -> Posterior:
         asked=config,
         hold_noise=False,
     )
-    if fitted.free_noise is not None and result.stopped == "num_steps":
+    comparable = fitted.free_noise is not None and config.kl_direction == "reverse"
+    if comparable and result.stopped == "num_steps":
         fitted, result = _better_course(config, problem, run, fitted, result)
     return fitted.posterior(result.params, run.num_draws, result)
 
@@ -275,6 +284,8 @@ class GuideFit:
         if self.free_noise is not None:
             self.elbo.density = self.free_noise.density
             self.level = torch.zeros_like(self.free_noise.spread)
+        # of the training, and so of what follows it
+        self.progress = False
         # the mean-field fit that this one began at, and where that ended
         self.before: tuple[GuideFit, Result] | None = None
         if problem.stream:
@@ -313,6 +324,7 @@ class GuideFit:
         name: str = "SVI",
     ) -> Result:
         """Fit the parameters: the guide's, then free points."""
+        self.progress = progress
         batches: Iterator[tuple[Tensor, ...]] = self.batches()
         if self.level is not None:
             batches = self._with_level(batches, self.level)
@@ -407,7 +419,21 @@ class GuideFit:
 
     def _evaluated(self, guide: FittedGuide, theta: Tensor) -> tuple[float, float]:
         """The ELBO of weight one of a guide at ``theta``, and its standard error, in nats."""
-        return evaluate_elbo(self.problem, guide.layout, guide.approximation, self.elbo, theta)
+        return evaluate_elbo(
+            self.problem,
+            guide.layout,
+            guide.approximation,
+            self.elbo,
+            theta,
+            self._work,
+        )
+
+    @property
+    def _work(self) -> Work:
+        """What a whole training sends through the net."""
+        batch_size = max(1, self.problem.num_rows // self.num_batches)
+        num_draws = len(self.kl_weights) * self.config.num_particles
+        return Work(num_draws * batch_size, batch_size, self.progress)
 
     def _snapshot(self, theta: Tensor) -> Posterior:
         with seeded(self.seed, self.problem.device):
@@ -446,7 +472,8 @@ class GuideFit:
             result = _joined(self.before[1], result)
         evidence = Evidence(None, math.nan, [])
         try:
-            if not result.interrupted:
+            # a forward KL makes no bound
+            if not result.interrupted and self.config.kl_direction == "reverse":
                 with full_float32(problem.device):
                     track = result.tracked["elbo"] if temperature == 1.0 else None
                     evidence = self._evidence(guide, theta, track)
@@ -516,12 +543,14 @@ class GuideFit:
             "num_steps": result.num_steps,
             "stopped": result.stopped,
             "estimator": self.elbo.estimator or "weights",
-            "log_evidence_kind": "elbo",
+            "kl_direction": self.config.kl_direction,
             "grad_norm": float(result.grad_norm),
             "temperature": temperature,
             "mean_field_steps": mean_field_steps,
             **result.path,
         }
+        if self.config.kl_direction == "reverse":
+            meta["log_evidence_kind"] = "elbo"
         if temperature == 1.0:
             losses = -result.tracked["elbo"]
             meta |= unfinished_by_losses(result, losses, 1.0, self.problem.density.dim)

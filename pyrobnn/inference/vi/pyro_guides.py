@@ -1,14 +1,15 @@
-"""Pyro's own guides (``pyro.infer.autoguide``) as families of flat parameters, and as a fitted approximation."""
+"""Pyro's guides, its own (``pyro.infer.autoguide``) and hand-written ones, as families of parameters and fitted."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyro
+import pyro.distributions as dist
 import torch
 from pyro.infer.autoguide import (
     AutoContinuous,
@@ -20,15 +21,23 @@ from pyro.infer.autoguide import (
 )
 from pyro.infer.autoguide.initialization import init_to_value
 from pyro.poutine.messenger import Messenger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from pyrobnn.core.checks import Refused, check_type
-from pyrobnn.core.private_pyro import draws_rows, flat_site
+from pyrobnn.core.private_pyro import copy_of_guide, draws_rows, flat_site
+from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.vi.families import Draw, Moments
+from pyrobnn.inference.vi.written_guides import (
+    WrittenGuide,
+    check_sites,
+    check_written,
+    has_sites,
+    takes_data,
+)
 from pyrobnn.model import Density
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
@@ -42,21 +51,30 @@ if TYPE_CHECKING:
 
 #: a Pyro AutoGuide class, or a function of the model (``functools.partial``) that returns one
 GuideFactory = Callable[..., AutoGuide]
+#: an AutoGuide, or a hand-written guide as a module
+GuideModule = AutoGuide | WrittenGuide
 
 
 class GuideFamily:
-    """Any Pyro AutoGuide as a family: its parameters as one flat vector, its statements run by ``functional_call``.
+    """Any Pyro guide as a family: its parameters as one flat vector, its statements run by ``functional_call``.
 
-    ``loc`` (latent dim,) and ``init_scale`` are handed to the guide where it takes ``init_loc_fn`` or ``init_scale``.
+    Args:
+        given: an AutoGuide class, a function of the model that returns one, an AutoGuide of this model, or a guide
+            program ``guide(x, y)``: a function or a module. Modules are copied and begin where they are.
+        density: the model.
+        loc, init_scale: start (latent dim,) and its sd, handed to an AutoGuide class or a function that makes one,
+            where it takes ``init_loc_fn`` or ``init_scale``.
+        seed: of the guide's first run.
 
     Raises:
-        TypeError: ``factory`` makes something other than an AutoGuide.
-        Refused: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation).
+        TypeError: ``given`` is no guide and makes none.
+        Refused: a guide without a density (AutoDelta) or that is fitted by other means (AutoLaplaceApproximation), or
+            whose sites are not the model's.
     """
 
     def __init__(
         self,
-        factory: GuideFactory,
+        given: Callable[..., Any],
         density: Density,
         loc: Tensor,
         init_scale: float,
@@ -64,10 +82,14 @@ class GuideFamily:
     ) -> None:
         self.density = density
         self.latent = [site for site in density.sites if site.kind == "latent"]
-        with _own_params(), seeded(seed, density.device):
-            self.guide = _build(factory, density, loc, init_scale)
-            with pyro.poutine.block():
-                self.guide(*density.args)  # the first call builds the parameters
+        with seeded(seed, density.device):
+            self.guide = _guide_of(given, density, loc, init_scale)
+            with _own_params(), pyro.poutine.block():
+                # the first call builds the parameters
+                nodes = pyro.poutine.trace(self.guide).get_trace(*density.args).nodes
+        check_sites(nodes, self.latent)
+        if isinstance(self.guide, WrittenGuide):
+            check_written(nodes, self.latent)
         # only AutoNormal declares its normals site by site
         self.factorized = type(self.guide) is AutoNormal
         self.guide.requires_grad_(False)
@@ -75,7 +97,7 @@ class GuideFamily:
         self.params = {name: value.detach() for name, value in self.guide.named_parameters()}
         self.size = sum(value.numel() for value in self.params.values())
         if not self.size:
-            raise ValueError(f"{type(self.guide).__name__} has no parameters to fit")
+            raise ValueError(f"{_title(self.guide)} has no parameters to fit")
 
     def initial(self) -> Tensor:
         phi = torch.cat([value.reshape(-1) for value in self.params.values()])
@@ -114,7 +136,7 @@ class GuideApproximation:
     def __init__(
         self,
         layout: Density,
-        guide: AutoGuide,
+        guide: GuideModule,
         params: Mapping[str, Tensor],
     ):
         self.layout = layout
@@ -130,7 +152,8 @@ class GuideApproximation:
             nodes, _ = _run_guide(self._guide, self._params, self.layout, {})
             return {site.name: nodes[site.name]["value"] for site in self.sites}
 
-        return torch.func.vmap(draw, randomness="different")(torch.zeros(num_draws))
+        with without_fallback_warnings():
+            return torch.func.vmap(draw, randomness="different")(torch.zeros(num_draws))
 
     @torch.no_grad()
     def log_prob(self, draws: Mapping[str, Tensor]) -> Tensor:
@@ -162,8 +185,12 @@ class GuideApproximation:
             return self._guide(*self.layout.args)
 
     def state(self) -> tuple[str, dict[str, Tensor]]:
-        """Name of the guide's class and its parameters."""
-        return type(self._guide).__name__, self._params
+        """Name of the guide and its parameters."""
+        return _title(self._guide), self._params
+
+
+def _title(guide: GuideModule) -> str:
+    return guide.title if isinstance(guide, WrittenGuide) else type(guide).__name__
 
 
 class _Given(Messenger):
@@ -173,10 +200,11 @@ class _Given(Messenger):
         self,
         values: Mapping[str, Tensor],
         density: Density,
-        guide: AutoGuide,
+        guide: GuideModule,
     ):
         super().__init__()
         sites = [site for site in density.sites if site.name in values]
+        self.values = values
         self.unconstrained = {site.name: site.transform.inv(values[site.name]) for site in sites}
         # a guide of several parts has a flat vector for each
         parts = [module for module in guide.modules() if isinstance(module, AutoContinuous)]
@@ -184,8 +212,14 @@ class _Given(Messenger):
 
     def _pyro_sample(self, msg: dict) -> None:
         name = msg["name"]
-        if not self.unconstrained or name in self.unconstrained or draws_rows(msg["fn"]):
-            return  # a model site is a Delta at the image of the auxiliary draw
+        if not self.unconstrained or draws_rows(msg["fn"]):
+            return
+        if name in self.unconstrained:
+            # of an AutoGuide a model site is a Delta at the image of the auxiliary draw
+            if not isinstance(elementwise(msg["fn"]), dist.Delta):
+                msg["value"] = self.values[name]
+                msg["done"] = True
+            return
         owner = name.removesuffix("_unconstrained")
         if owner in self.unconstrained:
             value = self.unconstrained[owner]
@@ -223,7 +257,7 @@ class _Traced(torch.nn.Module):
 
     def __init__(
         self,
-        guide: AutoGuide,
+        guide: GuideModule,
         density: Density,
         normal: Callable[[Tensor], Tensor],
     ):
@@ -245,7 +279,7 @@ class _Traced(torch.nn.Module):
 
 
 def _run_guide(
-    guide: AutoGuide,
+    guide: GuideModule,
     params: Mapping[str, Tensor],
     density: Density,
     values: Mapping[str, Tensor],
@@ -259,13 +293,57 @@ def _run_guide(
         return torch.func.functional_call(_Traced(guide, density, normal), named, (values,))
 
 
+def _guide_of(
+    given: Callable[..., Any],
+    density: Density,
+    loc: Tensor,
+    init_scale: float,
+) -> GuideModule:
+    """The guide that was given, or that is made for the model."""
+    if isinstance(given, AutoGuide):
+        _check_fittable(given)
+        return copy_of_guide(given, partial(_without_points, density.initial_points))
+    if isinstance(given, nn.Module) or takes_data(given):
+        return WrittenGuide(given, density)
+    try:
+        with _own_params():
+            return _build(given, density, loc, init_scale)
+    except Refused:
+        raise
+    except Exception:
+        # a guide (x, y=None) may be called with one argument too
+        if isinstance(given, type) or not has_sites(given, density):
+            raise
+        return WrittenGuide(given, density)
+
+
+def _without_points(points: Mapping[str, Tensor], model: Callable[..., Any]) -> Callable[..., Any]:
+    """A program with its point parameters at these values."""
+
+    def program(*args: Data, **kwargs: Data) -> Any:
+        # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
+        with Supply({}, points):
+            return model(*args, **kwargs)
+
+    return program
+
+
+def _check_fittable(guide: AutoGuide) -> None:
+    """Refuse a guide that has no density, or is fitted by other means."""
+    if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
+        better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
+        raise Refused(
+            f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()"
+        )
+
+
 def _build(
     factory: GuideFactory,
     density: Density,
     loc: Tensor,
     init_scale: float,
 ) -> AutoGuide:
-    made = factory.func if isinstance(factory, functools.partial) else factory
+    made = factory.func if isinstance(factory, partial) else factory
     # flows accept an initialisation and ignore it with a warning
     flow = isinstance(made, type) and issubclass(made, AutoNormalizingFlow)
     # point parameters are not the guide's
@@ -273,26 +351,16 @@ def _build(
     known = {"init_loc_fn": init_to_value(values=density.constrain(z)), "init_scale": init_scale}
     accepted = set() if flow else set(inspect.signature(factory).parameters)
     options: dict[str, Any] = {name: value for name, value in known.items() if name in accepted}
-
-    def program(*args: Data, **kwargs: Data) -> Any:
-        # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
-        with Supply({}, density.initial_points):
-            return density.program(*args, **kwargs)
-
     wanted = (
-        "'mean_field', 'low_rank', 'full_rank', 'flow' or a function of the model alone that makes a "
-        "Pyro AutoGuide, such as AutoNormal (a hand-written guide program is not supported)"
+        "'mean_field', 'low_rank', 'full_rank', 'flow', a function of the model alone that makes a Pyro "
+        "AutoGuide, such as AutoNormal, an AutoGuide, or a guide program (x, y) that samples the sites of the model"
     )
     try:
-        guide = factory(program, **options)
+        guide = factory(_without_points(density.initial_points, density.program), **options)
     except TypeError as error:
         raise TypeError(f"'guide' must be {wanted}: {error}") from error
     check_type("guide", guide, AutoGuide, wanted)
-    if isinstance(guide, (AutoDelta, AutoLaplaceApproximation)):
-        better = "MAP" if isinstance(guide, AutoDelta) else "Laplace"
-        raise Refused(
-            f"{type(guide).__name__} is a point during the fit, not a distribution: use {better}()"
-        )
+    _check_fittable(guide)
     return guide
 
 

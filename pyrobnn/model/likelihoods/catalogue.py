@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_choice, check_count, check_finite, check_number, check_type
 from pyrobnn.model.likelihoods.base import Likelihood, Pair, Sampled, Targets, reweighted
-from pyrobnn.model.likelihoods.parameters import SITE, Parameter, Params
+from pyrobnn.model.likelihoods.parameters import SITE, Learned, Parameter, Params
 from pyrobnn.model.likelihoods.special_functions import by_scipy, log_ndtr, log_normal_density
 
 _GAPS = f"{SITE}gaps"
@@ -51,8 +51,9 @@ class HomoskedasticGaussian(_Gaussian):
 
     Args:
         scale: the noise standard deviation in the units of ``y``, of shape () or (out,). A number or tensor is *fixed*;
-            ``"learned"`` is a *point parameter*, optimised by MLE, MAP and SVI; a distribution on the positive reals is
-            a *prior*, and the noise is *inferred* as the site ``likelihood.scale``.
+            ``"learned"`` is a *point parameter*, optimised by MLE, MAP and SVI from one on, or from
+            ``pb.likelihoods.learned(init=…)``; a distribution on the positive reals is a *prior*, and the noise is
+            *inferred* as the site ``likelihood.scale``.
 
     Raises:
         ValueError: a scale that is not positive, or a prior whose support is not.
@@ -294,7 +295,8 @@ class Ordinal(_Labels):
 
     Args:
         num_classes: K; labels are integers 0 … K − 1 of shape (N,).
-        cutpoints: ``"learned"``: the K − 2 gaps are a point parameter; ``"inferred"``: the site ``likelihood.gaps``
+        cutpoints: ``"learned"``: the K − 2 gaps are a point parameter, from one on or from
+            ``pb.likelihoods.learned(init=…)``, of shape () or (K − 2,); ``"inferred"``: the site ``likelihood.gaps``
             under the prior LogNormal(0, 1); or a tensor of K − 1 increasing numbers, fixed cut-points.
 
     Reference: Regression models for ordinal data (McCullagh, 1980).
@@ -306,7 +308,7 @@ class Ordinal(_Labels):
 
     task = "ordinal"
 
-    def __init__(self, num_classes: int, cutpoints: str | Tensor = "learned"):
+    def __init__(self, num_classes: int, cutpoints: str | Tensor | Learned = "learned"):
         super().__init__()
         self.num_classes: int = check_count(
             "num_classes",
@@ -320,11 +322,20 @@ class Ordinal(_Labels):
                 raise ValueError(f"'cutpoints' must be {wanted}, got {cutpoints}")
             self.own.fixed["cutpoints"] = cutpoints.detach().double().clone()
             return
+        gaps = torch.ones(num_gaps)
+        if isinstance(cutpoints, Learned):
+            if cutpoints.init.shape not in ((), (num_gaps,)):
+                raise ValueError(
+                    f"'init' of the gaps between {num_classes - 1} cut-points must have shape () or ({num_gaps},), got "
+                    f"{tuple(cutpoints.init.shape)}"
+                )
+            gaps = cutpoints.init.expand(num_gaps).clone()
+            cutpoints = "learned"
         kind = check_choice("cutpoints", cutpoints, ("learned", "inferred"))
         if num_gaps and kind == "inferred":
             self.own.priors = {_GAPS: dist.LogNormal(0.0, 1.0).expand((num_gaps,)).to_event(1)}
         elif num_gaps:
-            self.own.points = {_GAPS: (torch.ones(num_gaps), constraints.positive)}
+            self.own.points = {_GAPS: (gaps, constraints.positive)}
 
     def width(self, num: int) -> int:
         return 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyro
 import torch
@@ -16,9 +17,42 @@ from pyrobnn.model.weight_priors import move
 
 SITE = "likelihood."
 
-#: a parameter of a likelihood: a number or tensor is fixed, "learned" a point parameter, a distribution its prior
-Parameter = float | Tensor | str | TorchDistributionMixin
 Params = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Learned:
+    """A point parameter of a likelihood and where it starts; made by :func:`learned`."""
+
+    init: Tensor
+
+    def __repr__(self) -> str:
+        return f"learned(init={self.init.tolist()})"
+
+
+#: a parameter of a likelihood: a number or tensor is fixed, "learned" or :func:`learned` a point parameter, a
+#: distribution its prior
+Parameter = float | Tensor | str | Learned | TorchDistributionMixin
+
+
+def learned(init: float | Tensor = 1.0) -> Learned:
+    """A parameter of a likelihood that MLE, MAP and SVI optimise from ``init`` on; ``"learned"`` starts at one.
+
+    Args:
+        init: where it starts, positive, of shape () or (out,): a noise in the units of ``y``, and in standard units
+            where the model has a standardizer, as a fixed one.
+
+    Raises:
+        ValueError: a start that is not positive, or has another shape.
+
+    Caveat: a search whose noise starts far below the residuals fits the function to single points first.
+
+    Example:
+        >>> from pyrobnn.likelihoods import HomoskedasticGaussian
+        >>> HomoskedasticGaussian(learned(init=0.01))
+        HomoskedasticGaussian(learned scale)
+    """
+    return Learned(_positive_number("init", init))
 
 
 def point(name: str, init: Tensor, support: constraints.Constraint = constraints.real) -> Tensor:
@@ -61,6 +95,8 @@ class OwnParameters:
                     f"{name!r} must be a number, 'learned' or a distribution, got {value!r}"
                 )
             self.points[site] = (torch.tensor(1.0), constraints.positive)
+        elif isinstance(value, Learned):
+            self.points[site] = (value.init, constraints.positive)
         else:
             self.fixed[name] = _positive_number(name, value)
 
@@ -84,6 +120,8 @@ class OwnParameters:
     def check_outputs(self, out: int) -> None:
         """ValueError where a parameter has neither one value nor one for each of ``out`` columns of y."""
         shapes = {name: value.shape for name, value in self.fixed.items()}
+        for site, (start, _) in self.points.items():
+            shapes[site.removeprefix(SITE)] = start.shape
         for site, prior in self.priors.items():
             shapes[site.removeprefix(SITE)] = prior.event_shape
         for name, shape in shapes.items():

@@ -1,0 +1,215 @@
+"""Guides that a user has written as Pyro programs, as modules of flat parameters; and whether a guide fits a model."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyro
+import pyro.distributions as dist
+from pyro.poutine.messenger import Messenger
+from torch import Tensor, nn
+from torch.distributions import transform_to
+
+from pyrobnn.core.checks import Refused
+from pyrobnn.core.private_pyro import is_param_statement, keep_params_local
+from pyrobnn.model.density import Density, Site
+from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.handlers import Supply, own_store
+from pyrobnn.model.log_terms import without_validation
+from pyrobnn.model.nodes import Message, Node, is_latent
+
+if TYPE_CHECKING:
+    from pyrobnn.inference.fitting.loaders import Data
+
+#: in the names that ``pyro.module`` gives to parameters
+_OF_A_MODULE = "$$$"
+
+
+class WrittenGuide(nn.Module):
+    """A guide ``guide(x, y)`` of ``pyro.sample`` statements, as a module that holds all of its parameters.
+
+    They are those of its ``pyro.param`` statements, unconstrained, and of the module itself where it is one. They begin
+    at the values that the guide states; Pyro's parameter store stays as it is.
+
+    Args:
+        program: a function, or a module such as a ``PyroModule``, which is copied.
+        density: the model; the guide is called with its data.
+
+    Raises:
+        Refused: a guide that registers a net by ``pyro.module``, or shares a parameter's name with the model.
+    """
+
+    def __init__(self, program: Callable[..., Any], density: Density):
+        super().__init__()
+        self.title = getattr(program, "__name__", type(program).__name__)
+        if isinstance(program, nn.Module):
+            program = copy.deepcopy(program)
+            keep_params_local(program)
+            # registers its parameters
+            self.module = program
+        self._program = program if not isinstance(program, nn.Module) else None
+        self._statements: dict[str, tuple[str, Any]] = {}
+        for name, node in self._first_run(density).items():
+            if node["type"] == "param" and is_param_statement(node):
+                self._declare(name, node, density)
+
+    def _first_run(self, density: Density) -> Mapping[str, Node]:
+        """The nodes of a run whose parameters have the values that the guide states."""
+        local = pyro.settings.context(module_local_params=True)
+        with own_store() as stored, local, without_validation(), pyro.poutine.block():
+            with _Stating({}, {}, stored=stored):
+                nodes: Mapping[str, Node] = (
+                    pyro.poutine.trace(self.run).get_trace(*density.args).nodes
+                )
+        return nodes
+
+    def _declare(
+        self,
+        name: str,
+        node: Node,
+        density: Density,
+    ) -> None:
+        """Hold the parameter of a ``pyro.param`` statement."""
+        if _OF_A_MODULE in name:
+            net = name.partition(_OF_A_MODULE)[0]
+            raise Refused(
+                f"the guide registers {net!r} by pyro.module, whose parameters this fit cannot follow: write the guide "
+                "as a PyroModule that holds it"
+            )
+        if name in density.initial_points:
+            raise Refused(
+                f"the parameter {name!r} is in the guide and in the model: give that of the guide another name"
+            )
+        transform = transform_to(node["kwargs"].get("constraint", dist.constraints.real))
+        start = transform.inv(node["value"].detach())
+        # a name of the statement may hold what that of a parameter may not
+        key = f"statement_{len(self._statements)}"
+        self.register_parameter(key, nn.Parameter(start.clone()))
+        self._statements[name] = key, transform
+
+    def run(self, *args: Data) -> Any:
+        """Call the guide as it was written."""
+        program = self.module if self._program is None else self._program
+        return program(*args)
+
+    def forward(self, *args: Data) -> Any:
+        """Run the guide at the present parameters."""
+        values = {
+            name: transform(getattr(self, key))
+            for name, (key, transform) in self._statements.items()
+        }
+        with _Stated(values):
+            return self.run(*args)
+
+
+class _Stating(Supply):
+    """Gives ``pyro.param`` statements the values that they state; what a module reads of itself it has."""
+
+    def _pyro_param(self, msg: Message) -> None:
+        if is_param_statement(msg):
+            super()._pyro_param(msg)
+
+
+class _Stated(Messenger):
+    """Answers the ``pyro.param`` statements of a guide."""
+
+    def __init__(self, values: Mapping[str, Tensor]):
+        super().__init__()
+        self.values = values
+
+    def _pyro_param(self, msg: Message) -> None:
+        if not is_param_statement(msg):
+            return
+        name = msg["name"]
+        if name not in self.values:
+            raise Refused(
+                f"the parameter {name!r} is in some runs of the guide only: state all of its parameters always"
+            )
+        msg["value"] = self.values[name]
+        msg["done"] = True
+
+
+def takes_data(guide: Callable[..., Any]) -> bool:
+    """Whether a function needs two arguments, as a guide ``guide(x, y)`` does and what makes a guide of a model not."""
+    made = guide.func if isinstance(guide, functools.partial) else guide
+    if isinstance(made, type):
+        return False
+    needed = [
+        parameter
+        for parameter in inspect.signature(guide).parameters.values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+    ]
+    return len(needed) > 1
+
+
+def has_sites(guide: Callable[..., Any], density: Density) -> bool:
+    """Whether a function that may be a guide, or may make one, samples anything when it is called with the data."""
+    try:
+        inspect.signature(guide).bind(*density.args)
+        nodes = WrittenGuide(guide, density)._first_run(density)
+    except Exception:  # noqa: BLE001  # whatever a function does that is called with what it was not made for
+        return False
+    return any(map(is_latent, nodes.values()))
+
+
+def check_sites(nodes: Mapping[str, Node], sites: Sequence[Site]) -> None:
+    """Refuse a guide whose sites are not those of the model, by name.
+
+    Raises:
+        Refused: sites that are missing, or that the model has not.
+    """
+    latent = {name: node for name, node in nodes.items() if is_latent(node)}
+    missing = [site.name for site in sites if site.name not in latent]
+    additional = [
+        name
+        for name, node in latent.items()
+        if name not in {site.name for site in sites} and not node["infer"].get("is_auxiliary")
+    ]
+    words = []
+    if missing:
+        words.append(f"lacks {_quoted(missing)}, which the model samples")
+    if additional:
+        words.append(f"samples {_quoted(additional)}, which the model does not")
+    if words:
+        known = _quoted(site.name for site in sites)
+        raise Refused(f"the guide {' and '.join(words)}: its sites must be {known}")
+
+
+def check_written(nodes: Mapping[str, Node], sites: Sequence[Site]) -> None:
+    """Refuse a hand-written guide that has no density over the sites, or no gradient through them.
+
+    Raises:
+        Refused: auxiliary sites, a point, another shape, a distribution that is not reparameterised.
+    """
+    auxiliary = [name for name, node in nodes.items() if node.get("infer", {}).get("is_auxiliary")]
+    if auxiliary:
+        raise Refused(
+            f"the guide samples {_quoted(auxiliary)} beside the model's sites, so that its density of the draws is "
+            "unknown: sample the sites themselves"
+        )
+    for site in sites:
+        node = nodes[site.name]
+        shape = tuple(node["value"].shape)
+        if shape != tuple(site.shape):
+            raise Refused(
+                f"the guide samples {site.name!r} of shape {shape}, the model of shape {tuple(site.shape)}"
+            )
+        fn = node["fn"]
+        if isinstance(elementwise(fn), dist.Delta):
+            raise Refused(
+                f"the guide has {site.name!r} at a point, which has no density: use MAP for points, or give it a scale"
+            )
+        if not fn.has_rsample:
+            raise Refused(
+                f"the guide samples {site.name!r} from {type(elementwise(fn)).__name__}, through which there is no "
+                "gradient (has_rsample is False): use another distribution"
+            )
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

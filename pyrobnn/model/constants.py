@@ -1,0 +1,126 @@
+"""Idioms of Python in a program that is run, or traced, for many points at once: data that are read, tensors filled.
+
+Data are the same at every point, so what the program's Python reads of them (``int(group[i])``, ``x[x > 0]``) is read
+while it is traced, and is a constant of the graph. A tensor that is made inside the program and then written into
+(``mean[i] = slope * x[i]``) belongs to one point: it is made for each point, since ``vmap`` does not let one point
+write into what all points share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pyrobnn.core.private_torch import depends, is_batched, of_constant
+from pyrobnn.model.torch_calls import Call, CallHandler
+
+_READS: dict[Any, Callable[[Tensor], Any]] = {
+    Tensor.item: Tensor.item,
+    Tensor.tolist: Tensor.tolist,
+    Tensor.__int__: int,
+    Tensor.__float__: float,
+    Tensor.__bool__: bool,
+    Tensor.__index__: int,
+}
+_SIZED: dict[Any, Callable[..., Any]] = {
+    Tensor.nonzero: Tensor.nonzero,
+    torch.nonzero: torch.nonzero,
+    Tensor.unique: torch.unique,
+    torch.unique: torch.unique,
+    torch.bincount: torch.bincount,
+    torch.nn.functional.one_hot: torch.nn.functional.one_hot,
+}
+_MAKES = {
+    torch.zeros,
+    torch.ones,
+    torch.full,
+    torch.empty,
+    torch.eye,
+    torch.zeros_like,
+    torch.ones_like,
+    torch.full_like,
+    torch.empty_like,
+    torch.clone,
+    Tensor.clone,
+    Tensor.new_zeros,
+    Tensor.new_ones,
+    Tensor.new_full,
+    Tensor.new_empty,
+}
+_WRITES = {
+    Tensor.__setitem__,
+    Tensor.index_put_,
+    Tensor.index_copy_,
+    Tensor.masked_scatter_,
+    Tensor.copy_,
+}
+
+
+class Constants(CallHandler):
+    """Reads of tensors that are the same at every point are answered by their values.
+
+    Only where the ``point`` is one of several that ``vmap`` has put together: what depends on it is then batched too,
+    and nothing else is. At one point alone a value that has no gradient, as ``slope > 0``, would look like data.
+    """
+
+    def __init__(self, point: Tensor) -> None:
+        super().__init__()
+        self.active = is_batched(point)
+
+    def answer(self, call: Call) -> Any:
+        if not self.active:
+            return call.result()
+        read = _READS.get(call.function) or _SIZED.get(call.function)
+        if read is not None and isinstance(call.args[0], Tensor) and not depends(call.args[0]):
+            return of_constant(read, *call.args, **call.options)
+        if call.function in (Tensor.__getitem__, Tensor.__setitem__):
+            target, index, *values = call.args
+            return call.function(target, _without_masks(index), *values)
+        return call.result()
+
+
+def _without_masks(index: Any) -> Any:
+    """An index with masks of data replaced by the places that they select."""
+    entries = index if isinstance(index, tuple) else (index,)
+    places: list[Any] = []
+    for entry in entries:
+        is_mask = isinstance(entry, Tensor) and entry.dtype == torch.bool and entry.dim() > 0
+        if is_mask and not depends(entry):
+            places.extend(of_constant(Tensor.nonzero, entry).unbind(-1))
+        else:
+            places.append(entry)
+    unchanged = len(places) == len(entries) and all(map(_same, places, entries))
+    return index if unchanged else tuple(places)
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one is other
+
+
+class Writing(CallHandler):
+    """Notes whether a program writes into tensors."""
+
+    seen = False
+
+    def answer(self, call: Call) -> Any:
+        self.seen |= call.function in _WRITES
+        return call.result()
+
+
+class OwnTensors(CallHandler):
+    """Tensors that are made inside belong to the point: each has its own to write into."""
+
+    def __init__(self, point: Tensor) -> None:
+        super().__init__()
+        self.point = point
+
+    def answer(self, call: Call) -> Any:
+        out = call.result()
+        if call.function not in _MAKES or "out" in call.options:
+            return out
+        # a truth value for each point, whichever it is: so ``where`` gives each point a tensor of its own
+        truth_of_point = (self.point == self.point).any().to(out.device)
+        return torch.where(truth_of_point, out, out)
