@@ -16,6 +16,7 @@ import torch
 from mlflow.models import infer_signature
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import as_tensor
 from pyrobnn.posterior.exported_reader import Exported
@@ -44,7 +45,7 @@ class ServedPosterior(PythonModel):
     # MLflow reads the types of arguments as a schema, and has none for arrays
     def predict(self, context, model_input, params=None):  # type: ignore[no-untyped-def]
         """The table of ``model_input``, an array or a DataFrame."""
-        outputs = self.exported(np.asarray(model_input))
+        outputs = self.exported(torch.from_numpy(np.array(model_input)))
         return pd.DataFrame(_columns(outputs, self.exported.meta["quantile_levels"]))
 
 
@@ -66,9 +67,9 @@ def log_model(
     posterior: Posterior,
     name: str = "model",
     *,
-    x: Any = None,
+    x: Tensor | DataLoader | None = None,
     verdict: Verdict | None = None,
-    example: Any = None,
+    example: Tensor | np.ndarray | None = None,
     num_draws: int | None = None,
     quantiles: Sequence[float] = (0.025, 0.5, 0.975),
     **options: Any,
@@ -105,7 +106,7 @@ def log_model(
         )
         exported = Exported(file)
         rows = _example(exported, example)
-        outputs = _columns(exported(rows), exported.meta["quantile_levels"])
+        outputs = _columns(exported(torch.from_numpy(rows)), exported.meta["quantile_levels"])
         judgement = exported.meta["verdict"]
         facts = {
             key: exported.meta[key] for key in ("method", "likelihood", "num_data", "thinning")
@@ -130,7 +131,7 @@ def log_model(
         return info
 
 
-def _example(exported: Exported, example: Any) -> np.ndarray:
+def _example(exported: Exported, example: Tensor | np.ndarray | None) -> np.ndarray:
     """Rows of inputs in the type that the file takes."""
     described = exported.meta["input"]
     dtype = getattr(torch, described["dtype"])

@@ -287,14 +287,7 @@ def _calls(exported: ExportedProgram) -> dict[str, Any] | None:
     }
     values = {**exported.state_dict, **exported.constants}
     nodes = [node for node in exported.graph.nodes if not _is_check(node)]
-    last_use: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    for node in reversed(nodes):
-        if node.op == "output":
-            seen |= {used.name for used in node.all_input_nodes}
-            continue
-        last_use[node.name] = [used.name for used in node.all_input_nodes if used.name not in seen]
-        seen |= {used.name for used in node.all_input_nodes}
+    last_use = _last_uses(nodes)
     tensors = {}
     calls = []
     for node in nodes:
@@ -305,15 +298,29 @@ def _calls(exported: ExportedProgram) -> dict[str, Any] | None:
             target = _target(node.target)
             if target is None:
                 return None
-            arguments = [_encoded(value) for value in node.args]
             options = {name: _encoded(value) for name, value in node.kwargs.items()}
-            calls.append((node.name, target, arguments, options, last_use[node.name]))
+            calls.append((node.name, target, _encoded(node.args), options, last_use[node.name]))
         elif node.op == "get_attr":
             return None
-    (x,) = signature.user_inputs
     names = exported.call_spec.out_spec.context
     outputs = dict(zip(names, signature.user_outputs, strict=True))
-    return {"tensors": tensors, "calls": calls, "input": x, "outputs": outputs}
+    return {
+        "tensors": tensors,
+        "calls": calls,
+        "input": signature.user_inputs[0],
+        "outputs": outputs,
+    }
+
+
+def _last_uses(nodes: Sequence[torch.fx.Node]) -> dict[str, list[str]]:
+    """For each node the names of those that nothing after it needs."""
+    needed: set[str] = set()
+    last_use: dict[str, list[str]] = {}
+    for node in reversed(nodes):
+        inputs = [used.name for used in node.all_input_nodes]
+        last_use[node.name] = [name for name in inputs if name not in needed]
+        needed |= set(inputs)
+    return last_use
 
 
 def _is_check(node: torch.fx.Node) -> bool:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
     from pyrobnn.diagnostics import Verdict
+    from pyrobnn.posterior.streaming import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +212,7 @@ class Posterior:
     def predict_to(
         self,
         path: str | Path,
-        x: Any,
+        x: Inputs,
         *,
         num_draws: int | None = None,
         quantiles: Sequence[float] = (0.025, 0.5, 0.975),
@@ -567,7 +568,7 @@ class Posterior:
         *,
         num_draws: int | None = None,
         quantiles: Sequence[float] = (0.025, 0.5, 0.975),
-        x: Any = None,
+        x: Tensor | DataLoader | None = None,
         verdict: Verdict | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> Path:

@@ -62,7 +62,7 @@ class PredictiveProgram(nn.Module):
         self._forward = bnn.forward if network is None else network
         self._likelihood = bnn.likelihood
         self._column = bnn.net.column if isinstance(bnn.net, Exposed) else None
-        self._takes_words = any(isinstance(part, nn.Embedding) for part in bnn.net.modules())
+        self._takes_words = any(isinstance(layer, nn.Embedding) for layer in bnn.net.modules())
         self._dtype = narrow or bnn.dtype
         self._wide = wide
         self._names: dict[str, str] = {}
@@ -205,7 +205,8 @@ class PredictiveProgram(nn.Module):
 
     def _quantiles(self, likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         """Quantiles (level, N, out) of the mixture of all draws' normals, which lie between those of its components."""
-        loc, scale, share = (part.to(self._wide) for part in _components(likelihood, f, params))
+        components = _components(likelihood, f, params)
+        loc, scale, share = (values.to(self._wide) for values in components)
         low = torch.stack([(loc + scale * z).amin(0) for z in self._standard_quantiles])
         high = torch.stack([(loc + scale * z).amax(0) for z in self._standard_quantiles])
         if len(loc) == 1:
@@ -242,8 +243,8 @@ def _components(
         normal = law.component_distribution
         shares = law.mixture_distribution.probs / len(f)
         # (draw, N, out, K) -> (K·draw, N, out)
-        parts = (normal.loc, normal.scale, shares)
-        loc, scale, share = (part.movedim(-1, 0).flatten(0, 1) for part in parts)
+        by_component = (normal.loc, normal.scale, shares)
+        loc, scale, share = (values.movedim(-1, 0).flatten(0, 1) for values in by_component)
         return loc, scale, share
     if isinstance(likelihood, CensoredNormal):
         loc = f

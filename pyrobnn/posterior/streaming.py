@@ -25,6 +25,8 @@ CHUNK_ROWS = 2**16
 #: the ending of a file → the library that writes it, and the extra that has it
 FORMATS = {".parquet": ("pyarrow", "tables"), ".zarr": ("zarr", "zarr")}
 
+#: rows, or batches x or (x, y) of them
+Inputs = Tensor | np.ndarray | Iterable[Tensor | Sequence[Tensor]]
 #: columns by name, of as many rows each
 Columns = Mapping[str, np.ndarray]
 
@@ -45,15 +47,15 @@ def rows_at_once(num_draws: int, width: int) -> int:
     return max(1, BLOCK_SCALARS // max(num_draws * width, 1))
 
 
-def input_batches(x: Any) -> Iterator[Tensor]:
+def input_batches(x: Inputs) -> Iterator[Tensor]:
     """Inputs (N, …) as one batch; or the inputs of the batches of a loader, x or (x, y) each."""
     if isinstance(x, Tensor | np.ndarray) or not isinstance(x, Iterable):
         yield as_tensor("x", x)
         return
     with kept():  # a loader draws its order before the first batch
         batches = iter(x)
-        first = list(islice(batches, 1))
-    for batch in chain(first, batches):
+        opening = list(islice(batches, 1))
+    for batch in chain(opening, batches):
         yield as_tensor("x", batch[0] if isinstance(batch, tuple | list) else batch)
 
 
