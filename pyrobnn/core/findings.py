@@ -207,6 +207,31 @@ def _wrong_gradient(gradient: float, slope: float, names: list[str] | None = Non
     )
 
 
+def _not_refined(
+    seconds: float,
+    transitions: int,
+    nested_rhat: float | None,
+    limit: float,
+    drift: float | None,
+    ess: float | None,
+    modes: int = 1,
+) -> str:
+    apart = ""
+    if modes > 1:
+        apart = (
+            f" Groups of chains stay in {modes} modes, weighted by Laplace's estimate of their evidence, which is "
+            "rough: use SMC."
+        )
+    shown = [
+        "not finite" if value is None else f"{value:.3g}" for value in (nested_rhat, drift, ess)
+    ]
+    return (
+        f"after {seconds:g} seconds and {transitions} transitions the short chains have not arrived at the posterior: "
+        f"nested R-hat is {shown[0]} (at most {limit:.3g} where they have), the means still drift by {shown[1]} sd (at "
+        f"most 0.25), and the effective sample size is {shown[2]} (400 expected).{apart} Raise seconds, or run NUTS"
+    )
+
+
 def _rows_together(change: float | None) -> str:
     how = (
         "is not a number" if change is None else f"changes by {change:.2g} beside seven other rows"
@@ -317,6 +342,7 @@ DRAWS: _Sentences = {
         "sample size is {ess:.0f} ({slowest}; 400 were asked for). Raise num_draws or max_seconds; chains in "
         "separate modes never agree: use SMC, which weights modes by their mass"
     ),
+    "not_refined": _not_refined,
     "particles_lag": (
         "at one temperature after the other the MCMC steps still raised the log likelihood of the particles: these "
         "lag behind the posterior, many of the draws lie outside of it, and the log evidence is too low by {lag:.2g} "

@@ -85,6 +85,12 @@ def trace(
         return make_fx(fn, decomposition_table=decompositions)(*inputs)
 
 
+def trace_rows(fn: Callable[[Tensor], _Outputs], x: Tensor) -> GraphModule:
+    """As :func:`trace`, of a function of rows (N, …), for any N; tensors that ``fn`` closes over become constants."""
+    make_fx = _required("torch.fx.experimental.proxy_tensor.make_fx")
+    return make_fx(fn, tracing_mode="symbolic", _allow_non_fake_inputs=True)(x)
+
+
 def _tracing(**options: Any) -> _Context:
     fake_mode = _required("torch._subclasses.fake_tensor.FakeTensorMode")(**options)
     return _required("torch._guards.tracing")(_required("torch._guards.TracingContext")(fake_mode))

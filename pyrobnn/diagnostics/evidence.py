@@ -20,7 +20,6 @@ from pyrobnn.core.groups import (
     EVENTS,
     FUNCTION,
     LOG_LIKELIHOOD,
-    MIN_DATA,
     OBSERVED_DATA,
     ONE_STEP,
     POSTERIOR,
@@ -215,6 +214,11 @@ class Evidence:
     def num_draws(self) -> int:
         """Number of draws over all chains."""
         return self.num_chains * self.draws_per_chain
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another library made the tree: what this one makes says whether its draws are independent."""
+        return "iid" not in self.tree.attrs
 
     @functools.cached_property
     def is_point(self) -> bool:

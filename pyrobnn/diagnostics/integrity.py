@@ -16,6 +16,7 @@ from pyrobnn.core.groups import (
     CONSTANT_DATA,
     FUNCTION,
     HELD_OUT,
+    MOVED,
     OBSERVED_DATA,
     POSTERIOR,
     SAMPLE_DIMS,
@@ -170,6 +171,8 @@ def claim(evidence: Evidence, limits: Limits) -> Found | None:
     effective = _effective_parameters(evidence)
     if effective is not None and effective < limits[0]:
         return Found("warn", effective, "one_point", numbers)
+    if evidence.values(MOVED, "arrived"):
+        return None
     # what was fitted by its density was cut short where that is missing, or the tree is another's
     code = "density_missing" if evidence.claim == "approximate" else "no_density"
     return Found("warn", None, code, numbers)

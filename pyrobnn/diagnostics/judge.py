@@ -15,6 +15,7 @@ from pyrobnn.diagnostics.integrity import hopeless
 from pyrobnn.diagnostics.limits import MIN_DATA
 from pyrobnn.diagnostics.points import same_data
 from pyrobnn.diagnostics.row import made
+from pyrobnn.diagnostics.target import beside_posterior
 from pyrobnn.diagnostics.verdict import Audit, Check, Question, Verdict, said
 
 
@@ -27,7 +28,8 @@ def diagnose(
     approximations with independent draws, for which R-hat is 1 by construction, by importance weights; both by Stein's
     identities, by what Hamiltonian moves change of them and, where a reference is given, by their distance from it. The
     model is judged by how data that were left out, or held out, lie in their predictions. What a tree does not hold is
-    left out: a missing check is never a pass. A check that raises becomes a check that says so.
+    left out: a missing check is never a pass. A check that raises becomes a check that says so. Of a tree that this
+    library did not make, what `audit` finds wrong is said too.
 
     Args:
         tree: Draws as DataTree: from this library, NumPyro or PyMC; only ``posterior`` is required. Or its `Evidence`,
@@ -123,10 +125,29 @@ def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None
             continue
         if check is None:
             continue
-        if check.status == "pass" and row.code in OF_DENSITY and stand_in is not None:
+        if row.code in OF_DENSITY and _says_nothing(check, evidence, stand_in):
             check = replace(check, status="info")
         checks.append(check)
-    return checks
+    return [*checks, *_signs_of_damage(evidence)]
+
+
+def _signs_of_damage(evidence: Evidence) -> list[Check]:
+    """What `audit` finds wrong of a tree that this library did not make; that it finds nothing shows nothing."""
+    if not evidence.is_foreign:
+        return []
+    audited = [made(row, evidence) for row in AUDIT if row.applies(evidence)]
+    return [check for check in audited if check is not None and check.status in ("warn", "fail")]
+
+
+def _says_nothing(check: Check, evidence: Evidence, stand_in: str | None) -> bool:
+    """Whether a check of the density decides nothing of a net's own posterior, in function space.
+
+    A pass against a stand-in does not; nor do single weights, where the function was held against the posterior.
+    """
+    if check.code == "beside_posterior":
+        return False
+    compared = beside_posterior(evidence) and evidence.has_hidden_units
+    return bool(compared) or (check.status == "pass" and stand_in is not None)
 
 
 def other_target(evidence: Evidence) -> str | None:
@@ -143,7 +164,7 @@ def other_target(evidence: Evidence) -> str | None:
 def audit(tree: xr.DataTree | Evidence) -> Audit:
     """Say whether a tree was forged or damaged: chains copied, draws repeated, another log-likelihood.
 
-    No fit of this library makes such a tree, so `diagnose` does not look; ask where one comes from elsewhere.
+    No fit of this library makes such a tree, so `diagnose` looks for it in trees of other libraries only.
 
     Args:
         tree: Draws as DataTree; only ``posterior`` is required.

@@ -64,6 +64,8 @@ FAULTS = {
     "few_draws": "there are too few draws",
     "density_not_finite": "the log density is not finite at some draws",
     "function_moves": "the draws of the function do not have the posterior's mean and spread",
+    "beside_posterior": "the function does not have the posterior's mean and spread",
+    "moves_short": "the posterior was not reached in the time that a check may take",
     "density_moves": "the log density of the draws does not have the posterior's mean and spread",
     "virial": "the draws are narrower or wider than the posterior",
     "score": "the draws are centred in the wrong place",
@@ -137,6 +139,38 @@ def _function_moves(
     return (
         f"{_MOVED} the sd of the function (of a program: of its sites) {_changed(inverse)} and its mean shifted by "
         f"{shift:.2f} sd (medians; 1 and 0 expected){_draws_are(status, 1.0 / inverse, shift)}."
+    )
+
+
+_REGIONS = {
+    "data": "at the data",
+    "permuted": "at rows whose columns were permuted",
+    "beyond": "in the box of the data widened by a quarter",
+    "user": "at the inputs that were asked for",
+}
+
+
+def _beside_posterior(
+    status: str,
+    inverse: float,
+    shift: float,
+    region: str,
+    arrived: bool,
+    linearized: bool,
+    **_: Value,
+) -> str:
+    where = _REGIONS.get(region, region)
+    draws = "the linearised net" if linearized else "these draws"
+    if arrived:
+        compared = "the posterior of the net itself, at which short chains from these draws arrived"
+    else:
+        compared = (
+            "where short chains from these draws have come so far on the posterior of the net"
+        )
+    return (
+        f"Compared with {compared}, {draws} have the sd of the function {1.0 / inverse:.2f} times as large and its "
+        f"mean {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
+        f"{_draws_are(status, 1.0 / inverse, shift)}."
     )
 
 
@@ -336,6 +370,9 @@ SEEN: dict[str, Template] = {
     "density_not_finite": "The log density of the model or of the approximation is not finite at {count:,} draws.",
     "function_moves": _function_moves,
     "density_moves": _density_moves,
+    "beside_posterior": _beside_posterior,
+    "moves_short": "In {transitions:.0f} transitions the short chains that began at these draws have not arrived at "
+    "the posterior, so nothing is compared with it.",
     "moves_undecided": "Hamiltonian Monte Carlo moved the draws too little to test them: {acceptance:.0%} of its steps "
     "were accepted, and the draws before and after correlate by {stayed:.2f}.",
     "virial": _virial,

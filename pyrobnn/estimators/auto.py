@@ -17,6 +17,7 @@ from pyrobnn.inference.point_methods import MAP
 from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.inference.svi import SVI
 from pyrobnn.model import BNN, NET
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.likelihoods.catalogue import HeteroskedasticGaussian
 from pyrobnn.posterior import Posterior
@@ -39,7 +40,7 @@ def choose(
     normal: bool = True,
     joint: bool = False,
     varying: bool = False,
-    compile: bool = True,
+    compile: Compile = "auto",
 ) -> tuple[Method, str]:
     """A configured method for that many rows, weights of the net and outputs, and why it, in a sentence.
 
@@ -84,7 +85,7 @@ def _laplace(
     full: bool,
     normal: bool,
     batch_size: int | None,
-    compile: bool,
+    compile: Compile,
 ) -> Laplace:
     if batch_size is None:
         search = MAP(compile=compile)
@@ -130,7 +131,7 @@ class Auto(Method):
         Auto(compile=False, quick=False)
     """
 
-    compile: bool = True
+    compile: Compile = "auto"
     quick: bool = False
 
     kind: ClassVar[Kind] = "independent"
@@ -179,7 +180,7 @@ def _quick(method: Method) -> Method:
     return cast(Method, replace(cast(Any, method), **settings))
 
 
-def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, int | None]:
+def named(name: str, *, normal: bool, compile: Compile) -> tuple[Method, str, int | None]:
     """The method of that name with its settings of a full run, why it, and how many draws, None for its own number."""
     known = METHODS[name]
     settings = dict(known.full)
@@ -189,8 +190,8 @@ def named(name: str, *, normal: bool, compile: bool) -> tuple[Method, str, int |
         words += f", {_width_words(normal)}"
         if not normal:
             del settings["tune"]
-    if not compile:
-        settings["compile"] = False
+    if compile != "auto":
+        settings["compile"] = compile
     return known.cls(**settings), words, num_draws
 
 

@@ -653,7 +653,9 @@ def select_prior_width(
     layers = list(
         dict.fromkeys(name.rpartition(".")[0] for name in model.priors if name.startswith(NET))
     )
-    nearest = method.structure != "kron" and len(layers) == 1 and not model.likelihood.own.kinds
+    nearest = (
+        method.structure in ("auto", "full") and len(layers) == 1 and not model.likelihood.own.kinds
+    )
     nearest &= model.num_weights <= 1000  # beyond, it takes minutes
     still = replace(
         method,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Integral
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import numpy as np
@@ -46,6 +47,7 @@ from pyrobnn.inference.method import METHODS, Method, check_method
 from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.likelihoods.base import Likelihood
 from pyrobnn.posterior.prediction import Prediction
 
@@ -94,7 +96,7 @@ class Estimator(BaseEstimator):
         missing: str = "refuse",
         num_draws: int | None = None,
         max_seconds: float | None = None,
-        compile: bool = True,
+        compile: Compile = "auto",
         device: str | torch.device | None = None,
         random_state: int | np.random.RandomState | None = None,
         verbose: int = 0,
@@ -417,15 +419,13 @@ class Estimator(BaseEstimator):
         facts = prior_facts(model)
         width = model.likelihood.width(1)
         if self.method == "auto":
-            # a linear model is found in a few steps, sooner than they are compiled; "trace" needs no compiler
             is_linear = isinstance(model.net, nn.Sequential) and len(model.net) == 1
-            compile = not is_linear and (self.compile or cast(bool, "trace"))
             chosen, why = choose(
                 num,
                 model.num_weights,
                 width,
                 **facts,
-                compile=compile,
+                compile=self.compile,
             )
             if is_linear and isinstance(chosen, Laplace):
                 chosen = replace(chosen, map=replace(chosen.search, num_steps=200, lr=0.05))
@@ -496,6 +496,36 @@ class Estimator(BaseEstimator):
 
         draws = np.moveaxis(self._predict(X, functions)[0], 0, 1)
         return draws[..., 0] if self._flat else draws
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        num_draws: int | None = None,
+        quantiles: Sequence[float] = (0.025, 0.5, 0.975),
+    ) -> Path:
+        """Write the predictions of the posterior as one file that torch alone, or ONNX Runtime, reads.
+
+        See :meth:`pyrobnn.Posterior.export`. ``verdict_`` is in the file, and the names of inputs and classes. Its
+        inputs are numbers: of a DataFrame with text or dates those that its columns are encoded to (``inputs`` names
+        them). Outputs are (n, output), also of targets (n,).
+
+        Raises:
+            ValueError: an argument, by name. ImportError: ONNX is not installed.
+        """
+        check_is_fitted(self)
+        inputs = self._rows.x
+        names = {"inputs": [str(name) for name in self._names(inputs)]}
+        if hasattr(self, "classes_"):
+            names["classes"] = [str(label) for label in self.classes_]
+        return self.posterior_.export(
+            path,
+            num_draws=num_draws,
+            quantiles=quantiles,
+            x=inputs,
+            verdict=self.verdict_,
+            about=names,
+        )
 
     @cached_property
     def verdict_(self) -> Verdict:

@@ -46,7 +46,7 @@ class BNNRegressor(RegressorMixin, Estimator):
             input says that it was missing; a gap among categories is a category of its own. (Of arrays: SimpleImputer.)
         num_draws: of the posterior (per chain); default the method's own number.
         max_seconds: roughly what ``"auto"`` may spend where all is open (less on large tables); steps vary by machine.
-        compile: of a method that is chosen or named; False starts at once and runs slower.
+        compile: of a method that is chosen or named: ``"auto"`` compiles where it is forecast to cost less.
         device: where to compute, ``"cpu"`` or ``"cuda"``.
         random_state: a whole number makes every fit the same; None takes NumPy's global generator.
         verbose: 1 prints the choice of the method and shows a progress bar.

@@ -25,6 +25,7 @@ from pyrobnn.inference.sgmcmc import SGHMC
 from pyrobnn.model import BNN
 from pyrobnn.model import architectures as networks
 from pyrobnn.model import weight_priors as priors
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
 Data = tuple[Tensor, Tensor]
@@ -92,7 +93,7 @@ class Rule(NamedTuple):
         units: Standardizer,
         seconds: float | None,
         num_draws: int | None,
-        compile: bool,
+        compile: Compile,
         run: RunOptions,
     ) -> Fit:
         """Members of an ensemble, and of few rows chains that start there and spend what is left of the seconds.
@@ -125,7 +126,7 @@ class Rule(NamedTuple):
         self,
         num_rows: int,
         seconds: float | None,
-        compile: bool,
+        compile: Compile,
     ) -> TabularEnsemble:
         """The ensemble that learns the mean of so many rows, in its share of the seconds."""
         whole = num_rows <= MAX_WHOLE_ROWS
@@ -146,7 +147,7 @@ class Rule(NamedTuple):
             num_members=members,
             num_steps=steps,
             batch_size=min(num_rows, 128 if whole else 256),
-            compile=cast(bool, "trace" if compile else False),
+            compile=False,
         )
 
 
@@ -198,7 +199,7 @@ class ChainStart:
     members: Posterior
     run: RunOptions
 
-    def chains_fit(self, num_draws: int, clock: Clock, compile: bool) -> Fit:
+    def chains_fit(self, num_draws: int, clock: Clock, compile: Compile) -> Fit:
         """Chains from the members, of as many steps as fit into what is left of the seconds."""
         chains = SGHMC(
             num_chains=self.members.num_chains * self.members.num_draws,

@@ -22,6 +22,7 @@ what                              file                parts
 LogDensity                        ``log_density``
 posthoc                           ``posthoc``         ``curvature``
 Posterior.update, .remove         ``update``          ``tempering``, ``curvature``
+Posterior.refine                  ``refine``          ``optim``
 fits on several processes         ``distributed``
 ================================= =================== ==============================
 
@@ -31,6 +32,7 @@ What all begin and end with is in ``fitting``; ``method`` says what a method is.
 from __future__ import annotations
 
 from pyrobnn.inference import distributed
+from pyrobnn.inference import refine as refine
 from pyrobnn.inference import update as update
 from pyrobnn.inference.laplace import Laplace
 from pyrobnn.inference.mc_dropout import MCDropout

@@ -204,7 +204,11 @@ class ChainStep:
         config: _StochasticGradientMCMC,
         problem: Problem,
         control: Tensor,
+        num_steps: int,
     ):
+        self.num_steps = num_steps
+        # says what is done now and is no step
+        self.announce: Callable[[str], None] = lambda words: None
         self.config = config
         self.problem = problem
         self.control = control
@@ -231,7 +235,9 @@ class ChainStep:
                 step,
                 *arguments,
                 enabled=self.config.compile,
+                calls=self.num_steps,
                 name=name,
+                say=self.announce,
             )
             self.seconds += self.kernels[key].seconds
         *after, lp, energy = self.kernels[key](*arguments)

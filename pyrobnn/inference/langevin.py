@@ -26,7 +26,7 @@ from pyrobnn.inference.chain_steps import (
     metric_of,
 )
 from pyrobnn.inference.fitting.problem import Problem, snapshot
-from pyrobnn.inference.fitting.watch import COMPILING, Watch
+from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.posterior import Posterior
 
 if TYPE_CHECKING:
@@ -310,16 +310,17 @@ def run_chains(
     record = _Record(z)
     chooser = StepSize(config, problem)
     plan = _Plan.of(config, asked.num_draws, chooser.looks)
-    step = ChainStep(config, problem, z.new_zeros(3))
+    step = ChainStep(config, problem, z.new_zeros(3), plan.num_steps)
     watch = Watch(
         plan.num_steps,
         type(config).__name__,
         asked.callbacks,
         asked.progress,
         finished="num_draws",
-        starting=COMPILING if config.compile else "",
+        starting=TRACING,
         worth_keeping=record.usable,
     )
+    step.announce = watch.say
     started = time.perf_counter()
     with watch:
         _Walk(config, problem, chooser, plan, step, record).take(state, watch, asked.seed)

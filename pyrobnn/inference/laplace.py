@@ -55,6 +55,7 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
 from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import RESTORERS
 from pyrobnn.posterior.head import Split
@@ -99,7 +100,8 @@ class Laplace(Method):
             Gauss-Newton Gaussian is; or ``"draws"`` of the weights through the network itself.
         num_steps: of the :class:`pyrobnn.MAP` that finds the mode when ``fit`` gets no ``init``.
         map: that MAP itself, instead.
-        compile: compile the search for the mode; False gives the same numbers slower.
+        compile: ``"auto"`` compiles the search where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -143,13 +145,12 @@ class Laplace(Method):
     predictive: Literal["linearized", "draws"] = "linearized"
     num_steps: int = 2000
     map: MAP | None = None
-    compile: bool = True
+    compile: Compile = "auto"
 
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
     gathers: ClassVar[bool] = True
-    keeps_rows: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The Gaussian misses the weights: use its linearised predictions, or run NUTS and compare."
     )

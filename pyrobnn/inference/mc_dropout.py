@@ -60,7 +60,8 @@ class MCDropout(Trained):
         lr: its peak learning rate.
         optimizer, optimizer_options: as in :class:`pyrobnn.MAP`.
         batch_size: data per step; None for all.
-        compile: compile the update; False gives the same numbers slower.
+        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.

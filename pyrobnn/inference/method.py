@@ -11,20 +11,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, ParamSpec, TypeVar, final
 
-from pyrobnn.core.checks import Refused, check_count, check_type
+from torch.utils.data import DataLoader, Dataset
+
+from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
 from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
 from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.model import BNN
+from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
+from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pyrobnn.model import BNN
     from pyrobnn.model.density import Program
     from pyrobnn.posterior import Posterior
 
@@ -137,7 +141,6 @@ class Method(abc.ABC):
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
         deterministic: whether the net must be one function: layers in training mode are then refused.
-        keeps_rows: whether ``update`` and ``remove`` can go on from its posteriors, which then refer to the data.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -150,7 +153,6 @@ class Method(abc.ABC):
     points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
-    keeps_rows: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."
@@ -219,9 +221,10 @@ class Method(abc.ABC):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
-            posterior = self._fit_head(problem, run)
-        keeps = self.kind == "chains" or self.keeps_rows
-        return replace(posterior, rows=Rows.of(model, x, y) if keeps else None)
+            with recorded() as functions:
+                posterior = self._fit_head(problem, run)
+        meta = posterior.meta | _tier(functions) | _input_range(model, x)
+        return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
 
     def _fit_head(self, problem: Problem, run: FitRun) -> Posterior:
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
@@ -279,6 +282,21 @@ class Method(abc.ABC):
     @abc.abstractmethod
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         """The posterior of a checked problem, made by :func:`pyrobnn.inference.fitting.problem.make_posterior`."""
+
+
+def _tier(functions: Sequence[Compiled]) -> dict[str, dict[str, Any]]:
+    """What ``meta["tier"]`` has: how the function that was to be called most often was run, and what was forecast."""
+    if not functions:
+        return {}
+    main = max(functions, key=lambda function: function.calls)
+    return {"tier": {"tier": main.tier} | ({} if main.forecast is None else main.forecast.meta())}
+
+
+def _input_range(model: BNN | Program, x: Any) -> dict[str, Any]:
+    """The entry of ``meta`` that has the least and the largest inputs of a net; none of a loader's."""
+    if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)):
+        return {}
+    return {"input_range": InputRange.of(as_tensor("x", x)).state()}
 
 
 @dataclass(frozen=True)

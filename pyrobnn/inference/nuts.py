@@ -35,6 +35,7 @@ from pyrobnn.inference.hmc.starts import Starts, chain_starts_of
 from pyrobnn.inference.hmc.windows import STATS, kept_in_warmup
 from pyrobnn.inference.method import OPTIONAL, Claim, FitRun, Kind, Method, register
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.gradient import Gradient, batched_gradient, is_untraceable
 from pyrobnn.posterior import Posterior
 
@@ -71,7 +72,8 @@ class NUTS(Method):
         mass_matrix: ``"diag"``; ``"dense"``; ``"auto"``: dense for a program of at most 100 values, else diag.
         trajectory: None for NUTS; a number of leapfrogs for plain HMC with paths of that length.
         engine: ``"compiled"``, or ``"pyro"`` for Pyro's own kernel, the reference: one chain after the other.
-        compile: compile the step; False gives the same draws within float tolerance, slower.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         checkpoint_every: seconds between checkpoints.
         until: ``"converged"`` ends the run as soon as R-hat is at most 1.01 for every identified quantity (function
             values, sites, log density) and their effective sample size, bulk and tail, is 400; num_draws is then the
@@ -122,7 +124,7 @@ class NUTS(Method):
     mass_matrix: Literal["auto", "diag", "dense"] = "auto"
     trajectory: int | None = None
     engine: Literal["compiled", "pyro"] = "compiled"
-    compile: bool = True
+    compile: Compile = "auto"
     checkpoint_every: float = 60.0
     until: Literal["converged"] | None = None
     max_seconds: float | None = None
@@ -277,7 +279,7 @@ class NUTS(Method):
             notes.append(Finding("float64_run", {"reason": result.float64_reason}))
         if result.interrupted:
             notes.append(self._interruption(result.stats, run))
-        if self.compile and result.mode != "inductor" and self.engine == "compiled":
+        if self.compile is True and result.mode != "inductor" and self.engine == "compiled":
             failed = "compiled" if result.mode in ("graph", "eager") else result.mode
             notes += launches(device, f"the step could not be {failed}")
         return notes
@@ -341,7 +343,7 @@ class NUTS(Method):
         with torch.no_grad(), hooks.watch:
             first = self._run(problem, z, form, run)
             chains = first.begin(z, start.scale) if earlier is None else first.restore(earlier)
-            stepper = first.prepare(chains)
+            stepper = first.prepare(chains, hooks.watch.say)
             try:
                 result = sampled(first, chains, stepper)
             except PrecisionLoss as loss:
@@ -351,7 +353,7 @@ class NUTS(Method):
                 z = loss.z.double()
                 second = self._run(problem, z, form, run)
                 chains = second.begin(z)
-                result = sampled(second, chains, second.prepare(chains))
+                result = sampled(second, chains, second.prepare(chains, hooks.watch.say))
                 result = result._replace(
                     num_gradients=result.num_gradients + loss.total_steps * self.num_chains,
                     compile_seconds=result.compile_seconds + stepper.seconds,
@@ -390,7 +392,7 @@ class NUTS(Method):
             inspect=None if problem.is_bnn else inspector(density),
             mass_matrix=form,
             step_size=self.step_size,
-            compile=self.compile and not is_untraceable(why),
+            compile=False if is_untraceable(why) else self.compile,
             compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
 

@@ -31,6 +31,7 @@ from pyrobnn.inference.optim.paths import (
 )
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.model import Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
 
@@ -43,7 +44,7 @@ class Trained(Method):
     optimizer: str | Optimizer | OptimizerFactory = "adam"
     optimizer_options: dict[str, Any] | None = None
     batch_size: int | None = None
-    compile: bool = True
+    compile: Compile = "auto"
 
     claim: ClassVar[Claim] = "none"
     #: paths of each member that are followed together where that costs little
@@ -162,9 +163,7 @@ class Trained(Method):
     def _refinement(self, problem: Problem) -> Refinement | None:
         if not self._refining_steps or not self._is_whole(problem):
             return None
-        return Refinement(
-            problem.density, self._refining_steps, self._polishing_steps, self.compile
-        )
+        return Refinement(problem.density, self._refining_steps, self._polishing_steps)
 
     def _plain_search(
         self,
@@ -305,7 +304,8 @@ class MAP(Trained):
         optimizer_options: keyword arguments of that class or function, such as ``{"lr": 0.1, "momentum": 0.9}``.
         batch_size: mini-batches of this size; None uses all data at once.
         polish_steps: L-BFGS steps on the whole data afterwards, to the very mode (only where a batch holds all of it).
-        compile: compile the update; False gives the same numbers slower.
+        compile: ``"auto"`` compiles the update where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -362,7 +362,7 @@ class MAP(Trained):
             try:
                 if whole and not result.interrupted and "gradient_norm" not in result.path:
                     theta, meta["gradient_norm"] = polish(
-                        density.log_joint, theta, self.polish_steps, self.compile
+                        density.log_joint, theta, self.polish_steps
                     )
                 # a few gradients on all of the data, where they are to be had cheaply and without noise
                 cheap = (whole or (in_memory and rows <= 5000)) and density.stochastic is None

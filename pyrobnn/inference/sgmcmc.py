@@ -24,6 +24,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.minimize import minimize
 from pyrobnn.inference.optim.training import Optimizer, Training
 from pyrobnn.model import NET, Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.gradient import Gradient
 from pyrobnn.posterior import Posterior
 
@@ -40,7 +41,7 @@ class _StochasticGradientMCMC(Method):
     temperature: float = 1.0
     preconditioner: Literal["rmsprop"] | None = None
     init_steps: int = 1000
-    compile: bool = True
+    compile: Compile = "auto"
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "approximate"
@@ -166,7 +167,8 @@ class SGLD(_StochasticGradientMCMC):
             geometric mean 1). It is frozen after warm-up, so that the correction Γ of the paper is exactly zero.
         init_steps: Adam's, from nets initialised anew to where the chains of a BNN start, if ``fit`` is given no
             ``init``; with 0 steps they start at draws from the prior.
-        compile: False runs eagerly, with the same draws.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Returns, by ``fit``: draws (num_chains, num_draws, …), ``thinning`` steps apart; sample_stats ``lp`` (log joint on
     all data in unconstrained space; of a streamed loader or an interrupted run that of batches) and ``step_size``;

@@ -25,7 +25,7 @@ from pyrobnn.inference.fitting.problem import (
     make_posterior,
     snapshot,
 )
-from pyrobnn.inference.fitting.watch import COMPILING, Watch
+from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.tempering import (
     Batched,
@@ -38,11 +38,14 @@ from pyrobnn.inference.tempering import (
     parts,
     refuse_without_prior,
 )
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.derived import prior_runs
 from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior import Posterior
 
 _BAR_STEPS = 100  # of a bar, whose end nobody knows: along the fourth root of β
+#: about how often the gradient of all particles is computed, for the forecast of what it costs
+_CALLS = 2000
 _MAX_TEMPERATURES = 500
 _STATES_PER_LEVEL = 64  # of an island, that are kept of a temperature for the ladders
 _NUM_ADAPTATIONS = 4  # of the ladders, before their first weighed run
@@ -89,7 +92,8 @@ class SMC(Method):
         ess: effective sample size of the weights between two temperatures, as a share of the particles.
         max_leapfrogs: of a path.
         max_moves: paths of a particle at a temperature.
-        compile: compile the gradient; False gives the same draws within float tolerance, slower.
+        compile: ``"auto"`` compiles the gradient where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
 
     Raises:
         TypeError, ValueError: naming the option.
@@ -137,7 +141,7 @@ class SMC(Method):
     ess: float = 0.8
     max_leapfrogs: int = 64
     max_moves: int = 10
-    compile: bool = True
+    compile: Compile = "auto"
 
     kind: ClassVar[Kind] = "chains"
     claim: ClassVar[Claim] = "exact"
@@ -191,7 +195,7 @@ class SMC(Method):
         notes = course.findings()
         if stopped == "interrupt":
             notes.append(interruption(self, course.num_done, run.num_draws, "draws of each island"))
-        if self.compile and course.compiled.mode != "inductor":
+        if self.compile is True and course.compiled.mode != "inductor":
             notes += launches(problem.device, "the gradient could not be compiled")
         return make_posterior(
             problem,
@@ -247,7 +251,7 @@ class _Course:
             run.callbacks,
             run.progress,
             finished="num_draws",
-            starting=COMPILING if config.compile else "",
+            starting=TRACING,
             metrics=("beta", "acceptance_rate", "moves"),
             worth_keeping=lambda: bool(self._rounds),
         )
@@ -263,7 +267,13 @@ class _Course:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config = self._config
         z = self._prior(config.num_particles, self._run.seed)
-        self.compiled = batched(evaluator(partial(parts, self._problem.density)), z, config.compile)
+        self.compiled = batched(
+            evaluator(partial(parts, self._problem.density)),
+            z,
+            config.compile,
+            calls=_CALLS,
+            say=self.watch.say,
+        )
         tempering = Tempering(self.compiled.evaluate, config.max_leapfrogs, config.max_moves)
         self.particles = tempering.start(z, config.num_islands, self._run.seed)
         if not self.particles.possible():

@@ -17,6 +17,7 @@ from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.training import Optimizer, OptimizerFactory, Training
 from pyrobnn.inference.vi.guide_fit import fit_guide, fit_guides
 from pyrobnn.inference.vi.kl_schedules import KLSchedule
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
 GUIDES = ("mean_field", "low_rank", "full_rank", "flow")
@@ -104,7 +105,8 @@ class SVI(Method):
         kl_weight: a number or a schedule of ``pyrobnn.inference.kl_schedules``. It scales the KL only;
             a final weight other than one is a tempered posterior and is recorded as ``meta["temperature"]``.
         init_scale: initial standard deviations in unconstrained space.
-        compile: trace and compile the step.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         optimizer_options: keyword arguments of that class or factory, such as ``{"lr": 0.1}``.
         kl_direction: ``"reverse"`` is :math:`KL(q \| p)`, of the bound above. ``"forward"`` puts
             :math:`KL(p \| q)` in its place, of independent normals: in closed form from normal priors, elsewhere by
@@ -149,7 +151,7 @@ class SVI(Method):
     kl: Literal["auto", "closed_form", "monte_carlo"] = "auto"
     kl_weight: float | KLSchedule = 1.0
     init_scale: float = 0.05
-    compile: bool = True
+    compile: Compile = "auto"
     optimizer_options: dict[str, Any] | None = None
     kl_direction: Literal["reverse", "forward"] = "reverse"
 

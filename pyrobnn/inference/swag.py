@@ -38,6 +38,7 @@ from pyrobnn.inference.optim.training import (
     constant_rate,
 )
 from pyrobnn.model import Density
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import FlatApproximation
 
@@ -54,7 +55,7 @@ class _Averaged(Method):
     batch_size: int | None = None
     collect_every: int | None = None
     burn_in: float = 0.25
-    compile: bool = True
+    compile: Compile = "auto"
     optimizer: str | Optimizer | OptimizerFactory | None = None
     optimizer_options: dict[str, Any] | None = None
 
@@ -142,7 +143,8 @@ class SWA(_Averaged):
             32, or a quarter of small data.
         collect_every: steps between iterates that are taken; None for one epoch.
         burn_in: share of ``num_steps`` before the first is taken, in [0, 1).
-        compile: False runs eagerly, with the same numbers up to rounding.
+        compile: ``"auto"`` compiles the steps where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         optimizer: what makes the steps of which iterates are taken; None for SGD of momentum 0.9 at that rate. Else
             what :class:`pyrobnn.MAP` takes: ``"adam"``, a ``torch.optim`` class or another function of the parameter
             list (whose own learning rate counts), or an :class:`pyrobnn.Optimizer`. Its rate is constant unless it has
@@ -509,9 +511,7 @@ class _SGD:
         if by_rows and paths.num_together(problem, None, 1, paths.MAX_PATHS) > 1:
             # the gradients of all rows cost no more than those of a few, and have no noise that hides the function
             batches = itertools.repeat((problem.x, problem.y))
-            refinement = paths.Refinement(
-                problem.density, paths.REFINING_STEPS, 0, training.compile
-            )
+            refinement = paths.Refinement(problem.density, paths.REFINING_STEPS, 0)
         return paths.Search(
             problem,
             noise,

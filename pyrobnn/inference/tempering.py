@@ -27,6 +27,7 @@ from pyrobnn.inference.fitting.program import check_batched, check_proper, refus
 from pyrobnn.inference.hmc.metric import pulled, unwhiten, whitening
 from pyrobnn.model import NET, Density
 from pyrobnn.model.compile import compiled, library_elements
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.distribution_kinds import is_improper
 from pyrobnn.model.gradient import Gradient
 from pyrobnn.model.log_terms import log_prob_sum
@@ -121,10 +122,12 @@ class Batched(NamedTuple):
 def batched(
     evaluate: Evaluate,
     z: Tensor,
-    compile: bool,
+    compile: Compile,
     *data: Tensor,
+    calls: int | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Batched:
-    """The gradient of all particles, compiled for as many as a call should take."""
+    """The gradient of all particles, compiled for as many as a call should take; of about so many ``calls``."""
     beta = torch.ones(
         len(z),
         dtype=torch.float64,
@@ -139,7 +142,9 @@ def batched(
         beta[:size],
         *data,
         enabled=compile,
+        calls=calls,
         name="the model",
+        say=say,
     )
 
     def in_parts(z: Tensor, beta: Tensor, *data: Tensor) -> Any:

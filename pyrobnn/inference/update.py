@@ -46,6 +46,7 @@ from pyrobnn.inference.tempering import (
 )
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.gradient import why_not_batched
 from pyrobnn.model.log_terms import log_prob_sum, row_terms
 from pyrobnn.model.nodes import is_datum, is_subsample
@@ -57,6 +58,7 @@ _PARTICLES = 1000  # most, of all islands
 _FEWEST = 40  # draws of chains that can be updated
 _MAX_TEMPERATURES = 100  # of a way
 _FAR = 15  # temperatures of a way beyond which a refit may be cheaper
+_MOST_EVALUATIONS = 1000  # of the gradient, on the way of a Gaussian's centre
 _COMPILE_AFTER = 400  # calls of the gradient by Python: those of a few updates
 
 #: the data as a program takes them, x and y
@@ -262,7 +264,7 @@ def _find_centre(
     q: BlockGaussian,
     before: Density,
     now: Density,
-    compile: bool,
+    compile: Compile,
 ) -> _Way:
     """Lead the centre to where the gradient of the density ``now`` is what that of ``before`` was at the old centre."""
     calls = itertools.count(1)
@@ -282,7 +284,8 @@ def _find_centre(
         traced = compiled(
             negative_slope,
             start,
-            enabled=compile and "trace",
+            enabled=False,
+            calls=_MOST_EVALUATIONS,
         )
 
         def counted(w: Tensor) -> tuple[Tensor, Tensor]:
@@ -294,7 +297,7 @@ def _find_centre(
         end, distance = descend(
             counted,
             start,
-            num_steps=1000,
+            num_steps=_MOST_EVALUATIONS,
             patience=100,
         )
         if not distance <= 0.05 * math.sqrt(len(end)):
@@ -565,7 +568,7 @@ def _weighted_gradient(
     density: Density,
     z: Tensor,
     change: Tensor,
-    compile: bool,
+    compile: Compile,
 ) -> Evaluate:
     """The tempered gradient of these weights: that of the last update where its shapes are these."""
     num = len(rows)
@@ -615,7 +618,7 @@ def _check_rows(
 
 
 def _gradient_of_any_weights(
-    density: Density, compile: bool
+    density: Density, compile: Compile
 ) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
     """Gradient, base and remainder at particles, over rows of any weights: by Python; compiled when called often."""
 

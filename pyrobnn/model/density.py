@@ -617,12 +617,12 @@ class Density:
     @contextlib.contextmanager
     def _idioms(self, values: Mapping[str, Value], args: tuple[Tree, ...]) -> Iterator[None]:
         """The handlers of what a plain program's Python may do with its own data and tensors."""
+        point = next((value for value in values.values() if isinstance(value, Tensor)), None)
         with contextlib.ExitStack() as handlers:
-            # data that are arguments of a compiled function, and subsamples, are no constants
-            if self.owner is None and not args and (self._all_rows or not self.plate_sizes):
-                point = next((v for v in values.values() if isinstance(v, Tensor)), None)
-                if point is not None:
-                    handlers.enter_context(self._own_tensors(point))
+            if point is not None:
+                handlers.enter_context(self._own_tensors(point))
+                # data that are arguments of a compiled function, and subsamples, are no constants
+                if self.owner is None and not args and (self._all_rows or not self.plate_sizes):
                     handlers.enter_context(Constants(point))
             yield
 

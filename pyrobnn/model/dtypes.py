@@ -51,7 +51,8 @@ def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]
         if reason:
             kind = ValueError if isinstance(error, (ValueError, RuntimeError)) else TypeError
             raise kind(reason) from error
-        reason = why_of_types(program, data, error)
+        if isinstance(error, (RuntimeError, TypeError, IndexError)):
+            reason = why_of_types(program, data, error)
         if not reason:
             raise
         raise TypeError(reason) from error

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import torch
@@ -16,6 +18,21 @@ from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: `warnings.catch_warnings` would change the filters of all threads, and of two that overlap leave one's for good
 _UNWARNED = Shared(without_fallback_warnings)
+
+#: inside of its context, derivatives are taken by reverse passes alone: forward ones cannot be traced for any number
+#: of rows
+REVERSE_ONLY = ContextVar("reverse_only", default=False)
+
+
+@contextmanager
+def reverse_only() -> Iterator[None]:
+    """Inside, in this thread, derivatives along a direction are taken by reverse passes."""
+    token = REVERSE_ONLY.set(True)
+    try:
+        yield
+    finally:
+        REVERSE_ONLY.reset(token)
+
 
 T = TypeVar("T")
 Gradient = Callable[[Tensor], tuple[Tensor, Tensor]]

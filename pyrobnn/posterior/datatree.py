@@ -22,7 +22,12 @@ from pyrobnn.core import groups as group
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.posterior.arrays import MAX_PAIRS, few_draws, sample_dataset, site_dataset, to_numpy
-from pyrobnn.posterior.invariance import moved_functions, posterior_density, stein_statistics
+from pyrobnn.posterior.invariance import (
+    function_beside_posterior,
+    moved_functions,
+    posterior_density,
+    stein_statistics,
+)
 from pyrobnn.posterior.model_words import describe_model
 from pyrobnn.posterior.posterior import Posterior
 from pyrobnn.posterior.prediction import Prediction
@@ -58,7 +63,7 @@ def network_groups(
     groups = {}
     if y is not None:
         groups = _data_groups(posterior, x, y, seed)
-        moved = moved_functions(posterior, x, y, probe_x)
+        moved = _moved(posterior, x, y, probe_x, kinds)
         if moved is not None:
             groups[group.MOVED] = moved
     groups |= _function_groups(posterior, probe_x, kinds, groups, num_prior_draws, seed)
@@ -67,6 +72,23 @@ def network_groups(
         near_data = linearization_error(posterior, posterior.bnn.unit_exposure(probes(x)[0]))
         groups[group.FUNCTION]["linearization_error"] = max(at_probes, near_data)
     return groups | _grid_group(posterior, x, grid, true_function)
+
+
+def _moved(
+    posterior: Posterior,
+    x: Tensor,
+    y: Tensor,
+    probe_x: Tensor,
+    kinds: list[str],
+) -> xr.Dataset | None:
+    """The function of draws beside that of the posterior that Hamiltonian moves lead them to."""
+    independent = posterior.meta.get("kind") == "independent"
+    if independent and posterior.num_chains * posterior.num_draws > 1:
+        chosen = probe_x[[kind == "user" for kind in kinds]]
+        beside = function_beside_posterior(posterior, x, y, chosen)
+        if beside is not None:
+            return beside
+    return moved_functions(posterior, x, y, probe_x)
 
 
 def whole_tree(

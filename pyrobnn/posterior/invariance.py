@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import torch
@@ -13,6 +14,15 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.model import BNN, Density, check_data
 from pyrobnn.model.gradient import Gradient, batched_gradient
 from pyrobnn.posterior.approximation import PosteriorLike, density_of
+from pyrobnn.posterior.probes import probes_by_region
+from pyrobnn.posterior.short_chains import (
+    Groups,
+    chains_per_group,
+    evenly,
+    net_quantities,
+    seconds_per_leapfrog,
+    starts_elsewhere,
+)
 
 #: directions along which the score of each site is kept, and single weights, those farthest from zero
 NUM_DIRECTIONS = 4
@@ -131,6 +141,103 @@ def _strongest_columns(g: Tensor) -> Tensor:
     size = torch.where(sd > 0.0, g.mean((0, 1)).abs() / sd, torch.zeros_like(sd))
     farthest = g[..., size.topk(min(NUM_SINGLE, len(size))).indices]
     return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
+
+
+#: groups of short chains that begin at an approximation's draws (twice as many where a leapfrog is cheap), and
+#: elsewhere; the most chains of one
+_NUM_GROUPS = 12
+_NUM_ELSEWHERE = 4
+_LARGEST_GROUP = 8
+#: seconds that their way may take, about, and leapfrogs that are too few to see anything
+_BUDGET = 2.0
+_FEWEST_LEAPFROGS = 120
+#: draws of the approximation of which the function is taken
+_COMPARED = 1000
+
+
+def function_beside_posterior(
+    posterior: PosteriorLike,
+    x: Tensor,
+    y: Tensor,
+    probe_x: Tensor,
+) -> xr.Dataset | None:
+    """A net's function by the draws of an approximation, and by short chains on the posterior that begin at these.
+
+    The chains move on the density of the net itself, also where predictions are those of a linearised net, for two
+    seconds at most by a rule of thumb that is the same on every machine, or until they have arrived
+    (:class:`~pyrobnn.posterior.short_chains.Groups`). Some of the groups begin at likely draws from the prior.
+
+    Args:
+        posterior: of a BNN, draws of any method that makes no chains.
+        x, y: the data that it was fitted to.
+        probe_x: inputs (probe, …) that are compared beside those of :func:`~pyrobnn.posterior.probes.probes_by_region`.
+
+    Returns:
+        Dataset with ``approximate`` (approximate_draw, region_probe, output) and ``moved`` (moved_draw, region_probe,
+        output), values of the function in the units of y; ``region_x`` (region_probe, feature) and ``region``;
+        ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``, ``nested_rhat``,
+        ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
+        steps can be paid for.
+    """
+    plain = replace(posterior, network=None, moments=None)
+    density = posterior_density(plain, x, y)
+    if density is None or "dropout_p" in posterior.meta:
+        return None
+    model = cast(BNN, posterior.model)
+    size = chains_per_group(density, len(x), _NUM_GROUPS + _NUM_ELSEWHERE)
+    # many groups show more of the draws than many chains of a group
+    num_groups = _NUM_GROUPS if size <= _LARGEST_GROUP else 2 * _NUM_GROUPS
+    size = min(size, _LARGEST_GROUP)
+    num_chains = size * (num_groups + _NUM_ELSEWHERE)
+    leapfrogs = _BUDGET / seconds_per_leapfrog(density, len(x), num_chains)
+    if leapfrogs < _FEWEST_LEAPFROGS:
+        return None
+    region_x, regions = probes_by_region(x)
+    region_x = model.unit_exposure(torch.cat([region_x, probe_x.to(region_x)]))
+    regions += ["user"] * len(probe_x)
+    z = density.unconstrain(
+        {site.name: posterior.draws[site.name].flatten(0, 1) for site in density.sites}
+    )
+    starts = torch.cat([evenly(z, num_groups), starts_elsewhere(density, _NUM_ELSEWHERE, 0)])
+    inputs = model.cast_inputs(model.standard_inputs(region_x.to(density.device)))
+    quantities = net_quantities(density, inputs)
+    groups = Groups(density, starts, _NUM_ELSEWHERE, size, quantities, 0)
+    with torch.no_grad():
+        groups.run(lambda chains: chains.num_leapfrogs / leapfrogs)
+    moved = torch.stack([visit.z for visit in groups.window], 1)[groups.mask() & _ours(groups)]
+    draws = posterior.draws | density.constrain(moved)
+    fixed = {
+        name: value[:1, :1].expand(*moved.shape[:2], *value.shape[2:])
+        for name, value in posterior.draws.items()
+        if name not in density.constrain(moved[:1, :1])
+    }
+    f_moved = replace(plain, draws=draws | fixed).function(region_x).double().flatten(0, 1)
+    compared = posterior.thin(max(1, _COMPARED // posterior.num_chains))
+    f = compared.function(region_x).double().flatten(0, 1)
+    return xr.Dataset(
+        {
+            "approximate": (("approximate_draw", "region_probe", "output"), f.cpu().numpy()),
+            "moved": (("moved_draw", "region_probe", "output"), f_moved.cpu().numpy()),
+            "region": ("region_probe", np.array(regions)),
+            "region_x": (
+                ("region_probe", "feature"),
+                region_x.reshape(len(region_x), -1).cpu().numpy(),
+            ),
+            "arrived": int(groups.arrived),
+            "starts": len(torch.unique(starts[:num_groups], dim=0)),
+            "nested_rhat": groups.arrival.nested_rhat,
+            "drift": groups.arrival.shift,
+            "memory": groups.arrival.memory,
+            "transitions": len(groups.chains.visits),
+        }
+    )
+
+
+def _ours(groups: Groups) -> Tensor:
+    """The chains (chain,) that begin at the approximation's draws; all of them once they have arrived."""
+    if groups.arrived:
+        return torch.ones_like(groups.mask())
+    return ~groups.is_elsewhere.repeat_interleave(groups.size)
 
 
 def moved_functions(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
+import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,9 +14,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
-from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_type
+from pyrobnn.core.checks import as_tensor, check_count, check_finite, check_number, check_type
 from pyrobnn.core.option_names import options_explained
+from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model import BNN, NET
 from pyrobnn.model.density import Program
@@ -22,6 +26,7 @@ from pyrobnn.model.gradient import at_each
 from pyrobnn.posterior.approximation import CHANGES, Approximation, SampleStats, is_stored_once
 from pyrobnn.posterior.head import Split, split
 from pyrobnn.posterior.prediction import CHUNK_SCALARS, Prediction, widest_layer
+from pyrobnn.posterior.ranges import InputRange
 from pyrobnn.posterior.rows import Rows
 
 if TYPE_CHECKING:
@@ -53,8 +58,8 @@ class Posterior:
         history: scalar tracked during the fit → (step,).
         meta: method and what it says of its draws (kind, claim, remedy, iid), settings, seed, num_data, timings (s),
             temperature, point_sites and deterministic_sites (constant and computed ones), axes, data_given,
-            input_shape, program_dtypes, float64, warnings, versions: JSON-able.
-        rows: the data of chains and of Laplace, by reference, for :meth:`update` and :meth:`remove`: tensors that are
+            input_shape, input_range (least and largest inputs), program_dtypes, float64, warnings, versions: JSON-able.
+        rows: the data of the fit, by reference, for :meth:`refine`, :meth:`update` and :meth:`remove`: tensors that are
             changed in place after the fit are other data; ``save(path, rows=True)`` writes them along.
     """
 
@@ -214,11 +219,15 @@ class Posterior:
         # values that all draws share take no memory of their own
         size = max(1, sum(value[0].numel() for value in params.values() if value.stride(0)))
         total = self.num_chains * self.num_draws
-        widest = max(widest_layer(model, x), 1)
+        # a piece is never less than one point and one draw, however wide the layers are
+        widest = max(widest_layer(model, x), 1) if total * len(x) > 1 else 1
         points_at_once = max(1, min(len(x), CHUNK_SCALARS // widest))
         draws_at_once = max(1, min(total, CHUNK_SCALARS // max(widest * points_at_once, size)))
 
         def outputs(piece: Tensor) -> Tensor:
+            if total == 1:
+                draw = {name: value[0] for name, value in params.items()}
+                return forward(draw, piece).unsqueeze(0)
             return at_each(
                 lambda draw: forward(draw, piece),
                 params,
@@ -345,7 +354,7 @@ class Posterior:
         y: Tensor | None = None,
         **options: Any,
     ) -> Verdict:
-        """``diagnose(to_datatree(x, y, **options))``; chains and Laplace keep the data of their fit, else TypeError."""
+        """``diagnose(to_datatree(x, y, **options))``; by default of the fit's own data; TypeError without any."""
         if y is None and self.rows is not None:
             x = self.rows.checked().x
             y = self.rows.y
@@ -419,6 +428,60 @@ class Posterior:
         with process_state():
             return cast(Posterior, CHANGES["remove"](self, rows, seed))
 
+    def refine(
+        self,
+        seconds: float = 10.0,
+        *,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        seed: int = 0,
+    ) -> Posterior:
+        """This approximation brought to the posterior: its draws are where some hundreds of short chains begin.
+
+        Chains of Hamiltonian Monte Carlo move side by side, in groups that begin at one draw each (of a net a quarter
+        of the groups begins elsewhere, at likely draws from the prior), until they have arrived: the groups agree
+        (nested R-hat at most 1.05 of sixteen chains a group, for function values, the log density and sites that are
+        identified), nothing drifts, and the draws are worth 400. Chains from elsewhere that still lie far below the
+        others in log density after half of the time are left out. Of any method but MC dropout; point parameters stay
+        where they are.
+
+        Args:
+            seconds: the most that it takes, about. A run that arrives before repeats bit for bit with its seed; one
+                that is cut by the clock does not.
+            x, y: the data, where the posterior does not hold them: after a DataLoader or ``posthoc``, or from a file.
+            seed: of starts and moves.
+
+        Returns:
+            Draws of kind ``"chains"``, (4, draw, …), the later half of the transitions: short chains stand one after
+            the other, those that began at one point together. ``sample_stats`` are lp, energy, acceptance_rate,
+            diverging, n_steps and step_size. ``meta["refine"]`` says ``start`` (the method), ``seconds``, ``chains``,
+            ``groups``, ``transitions``, ``gradients``, ``nested_rhat`` and its ``limit``, ``drift`` (sd), ``memory``
+            (correlation with where a chain was), ``ess`` and whether they ``arrived``; where groups stay in modes of
+            their own, ``modes``, weighted by Laplace's estimate of their evidence.
+
+        Raises:
+            TypeError, ValueError: naming the argument.
+            Refused: MC dropout; no data; layers in training mode.
+
+        Warns:
+            UserWarning: the chains have not arrived; the verdict on such draws is never a pass.
+
+        References:
+            *Nested R-hat* (Margossian et al., 2024) https://arxiv.org/abs/2110.13017
+
+        Example:
+            >>> import pyro, pyro.distributions as dist, pyrobnn as pb
+            >>> def program(x, y):
+            ...     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+            ...     pyro.sample("y", dist.Normal(mean, 1.0).expand([len(y)]).to_event(1), obs=y)
+            >>> rough = pb.MAP(num_steps=200, compile=False).fit(program, None, torch.ones(3))
+            >>> refined = rough.refine()
+            >>> refined.meta["refine"]["arrived"], abs(float(refined.draws["mean"].std()) - 0.5) < 0.05
+            (True, True)
+        """
+        with process_state():
+            return cast(Posterior, CHANGES["refine"](self, seconds, x, y, seed))
+
     def _left_out(self, row: int, seed: int) -> tuple[float, float | None, DataTree]:
         """The log density of a row given the others, in the units of the data, its error, and the row's tree so."""
         posterior = self.remove(row, seed=seed)
@@ -441,11 +504,100 @@ class Posterior:
 
         Values that all draws share are stored once, and a Gaussian's factors where they are no larger than 32 MB or
         the draws. No row of the data is in the file unless ``rows`` asks for them, which ``meta["rows_in_file"]`` of
-        what is loaded then says. Nor has a pickle rows, of a posterior or of an estimator.
+        what is loaded then says. Nor has a pickle of the posterior of a net.
         """
         from pyrobnn.posterior.storage import save
 
         return save(self, path, rows=rows)
+
+    def export(
+        self,
+        path: str | Path,
+        *,
+        num_draws: int | None = None,
+        quantiles: Sequence[float] = (0.025, 0.5, 0.975),
+        x: Any = None,
+        verdict: Verdict | None = None,
+        about: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write what this posterior predicts to one file that torch alone, or ONNX Runtime, reads; no rows of data.
+
+        The file is a program: inputs (rows, …) in the units of the data → ``mean``, ``sd``, ``aleatoric_sd`` and
+        ``epistemic_sd`` (rows, out) and, of normal noise, ``quantiles`` (rows, out, level); of classes ``probs``,
+        ``entropy``, ``aleatoric_entropy`` and ``epistemic_entropy`` (in nats); and ``outside`` (rows,), whether any
+        input of a row lies beyond those of the training data. They are those of :meth:`predict` with the same draws,
+        ``predict(x, num_draws=num_draws)``; of a linearised network those of the draws, without the exact moments.
+        ``torch.export.load(path).module()`` is the program of a ``.pt2`` file, its extra file ``pyrobnn.json`` what the
+        file says of itself: method, units, ranges, verdict, warnings, and what predictions lose by the draws that were
+        left out. Its extra file ``reader.py`` is a reader that starts in milliseconds. An ``.onnx`` file has the same
+        under ``pyrobnn`` in its metadata and computes in float32.
+
+        Args:
+            path: ends in ``.pt2`` or ``.onnx``.
+            num_draws: at most so many evenly spaced draws of each chain; default 100 of all chains together.
+            quantiles: levels in (0, 1); none leaves them out.
+            x: the training inputs (N, …), or a loader of them: their ranges, where the posterior does not know them
+                (of a fit to a loader). Rows of it serve for comparisons and are not written.
+            verdict: on this posterior; default ``diagnose()`` where the data of the fit are kept, else none.
+            about: JSON-able entries for ``pyrobnn.json``, the names of the features, say.
+
+        Returns:
+            The path.
+
+        Raises:
+            TypeError: the posterior belongs to a plain Pyro program.
+            ValueError: an argument, by name, before any work. ImportError: ONNX is not installed.
+            Refused: torch cannot export the net.
+
+        Warns:
+            UserWarning: the ranges of the training data are not known, so that ``outside`` is left out.
+        """
+        from pyrobnn.posterior import export
+
+        path = Path(path)
+        check_type("model", self.model, BNN, "a pyrobnn.BNN: a program has no network output")
+        export.check_format(path)
+        levels = tuple(check_number("quantiles", q, above=0, below=1) for q in quantiles)
+        default = max(1, 100 // self.num_chains)
+        thinned = self.thin(default if num_draws is None else num_draws)
+        about = {} if about is None else dict(check_type("about", about, Mapping, "a mapping"))
+        kept = self.rows.x if x is None and self.rows is not None else None
+        inputs = kept if x is None or isinstance(x, DataLoader) else as_tensor("x", x)
+        if inputs is not None:
+            self.inputs(inputs[:1])
+        input_range = self._input_range(x if inputs is None else inputs)
+        if verdict is None and self.rows is not None:
+            verdict = self.diagnose()
+        about["verdict"] = None if verdict is None else verdict.to_dict()
+        json.dumps(about)
+        contents = export.Contents(
+            self,
+            thinned,
+            levels,
+            input_range,
+            inputs,
+            about,
+        )
+        with process_state():
+            export.write(contents, path)
+        return path
+
+    def _input_range(self, x: Tensor | DataLoader | None) -> InputRange | None:
+        """The range of training inputs that are given, else that of the fit; None, with a warning, of neither."""
+        if isinstance(x, DataLoader):
+            with kept():  # a loader draws its order
+                return InputRange.of_batches(x)
+        if x is not None:
+            return InputRange.of(x)
+        if "input_range" in self.meta:
+            return InputRange.from_state(self.meta["input_range"])
+        warnings.warn(
+            "the ranges of the training data are not known, so the file has no 'outside': pass x, the training inputs "
+            "or their loader",
+            UserWarning,
+            stacklevel=3,
+        )
+        return None
 
     @staticmethod
     def load(

@@ -246,7 +246,7 @@ def _normal(values):
     return -(values["z"] - torch.tensor([0.3, 0.7])).square().sum() / 1.7
 
 
-SHORT = {"num_chains": 2, "num_warmup": 20, "max_tree_depth": 3}
+SHORT = {"num_chains": 2, "num_warmup": 20, "max_tree_depth": 3, "compile": True}
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -258,13 +258,20 @@ SHORT = {"num_chains": 2, "num_warmup": 20, "max_tree_depth": 3}
             (pb.NUTS(**SHORT), 300),
             (pb.NUTS(**SHORT | {"num_warmup": 40, "target_accept": 0.9}), 70),
         ],
-        [(pb.MAP(num_steps=3), None), (pb.MAP(num_steps=1100, lr=1e-3), None)],
+        [
+            (pb.MAP(num_steps=3, compile=True), None),
+            (pb.MAP(num_steps=1100, lr=1e-3, compile=True), None),
+        ],
         pytest.param(
-            [(pb.SVI(num_steps=3), 10), (pb.SVI(num_steps=1100, lr=1e-2), 20)], marks=SLOW
+            [
+                (pb.SVI(num_steps=3, compile=True), 10),
+                (pb.SVI(num_steps=1100, lr=1e-2, compile=True), 20),
+            ],
+            marks=SLOW,
         ),
         [
-            (pb.SMC(num_particles=8, num_islands=2), 8),
-            (pb.SMC(num_particles=8, num_islands=2, ess=0.3), 16),
+            (pb.SMC(num_particles=8, num_islands=2, compile=True), 8),
+            (pb.SMC(num_particles=8, num_islands=2, ess=0.3, compile=True), 16),
         ],
     ],
     ids=["NUTS", "MAP", "SVI", "SMC"],

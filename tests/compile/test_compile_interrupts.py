@@ -65,7 +65,12 @@ def test_what_a_handler_raises_ends_every_stage_of_a_compile(
 
 
 @pytest.mark.parametrize(
-    "method", [pb.NUTS(num_chains=1, num_warmup=5), pb.SVI(num_steps=3), pb.MAP(num_steps=3)]
+    "method",
+    [
+        pb.NUTS(num_chains=1, num_warmup=5, compile=True),
+        pb.SVI(num_steps=3, compile=True),
+        pb.MAP(num_steps=3, compile=True),
+    ],
 )
 def test_an_alarm_ends_a_fit_that_compiles(method, alarm, monkeypatch):
     monkeypatch.setattr(private, "compile_graph", raising(signal.SIGALRM))

@@ -149,3 +149,49 @@ def test_an_audit_that_finds_nothing_says_so_of_every_check():
         and "no sign" in said
         and "relied" not in said
     )
+
+
+def _foreign_line(log_likelihood=lambda value: value, chains=lambda draws: draws):
+    """What another library stores of a line whose noise is known: draws, log-likelihood, replicates and data."""
+    rng = np.random.default_rng(0)
+    x = np.linspace(-1.0, 1.0, 60)
+    y = 1.0 + 2.0 * x + 0.5 * rng.normal(size=60)
+    design = np.stack([np.ones(60), x], 1)
+    covariance = np.linalg.inv(design.T @ design / 0.25 + 0.01 * np.eye(2))
+    weights = rng.multivariate_normal(covariance @ design.T @ y / 0.25, covariance, (4, 500))
+    weights = chains(weights)
+    mean = weights @ design.T
+    density = -0.5 * ((y - mean) / 0.5) ** 2 - np.log(0.5 * np.sqrt(2 * np.pi))
+    return tree_of(
+        posterior={"w": ((*SAMPLE, "d"), weights)},
+        log_likelihood={"y": (OBS, log_likelihood(density))},
+        posterior_predictive={"y": (OBS, mean + 0.5 * rng.normal(size=mean.shape))},
+        observed_data={"y": (("obs",), y)},
+    )
+
+
+def _one_chain_copied_and_shifted(draws):
+    return np.concatenate([draws[:3], draws[:1] + 1e-3], axis=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [
+        ("log_likelihood", {"log_likelihood": lambda value: value / np.log(10.0)}),
+        ("log_likelihood", {"log_likelihood": np.exp}),
+        ("copied_chains", {"chains": _one_chain_copied_and_shifted}),
+    ],
+)
+def test_a_tree_of_another_library_is_audited_without_being_asked(name, fault):
+    """A log-likelihood in log10, densities in place of their logarithms, a chain that is another's copy: all passed."""
+    assert diagnose(_foreign_line()).draws == "pass"
+    verdict = diagnose(_foreign_line(**fault))
+    assert find(verdict, name).status in ("warn", "fail") and verdict.draws != "pass"
+
+
+def test_what_an_audit_does_not_find_is_no_evidence():
+    draws = np.random.default_rng(0).normal(size=(1, 8))
+    verdict = diagnose(tree_of(posterior={"mu": (SAMPLE, draws)}))
+    assert not {"copied_chains", "repeated_draws", "log_likelihood"} & {
+        check.name for check in verdict.passed
+    }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import pyro
 import pyro.distributions as dist
@@ -134,10 +136,10 @@ def test_a_mean_field_fit_of_correlated_weights_is_judged_by_what_it_predicts():
     sd = torch.linalg.inv(covariance).diagonal().rsqrt()
     normal = torch.randn(1000, 7, generator=torch.Generator().manual_seed(1))
     tree = of_draws(model, mean + sd * normal).to_datatree(x, y)
-    probe_x = tree["function"]["probe_x"].values
+    probe_x = tree[MOVED]["region_x"].values
     design = np.concatenate([probe_x, np.ones((len(probe_x), 1))], 1)
     exact = np.sqrt(np.einsum("ij,jk,ik->i", design, covariance.numpy(), design))
-    before, after = (tree[MOVED][name].values[0, :, :, 0].std(0) for name in ("before", "after"))
+    before, after = (tree[MOVED][name].values[..., 0].std(0) for name in ("approximate", "moved"))
     assert np.abs(np.log(before / exact)).max() > 0.5
     assert np.abs(np.log(after / exact)).max() < 0.3
 
@@ -182,13 +184,23 @@ def test_a_check_by_moves_that_could_not_have_failed_does_not_pass(name):
     assert healthy[-1].code == "moves_undecided" and "nan" not in healthy[-1].evidence
 
 
+def as_chains(posterior):
+    """The same draws as those of four chains."""
+    draws = {
+        name: value.reshape(4, -1, *value.shape[2:]) for name, value in posterior.draws.items()
+    }
+    meta = {"method": "NUTS", "kind": "chains", "claim": "exact", "likelihood": "gaussian"}
+    return Posterior(posterior.model, draws, meta=meta)
+
+
 def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     model, x, y, exact = CASES[2]
-    assert MOVED not in planted(model, exact, 1.0, 0.0, num_draws=100).to_datatree(x, y).children
-    still = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    chains = as_chains(planted(model, exact, 1.0, 0.0))
+    assert MOVED not in chains.thin(25).to_datatree(x, y).children
+    still = chains.to_datatree(x, y)
     still[MOVED] = still[MOVED].to_dataset().assign(acceptance=0.01)
     assert find(diagnose(still), "function_moves").status == "info"
-    short = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
+    short = chains.to_datatree(x, y)
     before = short[MOVED].to_dataset()["before"]
     short[MOVED] = (
         short[MOVED].to_dataset().assign(after=before + 0.02 * before.std() * np.cos(1e6 * before))
@@ -196,8 +208,47 @@ def test_draws_of_which_nothing_can_be_said_by_moves(monkeypatch):
     found = find(diagnose(short), "function_moves")
     assert found.status == "info" and found.numbers["stayed"] > 0.9
     monkeypatch.setattr(invariance, "_MAX_WORK", 1e3)
+    monkeypatch.setattr(invariance, "_BUDGET", 1e-3)
     dear = planted(model, exact, 1.0, 0.0).to_datatree(x, y)
     assert MOVED not in dear.children and find(diagnose(dear), "function_moves") is None
+
+
+@pytest.mark.parametrize(("factor", "status"), [(1.0, "info"), (4.0, "fail")])
+def test_chains_that_have_not_arrived_accuse_and_never_acquit(factor, status):
+    model, x, y, exact = CASES[2]
+    tree = planted(model, exact, factor, 0.0).to_datatree(x, y)
+    tree[MOVED] = tree[MOVED].to_dataset().assign(arrived=0)
+    found = find(diagnose(tree), "function_moves")
+    assert found.status == status, found.evidence
+
+
+def test_the_worst_region_decides_by_name():
+    """Two inputs that are nearly one: a fit that is right along them is too narrow where they part."""
+    model, x, y, (mean, covariance) = line(2, 40, alike=0.995)
+    sd = torch.linalg.inv(covariance).diagonal().rsqrt()
+    normal = torch.randn(1000, 3, generator=torch.Generator().manual_seed(1))
+    found = find(diagnose(of_draws(model, mean + sd * normal).to_datatree(x, y)), "function_moves")
+    assert found.status == "fail" and found.numbers["region"] in ("permuted", "beyond")
+    assert found.value < 0.5
+
+
+def test_a_small_net_is_held_against_its_own_posterior():
+    """An ensemble whose members are nearly one net is found too narrow; a linearised net is named."""
+    x = torch.linspace(-1.5, 1.5, 20)[:, None]
+    y = 0.8 * x + 0.3 * torch.randn(20, 1, generator=torch.Generator().manual_seed(0))
+    noise = pb.likelihoods.HomoskedasticGaussian(dist.HalfNormal(1.0))
+    model = pb.BNN(pb.networks.mlp(1, (4,), 1, seed=0), pb.priors.FanInNormal(1.0), noise)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ensemble = pb.DeepEnsemble(num_members=5, num_steps=300, compile=False).fit(model, x, y)
+        laplace = pb.Laplace(num_steps=300, compile=False).fit(model, x, y)
+    narrow = ensemble.diagnose()
+    found = find(narrow, "function_moves")
+    assert narrow.draws == "fail" and found.value < 0.5, found.evidence
+    found = find(laplace.diagnose(), "function_moves")
+    assert (
+        "the linearised net" in found.evidence and "posterior of the net itself" in found.evidence
+    )
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.2])
@@ -217,7 +268,7 @@ def test_weights_that_cannot_be_used_decide_only_where_the_moves_do_not(shift):
     verdict = diagnose(tree)
     assert find(verdict, "function_moves").status == "pass"
     assert find(verdict, "importance").code == "khat_undecided" and verdict.draws == "pass"
-    tree[MOVED] = tree[MOVED].to_dataset().assign(acceptance=0.01)
+    tree[MOVED] = tree[MOVED].to_dataset().assign(arrived=0)
     assert find(diagnose(tree), "importance").status == "fail"
 
 

@@ -356,7 +356,10 @@ def test_fits_of_different_methods_and_models():
 
 @pytest.mark.slow
 def test_compiled_fits():
-    methods = (pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3), pb.SVI(num_steps=20))
+    methods = (
+        pb.NUTS(num_chains=2, num_warmup=10, max_tree_depth=3, compile=True),
+        pb.SVI(num_steps=20, compile=True),
+    )
     jobs = [
         functools.partial(draws, method, MODELS["fixed"]()[0], seed)
         for method in methods

@@ -224,3 +224,36 @@ def test_priors_of_two_outputs_by_net():
     draws = {n: v[None, None] for n, v in model.initial_values().items()}
     p = pb.Posterior(model, draws).predict(toy()[0])
     assert p.mean.shape == p.var.shape == (40, 2)
+
+
+def test_one_draw_of_one_point_is_what_the_net_says(monkeypatch):
+    """No search and no batching: the floor of a prediction by a point estimate."""
+    from scipy.optimize import elementwise
+
+    x = torch.linspace(-1, 1, 20)[:, None]
+    units = pb.data.Standardizer.fit(pb.data.Dataset(x, 3 * x + 1, "line", "regression"))
+    for likelihood in (
+        pb.likelihoods.HomoskedasticGaussian("learned"),
+        pb.likelihoods.HeteroskedasticGaussian(),
+    ):
+        width = likelihood.width(1)
+        net = pb.networks.mlp(1, (5,), width, seed=0)
+        model = pb.BNN(net, pb.priors.FanInNormal(), likelihood, standardizer=units)
+        posterior = pb.MAP(num_steps=20, compile=False).fit(model, x, 3 * x + 1)
+        levels = torch.tensor([0.1, 0.5, 0.99])
+        many = posterior.predict(x.repeat(2, 1))
+        doubled = pb.Prediction(
+            many.standard_f.expand(1, 2, *many.standard_f.shape[2:]),
+            posterior.bnn.likelihood,
+            {name: value.expand(1, 2, *value.shape[2:]) for name, value in many.params.items()},
+            y_mean=units.y_mean,
+            y_scale=units.y_scale,
+        )
+        # of two draws that are alike: by the search
+        searched = doubled.quantile(levels)
+        with monkeypatch.context() as patch:
+            patch.setattr(elementwise, "find_root", None)
+            for row in (0, 7):
+                one = posterior.predict(x[row : row + 1])
+                torch.testing.assert_close(one.mean[0], many.mean[row])
+                torch.testing.assert_close(one.quantile(levels)[:, 0], searched[:, row])

@@ -70,19 +70,6 @@ def test_no_row_is_in_a_file_or_a_pickle_unless_asked_for(name, tmp_path):
         assert values_found(posterior.save(tmp_path / "rows.nc", rows=True).read_bytes()) >= 100
 
 
-@pytest.mark.parametrize("method", [pytest.param("auto", marks=pytest.mark.slow), "laplace", "svi"])
-def test_no_row_is_in_the_pickle_of_an_estimator(method):
-    options = {"auto": "auto", "laplace": METHODS["laplace"], "svi": METHODS["svi"]}
-    estimator = pb.BNNRegressor(
-        method=options[method], hidden=(4,), max_seconds=2 if method == "auto" else None
-    )
-    estimator.fit(ROWS.numpy(), TARGETS[:, 0].numpy())
-    content = pickle.dumps(estimator)
-    scaled = (ROWS - ROWS.mean(0)) / ROWS.std(0)
-    assert values_found(content) == 0
-    assert not any(row[:2].numpy().tobytes() in content for row in scaled)
-
-
 def test_held_weights_are_views_and_are_stored_once(tmp_path):
     posterior = last_layer()
     held = posterior.draws["net.0.weight"]

@@ -16,7 +16,7 @@ from pyrobnn.core.seeding import generator
 from pyrobnn.core.threads import Turn
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.fused import WrittenOut
-from pyrobnn.model.gradient import at_each
+from pyrobnn.model.gradient import REVERSE_ONLY, at_each
 from pyrobnn.posterior.prediction import hooked
 
 #: network output (N, width) → columns (N, width, k) to pull back
@@ -233,15 +233,24 @@ def jvp(fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor) -> tup
     Where an operation has no forward derivative, it is the derivative of the reverse one, which is linear in what is
     pulled back: three passes in place of one.
     """
+    if REVERSE_ONLY.get():
+        return _jvp_by_reverse(fn, point, direction)
     with _FORWARD_DERIVATIVE:
         _load_decompositions()
         try:
             value, slope, *_ = torch.func.jvp(fn, (point,), (direction,))
         except NotImplementedError:
-            value, pull, *_ = torch.func.vjp(fn, point)
-            push = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1]
-            (slope,) = push(direction)
+            return _jvp_by_reverse(fn, point, direction)
         return value, slope
+
+
+def _jvp_by_reverse(
+    fn: Callable[[Tensor], Tensor], point: Tensor, direction: Tensor
+) -> tuple[Tensor, Tensor]:
+    value, pull, *_ = torch.func.vjp(fn, point)
+    push = torch.func.vjp(lambda out: pull(out)[0], torch.zeros_like(value))[1]
+    (slope,) = push(direction)
+    return value, slope
 
 
 @functools.cache

@@ -228,7 +228,8 @@ class HeadCurvature(FullCurvature):
         decided = (weights * shares).sum(1) * _NUM_PROBES
         slope = float((weights * shares * (1 - shares)).sum())
         steps = 3 * recurrence.shape[2] // 4
-        shorter_nodes, shorter_weights = _gauss(*recurrence[:, :, :steps], self.size)
+        diagonal, beside = recurrence[:, :, :steps]
+        shorter_nodes, shorter_weights = _gauss(diagonal, beside, self.size)
         shorter = (shorter_weights * shorter_nodes / (shorter_nodes + ratio)).sum()
         sampling = float(decided.std()) / _NUM_PROBES**0.5
         truncation = abs(float(decided.mean() - shorter))

@@ -8,8 +8,8 @@ from types import TracebackType
 from pyrobnn.callbacks import ProgressBar
 from pyrobnn.inference.fitting.problem import Callback, Metrics
 
-#: what a bar says of a run whose steps are compiled, until the first of them is done
-COMPILING = "tracing and compiling"
+#: what a bar says of a run until its step is traced; then it says what a compile takes, if there is one
+TRACING = "tracing"
 
 
 def end_of(callback: Callback) -> Callable[[], object]:

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from pyrobnn.core.chains import RHAT_LIMIT
 from pyrobnn.inference.fitting.problem import Problem, snapshot
-from pyrobnn.inference.fitting.watch import COMPILING, Watch
+from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.inference.hmc.chain_convergence import MIN_ESS, check_convergence, judged_net
 from pyrobnn.inference.hmc.run import Draws, Progress
 from pyrobnn.inference.hmc.windows import MIN_TRANSITIONS
+from pyrobnn.model.compile.forecast import Compile
 
 if TYPE_CHECKING:
     from pyrobnn.inference.method import FitRun
@@ -86,7 +87,7 @@ class _Report:
         self,
         run: FitRun,
         num_warmup: int,
-        compiles: bool,
+        compiles: Compile,
     ) -> None:
         self._num_draws = run.num_draws
         self._num_warmup = num_warmup
@@ -98,7 +99,7 @@ class _Report:
             run.callbacks,
             run.progress,
             finished="num_draws",
-            starting=COMPILING if compiles else "looking for a step size",
+            starting=TRACING,
             metrics=("step_size", "tree_depth", "divergences"),
         )
 

@@ -36,6 +36,7 @@ from pyrobnn.inference.hmc.windows import (
     not_stationary,
     planned,
 )
+from pyrobnn.model.compile.forecast import Compile
 
 
 class Draws(NamedTuple):
@@ -97,6 +98,10 @@ class _Host(NamedTuple):
     enough: _Enough | None
 
 
+#: leapfrogs of a transition, for the forecast: a regression takes 7, a net in a short warm-up hundreds
+LEAPFROGS = 60
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Run:
     """A resumable run of the machine: what does not change while the chains move.
@@ -121,7 +126,7 @@ class Run:
     inspect: Callable[[Tensor, Tensor], str] | None = None
     mass_matrix: Form = "diag"
     step_size: float | None = None
-    compile: bool = True
+    compile: Compile = "auto"
     look_every: int = 16
     compile_within: float | None = None
 
@@ -167,14 +172,16 @@ class Run:
         check_density(chains.place.lp, self._place(chains.place.q, chains.scale).lp)
         return chains
 
-    def prepare(self, chains: Chains) -> Stepper:
-        """The step, compiled; on CUDA captured."""
+    def prepare(self, chains: Chains, say: Callable[[str], None] | None = None) -> Stepper:
+        """The step, compiled where that costs less; on CUDA captured. ``say`` is told of a compile before it."""
         return prepared(
             self.machine,
             chains,
             self.keys,
             compile=self.compile,
+            calls=LEAPFROGS * (self.num_warmup + self.machine.num_slots),
             within=self.compile_within,
+            say=say,
         )
 
     def sample(

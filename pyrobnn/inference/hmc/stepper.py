@@ -12,6 +12,7 @@ from torch import Tensor
 from pyrobnn.inference.hmc.machine import Machine, State
 from pyrobnn.inference.hmc.run_state import Chains
 from pyrobnn.model.compile import Compiled, CudaGraph, compiled, first_line
+from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.model.compile.interrupts import TimeSpent, limited
 
 
@@ -35,13 +36,18 @@ def prepared(
     chains: Chains,
     keys: Tensor,
     *,
-    compile: bool = True,
+    compile: Compile = "auto",
+    calls: int | None = None,
     within: float | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Stepper:
-    """The stepper of a run, its step compiled within so many seconds; given up, it is not compiled."""
+    """The stepper of a run, its step compiled within so many seconds; given up, it is not compiled.
+
+    ``calls``: about how many leapfrogs there will be; ``say`` is told of a compile before it.
+    """
     # what a run that goes on has in them; none of a new run
     contents = [buffer.clone() for buffer in chains.buffers] if chains.total_steps else []
-    step = _compiled_step(machine, chains, keys, compile, within)
+    step = _compiled_step(machine, chains, keys, compile, calls, within, say)
     for buffer, content in zip(chains.buffers, contents, strict=False):
         buffer.copy_(content)
     mode = step.mode
@@ -57,8 +63,10 @@ def _compiled_step(
     machine: Machine,
     chains: Chains,
     keys: Tensor,
-    compile: bool,
+    compile: Compile,
+    calls: int | None,
     within: float | None,
+    say: Callable[[str], None] | None,
 ) -> Compiled:
     """The step compiled; uncompiled once its time is spent."""
     state = (tensor.clone() for tensor in chains.state)
@@ -70,14 +78,17 @@ def _compiled_step(
                 machine.step,
                 *example,
                 enabled=compile,
+                calls=calls,
                 name="the model",
                 clone=False,
+                say=say,
             )
     except TimeSpent:
         step = compiled(
             machine.step,
             *example,
             enabled=False,
+            calls=calls,
             clone=False,
         )
         step.seconds = time.perf_counter() - begun

@@ -164,14 +164,17 @@ def polish(
     log_joint: Callable[..., Tensor],
     theta: Tensor,
     num_steps: int,
-    trace: bool = False,
     jacobian: bool = False,
 ) -> tuple[Tensor, float]:
-    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by :func:`descend`; traced or not."""
+    """Bring ``theta`` (dim,) to the very mode of ``log_joint(z, jacobian=…)`` by :func:`descend`."""
     slope = torch.func.grad_and_value(lambda z: -log_joint(z, jacobian=jacobian))
-    if not trace:
-        return descend(slope, theta, num_steps)
-    return descend(compiled(slope, theta, enabled="trace"), theta, num_steps)
+    step = compiled(
+        slope,
+        theta,
+        enabled=False,
+        calls=num_steps,
+    )
+    return descend(step, theta, num_steps)
 
 
 def gain_left(log_joint: Callable[..., Tensor], theta: Tensor) -> float:

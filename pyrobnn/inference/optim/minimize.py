@@ -22,7 +22,7 @@ from pyrobnn.core.checks import check_type
 from pyrobnn.core.findings import Finding
 from pyrobnn.inference.fitting.floats import flushed
 from pyrobnn.inference.fitting.problem import Callback, interruption
-from pyrobnn.inference.fitting.watch import COMPILING, Watch
+from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.inference.optim.descent import unfinished_by_losses
 from pyrobnn.inference.optim.training import Training, learning_rate_factors
 from pyrobnn.model.compile import Compiled, compiled
@@ -157,7 +157,7 @@ def minimize(
         name,
         callbacks,
         progress,
-        starting=COMPILING if training.compile else "",
+        starting=TRACING,
         finished="num_steps",
         metrics=("loss",),
         worth_keeping=record.worth_keeping,
@@ -382,14 +382,15 @@ class _Step:
     ) -> Compiled:
         key = tuple([(value.shape, value.stride()) for value in batch])
         if key not in self._kernels:
-            if self.training.compile:
-                self.announce(COMPILING)
+            self.announce(TRACING)
             self._kernels[key] = compiled(
                 fn,
                 *args,
                 *batch,
                 enabled=self.training.compile,
+                calls=self.training.num_steps,
                 name=self.name,
+                say=self.announce,
             )
             self.compile_seconds += self._kernels[key].seconds
         return self._kernels[key]

@@ -220,14 +220,12 @@ def best_ends(worths: Tensor) -> list[int]:
 class Refinement:
     """L-BFGS on all data, toward the modes of the log joint over the constrained sites, of ends of a search.
 
-    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept;
-        ``trace``, whether the gradient is traced.
+    Attributes: ``density``; ``num_steps``, evaluations of every end; ``polish_steps`` of the one that is kept.
     """
 
     density: Density
     num_steps: int
     polish_steps: int
-    trace: bool
 
     def slope(self, points: Tensor) -> Slope:
         """From points of this shape (point, dim) to gradients (point, dim) and values (point,) of the loss."""
@@ -235,7 +233,8 @@ class Refinement:
         return compiled(
             torch.func.vmap(single),
             points,
-            enabled="trace" if self.trace else False,
+            enabled=False,
+            calls=self.num_steps,
         )
 
 

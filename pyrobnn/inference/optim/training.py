@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_number, check_optional, check_type
 from pyrobnn.core.matrices import power_iteration
+from pyrobnn.model.compile.forecast import Compile
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Schedule = str | Callable[..., Any] | None
@@ -125,7 +126,8 @@ class Training:
         num_steps: largest number of updates.
         lr: peak learning rate.
         optimizer: an :class:`Optimizer`, or its ``kind``.
-        compile: trace and compile; False runs eagerly, with the same numbers up to rounding.
+        compile: ``"auto"`` compiles the step where the forecast in ``meta["tier"]`` says that it costs less, as of
+            short fits it does not; True and False are obeyed.
         look_every: how often the host looks at the losses, calls back and checks that they are finite; 0 for every 100
             steps, or ten times in a short run.
 
@@ -136,7 +138,7 @@ class Training:
     num_steps: int
     lr: float = 1e-2
     optimizer: Any = "adam"
-    compile: bool = True
+    compile: Compile = "auto"
     look_every: int = 0
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ import logging
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -25,6 +26,7 @@ from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.agreement import disagreement, snapshot
 from pyrobnn.model.compile.code_folder import provide_folder
+from pyrobnn.model.compile.forecast import Forecast, Work, is_looped
 from pyrobnn.model.compile.graph_nodes import library_calls, size
 from pyrobnn.model.compile.inductor import (
     Untraceable,
@@ -34,14 +36,33 @@ from pyrobnn.model.compile.inductor import (
     tolerable,
     traced,
 )
+from pyrobnn.model.compile.interpreted import interpreted
 from pyrobnn.model.compile.interrupts import raised_by_handlers
 from pyrobnn.model.compile.products import DECOMPOSITIONS, materialize
 from pyrobnn.model.compile.right_code import RIGHT, Code, keep
 from pyrobnn.model.compile.trees import TensorFunction, Tree, leaves_of, mapped
 
-__all__ = ["Compiled", "CudaGraph", "compiled", "first_line", "library_elements", "materialize"]
+__all__ = [
+    "Compiled",
+    "CudaGraph",
+    "compiled",
+    "first_line",
+    "library_elements",
+    "materialize",
+    "recorded",
+]
+#: calls that repay a trace: it costs as much as three calls of the function itself, and each of its own a tenth
+_REPAYS_TRACE = 5
 _log = logging.getLogger(__name__)
 provide_folder()  # before anything imports torch's compiler
+
+
+#: of the modes
+_TIERS = {"inductor": "compiled", "graph": "trace", "eager": "eager"}
+#: what the functions of this run have become, while somebody asks
+_made: ContextVar[list[Compiled] | None] = ContextVar("_made", default=None)
+#: whether the bodies of loops are compiled in the trace under way
+_compiles_bodies: ContextVar[bool] = ContextVar("_compiles_bodies", default=True)
 
 
 class Compiled:
@@ -49,8 +70,10 @@ class Compiled:
 
     Attributes:
         seconds: Wall-clock seconds that tracing and compiling took.
-        mode: ``"inductor"`` (machine code), ``"graph"`` (traced but interpreted: no working compiler) or ``"eager"``
-            (the function itself).
+        mode: ``"inductor"`` (machine code), ``"graph"`` (traced and interpreted: it was not to be compiled, or could
+            not be) or ``"eager"`` (the function itself).
+        calls: How often it was to be called; 0 where nobody knew.
+        forecast: What the two tiers were to cost, where the graph was asked; None otherwise.
         unchecked: The same function for a loop: call it inside ``torch.no_grad()`` and after :meth:`check`, because
             machine code reads whatever lies at the addresses it is given.
     """
@@ -65,7 +88,14 @@ class Compiled:
         self.unchecked: Callable[..., Any] = call
         self.mode = mode
         self.seconds = seconds
+        self.forecast: Forecast | None = None
+        self.calls = 0
         self._layouts = [_layout(leaf) for leaf in leaves_of(example)] if mode != "eager" else None
+
+    @property
+    def tier(self) -> str:
+        """``"compiled"``, ``"trace"`` or ``"eager"``."""
+        return _TIERS[self.mode]
 
     def __call__(self, *args: Tree) -> Any:
         self.check(*args)
@@ -94,8 +124,10 @@ def compiled(
     fn: TensorFunction,
     *example: Tree,
     enabled: bool | str = True,
+    calls: int | None = None,
     name: str = "the function",
     clone: bool = True,
+    say: Callable[[str], None] | None = None,
 ) -> Compiled:
     """Compile a pure function of tensors for the shapes, strides, dtypes and device of the example.
 
@@ -105,10 +137,13 @@ def compiled(
     Args:
         fn: A function of tensors, or of (nested) dicts, lists and tuples of tensors, returning the same.
         *example: Arguments of the shapes the result will be called with.
-        enabled: ``False`` returns ``fn`` itself behind the same interface, ``"trace"`` its traced graph, interpreted: a
-            second sooner than machine code, and several times slower.
+        enabled: ``True`` compiles; ``False`` does not: it returns the traced graph, interpreted, or ``fn`` itself
+            behind the same interface where so few ``calls`` do not repay a trace, or none can be made. ``"auto"`` is
+            what the forecast says costs less. ``"trace"`` is the interpreted graph, ``"eager"`` the function itself.
+        calls: How often the result will be called; None where nobody knows: ``"auto"`` compiles then.
         name: What to call the function in a warning.
         clone: Trace on copies of the example. ``False`` saves the copy where ``fn`` may write into the example.
+        say: Told in words what is done now, before it takes its time.
 
     Raises:
         TypeError: If an example argument holds something that is not a tensor.
@@ -125,8 +160,8 @@ def compiled(
     """
     leaves = leaves_of(example)
     _check_tensors(leaves)
-    if not enabled:
-        return Compiled(fn, "eager", 0.0)
+    if enabled == "eager" or (not enabled and (calls is None or calls < _REPAYS_TRACE)):
+        return _recorded(Compiled(fn, "eager", 0.0), calls)
     start = time.perf_counter()
 
     def flat_fn(*flat: Tensor) -> Any:
@@ -136,20 +171,99 @@ def compiled(
     inputs = [leaf.detach() for leaf in leaves]
     if clone:
         inputs = [leaf.clone() for leaf in inputs]
-    call: Callable[..., Any]
-    with _tracing(inputs):
+    with _tracing(inputs), _bodies_compiled(enabled not in (False, "trace")):
         try:
-            if enabled == "trace":
-                call = traced(flat_fn, inputs)
-                mode = "graph"
-            else:
-                call, mode = _checked(flat_fn, inputs, name)
+            way = _way(flat_fn, inputs, enabled, calls, name, say)
         except (Untraceable, Gone) as error:
-            _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
-            return Compiled(fn, "eager", time.perf_counter() - start)
+            if enabled:
+                _warn(name, f"could not be traced ({error})", "it runs eagerly, much slower")
+            return _recorded(Compiled(fn, "eager", time.perf_counter() - start), calls)
+    call = way.call
     if any(not isinstance(argument, Tensor) for argument in example):
         call = _of_trees(call)
-    return Compiled(call, mode, time.perf_counter() - start, example)
+    result = Compiled(call, way.mode, time.perf_counter() - start, example)
+    result.forecast = way.forecast
+    return _recorded(result, calls)
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[Compiled]]:
+    """A list of all that :func:`compiled` returns inside, in this thread; one around it has them too."""
+    made: list[Compiled] = []
+    around = _made.get()
+    token = _made.set(made)
+    try:
+        yield made
+    finally:
+        _made.reset(token)
+        if around is not None:
+            around += made
+
+
+def _recorded(result: Compiled, calls: int | None) -> Compiled:
+    result.calls = calls or 0
+    made = _made.get()
+    if made is not None:
+        made.append(result)
+    return result
+
+
+@contextlib.contextmanager
+def _bodies_compiled(compiles: bool) -> Iterator[None]:
+    """Inside, the body of a loop becomes machine code, or is interpreted."""
+    token = _compiles_bodies.set(compiles)
+    try:
+        yield
+    finally:
+        _compiles_bodies.reset(token)
+
+
+def compiles_bodies() -> bool:
+    """Whether the body of a loop is to become machine code."""
+    return _compiles_bodies.get()
+
+
+class _Way(NamedTuple):
+    """How a function is called, in which mode, and what was forecast."""
+
+    call: Callable[..., Any]
+    mode: str
+    forecast: Forecast | None = None
+
+
+def _way(
+    fn: TensorFunction,
+    inputs: list[Tensor],
+    enabled: bool | str,
+    calls: int | None,
+    name: str,
+    say: Callable[[str], None] | None,
+) -> _Way:
+    """Machine code or the interpreted graph, as was asked for or as the forecast says."""
+    forecast = None
+    # elsewhere nothing was measured, and what nobody counts may be called for hours
+    foresees = enabled == "auto" and calls is not None and all(map(_is_on_cpu, inputs))
+    if foresees or enabled in (False, "trace"):
+        example = snapshot(inputs)
+        graph = traced(fn, inputs)
+        forecast = Forecast(Work.of(graph), calls or 0)
+        if enabled != "auto" or (forecast.tier == "trace" and not is_looped(graph)):
+            return _Way(interpreted(graph, example), "graph", forecast)
+        inputs = example
+    if say is not None:
+        say(_compiling(forecast))
+    return _Way(*_checked(fn, inputs, name), forecast)
+
+
+def _is_on_cpu(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _compiling(forecast: Forecast | None) -> str:
+    """What is said of a compile before it."""
+    if forecast is None:
+        return "compiling"
+    return f"compiling, about {forecast.seconds_to_compile():.0f} s"
 
 
 def _check_tensors(leaves: Sequence[Tree]) -> None:
@@ -212,7 +326,7 @@ def _checked(fn: TensorFunction, inputs: list[Tensor], name: str) -> tuple[Calla
     if "wrong numbers" in (code.kind, slower.kind):
         consequence += ". Please report this with the model"
     _warn(name, f"{verb} ({details})", consequence)
-    return traced(fn, inputs), "graph"
+    return interpreted(traced(fn, inputs), before), "graph"
 
 
 def _attempt(

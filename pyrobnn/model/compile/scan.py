@@ -29,7 +29,7 @@ from torch.fx import GraphModule
 
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
-from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile import compiled, compiles_bodies
 from pyrobnn.model.compile.graph_nodes import constant_of
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
@@ -553,10 +553,13 @@ def _key_of_compiled_turn(body: Body, inputs: _Inputs[Tensor]) -> str:
     example = [*arguments, *places]
     graph = trace(_writing(body, *map(len, first_turn)), example)
     key = _key(graph, example)
+    if not compiles_bodies():
+        key += " interpreted"
     if key not in _TURNS:
         call = compiled(
             graph,
             *example,
+            enabled=compiles_bodies() or "trace",
             name="the body of a loop",
         ).unchecked
         _TURNS[key] = _CompiledTurn(call, *likenesses)

@@ -1,0 +1,325 @@
+"""Any approximation brought to the posterior: its draws are where some hundreds of short chains begin.
+
+*Nested R-hat: assessing the convergence of Markov chain Monte Carlo when running many short chains* (Margossian et al.,
+2024), https://arxiv.org/abs/2110.13017
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrobnn.core.checks import Refused, check_count, check_number
+from pyrobnn.core.findings import Finding
+from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.fitting.floats import full_float32
+from pyrobnn.inference.fitting.initial import start_chains
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, prepare
+from pyrobnn.inference.fitting.program import refuse_subsampling
+from pyrobnn.inference.method import Claim, Kind
+from pyrobnn.inference.optim.occam import log_evidences
+from pyrobnn.posterior import Posterior
+from pyrobnn.posterior.approximation import CHANGES
+from pyrobnn.posterior.probes import probes
+from pyrobnn.posterior.rows import Rows
+from pyrobnn.posterior.short_chains import (
+    Groups,
+    chains_per_group,
+    net_quantities,
+    site_quantities,
+    starts_elsewhere,
+)
+
+#: groups of chains that begin at draws of the approximation, and of a net elsewhere
+_NUM_GROUPS = 12
+_NUM_ELSEWHERE = 4
+#: chains that the draws are handed over as
+_NUM_CHAINS = 4
+#: sds of the function, in the median over inputs, by which groups in one mode may differ
+_ONE_MODE = 0.5
+
+
+@dataclass(frozen=True)
+class Refinement:
+    """What made the draws of :meth:`pyrobnn.Posterior.refine`, as their provenance has it."""
+
+    seconds: float
+
+    kind: ClassVar[Kind] = "chains"
+    claim: ClassVar[Claim] = "exact"
+    remedy: ClassVar[str] = "Refine for longer, or run NUTS or SMC and compare."
+
+
+def refine(
+    posterior: Posterior,
+    seconds: float,
+    x: Any,
+    y: Any,
+    seed: int,
+) -> Posterior:
+    """What :meth:`pyrobnn.Posterior.refine` says."""
+    begun = time.perf_counter()
+    check_number("seconds", seconds, above=0.0)
+    check_count("seed", seed, minimum=0)
+    rows = _rows(posterior, x, y)
+    problem = _problem(posterior, rows)
+    with full_float32(problem.device), torch.no_grad():
+        refined = _Refined(posterior, problem, seed).run(seconds)
+        draws, stats = refined.draws()
+    taken = time.perf_counter() - begun
+    facts = refined.facts | {
+        "seconds": round(taken, 3),
+        "budget": float(seconds),
+        "start": posterior.meta.get("method", "draws"),
+    }
+    return make_posterior(
+        problem,
+        Refinement(float(seconds)),
+        draws,
+        seed=seed,
+        timings={"fit": taken},
+        sample_stats=stats,
+        meta={"refine": facts, "num_gradients": facts["gradients"]},
+        notes=refined.notes(seconds),
+        rows=rows,
+    )
+
+
+CHANGES["refine"] = refine
+
+
+def _rows(posterior: Posterior, x: Any, y: Any) -> Rows | None:
+    """The data: those that are given, or else those of the fit."""
+    meta = posterior.meta
+    method = meta.get("method", "this method")
+    if "dropout_p" in meta:
+        raise Refused(
+            f"draws of {method} are one net with units left out, which says nothing of where the posterior is: refine "
+            "a fit of MAP, Laplace, SVI or an ensemble, or run NUTS"
+        )
+    if y is not None or x is not None:
+        return Rows.of(posterior.model, x, y)
+    if posterior.rows is not None:
+        return posterior.rows.checked()
+    if meta.get("data_given", [True, True]) == [False, False]:
+        return None
+    raise Refused(
+        "this posterior holds no rows of data (they came from a DataLoader or posthoc, or it was loaded from a file): "
+        "give them, refine(x=x, y=y)"
+    )
+
+
+def _problem(posterior: Posterior, rows: Rows | None) -> Problem:
+    """The model with its data, its point parameters held where the fit has them."""
+    sites = posterior.meta.get("point_sites", ())
+    fixed = {name: posterior.draws[name][0, 0] for name in sites}
+    problem = prepare(
+        posterior.model,
+        None if rows is None else rows.x,
+        None if rows is None else rows.y,
+        points="held",
+        device=next(iter(posterior.draws.values())).device,
+        values=fixed,
+        stream=False,
+        deterministic=True,
+        num_draws=_NUM_GROUPS * 16,
+    )
+    refuse_subsampling(problem.density, "refine")
+    return problem.in_double() if posterior.meta.get("float64") else problem
+
+
+class _Mode(NamedTuple):
+    """Groups (index,) whose functions agree, and Laplace's log evidence there, in nats."""
+
+    groups: list[int]
+    log_evidence: float
+
+
+class _Refined:
+    """The chains of one refinement, and what is known of them.
+
+    Args:
+        posterior: whose draws they begin at.
+        problem: the model and its data.
+        seed: of starts and moves.
+    """
+
+    def __init__(
+        self,
+        posterior: Posterior,
+        problem: Problem,
+        seed: int,
+    ) -> None:
+        self.problem = problem
+        density = problem.density
+        rows = problem.num_rows if problem.is_bnn else 1
+        self.size = chains_per_group(density, rows, _NUM_GROUPS + _NUM_ELSEWHERE)
+        with seeded(seed, density.device):
+            starts = start_chains(problem.model, density, posterior, _NUM_GROUPS)
+        num_elsewhere = 0
+        quantities = site_quantities(density)
+        if problem.is_bnn:
+            num_elsewhere = _NUM_ELSEWHERE
+            starts = torch.cat([starts, starts_elsewhere(density, num_elsewhere, seed)])
+            x = problem.bnn.unit_exposure(probes(problem.x.cpu())[0]).to(density.device)
+            quantities = net_quantities(density, x)
+        self.groups = Groups(density, starts, num_elsewhere, self.size, quantities, seed)
+        self.modes: list[_Mode] = []
+
+    def run(self, seconds: float) -> _Refined:
+        """Itself, after the chains have moved until they have arrived or the clock has."""
+        begun = time.perf_counter()
+        self.groups.run(lambda _: (time.perf_counter() - begun) / seconds)
+        if not self.arrived and self.problem.is_bnn:
+            self.modes = self._found_modes()
+        return self
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the chains have arrived."""
+        return self.groups.arrived
+
+    @property
+    def kept(self) -> Tensor:
+        """The groups (group,) whose draws count."""
+        return self.groups.kept
+
+    def _found_modes(self) -> list[_Mode]:
+        """Groups joined where their functions agree, each with its evidence; empty where all agree."""
+        values = self.groups.window_values()[1:]
+        groups = np.flatnonzero(self.kept.numpy())
+        by_group = values.reshape(*values.shape[:2], len(self.kept), self.size)
+        mean = by_group.mean(axis=(1, 3))
+        sd = np.maximum(by_group.std(axis=(1, 3)), 1e-300)
+        clusters: list[list[int]] = []
+        for group in groups:
+            for cluster in clusters:
+                scale = np.minimum(sd[:, group], sd[:, cluster[0]])
+                gap = np.abs(mean[:, group] - mean[:, cluster[0]]) / scale
+                if np.median(gap) <= _ONE_MODE:
+                    cluster.append(int(group))
+                    break
+            else:
+                clusters.append([int(group)])
+        if len(clusters) < 2:
+            return []
+        return [_Mode(cluster, self._evidence(cluster)) for cluster in clusters]
+
+    def _evidence(self, cluster: list[int]) -> float:
+        """Laplace's estimate at the highest place of each of its groups, in the median."""
+        window = self.groups.window
+        levels = torch.stack([visit.log_density for visit in window])
+        places = torch.stack([visit.z for visit in window])
+        tops = []
+        for group in cluster:
+            chains = slice(group * self.size, (group + 1) * self.size)
+            best = int(levels[:, chains].argmax())
+            tops.append(places[:, chains].reshape(-1, places.shape[2])[best])
+        return float(log_evidences(self.problem, torch.stack(tops)).median())
+
+    @property
+    def weights(self) -> np.ndarray:
+        """Share of the draws (group,) that each group is to have."""
+        shares = self.kept.double().numpy()
+        if self.modes:
+            log_evidence = np.array([mode.log_evidence for mode in self.modes])
+            mass = np.exp(log_evidence - log_evidence.max())
+            for mode, share in zip(self.modes, mass / mass.sum(), strict=True):
+                shares[mode.groups] = share / len(mode.groups)
+        return shares / shares.sum()
+
+    def draws(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Draws and statistics (chain, draw, …): groups side by side, each of as many draws as its share says."""
+        window = self.groups.window
+        density = self.problem.density
+        order = torch.as_tensor(self._order(len(window)), device=density.device)
+        z = torch.stack([visit.z for visit in window], 1).flatten(0, 1)[order]
+
+        def stacked(values: list[Tensor]) -> Tensor:
+            return torch.stack(values, 1).flatten()[order]
+
+        count = len(self.groups.chains.z)
+        whole = torch.ones(
+            count,
+            dtype=torch.int64,
+            device=density.device,
+        )
+        stats = {
+            "lp": stacked([visit.log_density for visit in window]),
+            "energy": stacked([visit.energy for visit in window]),
+            "acceptance_rate": stacked([visit.acceptance for visit in window]),
+            "diverging": stacked([visit.diverging for visit in window]),
+            "n_steps": stacked([visit.num_steps * whole for visit in window]),
+            "step_size": stacked([visit.step_size * whole.double() for visit in window]),
+        }
+        return density.constrain(z), stats
+
+    def _order(self, length: int) -> np.ndarray:
+        """Indices (chain, draw) into chain × transition: whole short chains, one after the other."""
+        shares = self.weights
+        kept = int(self.kept.sum()) * self.size // _NUM_CHAINS * _NUM_CHAINS
+        # systematic: a group of share w has ⌊w · kept⌋ or one more of the short chains
+        places = (np.arange(kept) + 0.5) / kept
+        group = np.searchsorted(np.cumsum(shares), places)
+        group = np.minimum(group, len(shares) - 1)
+        within = np.zeros(kept, dtype=int)
+        for index in np.unique(group):
+            mask = group == index
+            within[mask] = np.arange(mask.sum()) % self.size
+        chain = group * self.size + within
+        index = chain[:, None] * length + np.arange(length)
+        # groups that began at one point stay together, so that the chains show whether they have forgotten it
+        return index.reshape(_NUM_CHAINS, -1)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What ``meta["refine"]`` says."""
+        facts: dict[str, Any] = {
+            "chains": len(self.groups.chains.z),
+            "groups": len(self.kept),
+            "groups_left_out": int((~self.kept).sum()),
+            "transitions": len(self.groups.chains.visits),
+            "gradients": self.groups.chains.num_leapfrogs * len(self.groups.chains.z),
+            "nested_rhat": _rounded(self.groups.arrival.nested_rhat),
+            "limit": _rounded(self.groups.arrival.limit),
+            "drift": _rounded(self.groups.arrival.shift),
+            "memory": _rounded(self.groups.arrival.memory),
+            "ess": _rounded(self.groups.ess),
+            "arrived": bool(self.arrived),
+        }
+        if self.modes:
+            weights = self.weights
+            facts["modes"] = [
+                {
+                    "groups": mode.groups,
+                    "log_evidence": _rounded(mode.log_evidence),
+                    "weight": _rounded(float(weights[mode.groups].sum())),
+                }
+                for mode in self.modes
+            ]
+        return facts
+
+    def notes(self, seconds: float) -> list[Finding]:
+        """That the chains have not arrived, where they have not."""
+        if self.arrived:
+            return []
+        facts = self.facts
+        names = ("transitions", "nested_rhat", "limit", "drift", "ess")
+        values = {name: facts[name] for name in names}
+        return [
+            Finding(
+                "not_refined",
+                values | {"seconds": float(seconds), "modes": max(1, len(self.modes))},
+            )
+        ]
+
+
+def _rounded(value: float) -> float | None:
+    """A number that JSON can hold, to four places."""
+    return round(value, 4) if math.isfinite(value) else None

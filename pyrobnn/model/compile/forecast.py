@@ -1,0 +1,135 @@
+"""What a function will cost compiled and interpreted, forecast from its traced graph: no clock, so that runs repeat.
+
+The constants are those of :data:`MEASURED`: least squares of relative errors over the steps of all methods and six
+sizes of model, by ``scripts/speed/tiers.py``. A compile is one of a new process whose cache is empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+
+from pyrobnn.model.compile.graph_nodes import constant_of, library_calls, size
+
+#: whether to compile: yes, no, or what the forecast says costs less
+Compile: TypeAlias = bool | Literal["auto"]
+
+
+class _Costs(NamedTuple):
+    """Seconds: of a compile, by itself and for each node; of a call, likewise, and for each element and product."""
+
+    compile: float
+    compile_node: float
+    call: float
+    node: float
+    element: float
+    product: float
+
+
+#: of the tiers, in seconds on one core
+MEASURED = {
+    "compiled": _Costs(1.1, 0.026, 5e-6, 0.0, 0.3e-9, 0.036e-9),
+    "trace": _Costs(0.0, 0.0, 0.0, 2.5e-6, 1.4e-9, 0.036e-9),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a call of a graph does.
+
+    Attributes: ``nodes``, operations other than views; ``elements`` of all the tensors that they compute; ``products``,
+        multiplications of the matrix products and convolutions among them.
+    """
+
+    nodes: int
+    elements: int
+    products: int
+
+    @classmethod
+    def of(cls, graph: GraphModule) -> Work:
+        computing = [node for node in graph.graph.nodes if _computes(node)]
+        return cls(
+            nodes=len(computing),
+            elements=sum(map(size, computing)),
+            products=sum(_multiplications(graph, call) for call in library_calls(graph)),
+        )
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The seconds that so many calls of a graph take in either tier, without those of tracing it."""
+
+    work: Work
+    calls: int
+
+    @property
+    def tier(self) -> str:
+        """The one that takes less."""
+        return "compiled" if self.seconds("compiled") < self.seconds("trace") else "trace"
+
+    def seconds(self, tier: str) -> float:
+        """From the compile to the last call."""
+        costs = MEASURED[tier]
+        call = (
+            costs.call
+            + costs.node * self.work.nodes
+            + costs.element * self.work.elements
+            + costs.product * self.work.products
+        )
+        return self.seconds_to_compile(tier) + self.calls * call
+
+    def seconds_to_compile(self, tier: str = "compiled") -> float:
+        """Until the first call."""
+        costs = MEASURED[tier]
+        return costs.compile + costs.compile_node * self.work.nodes
+
+    def meta(self) -> dict[str, Any]:
+        """What ``meta["tier"]`` has of it."""
+        return {
+            "nodes": self.work.nodes,
+            "elements": self.work.elements,
+            "products": self.work.products,
+            "calls": self.calls,
+            "seconds_compiled": round(self.seconds("compiled"), 3),
+            "seconds_traced": round(self.seconds("trace"), 3),
+        }
+
+
+def is_looped(graph: GraphModule) -> bool:
+    """Whether a graph holds a loop of :func:`pyrobnn.scan`, whose body is a function of its own."""
+    return any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node computes something: views do not."""
+    if node.op != "call_function" or node.target is getitem:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or schema.is_mutable:
+        return True
+    return not any(value.alias_info for value in schema.returns)
+
+
+def _multiplications(graph: GraphModule, call: Node) -> int:
+    """Of a matrix product or a convolution."""
+    shapes = [_shape(graph, argument) for argument in call.args if isinstance(argument, Node)]
+    if "convolution_backward" in str(call.target):
+        result, _, weight = shapes
+        return 2 * result.numel() * weight[1:].numel()
+    if "convolution" in str(call.target):
+        return size(call) * shapes[1][1:].numel()
+    left, _ = shapes[-2:]
+    return size(call) * left[-1]
+
+
+def _shape(graph: GraphModule, node: Node) -> torch.Size:
+    """Of a node that is a tensor, computed or a constant."""
+    if node.op == "get_attr":
+        return cast(Tensor, constant_of(graph, node)).shape
+    shape: torch.Size = node.meta["tensor_meta"].shape
+    return shape

@@ -1,0 +1,316 @@
+"""A traced graph for the interpreter: as few operations, and as little around each, as the same bits allow.
+
+On small tensors an operation takes less time than the way to it: through ``torch.ops`` and with a number among its
+arguments, four times that of ``torch.mul(a, b)``. So what depends on constants alone is computed once, what is computed
+twice is computed once, and operators become the functions of ``torch`` that the user calls. Each of these is tried
+beside its operator on the example; where a bit differs, the operator stays.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import types
+from collections.abc import Callable, Sequence
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from pyrobnn.core.seeding import kept
+from pyrobnn.model.compile.graph_nodes import constant_of
+from pyrobnn.model.compile.trees import leaves_of
+
+#: operators whose second argument may be a number: as a tensor without dimensions it takes a third of the time
+_TAKE_NUMBERS = {
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "pow",
+    "bitwise_and",
+    "bitwise_or",
+    "bitwise_xor",
+    "__lshift__",
+    "__rshift__",
+    "eq",
+    "ne",
+    "ge",
+    "gt",
+    "le",
+    "lt",
+}
+_ATEN = torch.ops.aten
+#: operators that return the first argument where the second is one
+_NEUTRAL_ONE = {_ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.pow.Tensor_Scalar, _ATEN.mul.Scalar}
+#: names that differ from the operator's
+_PUBLIC_NAMES = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
+
+
+def interpreted(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    """The graph as a Python function of its arguments, which gives the same numbers in less time.
+
+    Args:
+        graph: as traced; left as it is.
+        inputs: arguments like those to come, which may be written into.
+    """
+    rewriting = _Rewriting(graph, inputs)
+    with torch.no_grad(), kept(*{tensor.device for tensor in inputs}):
+        rewriting.run()
+    return rewriting.function()
+
+
+class _Rewriting:
+    """A copy of a graph that is rewritten while it is executed on an example."""
+
+    def __init__(self, graph: GraphModule, inputs: Sequence[Tensor]) -> None:
+        self.module = GraphModule(graph, copy.deepcopy(graph.graph))
+        self.graph = self.module.graph
+        self._inputs = iter(inputs)
+        self._memory = _Memory(self.module)
+        #: what every node was on the example
+        self._values: dict[Node, Any] = {}
+        #: the first of the nodes that compute the same
+        self._known: dict[str, Node] = {}
+        #: constants of the function, by the arguments that stand for them
+        self._constants: dict[Node, Tensor] = {}
+        self._numbers: dict[str, Node] = {}
+        self._begin = next(iter(self.graph.nodes))
+
+    def run(self) -> None:
+        """Execute every node on the example, and replace it where something else gives the same."""
+        for node in list(self.graph.nodes):
+            if node.op == "placeholder":
+                self._values[node] = next(self._inputs)
+            elif node.op == "get_attr":
+                self._take_constant(node)
+            elif node.op == "call_function":
+                self._execute(node)
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and self._memory.is_removable(node):
+                self.graph.erase_node(node)
+
+    def function(self) -> Callable[..., Any]:
+        """What the graph has become."""
+        self.graph.lint()
+        self.module.recompile()
+        constants = [self._constants.pop(node) for node in list(self._constants)]
+        return functools.partial(self.module.forward, *constants)
+
+    def _take_constant(self, node: Node) -> None:
+        """A constant of the graph becomes one of the function: as an attribute it is looked for at every call."""
+        value = constant_of(self.module, node)
+        self._values[node] = value
+        if isinstance(value, Tensor):
+            node.replace_all_uses_with(self._argument_for(value))
+
+    def _execute(self, node: Node) -> None:
+        if self._memory.is_foreign(node):
+            self._values[node] = self._result(node)
+            return
+        if self._memory.may_be_shared(node):
+            earlier = self._known.setdefault(self._name_of(node), node)
+            if earlier is not node:
+                node.replace_all_uses_with(earlier)
+                return
+        value = self._values[node] = self._result(node)
+        if isinstance(value, Tensor) and self._is_constant(node):
+            constant = self._argument_for(value)
+            self._known[self._name_of(node)] = constant
+            node.replace_all_uses_with(constant)
+            return
+        twin = self._twin(node)
+        if twin is not None:
+            node.replace_all_uses_with(twin)
+            return
+        self._simplify(node)
+
+    def _twin(self, node: Node) -> Node | None:
+        """The argument of a node that is its result already: of a view, of a power or a product of one."""
+        if not node.args or not isinstance(node.args[0], Node) or self._memory.writes(node):
+            return None
+        argument = node.args[0]
+        value = self._values[node]
+        given = self._values[argument]
+        if not isinstance(given, Tensor) or not isinstance(value, Tensor):
+            return None
+        if _layout(given) != _layout(value):
+            return None
+        if given.data_ptr() == value.data_ptr() and given.numel():
+            return argument
+        neutral = node.target in _NEUTRAL_ONE and self._is_one(node.args[1])
+        return argument if neutral and self._memory.may_be_shared(node) else None
+
+    def _is_one(self, factor: Any) -> bool:
+        """Whether an argument of a node is one, at every call."""
+        if isinstance(factor, Node):
+            value = self._constants.get(factor)
+            return value is not None and bool((value == 1).all())
+        return bool(factor == 1)
+
+    def _name_of(self, node: Node) -> str:
+        """The same for nodes that compute the same."""
+        return f"{node.target} {node.args} {node.kwargs}"
+
+    def _result(self, node: Node, arguments: tuple[Any, ...] | None = None) -> Any:
+        """What a node, or its function of other arguments, comes to on the example."""
+        values = map_arg(node.args if arguments is None else arguments, self._values.__getitem__)
+        options = map_arg(node.kwargs, self._values.__getitem__)
+        if node.op == "call_method":
+            owner, *others = values
+            return getattr(owner, str(node.target))(*others, **options)
+        operation: Any = node.target
+        return operation(*values, **options)
+
+    def _is_constant(self, node: Node) -> bool:
+        """Whether a node has the same value at every call, which nobody writes into."""
+        fixed = all(source in self._constants for source in node.all_input_nodes)
+        return fixed and self._memory.may_be_shared(node)
+
+    def _argument_for(self, value: Tensor) -> Node:
+        """An argument of the function that is this constant."""
+        with self.graph.inserting_before(self._begin):
+            argument = self.graph.placeholder(f"constant_{len(self._constants)}")
+        self._constants[argument] = value
+        self._values[argument] = value
+        return argument
+
+    def _simplify(self, node: Node) -> None:
+        """Let a function of torch take the place of an operator, where it gives the same bits."""
+        operator = node.target
+        if operator is getitem or self._memory.writes(node) or self._memory.is_random(node):
+            return
+        before = node.op, node.target, node.args, node.kwargs
+        value = self._values[node]
+        packet: Any = getattr(operator, "overloadpacket", operator)
+        name = packet.__name__
+        if name == "pow" and node.args[1] == 2:
+            name = "mul"
+            node.args = (node.args[0], node.args[0])
+        if name in _TAKE_NUMBERS and len(node.args) == 2 and isinstance(node.args[1], (int, float)):
+            self._with_tensor_for_number(node)
+        name = _PUBLIC_NAMES.get(name, name)
+        if name == "_to_copy" and [*node.kwargs] == ["dtype"]:
+            node.op, node.target = "call_method", "to"
+            node.args, node.kwargs = (*node.args, node.kwargs["dtype"]), {}
+        elif isinstance(getattr(torch, name, None), types.BuiltinFunctionType):
+            node.target = getattr(torch, name)
+        elif hasattr(Tensor, name) and node.args and isinstance(node.args[0], Node):
+            node.op, node.target = "call_method", name
+        if not self._gives(node, value):
+            node.op, node.target, node.args, node.kwargs = before
+
+    def _with_tensor_for_number(self, node: Node) -> None:
+        """A tensor of the first argument's type in the place of a number, where that holds it."""
+        (first,) = node.all_input_nodes
+        number: Any = node.args[1]
+        tensor = self._values[first]
+        holds = tensor.is_floating_point() or (
+            isinstance(number, int) and tensor.dtype is torch.int64
+        )
+        if not holds or isinstance(number, bool):
+            return
+        key = f"{number!r} {tensor.dtype} {tensor.device}"
+        if key not in self._numbers:
+            constant = torch.tensor(number, dtype=tensor.dtype, device=tensor.device)
+            self._numbers[key] = self._argument_for(constant)
+        node.args = (first, self._numbers[key])
+
+    def _gives(self, node: Node, value: Any) -> bool:
+        """Whether a node gives this value, to the bit and with its layout."""
+        try:
+            candidate = self._result(node)
+        except (TypeError, RuntimeError, IndexError):  # the function has another signature
+            return False
+        pairs = list(itertools.zip_longest(leaves_of(candidate), leaves_of(value)))
+        return all(_same(*pair) for pair in pairs)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two tensors are one to the bit, in one layout."""
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return bool(one == other)
+    if _layout(one) != _layout(other):
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+class _Memory:
+    """Which nodes of a graph write, draw or return what they were given."""
+
+    def __init__(self, module: GraphModule) -> None:
+        #: where the memory of a node's result comes from
+        self._roots: dict[Node, Node] = {}
+        #: whose memory is written into, or handed out
+        self._exposed: set[Node] = set()
+        for node in module.graph.nodes:
+            self._roots[node] = self._root(node)
+            if node.op == "output" or self.is_foreign(node):
+                self._exposed |= {self._roots[source] for source in node.all_input_nodes}
+            if self.writes(node):
+                self._exposed |= {self._roots[source] for source in _written(node)}
+
+    def is_foreign(self, node: Node) -> bool:
+        """Whether it is a call of something else than an operator of torch."""
+        is_call = node.op == "call_function"
+        return is_call and node.target is not getitem and _schema(node) is None
+
+    def writes(self, node: Node) -> bool:
+        schema = _schema(node)
+        return schema is not None and schema.is_mutable
+
+    def is_random(self, node: Node) -> bool:
+        return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+    def is_removable(self, node: Node) -> bool:
+        """Whether nobody misses a node without users."""
+        if node.op == "get_attr":
+            return True
+        has_effect = self.is_foreign(node) or self.writes(node) or self.is_random(node)
+        return node.op in ("call_function", "call_method") and not has_effect
+
+    def may_be_shared(self, node: Node) -> bool:
+        """Whether a node has one value for all who ask for it, at whatever time."""
+        if self.writes(node) or self.is_random(node) or self.is_foreign(node):
+            return False
+        sources = [node, *node.all_input_nodes]
+        # an argument that stands for a constant is written into by nobody
+        return all(self._roots.get(source, source) not in self._exposed for source in sources)
+
+    def _root(self, node: Node) -> Node:
+        """The node whose memory the result of this one is: itself, but for views and what is written in place."""
+        schema = _schema(node)
+        if node.target is getitem:
+            return self._roots[node.all_input_nodes[0]]
+        if schema is None or not any(value.alias_info for value in schema.returns):
+            return node
+        for argument, value in zip(schema.arguments, node.args, strict=False):
+            if argument.alias_info and isinstance(value, Node):
+                return self._roots[value]
+        return node
+
+
+def _schema(node: Node) -> Any:
+    """What torch says of a node's operator; None without one."""
+    return getattr(node.target, "_schema", None)
+
+
+def _written(node: Node) -> list[Node]:
+    """The arguments that a node writes into."""
+    arguments = []
+    for argument, value in zip(_schema(node).arguments, node.args, strict=False):
+        if argument.alias_info and argument.alias_info.is_write:
+            arguments += [leaf for leaf in leaves_of(value) if isinstance(leaf, Node)]
+    named = {argument.name: argument for argument in _schema(node).arguments}
+    for name, value in node.kwargs.items():
+        if named[name].alias_info and named[name].alias_info.is_write and isinstance(value, Node):
+            arguments.append(value)
+    return arguments

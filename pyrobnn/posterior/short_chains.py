@@ -1,0 +1,462 @@
+r"""Some hundreds of short Hamiltonian chains side by side, and whether they have arrived at what they sample.
+
+Chains are in groups, and those of a group begin at one point: once the means of the groups differ by no more than
+chance, the chains have forgotten where they began, however short they are.
+
+*Nested R-hat: assessing the convergence of Markov chain Monte Carlo when running many short chains* (Margossian et al.,
+2024), https://arxiv.org/abs/2110.13017
+*MCMC using Hamiltonian dynamics* (Neal, 2011), https://arxiv.org/abs/1206.1901
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pyrobnn.core.seeding import generator, seeded
+from pyrobnn.model import BNN, NET, Density
+from pyrobnn.model.compile import compiled
+from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
+from pyrobnn.model.likelihoods.base import identified
+from pyrobnn.posterior.prediction import widest_layer
+
+#: acceptance rate that the step size is tuned to
+_TARGET_ACCEPT = 0.85
+#: transitions at the beginning, of short paths: from where the density is low most of the way is downhill
+_FIRST = 6
+_FIRST_LENGTH = 8
+#: leapfrogs of the longest path afterwards; the shortest is a quarter of it
+LONGEST = 48
+#: share of the paths whose step is up to this power of two smaller: for places that are steeper than most
+_FINER = 0.25
+_FINEST = -4.0
+#: transitions after which the scale of every coordinate is set anew, up to this number of them
+_ADAPT_EVERY = 4
+_ADAPT_UP_TO = 40
+#: energy error that counts as a divergence, as everywhere
+_DIVERGENT = 1000.0
+#: distance of the places between which the curvature is taken
+_NEAR = 1e-2
+#: draws from the prior of which each start elsewhere is the best
+_TRIED = 64
+#: seconds of a leapfrog that are few
+_CHEAP = 0.005
+#: changes between the halves of a window of transitions that are no drift: of a mean in sds, of a log sd
+_DRIFT = 0.25, 0.2
+
+
+#: correlation over a window below which chains have moved on
+_MEMORY = 0.5
+
+
+class Visit(NamedTuple):
+    """Where the chains are after a transition, (chain, dim), and what it was like, (chain,) each."""
+
+    z: Tensor
+    log_density: Tensor
+    energy: Tensor
+    acceptance: Tensor
+    diverging: Tensor
+    num_steps: int
+    step_size: float
+
+
+@dataclass(frozen=True, eq=False)
+class ShortChains:
+    """Chains after a number of transitions; positions and gradients (chain, dim), log densities (chain,).
+
+    ``scale`` (dim,) are the units of the steps, ``anchor`` the positions where these were set; ``visits`` are the
+    transitions so far.
+    """
+
+    z: Tensor
+    slope: Tensor
+    log_density: Tensor
+    scale: Tensor
+    step: float
+    anchor: Tensor
+    visits: tuple[Visit, ...] = ()
+    num_leapfrogs: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        gradient: Gradient,
+        z: Tensor,
+        random: torch.Generator,
+    ) -> ShortChains:
+        """Chains at positions ``z`` (chain, dim)."""
+        slope, log_density = gradient(z)
+        scale = _curvature(gradient, z, random).rsqrt()
+        return cls(z, slope, log_density, scale, 0.5 * z.shape[1] ** -0.25, z)
+
+    def transition(self, gradient: Gradient, random: torch.Generator) -> ShortChains:
+        """One Hamiltonian path of every chain, accepted or not by itself."""
+        length = self._length(random)
+        jitter = torch.rand(len(self.z), 1, generator=random)
+        finer = torch.rand(len(self.z), 1, generator=random) < _FINER
+        factor = torch.where(finer, 2.0 ** (_FINEST * jitter), 0.8 + 0.4 * jitter)
+        step = (self.step * factor).to(self.z) * self.scale
+        momentum = torch.randn(self.z.shape, generator=random).to(self.z)
+        energy = 0.5 * momentum.square().sum(-1) - self.log_density
+        end = self.z
+        slope = self.slope
+        log_density = self.log_density
+        for _ in range(length):
+            momentum = momentum + 0.5 * step * slope
+            end = end + step * momentum
+            slope, log_density = gradient(end)
+            momentum = momentum + 0.5 * step * slope
+        error = 0.5 * momentum.square().sum(-1) - log_density - energy
+        rate = (-error).clamp(max=0.0).exp().nan_to_num(0.0)
+        accepted = torch.rand(len(self.z), generator=random).to(rate) < rate
+        mean_rate = float(rate[~finer[:, 0].to(rate.device)].mean().nan_to_num(0.0))
+        visit = Visit(
+            torch.where(accepted[:, None], end, self.z),
+            torch.where(accepted, log_density, self.log_density),
+            torch.where(accepted, energy + error, energy),
+            rate,
+            ~(error <= _DIVERGENT),
+            length,
+            self.step,
+        )
+        moved = replace(
+            self,
+            z=visit.z,
+            slope=torch.where(accepted[:, None], slope, self.slope),
+            log_density=visit.log_density,
+            step=self.step * math.exp(max(-1.0, min(0.5, 2.0 * (mean_rate - _TARGET_ACCEPT)))),
+            visits=(*self.visits, visit),
+            num_leapfrogs=self.num_leapfrogs + length,
+        )
+        adapts = len(moved.visits) % _ADAPT_EVERY == 0 and len(moved.visits) <= _ADAPT_UP_TO
+        return moved._in_new_units() if adapts else moved
+
+    def _length(self, random: torch.Generator) -> int:
+        """Leapfrogs of the next path."""
+        chance = float(torch.rand((), generator=random))
+        if len(self.visits) < _FIRST:
+            return _FIRST_LENGTH
+        return max(1, round(LONGEST * (0.25 + 0.75 * chance)))
+
+    def _in_new_units(self) -> ShortChains:
+        """With each coordinate's unit set to how far the chains have gone along it, wherever each of them is."""
+        distance = (self.z - self.anchor).double().square().mean(0).div(2.0).sqrt()
+        floor = 1e-3 * float(distance.median())
+        if floor == 0.0 or not math.isfinite(floor):
+            return self
+        scale = distance.clamp(min=floor).to(self.scale)
+        growth = float((scale.log().mean() - self.scale.log().mean()).exp())
+        return replace(
+            self,
+            scale=scale,
+            step=self.step / growth,
+            anchor=self.z,
+        )
+
+
+def _curvature(
+    gradient: Gradient,
+    z: Tensor,
+    random: torch.Generator,
+) -> Tensor:
+    """Minus the second derivative along each coordinate (dim,), in the median over positions (chain, dim).
+
+    Of Hutchinson's estimate, from two gradients at each position.
+    """
+    signs = (torch.randint(0, 2, z.shape, generator=random) * 2.0 - 1.0).to(z)
+    above, _ = gradient(z + _NEAR * signs)
+    below, _ = gradient(z - _NEAR * signs)
+    curvature = (signs * (below - above) / (2.0 * _NEAR)).nan_to_num().median(0).values
+    # where it is not positive as where it is lowest: the steps are adapted from there
+    positive = curvature[curvature > 0.0]
+    if not len(positive):
+        return torch.ones_like(curvature)
+    return curvature.clamp(min=float(positive.quantile(0.1)))
+
+
+def traced_gradient(density: Density, z: Tensor) -> Gradient:
+    """Gradient and value of the log joint at positions like ``z`` (chain, dim): its Python has run once."""
+    gradient, why_not_batched = batched_gradient(density.log_joint, z[:2])
+    if why_not_batched:
+        return gradient
+    step = compiled(
+        gradient,
+        z,
+        enabled="trace",
+        name="the model",
+    )
+
+    def traced(points: Tensor) -> tuple[Tensor, Tensor]:
+        slope, log_density = step(points)
+        return slope, log_density.double()
+
+    return traced
+
+
+def starts_elsewhere(
+    density: Density,
+    count: int,
+    seed: int,
+) -> Tensor:
+    """Positions (count, dim), each the likeliest of some draws from a net's prior: of no fit's making."""
+    model = density.owner
+    if model is None:
+        raise TypeError("the prior of a plain program may be vague: its draws are no starts")
+    with seeded(seed, density.device):
+        draws = {name: site.sample((count * _TRIED,)) for name, site in model.priors.items()}
+    z = density.unconstrain({site.name: draws[site.name] for site in density.sites})
+    log_joint = torch.func.vmap(density.log_joint)
+    with torch.no_grad():
+        values = torch.cat([log_joint(batch) for batch in z.split(256)])
+    values = values.nan_to_num(-torch.inf, -torch.inf, -torch.inf).reshape(count, _TRIED)
+    best = values.argmax(1) + torch.arange(count, device=z.device) * _TRIED
+    return z[best]
+
+
+def evenly(z: Tensor, count: int) -> Tensor:
+    """``count`` of the positions (draw, dim), evenly spread over them; all, repeated, where there are fewer."""
+    index = torch.linspace(0, len(z) - 1, count)
+    return z[index.round().long().to(z.device)]
+
+
+def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
+    """Seconds that a leapfrog of all chains takes about, on a core of the present: the same number everywhere."""
+    widest = 1
+    if density.owner is not None:
+        widest = widest_layer(density.owner, density.args[0][:1])
+    return 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+
+
+def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
+    """Chains of a group: sixteen where a leapfrog of all of them is cheap, down to four."""
+    size = 16
+    while size > 4 and seconds_per_leapfrog(density, rows, num_groups * size) > _CHEAP:
+        size //= 2
+    return size
+
+
+class Arrival(NamedTuple):
+    """How far chains have come, by the worst quantity.
+
+    Nested R-hat, and the ``limit`` that chance alone keeps it below; between the halves of the window, how far means
+    (sds) and log sds drift; and the correlation of where chains are at the end of the window with where they were at
+    its beginning: of chains that hardly move, one.
+    """
+
+    nested_rhat: float
+    shift: float
+    log_ratio: float
+    memory: float
+    limit: float
+
+    @property
+    def arrived(self) -> bool:
+        """Whether the groups agree, and nothing drifts."""
+        steady = self.shift <= _DRIFT[0] and self.log_ratio <= _DRIFT[1]
+        return steady and self.memory <= _MEMORY and self.nested_rhat <= self.limit
+
+
+#: transitions of a window of two halves
+_FEWEST = 4
+#: of chains of which nothing is known
+NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0, 1.0)
+#: what may be left of B / W beside one over the chains of a group, which is chance (Margossian et al., section 4)
+_LEFT = 0.04
+
+
+def arrival(values: np.ndarray, num_groups: int) -> Arrival:
+    """How far quantities (quantity, transition, chain) of chains, group by group, have come.
+
+    `NOWHERE` where one is not finite, or of fewer than four transitions.
+    """
+    if values.shape[1] < _FEWEST or not np.isfinite(values).all():
+        return NOWHERE
+    moving = values[np.ptp(values, axis=(1, 2)) > 0.0]
+    if not len(moving):
+        return NOWHERE
+    half = moving.shape[1] // 2
+    early = moving[:, :half].reshape(len(moving), -1)
+    late = moving[:, -half:].reshape(len(moving), -1)
+    sd_early = np.maximum(early.std(axis=1), 1e-300)
+    sd_late = np.maximum(late.std(axis=1), 1e-300)
+    shift = np.abs(late.mean(axis=1) - early.mean(axis=1)) / sd_late
+    log_ratio = np.abs(np.log(sd_late / sd_early))
+    begin = moving[:, 0] - moving[:, 0].mean(axis=1, keepdims=True)
+    end = moving[:, -1] - moving[:, -1].mean(axis=1, keepdims=True)
+    scale = np.sqrt((begin**2).mean(axis=1) * (end**2).mean(axis=1))
+    memory = (begin * end).mean(axis=1) / np.maximum(scale, 1e-300)
+    rhats = nested_rhat(moving, num_groups)
+    return Arrival(
+        float(rhats.max()),
+        float(shift.max()),
+        float(log_ratio.max()),
+        float(memory.max()),
+        math.sqrt(1.0 + num_groups / moving.shape[2] + _LEFT),
+    )
+
+
+def effective_draws(values: np.ndarray) -> float:
+    r"""Effective sample size of the worst of quantities (quantity, transition, chain), by the spread of chains' means.
+
+    .. math:: C \, \sigma^2 / \operatorname{Var}(\text{mean of a chain})
+
+    of C chains: they are too short for their autocorrelations, and many enough for this.
+    """
+    variance = values.var(axis=(1, 2))
+    of_means = values.mean(axis=1).var(axis=1, ddof=1)
+    moving = variance > 0.0
+    if not moving.any() or not np.isfinite(values).all():
+        return 0.0
+    num_chains = values.shape[2]
+    sizes = num_chains * variance[moving] / np.maximum(of_means[moving], 1e-300)
+    return float(min(sizes.min(), values.shape[1] * num_chains))
+
+
+def nested_rhat(values: np.ndarray, num_groups: int) -> np.ndarray:
+    r"""Nested R-hat of quantities (quantity, transition, chain) of chains, group by group; (quantity,).
+
+    .. math:: \sqrt{1 + B / W}
+
+    B is the variance of the groups' means; W the mean over groups of the variance of their chains' means, and of the
+    mean variance within their chains (Margossian et al., 2024, equations 8 to 10).
+    """
+    grouped = values.reshape(*values.shape[:2], num_groups, -1)
+    chain_means = grouped.mean(axis=1)
+    within_chains = grouped.var(axis=1, ddof=1).mean(axis=2) if values.shape[1] > 1 else 0.0
+    between_chains = chain_means.var(axis=2, ddof=1) if grouped.shape[3] > 1 else 0.0
+    within = np.mean(between_chains + within_chains, axis=1)
+    between = chain_means.mean(axis=2).var(axis=1, ddof=1)
+    return np.sqrt(1.0 + between / np.maximum(within, 1e-300))
+
+
+#: what is identified at a visit, (quantity, chain)
+Quantities = Callable[[Visit], np.ndarray]
+#: transitions before it is first asked whether the chains have arrived; of those so far the later half is asked
+_FIRST_CHECK = 16
+#: effective draws that chains which have arrived are worth
+_MIN_ESS = 400.0
+#: sds of the log density by which chains from elsewhere lie below the others, and then say nothing
+_BELOW = 3.0
+
+
+class Groups:
+    """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
+
+    Args:
+        density: of the posterior.
+        starts: where the groups begin (group, dim), those from elsewhere last.
+        num_elsewhere: how many of them.
+        size: chains of a group.
+        quantities: what is identified.
+        seed: of the moves.
+    """
+
+    def __init__(
+        self,
+        density: Density,
+        starts: Tensor,
+        num_elsewhere: int,
+        size: int,
+        quantities: Quantities,
+        seed: int,
+    ) -> None:
+        self.size = size
+        self.is_elsewhere = torch.arange(len(starts)) >= len(starts) - num_elsewhere
+        self.kept = torch.ones(len(starts), dtype=torch.bool)
+        z = starts.repeat_interleave(size, 0).contiguous()
+        self.random = generator(seed)
+        self.gradient = traced_gradient(density, z)
+        self.chains = ShortChains.begin(self.gradient, z, self.random)
+        self.arrival = NOWHERE
+        self.ess = 0.0
+        self.arrived = False
+        self._quantities = quantities
+        self._values: list[np.ndarray] = []
+
+    def run(self, spent: Callable[[ShortChains], float]) -> None:
+        """Move the chains until they have arrived or all of a budget is spent; ``spent`` is its share so far."""
+        check = _FIRST_CHECK
+        share = 0.0
+        while not self.arrived and share < 1.0:
+            self.chains = self.chains.transition(self.gradient, self.random)
+            share = spent(self.chains)
+            if len(self.chains.visits) >= check or share >= 1.0:
+                check = math.ceil(1.25 * len(self.chains.visits))
+                self._look(alone=share >= 0.5)
+
+    @property
+    def window(self) -> tuple[Visit, ...]:
+        """The later half of the transitions: what is judged, and handed over."""
+        visits = self.chains.visits
+        return visits[len(visits) // 2 :]
+
+    def window_values(self) -> np.ndarray:
+        """Identified quantities (quantity, transition, chain) of the window."""
+        visits = self.chains.visits
+        while len(self._values) < len(visits):
+            self._values.append(self._quantities(visits[len(self._values)]))
+        return np.stack(self._values[len(visits) // 2 :], 1)
+
+    def mask(self) -> Tensor:
+        """Which chains (chain,) are of groups that are kept."""
+        return self.kept.repeat_interleave(self.size)
+
+    def _look(self, alone: bool) -> None:
+        """See how far the chains have come; ``alone`` allows to leave out those from elsewhere that lie below."""
+        self.kept = torch.ones_like(self.kept)
+        self._judge()
+        if not self.arrived and alone and bool(self.is_elsewhere.any()):
+            self.kept = ~(self.is_elsewhere & self._below())
+            if not bool(self.kept.all()):
+                self._judge()
+
+    def _judge(self) -> None:
+        """Whether the chains of the groups that are kept have arrived."""
+        values = self.window_values()[:, :, self.mask().numpy()]
+        self.arrival = arrival(values, int(self.kept.sum()))
+        self.ess = effective_draws(values)
+        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
+
+    def _below(self) -> Tensor:
+        """Which groups (group,) lie so far below the others in log density that chance does not explain it."""
+        levels = torch.stack([visit.log_density for visit in self.window]).mean(0).cpu()
+        levels = levels.reshape(len(self.kept), self.size)
+        ours = levels[~self.is_elsewhere]
+        return levels.mean(1) < ours.mean() - _BELOW * ours.std() / math.sqrt(self.size) - _BELOW
+
+
+def net_quantities(density: Density, x: Tensor) -> Quantities:
+    """The log density, a net's function at inputs ``x`` (point, …) and the sites but its weights."""
+    model = cast(BNN, density.owner)
+
+    def quantities(visit: Visit) -> np.ndarray:
+        draws = density.constrain(visit.z)
+        fixed = density.initial_points
+        f = at_each(lambda draw: model.forward(fixed | draw, x), draws)
+        columns = [visit.log_density[:, None], identified(model.likelihood, f[None])[0].flatten(1)]
+        names = [name for name in draws if not name.startswith(NET)]
+        return _joined([*columns, *(draws[name] for name in names)])
+
+    return quantities
+
+
+def site_quantities(density: Density) -> Quantities:
+    """The log density and all latent sites of a program."""
+
+    def quantities(visit: Visit) -> np.ndarray:
+        return _joined([visit.log_density, *density.constrain(visit.z).values()])
+
+    return quantities
+
+
+def _joined(columns: Sequence[Tensor]) -> np.ndarray:
+    """Quantities (chain, …) side by side, (quantity, chain)."""
+    flat = [column.reshape(len(column), -1).double() for column in columns]
+    return torch.cat(flat, 1).cpu().numpy().T

@@ -1,0 +1,182 @@
+"""The tier of a step: what is forecast from its graph, and the interpreted graph, which gives the same bits."""
+
+from __future__ import annotations
+
+import copy
+
+import pyro.distributions as dist
+import pytest
+import torch
+from torch.func import grad, vmap
+
+import pyrobnn as pb
+from pyrobnn.core.private import trace
+from pyrobnn.model.compile import compiled
+from pyrobnn.model.compile.forecast import Forecast, Work
+from pyrobnn.model.compile.interpreted import interpreted
+
+
+def _draws(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+
+
+def _adam(theta, moment, step):
+    slope = grad(lambda z: (z.tanh() * z.exp()).pow(2).sum(dtype=torch.float64))(theta)
+    moment.copy_(0.9 * moment + 0.1 * slope)
+    theta.sub_(0.1 * moment / (moment.square().sqrt() + 1e-8))
+    step.add_(1)
+    return theta.sum() * step, (step >> 3) & 7
+
+
+def _bits(index):
+    mixed = (index ^ (index >> 30)) * -4658895280553007687
+    return (mixed & 0xFFFFFFFF).to(torch.float32) * 2.0**-32, mixed % 1024, index[None].expand(2, 3)
+
+
+def _same_work_twice(x, w):
+    ones = torch.ones(3)
+    first = (x @ w + 2.0 * ones).relu()
+    second = (x @ w + 2.0 * ones).relu()
+    return first * second / 1.0, first.pow(1), torch.where(first > 0.5, first, 0.0).mean(0)
+
+
+def _written_between(x):
+    before = x * 2.0
+    x.add_(1.0)
+    table = torch.zeros(3)
+    table[1] = x[0]
+    return before, x * 2.0, table, torch.zeros(3)
+
+
+FUNCTIONS = {
+    "adam in place": (_adam, (_draws(5), torch.zeros(5), torch.tensor(40))),
+    "random bits": (_bits, (torch.tensor([3, 5, 7]),)),
+    "the same twice": (_same_work_twice, (_draws(4, 2), _draws(2, 3))),
+    "written between": (_written_between, (_draws(3),)),
+    "zero dimensions": (lambda z: (z * 0.1 + 1.0, z**2, z > 0.3), (torch.tensor(0.3),)),
+    "not finite": (lambda z: (z.log(), z / 0.0, z * 1.0), (_draws(4),)),
+    "whole numbers": (lambda z: (z * 2, z + 0.5, z // 2, z**2), (torch.arange(4),)),
+    "batched": (vmap(grad(lambda z: torch.nn.functional.softplus(z).sum())), (_draws(3, 4),)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_interpreted_graph_gives_the_same_bits(name):
+    """At other arguments than those it was tried on, three times in a row: nothing is left from call to call."""
+    fn, example = FUNCTIONS[name]
+    graph = trace(fn, [value.clone() for value in example])
+    quick = interpreted(graph, [value.clone() for value in example])
+    ours, theirs = ([value.clone() for value in example] for _ in range(2))
+    for _ in range(3):
+        with torch.no_grad():
+            results = quick(*ours), graph(*theirs)
+        for one, other in zip((*results[0], *ours), (*results[1], *theirs), strict=True):
+            torch.testing.assert_close(one, other, rtol=0.0, atol=0.0, equal_nan=True)
+            assert one.stride() == other.stride()
+        for value in (*ours, *theirs):
+            value.add_(1)
+
+
+def test_random_draws_stay_random():
+    step = compiled(lambda z: z + torch.randn(3), torch.zeros(3), enabled="trace")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        first, second = step(torch.zeros(3)), step(torch.zeros(3))
+        torch.manual_seed(0)
+        again = step(torch.zeros(3))
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(first, again, rtol=0.0, atol=0.0)
+
+
+def test_a_result_may_be_written_into():
+    step = compiled(lambda z: (torch.zeros(2), z.view(2)), torch.zeros(2), enabled="trace")
+    step(torch.zeros(2))[0].add_(5.0)
+    assert step(torch.zeros(2))[0].tolist() == [0.0, 0.0]
+
+
+def test_fewer_operations():
+    fn, example = FUNCTIONS["the same twice"]
+    graph = trace(fn, list(example))
+    quick = interpreted(graph, list(example)).func.__self__
+    numbers = [
+        sum(node.op.startswith("call") for node in module.graph.nodes) for module in (graph, quick)
+    ]
+    assert numbers[1] <= 0.6 * numbers[0]
+
+
+def test_work_is_counted_from_shapes():
+    graph = trace(lambda x, w: (x @ w).sin().T, [torch.ones(7, 3), torch.ones(3, 5)])
+    assert Work.of(graph) == Work(nodes=2, elements=70, products=105)
+    image, filters = torch.ones(2, 3, 8, 8), torch.ones(4, 3, 3, 3)
+    graph = trace(torch.nn.functional.conv2d, [image, filters])
+    assert Work.of(graph).products == 2 * 4 * 6 * 6 * 27
+
+
+def test_more_calls_and_more_work_are_worth_a_compile():
+    small = Work(nodes=100, elements=1000, products=0)
+    tiers = [Forecast(small, calls).tier for calls in (1, 1000, 10**6)]
+    assert tiers[0] == "trace" and tiers[-1] == "compiled"
+    assert Forecast(small, 10**6).seconds("trace") > Forecast(small, 10**6).seconds("compiled")
+    assert Forecast(small, 10).seconds_to_compile() < Forecast(small, 10).seconds("compiled")
+
+
+def _problem():
+    x = _draws(30, 2)
+    model = pb.BNN(
+        pb.networks.mlp(2, (), 1, seed=0),
+        pb.priors.IIDPrior(dist.Normal(0.0, 1.0)),
+        pb.likelihoods.HomoskedasticGaussian(0.1),
+    )
+    return model, x, x.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("method", "num_draws"),
+    [
+        (pb.MAP(num_steps=30), None),
+        (pb.MLE(num_steps=30), None),
+        (pb.DeepEnsemble(num_members=2, num_steps=30), None),
+        (pb.SWAG(num_steps=30), 3),
+        (pb.Laplace(num_steps=30), 3),
+        (pb.SVI(num_steps=30), 3),
+        (pb.SGHMC(num_chains=2, num_warmup=20), 3),
+        (pb.NUTS(num_chains=2, num_warmup=5), 5),
+        (pb.SMC(num_particles=8, num_islands=2), 8),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+@pytest.mark.filterwarnings("ignore")
+def test_short_fits_start_at_once_and_say_so(method, num_draws, monkeypatch):
+    monkeypatch.setattr("pyrobnn.model.compile._checked", pytest.fail)
+    posterior = method.fit(*_problem(), num_draws=num_draws)
+    tier = posterior.meta["tier"]
+    assert tier["tier"] == "trace" and tier["calls"] > 0
+    assert tier["seconds_traced"] < tier["seconds_compiled"]
+    again = copy.deepcopy(method).fit(*_problem(), num_draws=num_draws)
+    assert again.meta["tier"] == tier
+    for name, values in posterior.draws.items():
+        torch.testing.assert_close(again.draws[name], values, rtol=0.0, atol=0.0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("compile", "mode"), [(True, 1), ("auto", 1), (False, 0)])
+def test_long_fits_are_compiled_and_what_was_asked_for_is_done(compile, mode, monkeypatch):
+    compiles = []
+
+    def checked(fn, inputs, name):
+        compiles.append(name)
+        return fn, "inductor"
+
+    monkeypatch.setattr("pyrobnn.model.compile._checked", checked)
+    steps = 10**5 if compile == "auto" else 5
+    stop = [lambda step, metrics: True]
+    method = pb.SVI(num_steps=steps, compile=compile, optimizer=pb.Optimizer(average=0.0))
+    posterior = method.fit(*_problem(), num_draws=2, callbacks=stop)
+    assert len(compiles) == mode
+    assert posterior.meta["tier"]["tier"] == ("compiled" if mode else "trace")
+
+
+def test_what_looks_at_values_is_run_as_it_is_without_a_warning():
+    step = compiled(lambda z: z if z.sum() > 0 else -z, torch.ones(2), enabled=False, calls=100)
+    assert step.tier == "eager"
+    assert step(torch.tensor([-1.0, -2.0])).tolist() == [1.0, 2.0]
