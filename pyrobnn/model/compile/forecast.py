@@ -1,7 +1,8 @@
 """What a function will cost compiled and interpreted, forecast from its traced graph: no clock, so that runs repeat.
 
-The constants are those of :data:`MEASURED`: least squares of relative errors over the steps of all methods and six
-sizes of model, by ``scripts/speed/tiers.py``. A compile is one of a new process whose cache is empty.
+The constants, :data:`MEASURED`, lie at the least squares of relative errors in ``scripts/speed/tiers.jsonl``
+(methods and sizes of models, by the script beside it); that of an interpreted element between small tensors and those
+larger than the CPU's cache. A compile is one of a new process whose cache is empty.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ class _Costs(NamedTuple):
 
 #: of the tiers, in seconds on one core
 MEASURED = {
-    "compiled": _Costs(1.1, 0.026, 5e-6, 0.0, 0.3e-9, 0.036e-9),
-    "trace": _Costs(0.0, 0.0, 0.0, 2.5e-6, 1.4e-9, 0.036e-9),
+    "compiled": _Costs(3.0, 0.012, 4e-6, 0.0, 0.3e-9, 0.036e-9),
+    "trace": _Costs(0.0, 0.0, 0.0, 2.8e-6, 1.4e-9, 0.036e-9),
 }
 
 
