@@ -192,10 +192,10 @@ def _rhats(evidence: Evidence) -> dict[str, float]:
 
 
 def _as_titles(names: list[str]) -> list[str]:
-    """The names without the number of their point, where it does not tell two apart; a tree allows no slash in one."""
+    """The names without the number of their point, where it tells no two apart, and with bars for slashes."""
     short = [name.partition(" #")[0] for name in names]
     titles = short if len(set(short)) == len(short) else names
-    return [title.replace("/", "∕") for title in titles]
+    return [title.replace("/", "|") for title in titles]
 
 
 def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
@@ -275,7 +275,7 @@ def _outcomes(evidence: Evidence) -> xr.DataTree | None:
     num_chains, num_draws, num_data = pointwise.shape
     if replicates.shape[:2] != (num_chains * num_draws, num_data):
         return None
-    names = [name.replace("/", "∕") for name in output_names(evidence, y.shape[1])]
+    names = [name.replace("/", "|") for name in output_names(evidence, y.shape[1])]
     by_output = np.moveaxis(replicates, 2, 0).reshape(len(names), *pointwise.shape)
     return _outcome_groups(dict(zip(names, by_output, strict=True)), y, pointwise)
 
