@@ -329,9 +329,9 @@ def _is_check(node: torch.fx.Node) -> bool:
 
 def _target(function: Any) -> str | None:
     """How the reader finds an operator; None of what it doesn't have."""
-    if isinstance(function, torch._ops.OpOverload):
-        name = f"{function.namespace}.{function._opname}.{function._overloadname}"
-        return name if function.namespace == "aten" else None
+    namespace = getattr(function, "namespace", None)
+    if namespace is not None:  # of torch: "aten.add.Tensor"
+        return str(function) if namespace == "aten" else None
     module = getattr(function, "__module__", "")
     return f"operator.{function.__name__}" if module == "_operator" else None
 
