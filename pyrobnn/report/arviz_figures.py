@@ -195,29 +195,22 @@ def _rhats(evidence: Evidence) -> dict[str, float]:
 
 
 def _as_titles(names: list[str]) -> list[str]:
-    """The names without the number of their point, where it does not tell two apart."""
+    """The names without the number of their point, where it tells no two apart, and with bars for slashes."""
     short = [name.partition(" #")[0] for name in names]
-    is_enough = len(set(short)) == len(short)
-    return [_as_title(name) for name in (short if is_enough else names)]
-
-
-def _as_title(name: str) -> str:
-    """The name of a variable of a tree, which allows no slash in one."""
-    return name.replace("/", "∕")
+    titles = short if len(set(short)) == len(short) else names
+    return [title.replace("/", "|") for title in titles]
 
 
 def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
     """Quantities (chain, draw) as a tree of draws, evenly thinned."""
     thinned = {}
-    for title, draws in zip(_as_titles(list(values)), values.values(), strict=True):
+    for title, draws in zip(
+        _as_titles(list(values)),
+        values.values(),
+        strict=True,
+    ):
         thinned[title] = (SAMPLE_DIMS, draws[:, spread(draws.shape[1], _MAX_DRAWS)])
-    return xr.DataTree.from_dict({POSTERIOR: _numbered(xr.Dataset(thinned))})
-
-
-def _numbered(dataset: xr.Dataset) -> xr.Dataset:
-    """The dataset with coordinates, counted from zero."""
-    numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-    return dataset.assign_coords(numbers)
+    return xr.DataTree.from_dict({POSTERIOR: _numbered(thinned)})
 
 
 def _grid_size(num_panels: int) -> tuple[float, float]:
@@ -276,25 +269,8 @@ def _forest(evidence: Evidence) -> Figure | None:
     )
 
 
-@dataclass(frozen=True, eq=False)
-class _Outcomes:
-    """Outcomes of the training data with what was predicted of them, thinned.
-
-    Args:
-        replicates: (chain, draw, row, output).
-        y: (row, output).
-        log_likelihood: (chain, draw, row).
-        names: of the outputs.
-    """
-
-    replicates: np.ndarray
-    y: np.ndarray
-    log_likelihood: np.ndarray
-    names: Sequence[str]
-
-
-def _outcomes(evidence: Evidence) -> _Outcomes | None:
-    """The outcomes, evenly thinned; None of classes and censored rows."""
+def _outcomes(evidence: Evidence) -> xr.DataTree | None:
+    """Replicates, outcomes and log-likelihood of the training data, thinned; None of classes and censored rows."""
     pair = evidence.replicates(whole=True)
     pointwise = evidence.log_likelihood
     if pair is None or pointwise is None or evidence.has_classes or is_censored(evidence):
@@ -303,46 +279,49 @@ def _outcomes(evidence: Evidence) -> _Outcomes | None:
     num_chains, num_draws, num_data = pointwise.shape
     if replicates.shape[:2] != (num_chains * num_draws, num_data):
         return None
-    replicates = replicates.reshape(*pointwise.shape, -1)
+    names = [name.replace("/", "|") for name in output_names(evidence, y.shape[1])]
+    by_output = np.moveaxis(replicates, 2, 0).reshape(len(names), *pointwise.shape)
+    return _outcome_groups(dict(zip(names, by_output, strict=True)), y, pointwise)
+
+
+def _outcome_groups(
+    replicates: Mapping[str, np.ndarray],
+    y: np.ndarray,
+    pointwise: np.ndarray,
+) -> xr.DataTree:
+    """What ArviZ's checks of a model read, evenly thinned; each output is a variable of its own.
+
+    Args:
+        replicates: name of an output → its replicates (chain, draw, row).
+        y: outcomes (row, output).
+        pointwise: log likelihood (chain, draw, row).
+    """
+    num_chains, num_draws, num_data = pointwise.shape
     rows = spread(num_data, _MAX_DATA)
     thinned = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), rows)
-    return _Outcomes(
-        replicates[thinned],
-        y[rows],
-        pointwise[thinned].astype(np.float64),
-        output_names(evidence, y.shape[1]),
-    )
-
-
-def _outcome_tree(evidence: Evidence) -> xr.DataTree | None:
-    """Replicates, outcomes and log likelihood of the training data; None of classes and censored rows.
-
-    The outputs are variables of their own.
-    """
-    outcomes = _outcomes(evidence)
-    if outcomes is None:
-        return None
-    by_draw = (*SAMPLE_DIMS, "row")
-    replicates = {}
-    observed = {}
-    log_likelihood = {}
-    for output, name in enumerate(outcomes.names):
-        title = _as_title(name)
-        replicates[title] = (by_draw, outcomes.replicates[..., output])
-        observed[title] = ("row", outcomes.y[:, output])
-        log_likelihood[title] = (by_draw, outcomes.log_likelihood)
-    datasets = {
-        POSTERIOR_PREDICTIVE: _numbered(xr.Dataset(replicates)),
-        OBSERVED_DATA: _numbered(xr.Dataset(observed)),
-        LOG_LIKELIHOOD: _numbered(xr.Dataset(log_likelihood)),
+    dims = (*SAMPLE_DIMS, "row")
+    log_likelihood = (dims, pointwise[thinned].astype(np.float64))
+    shared = _numbered(dict.fromkeys(replicates, log_likelihood))
+    observed = {name: (("row",), y[rows, output]) for output, name in enumerate(replicates)}
+    predictive = {name: (dims, draws[thinned]) for name, draws in replicates.items()}
+    groups = {
+        POSTERIOR_PREDICTIVE: _numbered(predictive),
+        OBSERVED_DATA: _numbered(observed),
+        LOG_LIKELIHOOD: shared,
+        # ArviZ reads from it how many chains there are
+        POSTERIOR: shared,
     }
-    # ArviZ reads from it how many chains there are
-    datasets[POSTERIOR] = datasets[LOG_LIKELIHOOD]
-    return xr.DataTree.from_dict(datasets)
+    return xr.DataTree.from_dict(groups)
+
+
+def _numbered(variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]]) -> xr.Dataset:
+    """Variables by name, (dims, values), with the numbers along each dimension, which ArviZ asks for."""
+    dataset = xr.Dataset(variables)
+    return dataset.assign_coords({dim: np.arange(size) for dim, size in dataset.sizes.items()})
 
 
 def _posterior_predictive(evidence: Evidence) -> Figure | None:
-    tree = _outcome_tree(evidence)
+    tree = _outcomes(evidence)
     if tree is None:
         return None
     replicates = tree[POSTERIOR_PREDICTIVE].to_dataset()
@@ -365,7 +344,7 @@ def _posterior_predictive(evidence: Evidence) -> Figure | None:
 
 
 def _loo_pit(evidence: Evidence) -> Figure | None:
-    tree = _outcome_tree(evidence)
+    tree = _outcomes(evidence)
     if tree is None or loo(evidence) is None:
         return None
     num_outputs = len(tree[OBSERVED_DATA].data_vars)

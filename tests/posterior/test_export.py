@@ -11,6 +11,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from helpers import seeded
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -169,7 +170,8 @@ def assert_equal(outputs, values):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_the_file_predicts_as_the_same_draws_do(name, tmp_path):
-    posterior = NETS[name]()
+    with seeded():  # layers draw their first weights
+        posterior = NETS[name]()
     x = inputs(name)
     levels = LEVELS if name in QUANTILES else ()
     options = {"x": X} if name == "batch norm" else {}
@@ -190,7 +192,8 @@ def test_the_file_predicts_as_the_same_draws_do(name, tmp_path):
 def test_onnx_runtime_predicts_as_the_same_draws_do(name, tmp_path):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    posterior = NETS[name]()
+    with seeded():  # layers draw their first weights
+        posterior = NETS[name]()
     x = inputs(name)
     levels = LEVELS if name == "ensemble" else ()
     file = posterior.export(tmp_path / "model.onnx", quantiles=levels)

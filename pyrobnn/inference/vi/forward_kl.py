@@ -143,8 +143,8 @@ def _check_prior(site: Site, node: Node) -> None:
 
 def _no_variance(site: Site) -> str:
     return (
-        f"the prior of {site.name!r} has no finite variance, so that no normal has a finite KL(prior‖q): use "
-        "kl_direction='reverse', the variational bound"
+        f"the prior of {site.name!r} has no finite variance, so that no normal is at a finite KL divergence "
+        "from it: use kl_direction='reverse', the variational bound"
     )
 
 
