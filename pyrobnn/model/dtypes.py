@@ -141,13 +141,16 @@ def _why_of_columns(program: Program, data: _Data, advice: str) -> str:
     for names in choices:
         squeezed = {name: columns[name].squeeze(-1) for name in names}
         if _runs(program, tuple({**data, **squeezed}.values())):
-            shapes = " and ".join(f"{n!r} has shape {tuple(columns[n].shape)}" for n in names)
-            passed = " and ".join(f"{name}.squeeze(-1)" for name in names)
             before = f"{advice}; " if advice else ""
-            return (
-                f"{before}{shapes}, and the program computes with one number a row: pass {passed}"
-            )
+            return before + _to_squeeze({name: columns[name] for name in names})
     return ""
+
+
+def _to_squeeze(columns: Mapping[str, Tensor]) -> str:
+    """What these columns (row, 1) are, and what to pass in their place."""
+    shapes = " and ".join(f"{name!r} has shape {tuple(x.shape)}" for name, x in columns.items())
+    passed = " and ".join(f"{name}.squeeze(-1)" for name in columns)
+    return f"{shapes}, and the program computes with one number a row: pass {passed}"
 
 
 def _is_column(value: Tree) -> TypeGuard[Tensor]:
