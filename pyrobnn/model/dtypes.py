@@ -1,4 +1,4 @@
-"""Programs that do not run with their data: what to change in the data so that they do, in words, found by trying.
+"""Programs that fail on their data: what to change in the data, in words, found by trying.
 
 A cast where torch combines one type only; tensors in place of lists, NumPy arrays and tables; ``squeeze(-1)`` of one
 column; data that were not passed; and names that are used twice.
@@ -31,13 +31,13 @@ _CASTS = {
 }
 #: the arguments of a program by their names
 _Data: TypeAlias = Mapping[str, Tree]
-#: in what torch says of an operation between types
+#: words in torch's errors about an operation between types
 _WORDS = ("dtype", "scalar type", "output type", "bool tensor", "not implemented for", "bias type")
 
 
 @contextlib.contextmanager
 def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error of a program that its data cause is one that says what to change in them.
+    """Inside, an error that a program's data cause is replaced by one that says what to change in them.
 
     Args:
         program: a plain Pyro program.
@@ -252,7 +252,7 @@ def _runs(program: Program, args: tuple[Tree, ...], double: bool = False) -> boo
     try:
         density = Density(program, args, double=double)
         density.log_joint(density.sample_prior(1, seed=0)[0])
-    except Exception:  # whatever else a program raises is told where it is run
+    except Exception:  # an error of another kind appears where the program is run
         return False
     return True
 
