@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -139,9 +138,9 @@ def _drawing() -> Iterator[None]:
 
 def _arviz(
     name: str,
-    data: Any,
+    data: object,
     size: tuple[float, float],
-    **options: Any,
+    **options: object,
 ) -> Figure:
     """What ``arviz_plots.NAME`` draws of the data, as a figure of this size in inches."""
     import arviz_plots
@@ -193,10 +192,10 @@ def _rhats(evidence: Evidence) -> dict[str, float]:
 
 
 def _as_titles(names: list[str]) -> list[str]:
-    """The names without the number of their point, where it does not tell two apart; a tree allows no slash in one."""
+    """The names without the number of their point, where it tells no two apart, and with bars for slashes."""
     short = [name.partition(" #")[0] for name in names]
     titles = short if len(set(short)) == len(short) else names
-    return [title.replace("/", "∕") for title in titles]
+    return [title.replace("/", "|") for title in titles]
 
 
 def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
@@ -208,9 +207,7 @@ def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
         strict=True,
     ):
         thinned[title] = (SAMPLE_DIMS, draws[:, spread(draws.shape[1], _MAX_DRAWS)])
-    dataset = xr.Dataset(thinned)
-    numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-    return xr.DataTree.from_dict({POSTERIOR: dataset.assign_coords(numbers)})
+    return xr.DataTree.from_dict({POSTERIOR: _numbered(thinned)})
 
 
 def _grid_size(num_panels: int) -> tuple[float, float]:
@@ -269,36 +266,53 @@ def _forest(evidence: Evidence) -> Figure | None:
 
 
 def _outcomes(evidence: Evidence) -> xr.DataTree | None:
-    """Replicates, outcomes and log-likelihood of the training data, evenly thinned; None of classes and censored rows.
-
-    The replicates of several outputs are variables of their own.
-    """
+    """Replicates, outcomes and log-likelihood of the training data, thinned; None of classes and censored rows."""
     pair = evidence.replicates(whole=True)
     pointwise = evidence.log_likelihood
     if pair is None or pointwise is None or evidence.has_classes or is_censored(evidence):
         return None
-    draws, y = pair
+    replicates, y = pair
     num_chains, num_draws, num_data = pointwise.shape
-    if draws.shape[:2] != (num_chains * num_draws, num_data):
+    if replicates.shape[:2] != (num_chains * num_draws, num_data):
         return None
-    kept = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), spread(num_data, _MAX_DATA))
-    groups: dict[str, dict[str, Any]] = {
-        name: {} for name in (POSTERIOR_PREDICTIVE, OBSERVED_DATA, LOG_LIKELIHOOD)
+    names = [name.replace("/", "|") for name in output_names(evidence, y.shape[1])]
+    by_output = np.moveaxis(replicates, 2, 0).reshape(len(names), *pointwise.shape)
+    return _outcome_groups(dict(zip(names, by_output, strict=True)), y, pointwise)
+
+
+def _outcome_groups(
+    replicates: Mapping[str, np.ndarray],
+    y: np.ndarray,
+    pointwise: np.ndarray,
+) -> xr.DataTree:
+    """What ArviZ's checks of a model read, evenly thinned; each output is a variable of its own.
+
+    Args:
+        replicates: name of an output → its replicates (chain, draw, row).
+        y: outcomes (row, output). pointwise: log-likelihood (chain, draw, row).
+    """
+    num_chains, num_draws, num_data = pointwise.shape
+    rows = spread(num_data, _MAX_DATA)
+    thinned = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), rows)
+    dims = (*SAMPLE_DIMS, "row")
+    log_likelihood = (dims, pointwise[thinned].astype(np.float64))
+    shared = _numbered(dict.fromkeys(replicates, log_likelihood))
+    observed = {name: (("row",), y[rows, output]) for output, name in enumerate(replicates)}
+    predictive = {name: (dims, draws[thinned]) for name, draws in replicates.items()}
+    groups = {
+        POSTERIOR_PREDICTIVE: _numbered(predictive),
+        OBSERVED_DATA: _numbered(observed),
+        LOG_LIKELIHOOD: shared,
+        # ArviZ reads from it how many chains there are
+        POSTERIOR: shared,
     }
-    for output, name in enumerate(output_names(evidence, y.shape[1])):
-        title = name.replace("/", "∕")
-        replicates = draws[:, :, output].reshape(pointwise.shape)
-        groups[POSTERIOR_PREDICTIVE][title] = ((*SAMPLE_DIMS, "row"), replicates[kept])
-        groups[OBSERVED_DATA][title] = ("row", y[kept[2].ravel(), output])
-        groups[LOG_LIKELIHOOD][title] = ((*SAMPLE_DIMS, "row"), pointwise[kept].astype(np.float64))
-    datasets = {}
-    for group, variables in groups.items():
-        dataset = xr.Dataset(variables)
-        numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-        datasets[group] = dataset.assign_coords(numbers)
-    # ArviZ reads from it how many chains there are
-    datasets[POSTERIOR] = datasets[LOG_LIKELIHOOD]
-    return xr.DataTree.from_dict(datasets)
+    return xr.DataTree.from_dict(groups)
+
+
+def _numbered(variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]]) -> xr.Dataset:
+    """Variables by name, (dims, values), with the numbers along each dimension, which ArviZ asks for."""
+    dataset = xr.Dataset(variables)
+    return dataset.assign_coords({dim: np.arange(size) for dim, size in dataset.sizes.items()})
 
 
 def _posterior_predictive(evidence: Evidence) -> Figure | None:
