@@ -6,10 +6,11 @@ They show few quantities and at most 200 draws of each chain: enough for the eye
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -33,6 +34,11 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.look import style
 from pyrobnn.report.figures import Block, as_image
 
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
+
+#: an option of one of ArviZ's plots
+_Option: TypeAlias = "int | str | Sequence[float] | Mapping[str, Mapping[str, int]]"
 #: what a page says where the figures cannot be drawn
 MISSING = (
     "ArviZ draws traces, ranks, energies and predictive checks of these chains here once its plots "
@@ -138,9 +144,9 @@ def _drawing() -> Iterator[None]:
 
 def _arviz(
     name: str,
-    data: object,
+    data: xr.DataTree | ELPDData,
     size: tuple[float, float],
-    **options: object,
+    **options: _Option,
 ) -> Figure:
     """What ``arviz_plots.NAME`` draws of the data, as a figure of this size in inches."""
     import arviz_plots
@@ -180,15 +186,12 @@ def _worst_first(evidence: Evidence) -> dict[str, np.ndarray]:
 
 
 def _rhats(evidence: Evidence) -> dict[str, float]:
-    table = convergence(evidence)
-    if table is None:
+    """The finite R-hats, name → R-hat."""
+    estimates = convergence(evidence)
+    if estimates is None:
         return {}
-    known = zip(
-        table.names,
-        table.table["rhat"].values,
-        strict=True,
-    )
-    return {name: float(rhat) for name, rhat in known if np.isfinite(rhat)}
+    ratios = zip(estimates.names, estimates.table["rhat"].values, strict=True)
+    return {name: float(ratio) for name, ratio in ratios if np.isfinite(ratio)}
 
 
 def _as_titles(names: list[str]) -> list[str]:
@@ -251,9 +254,10 @@ def _energy(evidence: Evidence) -> Figure | None:
 
 def _forest(evidence: Evidence) -> Figure | None:
     values = _worst_first(evidence)
-    # in one unit where it can be
-    of_function = [name for name in values if name.startswith(F_AT)][:_MAX_INTERVALS]
-    names = of_function or [name for name in shown_quantities(evidence) if name != LOG_DENSITY]
+    # values of the function alone are in one unit
+    function_values = [name for name in values if name.startswith(F_AT)][:_MAX_INTERVALS]
+    parameters = [name for name in shown_quantities(evidence) if name != LOG_DENSITY]
+    names = function_values or parameters
     if not names:
         return None
     return _arviz(
@@ -289,7 +293,8 @@ def _outcome_groups(
 
     Args:
         replicates: name of an output → its replicates (chain, draw, row).
-        y: outcomes (row, output). pointwise: log-likelihood (chain, draw, row).
+        y: outcomes (row, output).
+        pointwise: log likelihood (chain, draw, row).
     """
     num_chains, num_draws, num_data = pointwise.shape
     rows = spread(num_data, _MAX_DATA)
@@ -320,8 +325,8 @@ def _posterior_predictive(evidence: Evidence) -> Figure | None:
     if tree is None:
         return None
     replicates = tree[POSTERIOR_PREDICTIVE].to_dataset()
-    few = spread(replicates.sizes["draw"], -(-_NUM_REPLICATES // replicates.sizes["chain"]))
-    replicates = replicates.isel(draw=few)
+    per_chain = -(-_NUM_REPLICATES // replicates.sizes["chain"])
+    replicates = replicates.isel(draw=spread(replicates.sizes["draw"], per_chain))
     drawn = {
         POSTERIOR_PREDICTIVE: replicates,
         OBSERVED_DATA: tree[OBSERVED_DATA].to_dataset(),
