@@ -183,6 +183,7 @@ def _traced(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
         graph = trace_rows(program, x)
         graph.graph.eliminate_dead_code()
         graph.recompile()
+        _own_constants(graph)
         exported = torch.export.export(
             graph,
             (x,),
@@ -192,6 +193,14 @@ def _traced(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)
     return exported
+
+
+def _own_constants(graph: torch.fx.GraphModule) -> None:
+    """Constants without the rest of the storage that they are views of: a file would hold all of it."""
+    for node in graph.graph.nodes:
+        value = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if isinstance(value, Tensor):
+            setattr(graph, node.target, value.detach().contiguous().clone())
 
 
 def _deviation(
