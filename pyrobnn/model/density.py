@@ -154,6 +154,8 @@ class Density:
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
+        #: the program with the noise of its training, None where it has none
+        self._noisy: Program | None = None
         #: whether the program writes into tensors that it has made
         self.writes = False
         self.device = device_of({}, leaves_of(args))
@@ -275,6 +277,7 @@ class Density:
         )
         density.own_dtypes = self.own_dtypes
         density._all_rows = self._all_rows
+        density._noisy = self._noisy
         return density
 
     def __getstate__(self) -> dict[str, Any]:
@@ -318,18 +321,31 @@ class Density:
 
     @property
     def stochastic(self) -> str | None:
-        """Name of the plate that draws a subsample, the first if there are several; None if there is none."""
-        return next(iter(self.plate_sizes), None)
+        """Name of the plate that draws a subsample, the first if there are several; None if there is none.
+
+        Of a net that is trained with dropout ``"dropout"``.
+        """
+        return next(iter(self.plate_sizes), None if self._noisy is None else "dropout")
+
+    def trained_by(self, noisy: Program) -> Density:
+        """This density, whose :meth:`subsampled` is that of a program of the same sites that draws at random."""
+        density = copy.copy(self)
+        density._noisy = noisy
+        return density
 
     def subsampled(self) -> Density:
-        """The density as the program has it: another random subsample at every call, scaled to all rows by Pyro.
+        """The density as a training has it: another random subsample at every call, scaled to all rows by Pyro.
 
-        Unbiased, value and gradient. Itself where no plate draws a subsample.
+        Unbiased, value and gradient. Of a net that is trained with dropout with other units dropped at every call.
+        Itself where nothing is drawn.
         """
         if self.stochastic is None:
             return self
         noisy = copy.copy(self)
         noisy._all_rows = False
+        if self._noisy is not None:
+            noisy.program = self._noisy
+            noisy.__dict__.pop("owner", None)
         return noisy
 
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------

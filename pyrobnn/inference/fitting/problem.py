@@ -347,7 +347,8 @@ def _refuse_stochastic_layers(model: BNN) -> None:
     if layers:
         raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
-            "so it has no fixed density: call net.eval() before building the BNN"
+            "so it has no fixed density: call net.eval() before building the BNN, or take MAP, DeepEnsemble, SVI or "
+            "SGHMC, which train such a net"
         )
 
 
