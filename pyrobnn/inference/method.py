@@ -278,6 +278,7 @@ class Method(abc.ABC):
         if mode is not None:
             model = mode.evaluated
             options["deterministic"] = False
+            options["noisy"] = mode.noisy
         problem = prepare(
             model,
             *data,

@@ -52,18 +52,14 @@ class TrainingMode:
             quiet.net.get_submodule(name).train()
         return with_batch_statistics(quiet)
 
+    @property
+    def noisy(self) -> BNN | None:
+        """The model whose units are dropped at random; None without dropout."""
+        return with_batch_statistics(self.model) if self.dropouts else None
+
     def of_problem(self, problem: Problem) -> Problem:
-        """The problem of :attr:`evaluated` as that of the model, its steps with noise, and what that means noted."""
-        density = problem.density
-        if self.dropouts:
-            noisy = with_batch_statistics(self.model).to(problem.device)
-            stream = problem.stream
-            density = density.trained_by(batches.scaled_program(noisy, problem.num_rows, stream))
-        trained = dataclasses.replace(
-            problem,
-            model=self.model.to(problem.device),
-            density=density,
-        )
+        """The problem of :attr:`evaluated` as that of the model, and what that means noted."""
+        trained = dataclasses.replace(problem, model=self.model.to(problem.device))
         if self.norms:
             trained.note(Finding("batch_statistics", {"layers": list(self.norms)}))
         if self.dropouts:

@@ -32,6 +32,7 @@ from pyrobnn.inference.optim.occam import log_evidences, log_joints
 from pyrobnn.inference.optim.training import Training
 from pyrobnn.model import Density
 from pyrobnn.model.compile import compiled
+from pyrobnn.model.density import running
 from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 
 #: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
@@ -126,13 +127,14 @@ def _under(density: Density, likelihood: HeldScale) -> Density:
     program: Any = density.program
     model = copy.copy(program.func.__self__)
     model.likelihood = likelihood
-    renewed = copy.copy(density)
-    renewed.program = partial(
-        getattr(model, program.func.__name__),
-        *program.args,
-        **program.keywords,
+    return running(
+        density,
+        partial(
+            getattr(model, program.func.__name__),
+            *program.args,
+            **program.keywords,
+        ),
     )
-    return renewed
 
 
 def num_together(
