@@ -237,7 +237,7 @@ def _rows_together(change: float | None) -> str:
         "is not a number" if change is None else f"changes by {change:.2g} beside seven other rows"
     )
     return (
-        "the output of the net for a row depends on the other rows of its batch (that of the first row "
+        "the output of the net for a row depends on the other rows of its batch (that of one row "
         f"{how}; no change expected): mini-batches and predictions see different functions, and computations row by "
         "row, such as those of the curvature, are wrong. Standardise with numbers of the training data (standardizer=) "
         "instead of those of the batch"

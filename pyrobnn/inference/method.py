@@ -19,6 +19,7 @@ from pyrobnn.core.threads import process_state
 from pyrobnn.inference.batch_norm import training_norms
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.training_mode import TrainingMode, told_with_statistics, with_statistics
 from pyrobnn.model import BNN
@@ -222,7 +223,7 @@ class Method(abc.ABC):
         ):
             check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
-        with process_state(), raised_by_handlers():
+        with process_state(), raised_by_handlers(), explained(model):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
