@@ -311,7 +311,7 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
             off = float((alone - together).abs().max())
             largest = float(together.abs().max())
             # a product of another number of rows, or a low precision, may change a hundredth
-            if off > 0.01 * largest and math.isfinite(largest):
+            if not off <= 0.01 * largest and math.isfinite(largest):
                 return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]
     return []
 
