@@ -70,7 +70,9 @@ def one_step(
     thinned = posterior.thin(max(1, NUM_DRAWS // posterior.num_chains))
     z = density.unconstrain(thinned.draws).reshape(-1, density.dim)
     nodes = density.trace(density.constrain(z[0]))
-    gaussian = [name for name in sites if _is_gaussian(nodes[name])]
+    gaussian = [
+        name for name in sites if name in nodes and is_replicated(nodes[name]) and _is_gaussian(nodes[name])
+    ]
     if not gaussian:
         return xr.Dataset()
 

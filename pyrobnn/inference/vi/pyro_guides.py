@@ -302,7 +302,7 @@ def _guide_of(
     """The guide that was given, or that is made for the model."""
     if isinstance(given, AutoGuide):
         _check_fittable(given)
-        return copy_of_guide(given, partial(_without_points, density.initial_points))
+        return copy_of_guide(given, partial(_continuous, density))
     if isinstance(given, nn.Module) or takes_data(given):
         return WrittenGuide(given, density)
     try:
@@ -317,12 +317,12 @@ def _guide_of(
         return WrittenGuide(given, density)
 
 
-def _without_points(points: Mapping[str, Tensor], model: Callable[..., Any]) -> Callable[..., Any]:
-    """A program with its point parameters at these values."""
+def _continuous(density: Density, model: Callable[..., Any]) -> Callable[..., Any]:
+    """A program with its point parameters at their initial values, and its discrete sites, which are summed out, unseen."""
 
     def program(*args: Data, **kwargs: Data) -> Any:
         # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
-        with Supply({}, points):
+        with pyro.poutine.block(hide=[*density.states]), Supply({}, density.initial_points):
             return model(*args, **kwargs)
 
     return program
@@ -356,7 +356,7 @@ def _build(
         "AutoGuide, such as AutoNormal, an AutoGuide, or a guide program (x, y) that samples the sites of the model"
     )
     try:
-        guide = factory(_without_points(density.initial_points, density.program), **options)
+        guide = factory(_continuous(density, density.program), **options)
     except TypeError as error:
         raise TypeError(f"'guide' must be {wanted}: {error}") from error
     check_type("guide", guide, AutoGuide, wanted)
