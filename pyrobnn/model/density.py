@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-import dataclasses
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import pyro
@@ -140,6 +141,11 @@ class Density:
         -4.402
     """
 
+    # of pickles of earlier versions too
+    states: Mapping[str, int] = MappingProxyType({})
+    #: whether runs sum out the discrete sites, or draw them
+    sums_out = False
+
     def __init__(
         self,
         program: Program,
@@ -162,9 +168,6 @@ class Density:
         self.device = device_of({}, leaves_of(args))
         # the first run finds no sites yet, so `_check_latent_sites` lets it pass
         self.sites: tuple[Site, ...] = ()
-        self.states: dict[str, int] = {}
-        #: whether runs sum out the discrete sites, or draw them
-        self.sums_out = False
         self.in_double = False
         nodes, self.own_dtypes = self._run_in_one_type(double)
         self.device = device_of(nodes, leaves_of(args))
@@ -214,6 +217,10 @@ class Density:
             self._check_nodes(nodes)
             sites = self._layout(nodes)
         if not any(site.size for site in sites):
+            if self.states:
+                raise ValueError(
+                    "the program has discrete latent sites alone: pyro.infer.infer_discrete draws them exactly"
+                )
             raise ValueError(
                 "the program has no latent site to infer: add a pyro.sample without obs="
             )
@@ -280,14 +287,14 @@ class Density:
         except (RuntimeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
             reason = " ".join(str(error).split()) or type(error).__name__
             raise Refused(
-                f"the program cannot be run with all values of its discrete latent sites {names} at once ({reason}): index "
-                "by pyro.ops.indexing.Vindex, let no Python depend on their values, take loops over them by pyro.markov, "
-                "or sum them out by hand"
+                f"the program cannot be run with all values of its discrete latent sites {names} at once ({reason}): "
+                "index by pyro.ops.indexing.Vindex, let no Python depend on their values, loop over them by "
+                "pyro.markov, or sum them out by hand"
             ) from error
         deterministic = {
             name: size
             for name, size in self.derived.deterministic.items()
-            if enumerated.nodes[name]["value"].numel() == size
+            if _count(enumerated.nodes[name]["value"]) == size
         }
         self.derived = dataclasses.replace(self.derived, deterministic=deterministic)
 
@@ -642,6 +649,15 @@ class Density:
         return nodes
 
     @_in_its_floats
+    def draw_discrete(self, z: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
+        """The discrete sites given all else at ``z`` (dim,), by torch's present random state; site → (\\*shape), int64.
+
+        Drawn together from their joint law, whose logs are divided by ``temperature``; 0: its most probable values.
+        """
+        enumerated = self._enumerated(self.constrain(z))
+        return enumeration.drawn(enumerated, self.states, temperature)
+
+    @_in_its_floats
     def _enumerated(
         self, values: Mapping[str, Value], args: tuple[Tree, ...] = ()
     ) -> pyro.poutine.Trace:
@@ -748,6 +764,11 @@ class Density:
         if refusal is not None:
             raise refusal
         return nodes
+
+
+def _count(value: Any) -> int:
+    """The number of scalars of a site's value."""
+    return torch.as_tensor(value).numel()
 
 
 def _common_dtype(nodes: Mapping[str, Node], names: Iterable[str]) -> torch.dtype:

@@ -10,6 +10,7 @@ Reference: Tensor variable elimination for plated factor graphs (Obermeyer et al
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -28,7 +29,6 @@ from pyrobnn.core.checks import Refused
 from pyrobnn.model.log_terms import masked_log_prob
 from pyrobnn.model.nodes import (
     SUMMED_DATA,
-    Message,
     Node,
     is_datum,
     is_deterministic,
@@ -38,6 +38,7 @@ from pyrobnn.model.nodes import (
 from pyrobnn.model.torch_calls import Call, CallHandler
 
 Program = Callable[..., Any]
+_READ_DATA = Tensor.data.__get__  # type: ignore[attr-defined]
 #: entries of the largest table, joint states times rows, that are summed at one point
 MOST_STATES = 10**7
 
@@ -77,7 +78,7 @@ def plate_nesting(nodes: Iterable[Node]) -> int:
 def enumerating(program: Program, nesting: int) -> Program:
     """The program, run with all values of its discrete latent sites at once."""
 
-    def mark(site: Message) -> dict[str, str]:
+    def mark(site: Any) -> Any:
         return {"enumerate": "parallel"} if site["fn"].has_enumerate_support else {}
 
     marked = pyro.poutine.infer_config(program, config_fn=mark)
@@ -87,7 +88,7 @@ def enumerating(program: Program, nesting: int) -> Program:
 class _Enumerate(EnumMessenger):
     """Pyro's handler, under which a program may be run at many points at once."""
 
-    def _pyro_post_sample(self, msg: Message) -> None:
+    def _pyro_post_sample(self, msg: Any) -> None:
         # WORKAROUND(pyro-ppl<=1.9.2): it reads value.data for a shape, which vmap refuses
         with _Detached():
             super()._pyro_post_sample(msg)
@@ -97,7 +98,7 @@ class _Detached(CallHandler):
     """Inside, ``value.data`` is ``value.detach()``."""
 
     def answer(self, call: Call) -> Any:
-        if call.function == Tensor.data.__get__:
+        if call.function == _READ_DATA:
             return call.args[0].detach()
         return call.result()
 
@@ -122,13 +123,13 @@ class Bounded(CallHandler):
 
 
 def too_many(states: Mapping[str, int], entries: int) -> str:
-    """The sentence that refuses to sum a table of so many entries over the discrete sites of these numbers of states."""
+    """The sentence that refuses to sum a table of so many entries over these discrete sites."""
     names = ", ".join(repr(name) for name in list(states)[:4])
     more = ", …" if len(states) > 4 else ""
     return (
-        f"the discrete latent sites {names}{more} would be summed over a table of {entries:,} entries (joint states times "
-        f"rows; at most {MOST_STATES:,}): let each depend on few others, as by pyro.markov or in a pyro.plate, or sum "
-        "them out by hand"
+        f"the discrete latent sites {names}{more} would be summed over a table of {entries:,} entries (joint states "
+        f"times rows; at most {MOST_STATES:,}): let each depend on few others, as by pyro.markov or in a pyro.plate, "
+        "or sum them out by hand"
     )
 
 
@@ -137,11 +138,17 @@ class _Ring(LogRing):
 
     Pyro's own takes exponentials of each factor by itself, which loses what is far from that factor's maximum, and its
     logarithm cannot be differentiated at many points at once.
+
+    Attributes: ``eliminated``, the symbol of each discrete site with the product out of which it was summed, in order.
     """
 
-    def __init__(self, states: Mapping[str, int]):
+    def __init__(
+        self, states: Mapping[str, int], reduce: Callable[[Tensor, str], Tensor] | None = None
+    ):
         super().__init__()
         self.states = states
+        self.reduce = reduce or _log_sum
+        self.eliminated: list[tuple[str, Tensor]] = []
 
     def sumproduct(self, terms: Sequence[Tensor], dims: Collection[str]) -> Tensor:
         terms = list(terms)
@@ -153,7 +160,9 @@ class _Ring(LogRing):
                 raise Refused(too_many(self.states, sizes[dim]))
             with_dim = [term for term in terms if dim in _dims(term)]
             terms = [term for term in terms if dim not in _dims(term)]
-            terms.append(_log_sum(_product(with_dim), dim))
+            product = _product(with_dim)
+            self.eliminated.append((dim, product))
+            terms.append(self.reduce(product, dim))
             remaining.remove(dim)
         return _product(terms)
 
@@ -178,16 +187,15 @@ def _packed(value: Tensor, dims: str) -> Tensor:
 def _product(terms: Sequence[Tensor]) -> Tensor:
     """The sum of packed logs, over the union of their axes."""
     dims = "".join(sorted(set("".join(map(_dims, terms)))))
-    total: Tensor | None = None
+    aligned = []
     for term in terms:
         present = [dim for dim in dims if dim in _dims(term)]
-        aligned = term.permute([_dims(term).index(dim) for dim in present])
-        sizes = dict(zip(present, aligned.shape))
-        aligned = aligned.reshape([sizes.get(dim, 1) for dim in dims])
-        total = aligned if total is None else total + aligned
-    assert total is not None
-    # a tensor of its own, since the label is an attribute
-    return _packed(total.reshape(total.shape), dims) if len(terms) > 1 else _packed(total[...], dims)
+        permuted = term.permute([_dims(term).index(dim) for dim in present])
+        sizes = dict(zip(present, permuted.shape))
+        aligned.append(permuted.reshape([sizes.get(dim, 1) for dim in dims]))
+    # of one term a view, since the label is an attribute of the tensor
+    total = functools.reduce(torch.add, aligned[1:], aligned[0][...])
+    return _packed(total, dims)
 
 
 def _log_sum(term: Tensor, dim: str) -> Tensor:
@@ -202,6 +210,11 @@ def _log_sum(term: Tensor, dim: str) -> Tensor:
     return _packed(logs, _dims(term).replace(dim, ""))
 
 
+def _largest(term: Tensor, dim: str) -> Tensor:
+    """The largest entry over one axis of a packed tensor."""
+    return _packed(term.amax(_dims(term).index(dim)), _dims(term).replace(dim, ""))
+
+
 class Factor(dist.Unit):
     """A log density that takes the place of a site's distribution, whatever the site's value."""
 
@@ -212,7 +225,12 @@ class Factor(dist.Unit):
 class _Term:
     """The log probability of one site, along the axes of plates and of discrete sites."""
 
-    def __init__(self, node: Node, trace: Any, states: Mapping[str, int]):
+    def __init__(
+        self,
+        node: Node,
+        trace: Any,
+        states: Mapping[str, int],
+    ):
         self.node = node
         self.name: str = node["name"]
         self.is_enumerated = self.name in states
@@ -240,6 +258,64 @@ def summed(trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
         trace: of a run under :func:`enumerating`.
         states: the discrete sites and the numbers of their values.
     """
+    terms = _terms(trace, states)
+    absorbed = {term.name for term in terms} | set(states)
+    nodes = {name: node for name, node in trace.nodes.items() if name not in absorbed}
+    for component in _components(terms):
+        nodes.update(_nodes_of(component, trace, states))
+    return nodes
+
+
+def drawn(trace: Any, states: Mapping[str, int], temperature: float) -> dict[str, Tensor]:
+    """The discrete sites given the data and all other sites, drawn together; whole numbers, site → (\\*shape).
+
+    Sites are drawn in the opposite order of that in which they are summed out: each given those that were summed out
+    after it, which are all that the product out of which it was summed still depends on.
+
+    Args:
+        trace: of a run under :func:`enumerating`.
+        states: the discrete sites and the numbers of their values.
+        temperature: of the joint law, whose logs are divided by it; 0: its most probable values.
+    """
+    terms = _terms(trace, states)
+    ring = _Ring(states, None if temperature else _largest)
+    discrete: set[str] = set().union(*(term.discrete for term in terms))
+    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    for term in terms:
+        logs = term.log_prob
+        tempered = _packed(logs / temperature if temperature else logs[...], _dims(logs))
+        tree.setdefault(term.plates, []).append(tempered)
+    contract_tensor_tree(tree, discrete, ring=ring)
+    indices: dict[str, Tensor] = {}
+    for symbol, product in reversed(ring.eliminated):
+        logits = product
+        for other in set(_dims(product)) & set(indices):
+            logits = packed.gather(logits, indices[other], other)
+        # the largest of logits with Gumbel noise is a draw
+        noise = torch.rand_like(logits).log().neg().log().neg() if temperature else 0.0
+        axis = _dims(logits).index(symbol)
+        choice = (logits + noise).argmax(axis)
+        indices[symbol] = _packed(choice, _dims(logits).replace(symbol, ""))
+    return {
+        name: _values(trace.nodes[name], indices, trace.symbol_to_dim)
+        for name in states
+        if name in trace.nodes
+    }
+
+
+def _values(node: Node, indices: Mapping[str, Tensor], symbol_to_dim: Mapping[str, int]) -> Tensor:
+    """The values of a discrete site at these places of its list of values."""
+    law = node["fn"]
+    support = law.enumerate_support(expand=False)
+    support = support.reshape(len(support), *law.event_shape)
+    index = packed.unpack(indices[node["infer"]["_enumerate_symbol"]], symbol_to_dim)
+    sizes = {plate.dim: plate.size for plate in node["cond_indep_stack"] if plate.vectorized}
+    shape = [sizes.get(dim, 1) for dim in range(min(sizes, default=0), 0)]
+    return support.long()[index.expand(shape)]
+
+
+def _terms(trace: Any, states: Mapping[str, int]) -> list[_Term]:
+    """The log probabilities of those sites of a run that depend on a discrete one."""
     trace.symbolize_dims()
     terms = []
     for node in trace.nodes.values():
@@ -247,11 +323,7 @@ def summed(trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
             term = _Term(node, trace, states)
             if term.discrete:
                 terms.append(term)
-    absorbed = {term.name for term in terms} | set(states)
-    nodes = {name: node for name, node in trace.nodes.items() if name not in absorbed}
-    for component in _components(terms):
-        nodes.update(_nodes_of(component, trace, states))
-    return nodes
+    return terms
 
 
 def _components(terms: Sequence[_Term]) -> list[list[_Term]]:
@@ -271,9 +343,7 @@ def _components(terms: Sequence[_Term]) -> list[list[_Term]]:
     return [members for _, members in components]
 
 
-def _nodes_of(
-    component: Sequence[_Term], trace: Any, states: Mapping[str, int]
-) -> dict[str, Node]:
+def _nodes_of(component: Sequence[_Term], trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
     """The nodes that take the place of sites with common discrete sites."""
     data = [term for term in component if is_datum(term.node)]
     observed = data + [t for t in component if t.node["is_observed"] and t not in data]
@@ -324,12 +394,16 @@ def _common_scale(component: Sequence[_Term]) -> Any:
 def _contracted(
     terms: Sequence[_Term], trace: Any, states: Mapping[str, int]
 ) -> tuple[Tensor, tuple[Any, ...]]:
-    """The log of the sum over all discrete sites of these terms, along the axes of the plates that remain, and those."""
+    """The log of the sum over all discrete sites of these terms, along the axes of the plates that remain."""
     tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
     for term in terms:
         tree.setdefault(term.plates, []).append(term.log_prob)
     discrete = set().union(*(term.discrete for term in terms))
-    contracted = contract_tensor_tree(tree, discrete, ring=_Ring(states))
+    contracted = contract_tensor_tree(
+        tree,
+        discrete,
+        ring=_Ring(states),
+    )
     logs = [log for logs in contracted.values() for log in logs]
     if len(logs) > 1:
         total = torch.stack([log.sum() for log in logs]).sum()

@@ -318,7 +318,7 @@ def _guide_of(
 
 
 def _continuous(density: Density, model: Callable[..., Any]) -> Callable[..., Any]:
-    """A program with its point parameters at their initial values, and its discrete sites, which are summed out, unseen."""
+    """A program with its point parameters at their initial values, without its discrete sites (summed out)."""
 
     def program(*args: Data, **kwargs: Data) -> Any:
         # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
