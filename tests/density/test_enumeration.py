@@ -6,6 +6,7 @@ import pyro
 import pyro.distributions as dist
 import pytest
 import torch
+from pyro.infer.autoguide import AutoNormal, AutoNormalMessenger
 from pyro.ops.indexing import Vindex
 from torch import Tensor
 
@@ -434,6 +435,14 @@ def test_fits_are_those_of_the_program_summed_by_hand(name):
         mean, expected = (fit.draws[site].double().mean() for fit in fits)
         spread = fits[1].draws[site].double().std(correction=0)
         assert abs(mean - expected) < max(0.35 * spread, 1e-3 * (1 + abs(expected)))
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("guide", [AutoNormal, AutoNormalMessenger])
+def test_pyros_guides_are_of_the_continuous_sites(guide):
+    y = mixture_data()
+    fit = pb.SVI(guide=guide, num_steps=50, compile=False).fit(mixture, None, y, num_draws=20)
+    assert set(fit.draws) == {"share", "low", "step", "scale"}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
