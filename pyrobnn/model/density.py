@@ -53,6 +53,7 @@ from pyrobnn.model.nodes import (
     is_replicated,
     is_subsample,
 )
+from pyrobnn.model.positive_definite import FromCholesky
 
 Program = Callable[..., Any]
 #: draws from the prior that may be impossible one after the other
@@ -911,12 +912,15 @@ def bijection(name: str, support: constraints.Constraint | None) -> Transform:
         inner = inner.base_constraint
     if isinstance(inner, constraints.MixtureSameFamilyConstraint):
         support = constraints.independent(inner.base_constraint, events)
+    if isinstance(inner, type(constraints.positive_definite)):
+        return FromCholesky()
     try:
         return biject_to(support)
     except NotImplementedError as error:
         raise ValueError(
             f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
-            "a prior on the reals, the positive numbers, an interval, a simplex or Cholesky factors (LKJCholesky)"
+            "a prior on the reals, the positive numbers, an interval, a simplex, positive definite matrices or Cholesky "
+            "factors (LKJCholesky)"
         ) from error
 
 

@@ -441,7 +441,12 @@ def test_fits_are_those_of_the_program_summed_by_hand(name):
 @pytest.mark.parametrize("guide", [AutoNormal, AutoNormalMessenger])
 def test_pyros_guides_are_of_the_continuous_sites(guide):
     y = mixture_data()
-    fit = pb.SVI(guide=guide, num_steps=50, compile=False).fit(mixture, None, y, num_draws=20)
+    fit = pb.SVI(guide=guide, num_steps=50, compile=False).fit(
+        mixture,
+        None,
+        y,
+        num_draws=20,
+    )
     assert set(fit.draws) == {"share", "low", "step", "scale"}
 
 
@@ -547,19 +552,34 @@ def test_a_tree_has_the_rows_summed_and_replicates_drawn():
     y = mixture_data()
     num = 100
     values = {
-        "share": 0.5 + 0.05 * torch.randn(2, num, generator=torch.Generator().manual_seed(0)),
+        "share": 0.5
+        + 0.05
+        * torch.randn(
+            2,
+            num,
+            generator=torch.Generator().manual_seed(0),
+        ),
         "low": torch.full((2, num), -2.0),
         "step": torch.full((2, num), 4.0),
         "scale": torch.full((2, num), 0.7),
     }
-    posterior = pb.Posterior(mixture, values, meta={"data_given": [False, True]})
+    posterior = pb.Posterior(
+        mixture,
+        values,
+        meta={"data_given": [False, True]},
+    )
     tree = posterior.to_datatree(None, y)
     assert tree["log_likelihood"]["y"].dims == ("chain", "draw", "rows")
     assert tree["posterior_predictive"]["y"].shape == (2, num, len(y))
     expected = Density(mixture_by_hand, (None, y))
     z = expected.unconstrain({name: value[1, 3] for name, value in values.items()})
     row_terms = torch.as_tensor(tree["log_likelihood"]["y"].values[1, 3])
-    torch.testing.assert_close(row_terms, expected.data_terms(z)["y"], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        row_terms,
+        expected.data_terms(z)["y"],
+        rtol=1e-4,
+        atol=1e-4,
+    )
 
 
 def test_infer_discrete_says_where_there_is_nothing_to_draw():

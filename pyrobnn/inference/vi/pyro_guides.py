@@ -325,7 +325,8 @@ def _guide_of(
         _check_fittable(given)
         return copy_of_guide(given, partial(_continuous, density))
     if isinstance(given, type) and issubclass(given, AutoMessenger):
-        given = given(pyro.poutine.block(density.program, hide=[*density.states]))
+        continuous = pyro.poutine.block(density.program, hide=[*density.states])
+        return WrittenGuide(given(continuous), density)
     if isinstance(given, nn.Module) or takes_data(given):
         return WrittenGuide(given, density)
     try:
