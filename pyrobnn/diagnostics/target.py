@@ -217,54 +217,115 @@ def beside_posterior(evidence: Evidence) -> bool | None:
     return None if arrived is None else bool(arrived)
 
 
-def _beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | None:
-    """The function by an approximation, held against the posterior that short chains from its draws have arrived at.
+class _Comparison(NamedTuple):
+    """The function by an approximation, compared with that by short chains that began at its draws, (probe, output).
 
-    Where they have not, two standard errors of as many draws as they began at are taken off every change: draws of the
-    posterior would not have changed at all. No change then shows nothing.
+    Args:
+        shift: distance of the means, in sds of the chains.
+        log_ratio: of the approximation's sd over that of the chains.
+        regions: the region of every probe, (probe,).
+        slack: what chance may add to a shift or a log ratio.
     """
-    f = evidence.values(MOVED, "approximate")
-    moved = evidence.values(MOVED, "moved")
-    regions = evidence.values(MOVED, "region")
-    starts = evidence.values(MOVED, "starts")
-    if f is None or moved is None or regions is None or starts is None:
+
+    shift: np.ndarray
+    log_ratio: np.ndarray
+    regions: np.ndarray
+    slack: float
+
+
+class _Region(NamedTuple):
+    """The comparison in one region: its grade, and the medians of shift and log ratio."""
+
+    name: str
+    status: Status
+    shift: float
+    log_ratio: float
+
+    @property
+    def badness(self) -> tuple[int, float]:
+        """By the grade, then by the larger of both differences."""
+        return _RANKS[self.status], max(self.shift, abs(self.log_ratio))
+
+
+_RANKS: dict[Status, int] = {"pass": 0, "warn": 1, "fail": 2}
+
+
+def _judge_beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | None:
+    """The function by an approximation, compared with the posterior that short chains from its draws have arrived at.
+
+    Agreement with chains that have not arrived proves nothing.
+    """
+    comparison = _compared_with_chains(evidence, arrived)
+    if comparison is None:
         return None
-    if evidence.likelihood == "categorical" and moved.shape[-1] > 1:
-        f = f - f.mean(axis=-1, keepdims=True)
-        moved = moved - moved.mean(axis=-1, keepdims=True)
-    sd = np.maximum(moved.std(axis=0), np.finfo(float).tiny)
-    shift = np.abs(f.mean(axis=0) - moved.mean(axis=0)) / sd
-    log_ratio = np.log(np.maximum(f.std(axis=0) / sd, 1e-6))
-    slack = 0.0 if arrived else 2.0 / np.sqrt(float(starts))
-    shift_sure = np.maximum(shift - slack, 0.0)
-    log_ratio_sure = np.maximum(np.abs(log_ratio) - slack, 0.0)
-    worst: tuple[Status, float, str] = ("pass", -1.0, "")
-    for region in np.unique(regions):
-        chosen = regions == region
-        status = grade_by_kind(
-            shift_sure[chosen], np.exp(-log_ratio_sure[chosen]), regions[chosen], limits
-        )
-        size = max(float(np.median(shift[chosen])), abs(float(np.median(log_ratio[chosen]))))
-        ranked = (status, size, str(region))
-        if _RANKS[status] > _RANKS[worst[0]] or (status == worst[0] and size > worst[1]):
-            worst = ranked
-    status, _, region = worst
-    if status == "pass" and not arrived:
+    regions = [_region(comparison, name, limits) for name in np.unique(comparison.regions)]
+    worst = max(regions, key=lambda region: region.badness)
+    if worst.status == "pass" and not arrived:
         return Found("info", None, "moves_short", _arrival(evidence))
-    chosen = regions == region
-    ratio = float(np.exp(np.median(log_ratio[chosen])))
+    ratio = float(np.exp(worst.log_ratio))
     numbers = {
-        "shift": float(np.median(shift[chosen])),
+        "shift": worst.shift,
         "inverse": 1.0 / ratio,
-        "region": region,
+        "region": worst.name,
         "arrived": arrived,
         "linearized": evidence.is_linearized,
         "remedy": _remedy(evidence),
     }
-    return Found(status, ratio, "beside_posterior", numbers, limits[2])
+    return Found(worst.status, ratio, "beside_posterior", numbers, limits[2])
 
 
-_RANKS: dict[Status, int] = {"pass": 0, "warn": 1, "fail": 2}
+def _compared_with_chains(evidence: Evidence, arrived: bool) -> _Comparison | None:
+    """The comparison; None where no chains have moved.
+
+    Of chains that have not arrived, two standard errors of as many draws as they began at are taken off every change:
+    draws of the posterior would not have changed at all. A linearised net is not where its chains begin: what they
+    still approach it by is no difference.
+    """
+    regions = evidence.values(MOVED, "region")
+    starts = evidence.values(MOVED, "starts")
+    function = _moments(evidence, "approximate")
+    moved = _moments(evidence, "moved")
+    if function is None or moved is None or regions is None or starts is None:
+        return None
+    shift = function.mean - moved.mean
+    log_ratio = function.log_sd - moved.log_sd
+    begun = _moments(evidence, "started")
+    if begun is not None and not arrived:
+        shift = np.where(shift * (moved.mean - begun.mean) > 0, 0.0, shift)
+        log_ratio = np.where(log_ratio * (moved.log_sd - begun.log_sd) > 0, 0.0, log_ratio)
+    slack = 0.0 if arrived else 2.0 / np.sqrt(float(starts))
+    return _Comparison(np.abs(shift) / np.exp(moved.log_sd), log_ratio, regions, slack)
+
+
+class _Moments(NamedTuple):
+    """Mean and logarithm of the sd of a function, (probe, output)."""
+
+    mean: np.ndarray
+    log_sd: np.ndarray
+
+
+def _moments(evidence: Evidence, name: str) -> _Moments | None:
+    """Of draws (draw, probe, output) of this name, logits less their mean over classes; None where there are none."""
+    f = evidence.values(MOVED, name)
+    if f is None:
+        return None
+    if evidence.likelihood == "categorical" and f.shape[-1] > 1:
+        f = f - f.mean(axis=-1, keepdims=True)
+    return _Moments(f.mean(axis=0), np.log(np.maximum(f.std(axis=0), 1e-30)))
+
+
+def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:
+    """The comparison in the region of this name."""
+    is_inside = comparison.regions == name
+    shift = comparison.shift[is_inside]
+    log_ratio = comparison.log_ratio[is_inside]
+    status = grade_by_kind(
+        np.maximum(shift - comparison.slack, 0.0),
+        np.exp(-np.maximum(np.abs(log_ratio) - comparison.slack, 0.0)),
+        comparison.regions[is_inside],
+        limits,
+    )
+    return _Region(str(name), status, float(np.median(shift)), float(np.median(log_ratio)))
 
 
 def _arrival(evidence: Evidence) -> dict[str, float]:
@@ -286,7 +347,7 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     """
     arrived = beside_posterior(evidence)
     if arrived is not None:
-        return _beside(evidence, limits, arrived)
+        return _judge_beside(evidence, limits, arrived)
     pair = _moved(evidence, "")
     if pair is None or isinstance(pair, Found):
         return pair
