@@ -275,22 +275,40 @@ def _compared_with_chains(evidence: Evidence, arrived: bool) -> _Comparison | No
     """The comparison; None where no chains have moved.
 
     Of chains that have not arrived, two standard errors of as many draws as they began at are taken off every change:
-    draws of the posterior would not have changed at all.
+    draws of the posterior would not have changed at all. A linearised net is not where its chains begin: what they
+    still approach it by is no difference.
     """
-    f = evidence.values(MOVED, "approximate")
-    moved = evidence.values(MOVED, "moved")
     regions = evidence.values(MOVED, "region")
     starts = evidence.values(MOVED, "starts")
-    if f is None or moved is None or regions is None or starts is None:
+    function = _moments(evidence, "approximate")
+    moved = _moments(evidence, "moved")
+    if function is None or moved is None or regions is None or starts is None:
         return None
-    if evidence.likelihood == "categorical" and moved.shape[-1] > 1:
-        f = f - f.mean(axis=-1, keepdims=True)
-        moved = moved - moved.mean(axis=-1, keepdims=True)
-    sd = np.maximum(moved.std(axis=0), np.finfo(float).tiny)
-    shift = np.abs(f.mean(axis=0) - moved.mean(axis=0)) / sd
-    log_ratio = np.log(np.maximum(f.std(axis=0) / sd, 1e-6))
+    shift = function.mean - moved.mean
+    log_ratio = function.log_sd - moved.log_sd
+    begun = _moments(evidence, "started")
+    if begun is not None and not arrived:
+        shift = np.where(shift * (moved.mean - begun.mean) > 0, 0.0, shift)
+        log_ratio = np.where(log_ratio * (moved.log_sd - begun.log_sd) > 0, 0.0, log_ratio)
     slack = 0.0 if arrived else 2.0 / np.sqrt(float(starts))
-    return _Comparison(shift, log_ratio, regions, slack)
+    return _Comparison(np.abs(shift) / np.exp(moved.log_sd), log_ratio, regions, slack)
+
+
+class _Moments(NamedTuple):
+    """Mean and logarithm of the sd of a function, (probe, output)."""
+
+    mean: np.ndarray
+    log_sd: np.ndarray
+
+
+def _moments(evidence: Evidence, name: str) -> _Moments | None:
+    """Of draws (draw, probe, output) of this name, logits less their mean over classes; None where there are none."""
+    f = evidence.values(MOVED, name)
+    if f is None:
+        return None
+    if evidence.likelihood == "categorical" and f.shape[-1] > 1:
+        f = f - f.mean(axis=-1, keepdims=True)
+    return _Moments(f.mean(axis=0), np.log(np.maximum(f.std(axis=0), 1e-30)))
 
 
 def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:

@@ -142,6 +142,11 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
         raise Refused(
             f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1"
         )
+    if isinstance(posterior.model, BNN) and posterior.model.stochastic_layers():
+        raise Refused(
+            "the net is in training mode, so the density of a row depends on the batch that it is in: fit again on all "
+            "rows, fit(model, x_all, y_all, init=posterior)"
+        )
     if posterior.rows is None:
         raise Refused(
             "this posterior holds no rows of data: a file has them where save(path, rows=True) asked for it, and "

@@ -181,10 +181,11 @@ def function_beside_posterior(
 
     Returns:
         Dataset with ``approximate`` (approximate_draw, region_probe, output) and ``moved`` (moved_draw, region_probe,
-        output), values of the function in the units of y; ``region_x`` (region_probe, feature) and ``region``;
-        ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``, ``nested_rhat``,
-        ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
-        steps can be paid for.
+        output), values of the function in the units of y; of a linearised net ``started`` (started_draw, region_probe,
+        output), those of the net itself at the draws, where the chains begin; ``region_x`` (region_probe, feature) and
+        ``region``; ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``,
+        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC
+        dropout, or too few steps can be paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)
@@ -197,10 +198,10 @@ def function_beside_posterior(
     starts = _starts_at_draws(posterior, density, plan.num_groups)
     groups = _moved_groups(density, starts, plan, probes.x)
     f_moved = _moved_posterior(plain, density, groups).function(probes.x)
-    compared = posterior.thin(max(1, _COMPARED // posterior.num_chains))
-    f = compared.function(probes.x)
+    step = max(1, _COMPARED // posterior.num_chains)
+    f = posterior.thin(step).function(probes.x)
     region_x = probes.x.reshape(len(probes.x), -1)
-    return xr.Dataset(
+    dataset = xr.Dataset(
         {
             "approximate": (("approximate_draw", "region_probe", "output"), _by_draw(f)),
             "moved": (("moved_draw", "region_probe", "output"), _by_draw(f_moved)),
@@ -214,6 +215,10 @@ def function_beside_posterior(
             "transitions": len(groups.chains.visits),
         }
     )
+    if posterior.network is not None:
+        f_started = plain.thin(step).function(probes.x)
+        dataset["started"] = (("started_draw", "region_probe", "output"), _by_draw(f_started))
+    return dataset
 
 
 def _plan(density: Density, num_rows: int) -> _Plan:

@@ -72,7 +72,11 @@ def one_step(
     thinned = posterior.thin(max(1, NUM_DRAWS // posterior.num_chains))
     z = density.unconstrain(thinned.draws).reshape(-1, density.dim)
     nodes = density.trace(density.constrain(z[0]))
-    gaussian = [name for name in sites if _is_gaussian(nodes[name])]
+    gaussian = [
+        name
+        for name in sites
+        if name in nodes and is_replicated(nodes[name]) and _is_gaussian(nodes[name])
+    ]
     if not gaussian:
         return dataset
     for name, average in _averages(density, z, gaussian).items():
@@ -167,7 +171,11 @@ def _steps(fn: Distribution, value: Tensor) -> Steps:
         covariance = torch.cholesky_inverse(torch.linalg.cholesky(quadratic.precision))
         factor = torch.linalg.cholesky(covariance)
         deviation = -(covariance @ quadratic.gradient)[:, None]
-    z = torch.linalg.solve_triangular(factor, deviation, upper=False)[..., 0]
+    z = torch.linalg.solve_triangular(
+        factor,
+        deviation,
+        upper=False,
+    )[..., 0]
     sd = factor.diagonal(dim1=-2, dim2=-1).expand_as(z)
     mean = value.reshape(z.shape) - sd * z
     return Steps(mean.reshape(-1), sd.reshape(-1), z.reshape(-1))

@@ -417,6 +417,52 @@ class Posterior:
         judging = importlib.import_module("pyrobnn.diagnostics")
         return cast("Verdict", judging.diagnose(self.to_datatree(x, y, **options)))
 
+    def infer_discrete(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> dict[str, Tensor]:
+        r"""The discrete latent sites of a program, which its fit sums out, given each draw and the data.
+
+        .. math:: k \sim p(k \mid \theta, x, y)^{1/T}
+
+        All discrete sites of a draw are drawn together (forward filtering, backward sampling).
+
+        Args:
+            x, y: the data, as the program takes them: those of the fit, or other rows.
+            temperature: T; 1 draws from the posterior of the discrete sites, 0 takes their most probable values.
+            seed: of the draws.
+
+        Returns:
+            Site → (chain, draw, \*shape), int64: the values of the site.
+
+        Raises:
+            ValueError: a model without discrete latent sites; a negative temperature.
+            Refused: as of the fit, for rows whose sum is too large.
+
+        Reference: *Tensor variable elimination for plated factor graphs* (Obermeyer et al., 2019)
+        https://arxiv.org/abs/1902.03210
+
+        Example:
+            >>> import pyro, pyro.distributions as dist, pyrobnn as pb
+            >>> def program(x, y):
+            ...     low = pyro.sample("low", dist.Normal(-2.0, 1.0))
+            ...     with pyro.plate("rows", len(y)):
+            ...         group = pyro.sample("group", dist.Bernoulli(0.5))
+            ...         pyro.sample("y", dist.Normal(low + 4 * group, 0.5), obs=y)
+            >>> y = torch.tensor([-2.0, 2.1, -1.9])
+            >>> posterior = pb.Laplace(compile=False).fit(program, None, y, num_draws=10)
+            >>> posterior.infer_discrete(None, y, temperature=0)["group"][0, 0]
+            tensor([0, 1, 0])
+        """
+        from pyrobnn.posterior.discrete import infer_discrete
+
+        with process_state():
+            return infer_discrete(self, x, y, temperature, seed)
+
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
         r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.
 

@@ -10,6 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core import groups as group
+from pyrobnn.core.seeding import seeded
 from pyrobnn.model import Density, derived
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import Node
@@ -129,7 +130,8 @@ def _nodes_at(
     density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
 ) -> Mapping[str, Node]:
     """The nodes of a run of the program at the draw ``index`` (chain, draw)."""
-    return density.trace({name: value[index] for name, value in draws.items()})
+    with seeded(0, density.device):
+        return density.run({name: value[index] for name, value in draws.items()})
 
 
 def _data(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
+from pyro.infer.autoguide import AutoMessenger
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import transform_to
@@ -20,7 +21,7 @@ from pyrobnn.model.density import Density, Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.handlers import Supply, own_store
 from pyrobnn.model.log_terms import without_validation
-from pyrobnn.model.nodes import Message, Node, is_latent
+from pyrobnn.model.nodes import Message, Node, is_latent, is_observed
 
 if TYPE_CHECKING:
     from pyrobnn.inference.fitting.loaders import Data
@@ -97,6 +98,10 @@ class WrittenGuide(nn.Module):
     def run(self, *args: Data) -> Any:
         """Call the guide as it was written."""
         program = self.module if self._program is None else self._program
+        if isinstance(program, AutoMessenger):
+            # it runs the model, whose data are no part of the guide
+            with pyro.poutine.block(hide_fn=is_observed):
+                return program(*args)
         return program(*args)
 
     def forward(self, *args: Data) -> Any:
