@@ -85,6 +85,7 @@ nitpick_ignore_regex = [
     (r"py:class", r".*\.[A-Z]"),  # type variables
     # of internal modules, which have no page: types in signatures, and what docstrings point to
     (r"py:.*", r"pyrobnn(\.\w+){3,}"),
+    (r"py:mod", r"pyrobnn(\.\w+){2,}"),
 ]
 
 html_theme = "furo"

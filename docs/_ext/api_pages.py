@@ -13,13 +13,14 @@ import pyrobnn as pb
 
 
 def public_modules() -> list[ModuleType]:
-    """The modules that ``pyrobnn`` names, and ``pyrobnn.botorch`` where BoTorch is installed, by name.
+    """The modules that ``pyrobnn`` names, and those of extras that are installed, by name.
 
     What stands in other modules may change with any version, unless one of these names it.
     """
     modules = [value for name in pb.__all__ if inspect.ismodule(value := getattr(pb, name))]
-    if find_spec("botorch") is not None:
-        modules.append(import_module("pyrobnn.botorch"))
+    for extra in ("botorch", "mlflow"):
+        if find_spec(extra) is not None:
+            modules.append(import_module(f"pyrobnn.{extra}"))
     return sorted(modules, key=lambda module: module.__name__)
 
 

@@ -123,16 +123,19 @@ def predict(argv: Sequence[str], command: str) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        metavar="FILE.csv",
-        help="where to write [standard output]",
+        metavar="FILE",
+        help="where to write: .csv, .parquet or .zarr [CSV on standard output]",
     )
     options = parser.parse_args(argv)
 
     from pyrobnn.data.table import read_features
-    from pyrobnn.studies.saved_runs import columns_of, load_run, outside, prediction_table
+    from pyrobnn.posterior import streaming
+    from pyrobnn.studies.saved_runs import columns_of, load_run, outside, prediction_blocks
 
     if options.out is not None:
         check_file(options.out, "predictions.csv")
+        if options.out.suffix in streaming.FORMATS:
+            streaming.check_format(options.out)
     posterior, settings = load_run(options.model)
     if posterior.meta["interrupted"]:
         say(
@@ -141,28 +144,26 @@ def predict(argv: Sequence[str], command: str) -> int:
         )
     with warnings_said():
         x, keep = read_features(options.new, columns_of(settings))
-    table = prediction_table(posterior, x, settings)
-    if settings.get("ranges"):
-        table["outside"] = outside(x, settings)
-        count = int(table["outside"].astype(bool).sum())
-        if count:
-            say(
-                f"{count} of {len(table)} rows lie beyond the training data in some feature (column 'outside'): "
-                "no check has looked there",
-                sys.stderr,
-            )
+    count = sum(map(bool, outside(x, settings))) if settings.get("ranges") else 0
+    if count:
+        say(
+            f"{count} of {len(x)} rows lie beyond the training data in some feature (column 'outside'): "
+            "no check has looked there",
+            sys.stderr,
+        )
     if not keep.all():
         say(
             f"{int((~keep).sum())} rows have a missing value: their predictions are left empty",
             sys.stderr,
         )
-        table = table.set_index(keep.nonzero()[0]).reindex(range(len(keep)))
-    written = table.to_csv(index=False)
+    tables = prediction_blocks(posterior, x, keep, settings)
     if options.out is None:
-        say(written.rstrip("\n"))
+        for number, table in enumerate(tables):
+            say(table.to_csv(index=False, header=not number).rstrip("\n"))
     else:
-        options.out.write_text(written, encoding="utf-8")
-        say(f"{len(table)} predictions of {settings['target']!r}: {options.out}")
+        blocks = ({name: table[name].to_numpy() for name in table} for table in tables)
+        total = streaming.write_blocks(blocks, options.out)
+        say(f"{total} predictions of {settings['target']!r}: {options.out}")
     return 0
 
 

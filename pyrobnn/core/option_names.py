@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
@@ -63,31 +64,31 @@ def options_explained(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **options: P.kwargs) -> R:
-        refuse_unknown(_owner(function, args), options, {"": names})
+        refuse_unknown(_owner(function, *args, **options), options, {"": names})
         return function(*args, **options)
 
     return checked
 
 
-def _owner(function: Callable[..., object], args: Sequence[object]) -> str:
+def _owner(function: Callable[P, R], /, *args: P.args, **_: P.kwargs) -> str:
     """Whose option it would be: a class where the function is its constructor, else the function."""
     if function.__name__ == "__init__" and args:
         return type(args[0]).__name__
     return function.__name__
 
 
-def _options(function: Callable[..., object]) -> tuple[str, ...]:
+def _options(function: Callable[P, R]) -> tuple[str, ...]:
     """The names of the arguments of a function, or of the constructor of a class, without ``self``."""
     return tuple(name for name in inspect.signature(function).parameters if name != "self")
 
 
 def refuse_unknown(
     owner: str,
-    given: Iterable[str],
+    options: Iterable[str],
     places: Mapping[str, Sequence[str]],
 ) -> None:
-    """TypeError of the first option given that is none of the call; arguments as of :func:`unknown_option`."""
-    for option in given:
+    """TypeError of the first of the options that the call does not have; arguments as of :func:`unknown_option`."""
+    for option in options:
         if option not in places[""]:
             raise TypeError(unknown_option(owner, option, places))
 
@@ -106,7 +107,7 @@ def unknown_option(owner: str, option: str, places: Mapping[str, Sequence[str]])
             return f"{words}: it is one of {place}"
         where = f", an option of {place}" if place else ""
         return f"{words}: it is {name!r}{where}"
-    known = [name for names in places.values() for name in names]
+    known = list(itertools.chain.from_iterable(places.values()))
     similar = difflib.get_close_matches(
         option,
         known,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import sqrt
 
 import arviz_stats
@@ -11,7 +12,7 @@ from scipy import stats
 
 from pyrobnn.core.chains import MIN_DRAWS, divergences_by_chance, ess, rhat
 from pyrobnn.core.groups import FUNCTION, SAMPLE_DIMS, SAMPLE_STATS
-from pyrobnn.diagnostics.convergence import NORM, convergence, quantities
+from pyrobnn.diagnostics.convergence import NORM, Convergence, convergence, quantities
 from pyrobnn.diagnostics.evidence import Evidence, flattened, statistic
 from pyrobnn.diagnostics.grades import Found, Limits, Status, grade
 from pyrobnn.diagnostics.limits import ENOUGH_DRAWS, RHAT_LIMITS
@@ -20,33 +21,23 @@ from pyrobnn.diagnostics.relabelling import switched_labels
 
 def chains(evidence: Evidence, limits: Limits) -> Found | None:
     """Whether there are enough chains, long enough and from different starts, to judge convergence."""
-    shape = {
+    num_draws = evidence.draws_per_chain
+    numbers = {
         "chains": evidence.num_chains,
-        "draws": evidence.draws_per_chain,
+        "draws": num_draws,
         "more": evidence.more_draws,
     }
-    draws = float(evidence.draws_per_chain)
-    if evidence.draws_per_chain < MIN_DRAWS:
-        return Found(
-            "fail",
-            draws,
-            "chains_short",
-            shape,
-            limit=MIN_DRAWS,
-        )
-    if evidence.num_chains > evidence.draws_per_chain < limits[0]:
-        return Found("fail", draws, "chains_exchanged", shape)
+    if num_draws < MIN_DRAWS:
+        return Found("fail", float(num_draws), "chains_short", numbers, limit=MIN_DRAWS)
+    if num_draws < limits[0] and num_draws < evidence.num_chains:
+        return Found("fail", float(num_draws), "chains_exchanged", numbers)
     if convergence(evidence) is None:
-        return Found("warn", draws, "nothing_identified", shape)
+        return Found("warn", float(num_draws), "nothing_identified", numbers)
     if evidence.num_chains == 1:
-        return Found(
-            "warn",
-            1.0,
-            "one_chain",
-            shape,
-            limit=limits[1],
-        )
-    return Found("warn", draws, "common_start", shape) if evidence.common_start else None
+        return Found("warn", 1.0, "one_chain", numbers, limit=limits[1])
+    if evidence.common_start:
+        return Found("warn", float(num_draws), "common_start", numbers)
+    return None
 
 
 def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
@@ -54,45 +45,45 @@ def largest_rhat(evidence: Evidence, _: Limits) -> Found | None:
     estimates = convergence(evidence)
     if estimates is None or not np.isfinite(estimates.table["rhat"]).any():
         return None
-    ratio = np.nan_to_num(
-        estimates.table["rhat"].values,
-        nan=1.0,
-        posinf=1e6,
-    )
+    ratios = _rhats(evidence, estimates)
     # by quantity and run, in place of the row's
     passing, failing = rhat_limits(evidence)
-    if evidence.num_chains > evidence.draws_per_chain:
-        # the draws of stationary chains are as much alike by their place in the chain as by the chain
-        turned = np.stack(list(quantities(evidence).values())).swapaxes(1, 2)
-        ratio = np.maximum(
-            ratio,
-            np.nan_to_num(
-                rhat(turned),
-                nan=1.0,
-                posinf=1e6,
-            ),
-        )
-    excess = (ratio - 1.0) / (passing - 1.0)
-    worst = int(np.argmax(np.where(ratio > failing, 1e9, 1.0) * excess))
-    value = float(ratio[worst])
+    excess = (ratios - 1.0) / (passing - 1.0)
+    worst = int(np.argmax(np.where(ratios > failing, 1e9, 1.0) * excess))
+    name = estimates.names[worst]
+    value = float(ratios[worst])
     limit = float(passing[worst])
     status = grade(value, limit, float(failing[worst]))
     numbers = {
-        "where": _shown(estimates.names[worst]),
-        "count": ratio.size,
+        "where": _shown(name),
+        "count": ratios.size,
         "more": evidence.more_draws,
     }
     if status == "pass":
         return Found(status, value, "", numbers, limit)
-    relabelled = switched_labels(
-        evidence, estimates.names[worst].partition("[")[0], float(failing[worst])
-    )
+    relabelled = switched_labels(evidence, name.partition("[")[0], float(failing[worst]))
     if relabelled is not None:
-        named = ", ".join(map(repr, relabelled.sites))
-        numbers |= {"sites": named, "after": relabelled.after}
+        sites = ", ".join(map(repr, relabelled.sites))
+        numbers |= {"sites": sites, "after": relabelled.after}
         return Found(status, value, "labels_switched", numbers, limit)
-    slow = status == "warn" and float(estimates.table["ess_bulk"].min()) < ENOUGH_DRAWS
-    return Found(status, value, "chains_slow" if slow else "chains_disagree", numbers, limit)
+    is_short = float(estimates.table["ess_bulk"].min()) < ENOUGH_DRAWS
+    code = "chains_slow" if status == "warn" and is_short else "chains_disagree"
+    return Found(status, value, code, numbers, limit)
+
+
+def _rhats(evidence: Evidence, estimates: Convergence) -> np.ndarray:
+    """R-hat of each quantity (quantity,), finite; with more chains than draws the larger of both ways."""
+    ratios = _finite(estimates.table["rhat"].values)
+    if evidence.num_chains <= evidence.draws_per_chain:
+        return ratios
+    # the draws of stationary chains are as much alike by their place in the chain as by the chain
+    turned = np.stack(list(quantities(evidence).values())).swapaxes(1, 2)
+    return np.maximum(ratios, _finite(rhat(turned)))
+
+
+def _finite(ratios: np.ndarray) -> np.ndarray:
+    """R-hats, one where a quantity does not vary, and a million where one is infinite."""
+    return np.nan_to_num(ratios, nan=1.0, posinf=1e6)
 
 
 def smallest_ess(evidence: Evidence, limits: Limits) -> Found | None:
@@ -113,7 +104,8 @@ def smallest_ess(evidence: Evidence, limits: Limits) -> Found | None:
         return None
     worst = int(np.nanargmin(sizes))
     value = float(sizes[worst])
-    enough = limits[0] * (0.5 if evidence.num_draws >= limits[0] else 1.0)  # fewer are worth fewer
+    # fewer draws cannot be worth as many
+    enough = limits[0] * (0.5 if evidence.num_draws >= limits[0] else 1.0)
     factor = int(np.ceil(1.2 * limits[0] / max(value, 1.0)))
     is_bulk = np.isfinite(bulk[worst]) and bulk[worst] <= tail[worst]
     numbers = {
@@ -173,15 +165,16 @@ def energy(evidence: Evidence, limits: Limits) -> Found | None:
 
     It is low where the energy changes little from one transition to the next, so that the tails are explored slowly.
     """
-    values = evidence.draws(SAMPLE_STATS, "energy")
-    if values is None or values.shape[1] < 10:
+    energies = evidence.draws(SAMPLE_STATS, "energy")
+    if energies is None or energies.shape[1] < 10:
         return None
-    if not np.isfinite(values).all() or not values.std(axis=1).all():
+    if not np.isfinite(energies).all() or not energies.std(axis=1).all():
         return None
-    energies = xr.Dataset({"energy": (SAMPLE_DIMS, values)})
-    fractions = arviz_stats.bfmi(energies)["energy"].values.ravel()
-    value = float(fractions.min())
-    return Found(grade(value, *limits, higher=True), value, "", {"chain": int(fractions.argmin())})
+    dataset = xr.Dataset({"energy": (SAMPLE_DIMS, energies)})
+    fractions = arviz_stats.bfmi(dataset)["energy"].values.ravel()
+    lowest = int(fractions.argmin())
+    value = float(fractions[lowest])
+    return Found(grade(value, *limits, higher=True), value, "", {"chain": lowest})
 
 
 def _shown(name: str) -> str:
@@ -199,15 +192,16 @@ def rhat_limit(
 
     .. math:: \hat R^2 = 1 + \frac{\tau F - 1}{n / 2}, \qquad F \sim F_{2m - 1,\ 2m (n / 2 \tau - 1)}
 
-    for the split halves of m chains of n draws, each worth 1/τ of an independent one; both of R-hat's ranks, bulk and
-    tail, count as quantities. Simulated chains agree to 0.002 at 50 draws.
+    for the split halves of m chains of n draws, with the autocorrelation time τ, ``time``; both of R-hat's ranks, bulk
+    and tail, count as quantities. Simulated chains agree to 0.002 at 50 draws.
 
     >>> round(rhat_limit(4, 1000, 1.0, 50, 5e-3), 3), round(rhat_limit(4, 50, 1.0, 50, 5e-3), 3)
     (1.004, 1.074)
     """
     half = max(num_draws // 2, 2)
-    freedom = 2 * num_chains - 1, max(2 * num_chains * (half / time - 1.0), 1.0)
-    largest = float(stats.f.isf(level / (2 * count), *freedom))
+    freedom_between = 2 * num_chains - 1
+    freedom_within = max(2 * num_chains * (half / time - 1.0), 1.0)
+    largest = float(stats.f.isf(level / (2 * count), freedom_between, freedom_within))
     return sqrt(max(1.0, 1.0 + (time * largest - 1.0) / half))
 
 
@@ -219,17 +213,22 @@ def rhat_limits(evidence: Evidence) -> tuple[np.ndarray, np.ndarray]:
     """
     columns = quantities(evidence)
     num_chains, num_draws = next(iter(columns.values())).shape
-    # about each chain's own mean: chains which disagree are not taken for slow ones
-    centred = [draws - draws.mean(axis=1, keepdims=True) for draws in columns.values()]
-    sizes = ess(np.stack(centred))
-    total = num_chains * num_draws
-    longest = max(1.0, total / ENOUGH_DRAWS)
-    times = total / np.where(np.isfinite(sizes), sizes, 1.0)
-    # each is known roughly, and the shortest of many are those that came out too short
-    times = np.clip(np.maximum(times, np.median(times)), 1.0, longest)
+    times = _autocorrelation_times(list(columns.values()))
 
     def limits(least: float, level: float) -> np.ndarray:
-        by_chance = [rhat_limit(num_chains, num_draws, t, len(columns), level) for t in times]
+        by_chance = [rhat_limit(num_chains, num_draws, time, len(times), level) for time in times]
         return np.maximum(least, by_chance)
 
     return limits(RHAT_LIMITS[0], 5e-3), limits(RHAT_LIMITS[1], 1e-4)
+
+
+def _autocorrelation_times(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """How many draws of each quantity, (chain, draw) each, are worth an independent one, (quantity,)."""
+    # about each chain's own mean: chains which disagree are not taken for slow ones
+    centred = [draws - draws.mean(axis=1, keepdims=True) for draws in columns]
+    sizes = ess(np.stack(centred))
+    num_draws = columns[0].size
+    longest = max(1.0, num_draws / ENOUGH_DRAWS)
+    times = num_draws / np.where(np.isfinite(sizes), sizes, 1.0)
+    # each is known roughly, and the shortest of many are those that came out too short
+    return np.clip(np.maximum(times, np.median(times)), 1.0, longest)

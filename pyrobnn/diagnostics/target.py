@@ -1,4 +1,4 @@
-"""Whether draws are of the model's posterior at all: Stein's identities, and what Hamiltonian moves change of them.
+"""Whether draws are draws of the model's posterior: Stein's identities, and how Hamiltonian moves change the draws.
 
 Both need the model's gradient and no reference: draws of the posterior fulfil the identities, and stay draws of it
 wherever they are moved.
@@ -26,15 +26,15 @@ from pyrobnn.diagnostics.grades import (
 )
 from pyrobnn.diagnostics.limits import SIGMAS
 
-#: rates at which right draws may warn, and fail: this library's convention
+#: rates at which correct draws may warn, and fail: this library's convention
 _RATES = 1e-3, 1e-5
 #: acceptance rate below which the draws have hardly moved
 _LEAST_ACCEPTED = 0.2
-#: correlation of the draws with where they were, above which a fault that should fail might seem to pass: of an sd that
-#: is half, the moves then mend less than half
+#: correlation of the moved draws with where they were, above which a fault that should fail might seem to pass: the
+#: moves then mend less than half of an sd that is too small by one half
 _MOST_CORRELATED = 0.65
 _FEWEST_EFFECTIVE_DRAWS = 4.0
-#: ratio below which its error needs no care
+#: least ratio by which the sd of a positive quantity is scaled up
 _LEAST_RATIO = 0.25
 
 
@@ -52,8 +52,8 @@ def virial(evidence: Evidence, limits: Limits) -> Found | None:
     ratio = np.concatenate([values / size, values.sum(-1, keepdims=True) / size.sum()], axis=-1)
     mean, p = _tested(ratio, 1.0, positive=True)
     worst = _worst(evidence, names, mean, p, np.abs(np.log(np.maximum(mean, 1e-6))), limits)
-    # a variational optimum has the ratio one, so a net's draws below it are warned of; exactly zero is a site that was
-    # held
+    # a variational optimum has the ratio one, so a net's draws below it earn a warning; a site held at a point has
+    # exactly zero
     below_one = worst.value is not None and worst.value < 1.0 and worst.value != 0.0
     status: Status = "warn" if worst.status == "info" and below_one else worst.status
     return _pass_as_info(replace(worst, status=status, limit=1.0), evidence)
@@ -113,7 +113,7 @@ def _worst(
     effect: np.ndarray,
     limits: Limits,
 ) -> Found:
-    """What was found of the quantity (quantity,) with the largest effect that is not chance, else the largest."""
+    """The finding for the quantity with the largest significant effect, or else with the largest effect."""
     significant = (p < _RATES[0]) & (effect > limits[0])
     worst = int(np.argmax(np.where(significant, 1e6 + effect, effect)))
     status = grade_tested(p[worst], effect[worst], _RATES, limits)
@@ -132,10 +132,10 @@ def _worst(
 
 
 def _pass_as_info(result: Found, evidence: Evidence) -> Found:
-    """What was found, where a pass of an approximation of a net is information only.
+    """The finding; a pass of an approximation of a net becomes information only.
 
     In single weights these identities hold at the optimum of a variational bound, whatever its family misses, and
-    where they fail a Gaussian at a mode may still have the right function: they accuse, and vouch for nothing.
+    where they fail a Gaussian at a mode may still have the right function. A pass is therefore no evidence.
     """
     vouches = not (evidence.is_iid and evidence.has_hidden_units)
     return result if vouches or result.status != "pass" else replace(result, status="info")
@@ -154,15 +154,12 @@ def _sites(evidence: Evidence) -> list[str]:
     return labels(virial, "site") or [f"site {index}" for index in range(virial.sizes["site"])]
 
 
-# moves
-
-
 def _undecided(acceptance: float, stayed: float = 1.0) -> Found:
     return Found("info", None, "moves_undecided", {"acceptance": acceptance, "stayed": stayed})
 
 
 def _moved(evidence: Evidence, prefix: str) -> tuple[np.ndarray, np.ndarray] | Found | None:
-    """Draws of a quantity (draw, …) and moved ones; what says that they decide nothing; None where there are none."""
+    """Draws of a quantity (draw, …) before and after the moves; a finding if these decide nothing; None without."""
     before = evidence.draws(MOVED, f"{prefix}before")
     after = evidence.draws(MOVED, f"{prefix}after")
     acceptance = evidence.values(MOVED, "acceptance")
@@ -195,7 +192,7 @@ def _unless_unmoved(
     before: np.ndarray,
     after: np.ndarray,
 ) -> Found:
-    """What was found, unless the draws have moved too little for it to be a pass."""
+    """The finding, unless it is a pass and the draws have moved too little to deserve one."""
     before = _centred_columns(before)
     after = _centred_columns(after)
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
@@ -217,54 +214,115 @@ def beside_posterior(evidence: Evidence) -> bool | None:
     return None if arrived is None else bool(arrived)
 
 
-def _beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | None:
-    """The function by an approximation, held against the posterior that short chains from its draws have arrived at.
+class _Comparison(NamedTuple):
+    """The function by an approximation, compared with that by short chains that began at its draws, (probe, output).
 
-    Where they have not, two standard errors of as many draws as they began at are taken off every change: draws of the
-    posterior would not have changed at all. No change then shows nothing.
+    Args:
+        shift: distance of the means, in sds of the chains.
+        log_ratio: of the approximation's sd over that of the chains.
+        regions: the region of every probe, (probe,).
+        slack: what chance may add to a shift or a log ratio.
     """
-    f = evidence.values(MOVED, "approximate")
-    moved = evidence.values(MOVED, "moved")
-    regions = evidence.values(MOVED, "region")
-    starts = evidence.values(MOVED, "starts")
-    if f is None or moved is None or regions is None or starts is None:
+
+    shift: np.ndarray
+    log_ratio: np.ndarray
+    regions: np.ndarray
+    slack: float
+
+
+class _Region(NamedTuple):
+    """The comparison in one region: its grade, and the medians of shift and log ratio."""
+
+    name: str
+    status: Status
+    shift: float
+    log_ratio: float
+
+    @property
+    def badness(self) -> tuple[int, float]:
+        """By the grade, then by the larger of both differences."""
+        return _RANKS[self.status], max(self.shift, abs(self.log_ratio))
+
+
+_RANKS: dict[Status, int] = {"pass": 0, "warn": 1, "fail": 2}
+
+
+def _judge_beside(evidence: Evidence, limits: Limits, arrived: bool) -> Found | None:
+    """The function by an approximation, compared with the posterior that short chains from its draws have arrived at.
+
+    Agreement with chains that have not arrived proves nothing.
+    """
+    comparison = _compared_with_chains(evidence, arrived)
+    if comparison is None:
         return None
-    if evidence.likelihood == "categorical" and moved.shape[-1] > 1:
-        f = f - f.mean(axis=-1, keepdims=True)
-        moved = moved - moved.mean(axis=-1, keepdims=True)
-    sd = np.maximum(moved.std(axis=0), np.finfo(float).tiny)
-    shift = np.abs(f.mean(axis=0) - moved.mean(axis=0)) / sd
-    log_ratio = np.log(np.maximum(f.std(axis=0) / sd, 1e-6))
-    slack = 0.0 if arrived else 2.0 / np.sqrt(float(starts))
-    shift_sure = np.maximum(shift - slack, 0.0)
-    log_ratio_sure = np.maximum(np.abs(log_ratio) - slack, 0.0)
-    worst: tuple[Status, float, str] = ("pass", -1.0, "")
-    for region in np.unique(regions):
-        chosen = regions == region
-        status = grade_by_kind(
-            shift_sure[chosen], np.exp(-log_ratio_sure[chosen]), regions[chosen], limits
-        )
-        size = max(float(np.median(shift[chosen])), abs(float(np.median(log_ratio[chosen]))))
-        ranked = (status, size, str(region))
-        if _RANKS[status] > _RANKS[worst[0]] or (status == worst[0] and size > worst[1]):
-            worst = ranked
-    status, _, region = worst
-    if status == "pass" and not arrived:
+    regions = [_region(comparison, name, limits) for name in np.unique(comparison.regions)]
+    worst = max(regions, key=lambda region: region.badness)
+    if worst.status == "pass" and not arrived:
         return Found("info", None, "moves_short", _arrival(evidence))
-    chosen = regions == region
-    ratio = float(np.exp(np.median(log_ratio[chosen])))
+    ratio = float(np.exp(worst.log_ratio))
     numbers = {
-        "shift": float(np.median(shift[chosen])),
+        "shift": worst.shift,
         "inverse": 1.0 / ratio,
-        "region": region,
+        "region": worst.name,
         "arrived": arrived,
         "linearized": evidence.is_linearized,
         "remedy": _remedy(evidence),
     }
-    return Found(status, ratio, "beside_posterior", numbers, limits[2])
+    return Found(worst.status, ratio, "beside_posterior", numbers, limits[2])
 
 
-_RANKS: dict[Status, int] = {"pass": 0, "warn": 1, "fail": 2}
+def _compared_with_chains(evidence: Evidence, arrived: bool) -> _Comparison | None:
+    """The comparison; None where no chains have moved.
+
+    Of chains that have not arrived, two standard errors of as many draws as they began at are taken off every change:
+    draws of the posterior would not have changed at all. A linearised net is not where its chains begin: what they
+    still approach it by is no difference.
+    """
+    regions = evidence.values(MOVED, "region")
+    starts = evidence.values(MOVED, "starts")
+    function = _moments(evidence, "approximate")
+    moved = _moments(evidence, "moved")
+    if function is None or moved is None or regions is None or starts is None:
+        return None
+    shift = function.mean - moved.mean
+    log_ratio = function.log_sd - moved.log_sd
+    begun = _moments(evidence, "started")
+    if begun is not None and not arrived:
+        shift = np.where(shift * (moved.mean - begun.mean) > 0, 0.0, shift)
+        log_ratio = np.where(log_ratio * (moved.log_sd - begun.log_sd) > 0, 0.0, log_ratio)
+    slack = 0.0 if arrived else 2.0 / np.sqrt(float(starts))
+    return _Comparison(np.abs(shift) / np.exp(moved.log_sd), log_ratio, regions, slack)
+
+
+class _Moments(NamedTuple):
+    """Mean and logarithm of the sd of a function, (probe, output)."""
+
+    mean: np.ndarray
+    log_sd: np.ndarray
+
+
+def _moments(evidence: Evidence, name: str) -> _Moments | None:
+    """Of draws (draw, probe, output) of this name, logits less their mean over classes; None where there are none."""
+    f = evidence.values(MOVED, name)
+    if f is None:
+        return None
+    if evidence.likelihood == "categorical" and f.shape[-1] > 1:
+        f = f - f.mean(axis=-1, keepdims=True)
+    return _Moments(f.mean(axis=0), np.log(np.maximum(f.std(axis=0), 1e-30)))
+
+
+def _region(comparison: _Comparison, name: str, limits: Limits) -> _Region:
+    """The comparison in the region of this name."""
+    is_inside = comparison.regions == name
+    shift = comparison.shift[is_inside]
+    log_ratio = comparison.log_ratio[is_inside]
+    status = grade_by_kind(
+        np.maximum(shift - comparison.slack, 0.0),
+        np.exp(-np.maximum(np.abs(log_ratio) - comparison.slack, 0.0)),
+        comparison.regions[is_inside],
+        limits,
+    )
+    return _Region(str(name), status, float(np.median(shift)), float(np.median(log_ratio)))
 
 
 def _arrival(evidence: Evidence) -> dict[str, float]:
@@ -281,24 +339,24 @@ def _arrival(evidence: Evidence) -> dict[str, float]:
 def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     """Moves the draws by Hamiltonian Monte Carlo and compares the function before and after.
 
-    Such moves do not change draws of the posterior. Of a program its sites are compared. Two standard errors are
-    subtracted from every change, so that chance alone does not count.
+    Such moves do not change the distribution of draws of the posterior. For a program its sites are compared. Two
+    standard errors are subtracted from every change, so that chance alone does not count.
     """
     arrived = beside_posterior(evidence)
     if arrived is not None:
-        return _beside(evidence, limits, arrived)
+        return _judge_beside(evidence, limits, arrived)
     pair = _moved(evidence, "")
     if pair is None or isinstance(pair, Found):
         return pair
     before, after = pair
-    # those that were moved may be fewer
+    # all draws, of which only some were moved
     f = before if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
     if f.shape[1:] != before.shape[1:]:
         return None
     kinds = evidence.point_kinds(f.shape[1], "sites" if evidence.f is None else "probes")
     change = _change_where_it_varies(f, after)
-    log_ratio = np.maximum(np.abs(change.log_ratio) - 2.0 * change.log_ratio_error, 0.0)
-    shift = np.maximum(np.abs(change.shift) - 2.0 * change.shift_error, 0.0)
+    shift = _beyond_chance(change.shift, change.shift_error)
+    log_ratio = _beyond_chance(change.log_ratio, change.log_ratio_error)
     status = grade_by_kind(shift, np.exp(-log_ratio), kinds, limits)
     medians = [float(np.median(log_ratios)) for log_ratios in by_kind(change.log_ratio, kinds)]
     ratio = float(np.exp(max(medians, key=abs)))
@@ -308,6 +366,11 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
         "remedy": _remedy(evidence),
     }
     return _unless_unmoved(Found(status, ratio, "", numbers, limits[2]), evidence, before, after)
+
+
+def _beyond_chance(change: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """The size of a change less two standard errors, at least zero."""
+    return np.maximum(np.abs(change) - 2.0 * error, 0.0)
 
 
 def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
@@ -344,7 +407,7 @@ def _grade_in_errors(effect: float, error: float, limits: Limits) -> Status:
 
 
 class _Change(NamedTuple):
-    """What moving draws (draw, …) has changed of them, (…).
+    """How moving draws (draw, …) has changed their mean and sd, (…) each.
 
     Args:
         shift: of the mean, in sds of the moved draws.

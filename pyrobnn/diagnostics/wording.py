@@ -168,7 +168,7 @@ def _beside_posterior(
             "where short chains from these draws have come so far on the posterior of the net"
         )
     return (
-        f"Compared with {compared}, {draws} have the sd of the function {1.0 / inverse:.2f} times as large and its "
+        f"Compared with {compared}, the sd of the function by {draws} is {1.0 / inverse:.2f} times as large and its "
         f"mean {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
         f"{_draws_are(status, 1.0 / inverse, shift)}."
     )

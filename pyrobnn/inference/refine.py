@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -59,11 +60,11 @@ class Refinement:
 def refine(
     posterior: Posterior,
     seconds: float,
-    x: Any,
-    y: Any,
+    x: Tensor | None,
+    y: Tensor | None,
     seed: int,
 ) -> Posterior:
-    """What :meth:`pyrobnn.Posterior.refine` says."""
+    """Draws of some hundreds of short chains that begin at the posterior's: :meth:`pyrobnn.Posterior.refine`."""
     begun = time.perf_counter()
     check_number("seconds", seconds, above=0.0)
     check_count("seed", seed, minimum=0)
@@ -72,9 +73,9 @@ def refine(
     with full_float32(problem.device), torch.no_grad():
         refined = _Refined(posterior, problem, seed).run(seconds)
         draws, stats = refined.draws()
-    taken = time.perf_counter() - begun
+    elapsed = time.perf_counter() - begun
     facts = refined.facts | {
-        "seconds": round(taken, 3),
+        "seconds": round(elapsed, 3),
         "budget": float(seconds),
         "start": posterior.meta.get("method", "draws"),
     }
@@ -83,7 +84,7 @@ def refine(
         Refinement(float(seconds)),
         draws,
         seed=seed,
-        timings={"fit": taken},
+        timings={"fit": elapsed},
         sample_stats=stats,
         meta={"refine": facts, "num_gradients": facts["gradients"]},
         notes=refined.notes(seconds),
@@ -94,8 +95,8 @@ def refine(
 CHANGES["refine"] = refine
 
 
-def _rows(posterior: Posterior, x: Any, y: Any) -> Rows | None:
-    """The data: those that are given, or else those of the fit."""
+def _rows(posterior: Posterior, x: Tensor | None, y: Tensor | None) -> Rows | None:
+    """The data: x and y, or else those of the fit; None for a program that was given none."""
     meta = posterior.meta
     method = meta.get("method", "this method")
     if "dropout_p" in meta:
@@ -173,11 +174,11 @@ class _Refined:
         self.modes: list[_Mode] = []
 
     def run(self, seconds: float) -> _Refined:
-        """Itself, after the chains have moved until they have arrived or the clock has."""
+        """Itself, after the chains have moved until they have arrived or the time is over."""
         begun = time.perf_counter()
         self.groups.run(lambda _: (time.perf_counter() - begun) / seconds)
         if not self.arrived and self.problem.is_bnn:
-            self.modes = self._found_modes()
+            self.modes = self._find_modes()
         return self
 
     @property
@@ -190,23 +191,20 @@ class _Refined:
         """The groups (group,) whose draws count."""
         return self.groups.kept
 
-    def _found_modes(self) -> list[_Mode]:
+    def _find_modes(self) -> list[_Mode]:
         """Groups joined where their functions agree, each with its evidence; empty where all agree."""
+        # without the log density, which differs within a mode
         values = self.groups.window_values()[1:]
-        groups = np.flatnonzero(self.kept.numpy())
         by_group = values.reshape(*values.shape[:2], len(self.kept), self.size)
         mean = by_group.mean(axis=(1, 3))
         sd = np.maximum(by_group.std(axis=(1, 3)), 1e-300)
         clusters: list[list[int]] = []
-        for group in groups:
-            for cluster in clusters:
-                scale = np.minimum(sd[:, group], sd[:, cluster[0]])
-                gap = np.abs(mean[:, group] - mean[:, cluster[0]]) / scale
-                if np.median(gap) <= _ONE_MODE:
-                    cluster.append(int(group))
-                    break
+        for group in map(int, np.flatnonzero(self.kept.numpy())):
+            cluster = _cluster_of(group, clusters, mean, sd)
+            if cluster is None:
+                clusters.append([group])
             else:
-                clusters.append([int(group)])
+                cluster.append(group)
         if len(clusters) < 2:
             return []
         return [_Mode(cluster, self._evidence(cluster)) for cluster in clusters]
@@ -241,34 +239,34 @@ class _Refined:
         order = torch.as_tensor(self._order(len(window)), device=density.device)
         z = torch.stack([visit.z for visit in window], 1).flatten(0, 1)[order]
 
-        def stacked(values: list[Tensor]) -> Tensor:
+        def ordered(values: list[Tensor]) -> Tensor:
+            """Values (short chain,) of every visit as (chain, draw)."""
             return torch.stack(values, 1).flatten()[order]
 
-        count = len(self.groups.chains.z)
-        whole = torch.ones(
-            count,
+        ones = torch.ones(
+            len(self.groups.chains.z),
             dtype=torch.int64,
             device=density.device,
         )
         stats = {
-            "lp": stacked([visit.log_density for visit in window]),
-            "energy": stacked([visit.energy for visit in window]),
-            "acceptance_rate": stacked([visit.acceptance for visit in window]),
-            "diverging": stacked([visit.diverging for visit in window]),
-            "n_steps": stacked([visit.num_steps * whole for visit in window]),
-            "step_size": stacked([visit.step_size * whole.double() for visit in window]),
+            "lp": ordered([visit.log_density for visit in window]),
+            "energy": ordered([visit.energy for visit in window]),
+            "acceptance_rate": ordered([visit.acceptance for visit in window]),
+            "diverging": ordered([visit.diverging for visit in window]),
+            "n_steps": ordered([visit.num_steps * ones for visit in window]),
+            "step_size": ordered([visit.step_size * ones.double() for visit in window]),
         }
         return density.constrain(z), stats
 
     def _order(self, length: int) -> np.ndarray:
         """Indices (chain, draw) into chain × transition: whole short chains, one after the other."""
         shares = self.weights
-        kept = int(self.kept.sum()) * self.size // _NUM_CHAINS * _NUM_CHAINS
-        # systematic: a group of share w has ⌊w · kept⌋ or one more of the short chains
-        places = (np.arange(kept) + 0.5) / kept
+        num_chains = int(self.kept.sum()) * self.size // _NUM_CHAINS * _NUM_CHAINS
+        # systematic: a group of share w has ⌊w · num_chains⌋ or one more of the short chains
+        places = (np.arange(num_chains) + 0.5) / num_chains
         group = np.searchsorted(np.cumsum(shares), places)
         group = np.minimum(group, len(shares) - 1)
-        within = np.zeros(kept, dtype=int)
+        within = np.zeros(num_chains, dtype=int)
         for index in np.unique(group):
             mask = group == index
             within[mask] = np.arange(mask.sum()) % self.size
@@ -280,16 +278,18 @@ class _Refined:
     @property
     def facts(self) -> dict[str, Any]:
         """What ``meta["refine"]`` says."""
+        chains = self.groups.chains
+        arrival = self.groups.arrival
         facts: dict[str, Any] = {
-            "chains": len(self.groups.chains.z),
+            "chains": len(chains.z),
             "groups": len(self.kept),
             "groups_left_out": int((~self.kept).sum()),
-            "transitions": len(self.groups.chains.visits),
-            "gradients": self.groups.chains.num_leapfrogs * len(self.groups.chains.z),
-            "nested_rhat": _rounded(self.groups.arrival.nested_rhat),
-            "limit": _rounded(self.groups.arrival.limit),
-            "drift": _rounded(self.groups.arrival.shift),
-            "memory": _rounded(self.groups.arrival.memory),
+            "transitions": len(chains.visits),
+            "gradients": chains.num_leapfrogs * len(chains.z),
+            "nested_rhat": _rounded(arrival.nested_rhat),
+            "limit": _rounded(arrival.limit),
+            "drift": _rounded(arrival.shift),
+            "memory": _rounded(arrival.memory),
             "ess": _rounded(self.groups.ess),
             "arrived": bool(self.arrived),
         }
@@ -311,13 +311,24 @@ class _Refined:
             return []
         facts = self.facts
         names = ("transitions", "nested_rhat", "limit", "drift", "ess")
-        values = {name: facts[name] for name in names}
-        return [
-            Finding(
-                "not_refined",
-                values | {"seconds": float(seconds), "modes": max(1, len(self.modes))},
-            )
-        ]
+        numbers = {name: facts[name] for name in names}
+        numbers |= {"seconds": float(seconds), "modes": max(1, len(self.modes))}
+        return [Finding("not_refined", numbers)]
+
+
+def _cluster_of(
+    group: int,
+    clusters: Sequence[list[int]],
+    mean: np.ndarray,
+    sd: np.ndarray,
+) -> list[int] | None:
+    """The first cluster whose first group has the function of this group; mean and sd (quantity, group)."""
+    for cluster in clusters:
+        scale = np.minimum(sd[:, group], sd[:, cluster[0]])
+        gap = np.abs(mean[:, group] - mean[:, cluster[0]]) / scale
+        if np.median(gap) <= _ONE_MODE:
+            return cluster
+    return None
 
 
 def _rounded(value: float) -> float | None:

@@ -57,7 +57,7 @@ def refuse_without_prior(density: Density) -> None:
             "HomoskedasticGaussian(dist.HalfNormal(1.0))), a fixed value, or use Laplace or SVI, which fit it"
         )
     with seeded(0, density.device):
-        nodes = density.trace({})
+        nodes = density.run({})
     improper = [site.name for site in density.sites if is_improper(nodes[site.name]["fn"])]
     if improper or density.masked:
         name = (improper or list(density.masked))[0]

@@ -8,8 +8,9 @@ write into what all points share.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from types import EllipsisType
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from torch import Tensor
 from pyrobnn.core.private_torch import depends, is_batched, of_constant
 from pyrobnn.model.torch_calls import Call, CallHandler
 
+#: one entry of an index
+_Index: TypeAlias = "Tensor | int | slice | EllipsisType | Sequence[_Index] | None"
+#: reads of one value or of all, which Python then computes with
 _READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.item: Tensor.item,
     Tensor.tolist: Tensor.tolist,
@@ -25,6 +29,7 @@ _READS: dict[Any, Callable[[Tensor], Any]] = {
     Tensor.__bool__: bool,
     Tensor.__index__: int,
 }
+#: functions whose result has a size that depends on the values
 _SIZED: dict[Any, Callable[..., Any]] = {
     Tensor.nonzero: Tensor.nonzero,
     torch.nonzero: torch.nonzero,
@@ -33,6 +38,7 @@ _SIZED: dict[Any, Callable[..., Any]] = {
     torch.bincount: torch.bincount,
     torch.nn.functional.one_hot: torch.nn.functional.one_hot,
 }
+#: functions that make a tensor to write into
 _MAKES = {
     torch.zeros,
     torch.ones,
@@ -50,6 +56,7 @@ _MAKES = {
     Tensor.new_full,
     Tensor.new_empty,
 }
+#: functions that write into a tensor
 _WRITES = {
     Tensor.__setitem__,
     Tensor.index_put_,
@@ -82,22 +89,25 @@ class Constants(CallHandler):
         return call.result()
 
 
-def _without_masks(index: Any) -> Any:
+def _without_masks(index: _Index | tuple[_Index, ...]) -> _Index | tuple[_Index, ...]:
     """An index with masks of data replaced by the places that they select."""
     entries = index if isinstance(index, tuple) else (index,)
-    places: list[Any] = []
+    if not any(map(_is_mask_of_data, entries)):
+        return index
+    places: list[_Index] = []
     for entry in entries:
-        is_mask = isinstance(entry, Tensor) and entry.dtype == torch.bool and entry.dim() > 0
-        if is_mask and not depends(entry):
+        if _is_mask_of_data(entry):
             places.extend(of_constant(Tensor.nonzero, entry).unbind(-1))
         else:
             places.append(entry)
-    unchanged = len(places) == len(entries) and all(map(_same, places, entries))
-    return index if unchanged else tuple(places)
+    return tuple(places)
 
 
-def _same(one: Any, other: Any) -> bool:
-    return one is other
+def _is_mask_of_data(entry: _Index) -> TypeGuard[Tensor]:
+    """Whether an entry of an index is a mask, the same at every point."""
+    if not isinstance(entry, Tensor) or entry.dtype != torch.bool:
+        return False
+    return entry.dim() > 0 and not depends(entry)
 
 
 class Writing(CallHandler):

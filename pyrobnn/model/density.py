@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import pyro
@@ -23,7 +25,7 @@ from torch.distributions.transforms import Transform, identity_transform
 
 from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.seeding import seeded, used_devices
-from pyrobnn.model import guards
+from pyrobnn.model import enumeration, guards
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.constants import Constants, OwnTensors, Writing
 from pyrobnn.model.distribution_kinds import elementwise
@@ -51,6 +53,7 @@ from pyrobnn.model.nodes import (
     is_replicated,
     is_subsample,
 )
+from pyrobnn.model.positive_definite import FromCholesky
 
 Program = Callable[..., Any]
 #: draws from the prior that may be impossible one after the other
@@ -112,7 +115,8 @@ class Density:
 
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``own_dtypes`` (of the sites and point
     parameters as the program has them, by name), ``device``, ``observed`` (names; ``observes``:
-    whether there is one, or a factor), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
+    whether there is one, or a factor), ``states`` (the discrete latent sites, which are summed out, and
+    how many values each has), ``masked`` (names of the latent sites that a mask touches), ``dependent`` (names
     of those whose support depends on other sites, as that of ``Uniform(0, 1 - a)``), ``plate_sizes`` (of the plates
     that draw a subsample, by name), ``derived`` (what it says beside its density), ``initial_points`` and
     ``constraints`` (of the point parameters, by name).
@@ -121,8 +125,9 @@ class Density:
     that plate, so that every density here is exact; :meth:`subsampled` is the noisy one that the program describes.
 
     Raises:
-        ValueError: a discrete latent site, or a program without any site to infer.
-        Refused: a program that subsamples and cannot be run with all rows, or has latent sites for every row.
+        ValueError: a program without any site to infer.
+        Refused: a program that subsamples and cannot be run with all rows, or has latent sites for every row; a
+            discrete latent site that cannot be summed out.
 
     Example:
         >>> import pyro.distributions as dist
@@ -137,6 +142,11 @@ class Density:
         >>> round(density.log_joint(torch.zeros(2)).item(), 3)
         -4.402
     """
+
+    # of pickles of earlier versions too
+    states: Mapping[str, int] = MappingProxyType({})
+    #: whether runs sum out the discrete sites, or draw them
+    sums_out = False
 
     def __init__(
         self,
@@ -176,6 +186,8 @@ class Density:
         self.observes = _observes(nodes)
         self.observed = _data_sites(nodes)
         self.masked = tuple(name for name in self._latent_names() if is_masked(nodes[name]))
+        if self.states:
+            self._sum_out(nodes)
         # `_find_dependent` evaluates, so it comes last, and starts from none
         self.dependent: tuple[str, ...] = ()
         self.dependent = self._find_dependent(nodes)
@@ -188,7 +200,16 @@ class Density:
         if double:
             self._compute_in_float64()
         nodes = self._first_run()
-        dtypes = {name: node["value"].dtype for name, node in nodes.items() if _is_value(node)}
+        self.states = {
+            name: enumeration.num_states(node)
+            for name, node in nodes.items()
+            if enumeration.is_discrete(node)
+        }
+        dtypes = {
+            name: node["value"].dtype
+            for name, node in nodes.items()
+            if _is_value(node) and name not in self.states
+        }
         if self.owner is None and len(set(dtypes.values())) > 1:
             self._compute_in_float64()
             nodes = self._first_run()
@@ -200,6 +221,10 @@ class Density:
             self._check_nodes(nodes)
             sites = self._layout(nodes)
         if not any(site.size for site in sites):
+            if self.states:
+                raise ValueError(
+                    "the program has discrete latent sites alone: pyro.infer.infer_discrete draws them exactly"
+                )
             raise ValueError(
                 "the program has no latent site to infer: add a pyro.sample without obs="
             )
@@ -239,13 +264,43 @@ class Density:
 
     def _supports(self, nodes: Mapping[str, Node]) -> dict[str, constraints.Constraint]:
         """The supports of the latent sites and of the point parameters that are free."""
-        supports = {name: node["fn"].support for name, node in nodes.items() if is_latent(node)}
+        supports = {
+            name: node["fn"].support
+            for name, node in nodes.items()
+            if is_latent(node) and name not in self.states
+        }
         if self.points == "free":
             frozen = getattr(self.owner, "frozen", ())
             for name, support in self.constraints.items():
                 if name not in frozen:
                     supports[name] = support
         return supports
+
+    def _sum_out(self, nodes: Mapping[str, Node]) -> None:
+        """From here on the discrete sites are summed out; Refused where that is too large, or cannot be done."""
+        self.nesting = enumeration.plate_nesting(nodes.values())
+        values = {name: nodes[name]["value"] for name in self._latent_names()}
+        names = ", ".join(map(repr, self.states))
+        try:
+            with enumeration.Bounded(self.states), torch.no_grad():
+                enumerated = self._enumerated(values)
+                self.sums_out = True
+                self.trace(values)
+        except Refused:
+            raise
+        except (RuntimeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise Refused(
+                f"the program cannot be run with all values of its discrete latent sites {names} at once ({reason}): "
+                "index by pyro.ops.indexing.Vindex, let no Python depend on their values, loop over them by "
+                "pyro.markov, or sum them out by hand"
+            ) from error
+        deterministic = {
+            name: size
+            for name, size in self.derived.deterministic.items()
+            if _count(enumerated.nodes[name]["value"]) == size
+        }
+        self.derived = dataclasses.replace(self.derived, deterministic=deterministic)
 
     def _compute_in_float64(self) -> None:
         """From here on everything is computed in float64, and its own data are of it."""
@@ -425,7 +480,7 @@ class Density:
         if not bounded:
             return ()
         values = self.constrain(self.sample_box(1, seed=1)[0])
-        new_nodes = self.trace({name: values[name] for name in latent})
+        new_nodes = self._raw({name: values[name] for name in latent})
         dependent = []
         for name in bounded:
             bounds = _bounds(nodes[name]["fn"].support)
@@ -445,7 +500,7 @@ class Density:
             return transforms[name](parts[name][1])
 
         values: dict[str, Any] = {name: site.transform(u) for name, (site, u) in parts.items()}
-        nodes = self.trace(
+        nodes = self._raw(
             values | {name: functools.partial(follow, name) for name in self.dependent}
         )
         return values | {name: nodes[name]["value"] for name in self.dependent}, transforms
@@ -453,7 +508,7 @@ class Density:
     @_in_its_floats
     def _inverse_of_dependent(self, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The unconstrained values of the dependent sites."""
-        nodes = self.trace(values)
+        nodes = self._raw(values)
         return {
             name: bijection(name, nodes[name]["fn"].support).inv(values[name])
             for name in self.dependent
@@ -586,8 +641,48 @@ class Density:
     def trace(self, values: Mapping[str, Value], args: tuple[Tree, ...] = ()) -> Mapping[str, Node]:
         """The nodes by name of one run of the program, with sites and point parameters at ``values``.
 
-        With ``args`` or its own data; with all rows of a plate that draws a subsample, unless :meth:`subsampled`.
+        With ``args`` or its own data; with all rows of a plate that draws a subsample, unless :meth:`subsampled`. What
+        depends on a discrete site is one factor, in which that site is summed out (:func:`enumeration.summed`).
         """
+        if not self.sums_out:
+            return self.run(values, args)
+        enumerated = self._enumerated(values, args)
+        with self._own_tensors(torch.as_tensor(values[self.sites[0].name])):
+            return enumeration.summed(enumerated, self.states)
+
+    @_in_its_floats
+    def run(self, values: Mapping[str, Value], args: tuple[Tree, ...] = ()) -> Mapping[str, Node]:
+        """As :meth:`trace` of the program as it is written: discrete sites without values are drawn from their laws."""
+        nodes = self._traced(self.program, values, args).nodes
+        self._check_latent_sites(nodes)
+        return nodes
+
+    @_in_its_floats
+    def draw_discrete(self, z: Tensor, temperature: float = 1.0) -> dict[str, Tensor]:
+        """The discrete sites given all else at ``z`` (dim,), by torch's present random state; site → (\\*shape), int64.
+
+        Drawn together from their joint law, whose logs are divided by ``temperature``; 0: its most probable values.
+        """
+        enumerated = self._enumerated(self.constrain(z))
+        return enumeration.drawn(enumerated, self.states, temperature)
+
+    @_in_its_floats
+    def _enumerated(
+        self, values: Mapping[str, Value], args: tuple[Tree, ...] = ()
+    ) -> pyro.poutine.Trace:
+        """One run at all values of the discrete sites, each along an axis of its own."""
+        program = enumeration.enumerating(self.program, self.nesting)
+        trace = self._traced(program, values, args)
+        self._check_latent_sites(trace.nodes)
+        return trace
+
+    def _traced(
+        self,
+        program: Program,
+        values: Mapping[str, Value],
+        args: tuple[Tree, ...],
+    ) -> pyro.poutine.Trace:
+        """The trace of one run of a program with the sites of this one."""
         none = contextlib.nullcontext()
         rows = all_rows({}) if self._all_rows and self.plate_sizes else none
         # plain numbers are made there
@@ -614,9 +709,7 @@ class Density:
                 idioms,
                 at_many_points(),
             ):
-                nodes = pyro.poutine.trace(self.program).get_trace(*(args or self.args)).nodes
-        self._check_latent_sites(nodes)
-        return nodes
+                return pyro.poutine.trace(program).get_trace(*(args or self.args))
 
     def _own_tensors(self, point: Tensor) -> contextlib.AbstractContextManager[Any]:
         """The context in which tensors that are made belong to the point, where the program writes into any."""
@@ -639,7 +732,9 @@ class Density:
         known = {site.name for site in self.sites if site.kind == "latent"}
         if not known:
             return
-        latent = {name for name, node in nodes.items() if is_latent(node)}
+        latent = {
+            name for name, node in nodes.items() if is_latent(node) and name not in self.states
+        }
         # replicates make latent again what holds data
         changed = (known ^ latent) - {*self.derived.replicated}
         if changed:
@@ -652,9 +747,13 @@ class Density:
     def impossible(self, z: Tensor) -> list[guards.Impossible]:
         """The parameters of distributions that lie outside of their supports at ``z`` (dim,)."""
         with torch.no_grad(), guards.evaluations() as evaluated:
-            nodes = self.trace(self.constrain(z))
+            nodes = self._raw(self.constrain(z))
         with torch.no_grad():
             return _impossible(nodes, evaluated)
+
+    def _raw(self, values: Mapping[str, Value]) -> Mapping[str, Node]:
+        """The nodes of a run with the distributions of the program's own sites, at all values of its discrete ones."""
+        return self._enumerated(values).nodes if self.sums_out else self.run(values)
 
     @_in_its_floats
     def _drawn(self) -> Mapping[str, Node]:
@@ -663,7 +762,7 @@ class Density:
         for _ in range(MOST_TRIES):
             try:
                 with guards.evaluations() as evaluated:
-                    nodes = self.trace({})
+                    nodes = self.run({})
             except guards.ImpossibleParameter as error:
                 refusal = error
                 continue
@@ -674,6 +773,11 @@ class Density:
         if refusal is not None:
             raise refusal
         return nodes
+
+
+def _count(value: Any) -> int:
+    """The number of scalars of a site's value."""
+    return torch.as_tensor(value).numel()
 
 
 def _common_dtype(nodes: Mapping[str, Node], names: Iterable[str]) -> torch.dtype:
@@ -732,11 +836,11 @@ def _check_node(node: Node, nodes: Mapping[str, Node], subsampled: Mapping[str, 
 
 
 def _check_latent(node: Node, subsampled: Mapping[str, int]) -> None:
-    """Refuse a latent site that is discrete or has a value for every row of a plate that draws a subsample."""
-    if not isinstance(node["value"], Tensor) or node["fn"].support.is_discrete:
-        raise Refused(
-            f"the latent site {node['name']!r} is discrete: sum it out, it has no gradient"
-        )
+    """Refuse a latent site that is no tensor or has a value for every row of a plate that draws a subsample."""
+    if not isinstance(node["value"], Tensor):
+        raise Refused(f"the latent site {node['name']!r} has no tensor as its value")
+    if enumeration.is_discrete(node):
+        return
     for plate in node.get("cond_indep_stack", ()):
         if plate.name in subsampled:
             raise Refused(
@@ -816,12 +920,15 @@ def bijection(name: str, support: constraints.Constraint | None) -> Transform:
         inner = inner.base_constraint
     if isinstance(inner, constraints.MixtureSameFamilyConstraint):
         support = constraints.independent(inner.base_constraint, events)
+    if isinstance(inner, type(constraints.positive_definite)):
+        return FromCholesky()
     try:
         return biject_to(support)
     except NotImplementedError as error:
         raise ValueError(
             f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
-            "a prior on the reals, the positive numbers, an interval, a simplex or Cholesky factors (LKJCholesky)"
+            "a prior on the reals, the positive numbers, an interval, a simplex, positive definite matrices or Cholesky "
+            "factors (LKJCholesky)"
         ) from error
 
 

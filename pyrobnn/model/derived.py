@@ -128,7 +128,7 @@ def prior_runs(
     """The values (num, …) of the sites ``names`` in runs of the program at draws from its prior, made in batches."""
 
     def run(_: Tensor) -> Values:
-        nodes = density.trace({})
+        nodes = density.run({})
         return {name: nodes[name]["value"] for name in names}
 
     with seeded(seed, density.device):
@@ -150,10 +150,11 @@ class _Forget(Messenger):
 
 
 def _forgetting(density: Density) -> Density:
-    """The density whose program draws its data."""
+    """The density whose program draws its data, and its discrete sites."""
     # the copy keeps ``owner``, cached from the first run: the wrapped program no longer shows it
     forgetful = copy.copy(density)
     forgetful.program = _Forget()(density.program)
+    forgetful.sums_out = False
     return forgetful
 
 

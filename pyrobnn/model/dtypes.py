@@ -1,4 +1,4 @@
-"""Programs that do not run with their data: what to change in the data so that they do, in words, found by trying.
+"""Programs that fail on their data: what to change in the data, in words, found by trying.
 
 A cast where torch combines one type only; tensors in place of lists, NumPy arrays and tables; ``squeeze(-1)`` of one
 column; data that were not passed; and names that are used twice.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, cast
 
 import pyro
 import torch
@@ -21,18 +21,23 @@ from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.density import Density, Program
 from pyrobnn.model.nodes import Message, is_subsample
 
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
 _CASTS = {
     torch.float32: "float()",
     torch.float64: "double()",
     torch.int64: "long()",
 }
-#: in what torch says of an operation between types
+#: the arguments of a program by their names
+_Data: TypeAlias = Mapping[str, Tree]
+#: words in torch's errors about an operation between types
 _WORDS = ("dtype", "scalar type", "output type", "bool tensor", "not implemented for", "bias type")
 
 
 @contextlib.contextmanager
 def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error of a program that its data cause is one that says what to change in them.
+    """Inside, an error that a program's data cause is replaced by one that says what to change in them.
 
     Args:
         program: a plain Pyro program.
@@ -58,7 +63,7 @@ def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]
         raise TypeError(reason) from error
 
 
-def _why_of_data(program: Program, data: Mapping[str, Any], error: Exception) -> str:
+def _why_of_data(program: Program, data: _Data, error: Exception) -> str:
     """What to do about names, missing data, containers and shapes; empty where these are not what stops it."""
     message = str(error).strip().partition("\n")[0]
     if message.startswith("Multiple sample sites"):
@@ -69,10 +74,10 @@ def _why_of_data(program: Program, data: Mapping[str, Any], error: Exception) ->
             f"the program was run without {missing} and stopped ({message}): pass the data, "
             f"fit(program, {', '.join(data)})"
         )
-    changed, words = _as_tensors(data)
-    if words and _runs(program, tuple(changed.values())):
-        return words
-    return _why_of_shapes(program, changed, words)
+    tensors, advice = _as_tensors(data)
+    if advice and _runs(program, tuple(tensors.values())):
+        return advice
+    return _why_of_columns(program, tensors, advice) or _why_of_lengths(program, tensors)
 
 
 def _name_used_twice(program: Program, args: tuple[Tree, ...]) -> str:
@@ -105,65 +110,77 @@ class _Names(Messenger):
             self.sizes.setdefault(name, []).append(msg["fn"].size)
 
 
-def _as_tensors(data: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _as_tensors(data: _Data) -> tuple[dict[str, Tree], str]:
     """The data with tensors in place of lists, arrays and tables of numbers, and what to pass, in words."""
-    changed = dict(data)
+    tensors = dict(data)
     kinds = []
     passed = []
     for name, value in data.items():
         if value is None or isinstance(value, Tensor) or not hasattr(value, "__len__"):
             continue
         with contextlib.suppress(TypeError, ValueError):
-            tensor = as_tensor(name, value)
+            tensor = as_tensor(name, cast("ArrayLike", value))
             if tensor.is_floating_point():
                 tensor = tensor.to(torch.get_default_dtype())
-            changed[name] = tensor
+            tensors[name] = tensor
             kinds.append(f"{name!r} holds a {type(value).__name__}")
-            dtype = str(tensor.dtype)
             source = f"{name}.to_numpy()" if hasattr(value, "to_numpy") else name
-            passed.append(f"torch.as_tensor({source}, dtype={dtype})")
+            passed.append(f"torch.as_tensor({source}, dtype={tensor.dtype})")
     if not kinds:
-        return changed, ""
-    words = f"{' and '.join(kinds)}, and a Pyro program gets its data as they are"
-    return changed, f"{words}: pass {' and '.join(passed)}"
+        return tensors, ""
+    reason = f"{' and '.join(kinds)}, and a Pyro program gets its data as they are"
+    return tensors, f"{reason}: pass {' and '.join(passed)}"
 
 
-def _why_of_shapes(program: Program, data: Mapping[str, Any], words: str) -> str:
-    """What to squeeze so that the program runs, or whose rows are too few; after ``words`` on tensors."""
-    columns = {
-        name: value
-        for name, value in data.items()
-        if isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == 1
-    }
+def _why_of_columns(program: Program, data: _Data, advice: str) -> str:
+    """Which columns (row, 1) to squeeze so that the program runs, after ``advice`` on tensors; empty if none helps."""
+    columns = {name: value for name, value in data.items() if _is_column(value)}
     choices = [[name] for name in columns]
     if len(columns) > 1:
         choices.append([*columns])
     for names in choices:
         squeezed = {name: columns[name].squeeze(-1) for name in names}
         if _runs(program, tuple({**data, **squeezed}.values())):
-            shapes = " and ".join(f"{n!r} has shape {tuple(columns[n].shape)}" for n in names)
-            passed = " and ".join(f"{name}.squeeze(-1)" for name in names)
-            also = f"{words}; " if words else ""
-            return f"{also}{shapes}, and the program computes with one number a row: pass {passed}"
-    lengths = {
-        name: len(value)
-        for name, value in data.items()
-        if isinstance(value, Tensor) and value.dim()
-    }
-    if len(set(lengths.values())) > 1:
-        shortest = min(lengths.values())
-        cut = {name: value[:shortest] if name in lengths else value for name, value in data.items()}
-        if _runs(program, tuple(cut.values())):
-            counts = " and ".join(f"{name!r} {length}" for name, length in lengths.items())
-            return f"the data have different numbers of rows, {counts}: pass as many of each"
+            before = f"{advice}; " if advice else ""
+            return before + _to_squeeze({name: columns[name] for name in names})
     return ""
 
 
-def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) -> str:
+def _to_squeeze(columns: Mapping[str, Tensor]) -> str:
+    """What these columns (row, 1) are, and what to pass in their place."""
+    shapes = " and ".join(f"{name!r} has shape {tuple(x.shape)}" for name, x in columns.items())
+    passed = " and ".join(f"{name}.squeeze(-1)" for name in columns)
+    return f"{shapes}, and the program computes with one number a row: pass {passed}"
+
+
+def _is_column(value: Tree) -> TypeGuard[Tensor]:
+    """Whether a value is a tensor of several axes, the last of length one."""
+    return isinstance(value, Tensor) and value.dim() > 1 and value.shape[-1] == 1
+
+
+def _why_of_lengths(program: Program, data: _Data) -> str:
+    """How many rows the data have, where they differ and the program runs with the fewest; else empty."""
+    tensors = {name: value for name, value in data.items() if _has_rows(value)}
+    lengths = {name: len(tensor) for name, tensor in tensors.items()}
+    if len(set(lengths.values())) < 2:
+        return ""
+    fewest = min(lengths.values())
+    cut = {name: tensor[:fewest] for name, tensor in tensors.items()}
+    if not _runs(program, tuple({**data, **cut}.values())):
+        return ""
+    counts = " and ".join(f"{name!r} {length}" for name, length in lengths.items())
+    return f"the data have different numbers of rows, {counts}: pass as many of each"
+
+
+def _has_rows(value: Tree) -> TypeGuard[Tensor]:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+def why_of_types(program: Program, data: _Data, error: Exception) -> str:
     """What to cast so that the program runs, found by trying; empty where types are not what stops it."""
-    cast = _cast_that_helps(program, data)
-    if cast:
-        return cast
+    advice = _cast_that_helps(program, data)
+    if advice:
+        return advice
     args = tuple(data.values())
     message = str(error).strip().partition("\n")[0]
     if any(word in message for word in _WORDS) or _runs(program, args, double=True):
@@ -175,7 +192,7 @@ def why_of_types(program: Program, data: Mapping[str, Any], error: Exception) ->
     return ""
 
 
-def _cast_that_helps(program: Program, data: Mapping[str, Any]) -> str:
+def _cast_that_helps(program: Program, data: _Data) -> str:
     """The first cast of data with which the program runs, in words; empty where none is found."""
     args = tuple(data.values())
     names: list[str] = []
@@ -218,7 +235,7 @@ def _names(name: str, tree: Tree) -> list[str]:
     return names
 
 
-def _cast(args: tuple[Tree, ...], group: list[int], target: torch.dtype) -> tuple[Any, ...]:
+def _cast(args: tuple[Tree, ...], group: list[int], target: torch.dtype) -> tuple[Tree, ...]:
     """The arguments with the leaves of these numbers cast."""
     numbers = iter(range(len(leaves_of(args))))
 
@@ -226,8 +243,8 @@ def _cast(args: tuple[Tree, ...], group: list[int], target: torch.dtype) -> tupl
         is_chosen = next(numbers) in group
         return leaf.to(target) if is_chosen and isinstance(leaf, Tensor) else leaf
 
-    cast: tuple[Any, ...] = mapped(cast_leaf, args)
-    return cast
+    changed: tuple[Tree, ...] = mapped(cast_leaf, args)
+    return changed
 
 
 def _runs(program: Program, args: tuple[Tree, ...], double: bool = False) -> bool:
@@ -235,7 +252,7 @@ def _runs(program: Program, args: tuple[Tree, ...], double: bool = False) -> boo
     try:
         density = Density(program, args, double=double)
         density.log_joint(density.sample_prior(1, seed=0)[0])
-    except Exception:  # whatever else a program raises is told where it is run
+    except Exception:  # an error of another kind appears where the program is run
         return False
     return True
 

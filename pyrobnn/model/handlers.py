@@ -23,6 +23,7 @@ from pyrobnn.core.private import replaced
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.distribution_kinds import is_improper
+from pyrobnn.model.filled import Filled
 from pyrobnn.model.fused import WrittenOut
 from pyrobnn.model.nodes import Message
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -61,6 +62,8 @@ class Supply(Messenger):
         self.like = torch.empty(0) if like is None else like
         # the initial values that this run has stated
         self.initial: dict[str, Tensor] = {}
+        # the latest site that holds data
+        self.latest_observed = ""
 
     def _pyro_supplied(self, msg: Message) -> None:
         """Answers ``private_pyro.given``, which asks whether this library runs the program."""
@@ -69,7 +72,13 @@ class Supply(Messenger):
 
     def _pyro_sample(self, msg: Message) -> None:
         if msg["is_observed"]:
+            self.latest_observed = msg["name"]
             return
+        missing = msg["mask"]
+        if _is_beside(msg["name"], self.latest_observed) and isinstance(missing, Tensor):
+            if not msg["fn"].support.is_discrete:
+                msg["fn"] = Filled(msg["fn"], missing)
+                msg["mask"] = None
         if msg["name"] in self.values:
             value = self.values[msg["name"]]
             msg["value"] = value(msg["fn"]) if callable(value) else value
@@ -109,6 +118,12 @@ class Supply(Messenger):
             raise ValueError(f"the parameter {name!r} has no initial value: pass one to pyro.param")
         self.initial[name] = value.detach()
         return self.initial[name]
+
+
+def _is_beside(name: str, observed: str) -> bool:
+    """Whether a latent site is that of the missing values which ``obs_mask=`` makes beside that of the data."""
+    site = name.removesuffix("_unobserved")
+    return site != name and observed == f"{site}_observed"
 
 
 @contextlib.contextmanager

@@ -44,6 +44,12 @@ def log_prob_sum(node: Node) -> Tensor:
     return (log_prob * scale).sum(dtype=torch.float64)
 
 
+def masked_log_prob(node: Node) -> Tensor:
+    """The site's log probabilities in its batch shape, zero where masked, without its scale."""
+    with without_validation():
+        return _log_prob(node["fn"], node["value"], node["mask"])[0]
+
+
 def datum_terms(node: Node) -> Tensor:
     """What each datum of the site contributes to the log joint density, in its batch shape; under a mask (data,).
 

@@ -20,6 +20,8 @@ from pyrobnn.model.compile.trees import Tree
 from pyrobnn.model.distribution_kinds import elementwise, is_improper
 
 Node = Mapping[str, Any]
+#: in ``node["infer"]`` of the factor that takes the place of data whose discrete sites are summed out
+SUMMED_DATA = "_summed_data"
 #: a node whose site is being run, which a handler may change
 Message = MutableMapping[str, Any]
 
@@ -42,6 +44,8 @@ def is_datum(node: Node) -> bool:
     """
     if not is_observed(node) or is_deterministic(node):
         return False
+    if node["infer"].get(SUMMED_DATA, False):
+        return True
     return not isinstance(node["fn"], dist.Unit) or bool(node["cond_indep_stack"])
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -39,6 +40,13 @@ class WithBatchingRules(CallHandler):
         return call.result()
 
 
+class _VmapInfo(NamedTuple):
+    """What torch says of a ``vmap``."""
+
+    batch_size: int
+    randomness: str
+
+
 class _MoreRows(torch.autograd.Function):
     """A function of rows (N, …) whose points become more rows under ``vmap``."""
 
@@ -47,12 +55,14 @@ class _MoreRows(torch.autograd.Function):
         return function(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+    def setup_context(
+        ctx: FunctionCtx, inputs: tuple[Tensor, Callable[[Tensor], Tensor]], output: Tensor
+    ) -> None:
         pass
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: tuple[int, None], x: Tensor, function: Callable[[Tensor], Tensor]
+        info: _VmapInfo, in_dims: tuple[int, None], x: Tensor, function: Callable[[Tensor], Tensor]
     ) -> tuple[Tensor, int]:
         rows = x.movedim(in_dims[0], 0).flatten(0, 1)
         out = _MoreRows.apply(rows, function)
@@ -93,7 +103,9 @@ def _group_norm(
     return _affine(normalized, weight, bias)
 
 
-def _embedding(input: Tensor, weight: Tensor, max_norm: float | None, **_: Any) -> Tensor | None:
+def _embedding(
+    input: Tensor, weight: Tensor, max_norm: float | None, **_: float | bool | None
+) -> Tensor | None:
     """None where looking up changes the weights."""
     return weight[input] if max_norm is None else None
 

@@ -183,6 +183,7 @@ def _traced(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
         graph = trace_rows(program, x)
         graph.graph.eliminate_dead_code()
         graph.recompile()
+        _own_constants(graph)
         exported = torch.export.export(
             graph,
             (x,),
@@ -192,6 +193,14 @@ def _traced(program: PredictiveProgram, x: Tensor) -> ExportedProgram:
     for node in exported.graph.nodes:
         node.meta.pop("stack_trace", None)
     return exported
+
+
+def _own_constants(graph: torch.fx.GraphModule) -> None:
+    """Constants without the rest of the storage that they are views of: a file would hold all of it."""
+    for node in graph.graph.nodes:
+        value = getattr(graph, node.target, None) if node.op == "get_attr" else None
+        if isinstance(value, Tensor):
+            setattr(graph, node.target, value.detach().contiguous().clone())
 
 
 def _deviation(
@@ -287,14 +296,7 @@ def _calls(exported: ExportedProgram) -> dict[str, Any] | None:
     }
     values = {**exported.state_dict, **exported.constants}
     nodes = [node for node in exported.graph.nodes if not _is_check(node)]
-    last_use: dict[str, list[str]] = {}
-    seen: set[str] = set()
-    for node in reversed(nodes):
-        if node.op == "output":
-            seen |= {used.name for used in node.all_input_nodes}
-            continue
-        last_use[node.name] = [used.name for used in node.all_input_nodes if used.name not in seen]
-        seen |= {used.name for used in node.all_input_nodes}
+    last_use = _last_uses(nodes)
     tensors = {}
     calls = []
     for node in nodes:
@@ -305,15 +307,29 @@ def _calls(exported: ExportedProgram) -> dict[str, Any] | None:
             target = _target(node.target)
             if target is None:
                 return None
-            arguments = [_encoded(value) for value in node.args]
             options = {name: _encoded(value) for name, value in node.kwargs.items()}
-            calls.append((node.name, target, arguments, options, last_use[node.name]))
+            calls.append((node.name, target, _encoded(node.args), options, last_use[node.name]))
         elif node.op == "get_attr":
             return None
-    (x,) = signature.user_inputs
     names = exported.call_spec.out_spec.context
     outputs = dict(zip(names, signature.user_outputs, strict=True))
-    return {"tensors": tensors, "calls": calls, "input": x, "outputs": outputs}
+    return {
+        "tensors": tensors,
+        "calls": calls,
+        "input": signature.user_inputs[0],
+        "outputs": outputs,
+    }
+
+
+def _last_uses(nodes: Sequence[torch.fx.Node]) -> dict[str, list[str]]:
+    """For each node the names of those that nothing after it needs."""
+    needed: set[str] = set()
+    last_use: dict[str, list[str]] = {}
+    for node in reversed(nodes):
+        inputs = [used.name for used in node.all_input_nodes]
+        last_use[node.name] = [name for name in inputs if name not in needed]
+        needed |= set(inputs)
+    return last_use
 
 
 def _is_check(node: torch.fx.Node) -> bool:
@@ -322,9 +338,9 @@ def _is_check(node: torch.fx.Node) -> bool:
 
 def _target(function: Any) -> str | None:
     """How the reader finds an operator; None of what it doesn't have."""
-    if isinstance(function, torch._ops.OpOverload):
-        name = f"{function.namespace}.{function._opname}.{function._overloadname}"
-        return name if function.namespace == "aten" else None
+    namespace = getattr(function, "namespace", None)
+    if namespace is not None:  # of torch: "aten.add.Tensor"
+        return str(function) if namespace == "aten" else None
     module = getattr(function, "__module__", "")
     return f"operator.{function.__name__}" if module == "_operator" else None
 
@@ -347,13 +363,14 @@ def _write_onnx(exported: ExportedProgram, meta: Mapping[str, Any], path: Path) 
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
-            program = torch.onnx.export(exported, (), input_names=["x"], verbose=False)
+            written = torch.onnx.export(exported, (), input_names=["x"], verbose=False)
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error.__cause__ or error).strip().partition("\n")[0]
         raise Refused(
             f"ONNX cannot hold this net ({reason}): write a .pt2 file, which torch reads"
         ) from error
-    model = cast(Any, program).model
+    program = cast(Any, written)
+    model = program.model
     for number, node in enumerate(model.graph.all_nodes()):
         # the lines of code that it came from
         node.metadata_props.clear()

@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import json
 import operator
+import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+_Value = None | bool | float | str | list | dict
 _Call = tuple[str, Callable[..., Any], list, dict, list[str]]
 
 
@@ -27,7 +29,7 @@ class Exported:
         meta: what the file says of itself: method, draws, units, ranges, verdict.
     """
 
-    def __init__(self, path: Any):
+    def __init__(self, path: str | os.PathLike[str]):
         with zipfile.ZipFile(path) as archive:
             files = {name.partition("/")[2]: name for name in archive.namelist()}
 
@@ -54,14 +56,14 @@ class Exported:
         self._dtype = getattr(torch, self.meta["input"]["dtype"])
 
     @torch.inference_mode()
-    def __call__(self, x: Any) -> dict[str, torch.Tensor]:
+    def __call__(self, x: torch.Tensor | Sequence) -> dict[str, torch.Tensor]:
         x = torch.as_tensor(x, dtype=self._dtype)
         expected = self.meta["input"]["shape"]
         if x.dim() != len(expected) or list(x.shape[1:]) != expected[1:] or not len(x):
             raise ValueError(f"'x' has shape {tuple(x.shape)} but the model takes {expected}")
         values = self._values | {self._input: x}
 
-        def filled(value: Any) -> Any:
+        def filled(value: _Value) -> Any:
             if isinstance(value, list):
                 return [filled(item) for item in value]
             if isinstance(value, dict):

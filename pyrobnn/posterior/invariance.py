@@ -1,9 +1,9 @@
-"""What tells draws of a posterior from others without a reference: Stein's identities, and Hamiltonian moves."""
+"""How draws are tested against their posterior without a reference: Stein's identities, and Hamiltonian moves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -24,16 +24,26 @@ from pyrobnn.posterior.short_chains import (
     starts_elsewhere,
 )
 
-#: directions along which the score of each site is kept, and single weights, those farthest from zero
+#: of each site, random directions and single scalars (those with the strongest mean) along which the score is kept
 NUM_DIRECTIONS = 4
 NUM_SINGLE = 4
 #: draws that are moved, trajectories of each, and leapfrog steps of one
 NUM_DRAWS = 128
 NUM_TRAJECTORIES = 10
 NUM_STEPS = 6
-#: products of data, weights and gradients that the moves may take; chains are judged by much else
+#: most work of the moves, data × weights × gradients; less for chains, which other checks judge too
 _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
+#: groups of short chains that begin at an approximation's draws (twice as many where a leapfrog is cheap), and
+#: elsewhere; the most chains of one
+_NUM_GROUPS = 12
+_NUM_ELSEWHERE = 4
+_LARGEST_GROUP = 8
+#: seconds that these chains may take, about, and the leapfrog steps below which they would show nothing
+_BUDGET = 2.0
+_FEWEST_LEAPFROGS = 120
+#: draws of the approximation of which the function is taken
+_COMPARED = 1000
 
 
 def posterior_density(
@@ -81,11 +91,7 @@ def stein_statistics(
         return None
     z = density.unconstrain(thinned.draws)
     mean = density.unconstrain(posterior.thin(1000).draws).double().mean(1, keepdim=True)
-    g = _gradients(
-        density,
-        z,
-        at_once=max(1, 2**28 // work),
-    )
+    g = _gradients(density, z, at_once=max(1, 2**28 // work))
     return _statistics_by_site(density, z.double(), mean, g)
 
 
@@ -105,16 +111,8 @@ def _statistics_by_site(
 ) -> xr.Dataset:
     """The dataset of :func:`stein_statistics`, of points (chain, draw, dim), their chains' means and gradients."""
     pull = -(z - mean) * g
-    signs = (
-        torch.randint(
-            0,
-            2,
-            (NUM_DIRECTIONS, density.dim),
-            generator=generator(0),
-        )
-        * 2.0
-        - 1.0
-    )
+    bits = torch.randint(0, 2, (NUM_DIRECTIONS, density.dim), generator=generator(0))
+    signs = bits * 2.0 - 1.0
     directions = signs.to(g) * z.std((0, 1))
     sites = [site for site in density.sites if site.kind == "latent"]
     virials = []
@@ -143,16 +141,25 @@ def _strongest_columns(g: Tensor) -> Tensor:
     return torch.nn.functional.pad(farthest, (0, NUM_SINGLE - farthest.shape[-1]))
 
 
-#: groups of short chains that begin at an approximation's draws (twice as many where a leapfrog is cheap), and
-#: elsewhere; the most chains of one
-_NUM_GROUPS = 12
-_NUM_ELSEWHERE = 4
-_LARGEST_GROUP = 8
-#: seconds that their way may take, about, and leapfrogs that are too few to see anything
-_BUDGET = 2.0
-_FEWEST_LEAPFROGS = 120
-#: draws of the approximation of which the function is taken
-_COMPARED = 1000
+class _Plan(NamedTuple):
+    """Short chains that the budget pays for.
+
+    Args:
+        num_groups: groups that begin at the approximation's draws.
+        group_size: chains of every group.
+        num_leapfrogs: leapfrog steps of one chain, about.
+    """
+
+    num_groups: int
+    group_size: int
+    num_leapfrogs: float
+
+
+class _Probes(NamedTuple):
+    """Inputs (probe, …) at which functions are compared, of unit exposure, and the region that each lies in."""
+
+    x: Tensor
+    regions: list[str]
 
 
 def function_beside_posterior(
@@ -161,10 +168,10 @@ def function_beside_posterior(
     y: Tensor,
     probe_x: Tensor,
 ) -> xr.Dataset | None:
-    """A net's function by the draws of an approximation, and by short chains on the posterior that begin at these.
+    """A net's function under the draws of an approximation, and under short chains that begin at these draws.
 
-    The chains move on the density of the net itself, also where predictions are those of a linearised net, for two
-    seconds at most by a rule of thumb that is the same on every machine, or until they have arrived
+    The chains sample the posterior of the net itself, even where predictions are those of a linearised net. They run
+    until they have arrived, and for two seconds at most by a rule of thumb that is the same on every machine
     (:class:`~pyrobnn.posterior.short_chains.Groups`). Some of the groups begin at likely draws from the prior.
 
     Args:
@@ -174,67 +181,109 @@ def function_beside_posterior(
 
     Returns:
         Dataset with ``approximate`` (approximate_draw, region_probe, output) and ``moved`` (moved_draw, region_probe,
-        output), values of the function in the units of y; ``region_x`` (region_probe, feature) and ``region``;
-        ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``, ``nested_rhat``,
-        ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
+        output), values of the function in the units of y; of a linearised net ``started`` (started_draw, region_probe,
+        output), those of the net itself at the draws, where the chains begin; ``region_x`` (region_probe, feature) and
+        ``region``; ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``,
+        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
         steps can be paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)
     if density is None or "dropout_p" in posterior.meta:
         return None
-    model = cast(BNN, posterior.model)
-    size = chains_per_group(density, len(x), _NUM_GROUPS + _NUM_ELSEWHERE)
-    # many groups show more of the draws than many chains of a group
-    num_groups = _NUM_GROUPS if size <= _LARGEST_GROUP else 2 * _NUM_GROUPS
-    size = min(size, _LARGEST_GROUP)
-    num_chains = size * (num_groups + _NUM_ELSEWHERE)
-    leapfrogs = _BUDGET / seconds_per_leapfrog(density, len(x), num_chains)
-    if leapfrogs < _FEWEST_LEAPFROGS:
+    plan = _plan(density, len(x))
+    if plan.num_leapfrogs < _FEWEST_LEAPFROGS:
         return None
-    region_x, regions = probes_by_region(x)
-    region_x = model.unit_exposure(torch.cat([region_x, probe_x.to(region_x)]))
-    regions += ["user"] * len(probe_x)
-    z = density.unconstrain(
-        {site.name: posterior.draws[site.name].flatten(0, 1) for site in density.sites}
-    )
-    starts = torch.cat([evenly(z, num_groups), starts_elsewhere(density, _NUM_ELSEWHERE, 0)])
-    inputs = model.cast_inputs(model.standard_inputs(region_x.to(density.device)))
-    quantities = net_quantities(density, inputs)
-    groups = Groups(density, starts, _NUM_ELSEWHERE, size, quantities, 0)
-    with torch.no_grad():
-        groups.run(lambda chains: chains.num_leapfrogs / leapfrogs)
-    moved = torch.stack([visit.z for visit in groups.window], 1)[groups.mask() & _ours(groups)]
-    draws = posterior.draws | density.constrain(moved)
-    fixed = {
-        name: value[:1, :1].expand(*moved.shape[:2], *value.shape[2:])
-        for name, value in posterior.draws.items()
-        if name not in density.constrain(moved[:1, :1])
-    }
-    f_moved = replace(plain, draws=draws | fixed).function(region_x).double().flatten(0, 1)
-    compared = posterior.thin(max(1, _COMPARED // posterior.num_chains))
-    f = compared.function(region_x).double().flatten(0, 1)
-    return xr.Dataset(
+    probes = _probes(cast(BNN, posterior.model), x, probe_x)
+    starts = _starts_at_draws(posterior, density, plan.num_groups)
+    groups = _moved_groups(density, starts, plan, probes.x)
+    f_moved = _moved_posterior(plain, density, groups).function(probes.x)
+    step = max(1, _COMPARED // posterior.num_chains)
+    f = posterior.thin(step).function(probes.x)
+    region_x = probes.x.reshape(len(probes.x), -1)
+    dataset = xr.Dataset(
         {
-            "approximate": (("approximate_draw", "region_probe", "output"), f.cpu().numpy()),
-            "moved": (("moved_draw", "region_probe", "output"), f_moved.cpu().numpy()),
-            "region": ("region_probe", np.array(regions)),
-            "region_x": (
-                ("region_probe", "feature"),
-                region_x.reshape(len(region_x), -1).cpu().numpy(),
-            ),
+            "approximate": (("approximate_draw", "region_probe", "output"), _by_draw(f)),
+            "moved": (("moved_draw", "region_probe", "output"), _by_draw(f_moved)),
+            "region": ("region_probe", np.array(probes.regions)),
+            "region_x": (("region_probe", "feature"), region_x.cpu().numpy()),
             "arrived": int(groups.arrived),
-            "starts": len(torch.unique(starts[:num_groups], dim=0)),
+            "starts": len(torch.unique(starts, dim=0)),
             "nested_rhat": groups.arrival.nested_rhat,
             "drift": groups.arrival.shift,
             "memory": groups.arrival.memory,
             "transitions": len(groups.chains.visits),
         }
     )
+    if posterior.network is not None:
+        f_started = plain.thin(step).function(probes.x)
+        dataset["started"] = (("started_draw", "region_probe", "output"), _by_draw(f_started))
+    return dataset
 
 
-def _ours(groups: Groups) -> Tensor:
-    """The chains (chain,) that begin at the approximation's draws; all of them once they have arrived."""
+def _plan(density: Density, num_rows: int) -> _Plan:
+    """As many chains, and steps of each, as the budget pays for."""
+    size = chains_per_group(density, num_rows, _NUM_GROUPS + _NUM_ELSEWHERE)
+    # many groups show more of the draws than many chains of a group
+    num_groups = _NUM_GROUPS if size <= _LARGEST_GROUP else 2 * _NUM_GROUPS
+    size = min(size, _LARGEST_GROUP)
+    num_chains = size * (num_groups + _NUM_ELSEWHERE)
+    return _Plan(num_groups, size, _BUDGET / seconds_per_leapfrog(density, num_rows, num_chains))
+
+
+def _probes(model: BNN, x: Tensor, probe_x: Tensor) -> _Probes:
+    """Inputs in every region of the data's ``x`` (row, …), then those of the user."""
+    region_x, regions = probes_by_region(x)
+    region_x = model.unit_exposure(torch.cat([region_x, probe_x.to(region_x)]))
+    return _Probes(region_x, regions + ["user"] * len(probe_x))
+
+
+def _starts_at_draws(posterior: PosteriorLike, density: Density, count: int) -> Tensor:
+    """Positions (group, dim) of draws that are evenly spread over all of them."""
+    draws = {site.name: posterior.draws[site.name].flatten(0, 1) for site in density.sites}
+    return evenly(density.unconstrain(draws), count)
+
+
+def _moved_groups(
+    density: Density,
+    starts: Tensor,
+    plan: _Plan,
+    x: Tensor,
+) -> Groups:
+    """Groups of chains that begin at ``starts`` (group, dim) or elsewhere, after their moves; ``x`` are the probes."""
+    all_starts = torch.cat([starts, starts_elsewhere(density, _NUM_ELSEWHERE, 0)])
+    model = cast(BNN, density.owner)
+    inputs = model.cast_inputs(model.standard_inputs(x.to(density.device)))
+    quantities = net_quantities(density, inputs)
+    groups = Groups(density, all_starts, _NUM_ELSEWHERE, plan.group_size, quantities, 0)
+    with torch.no_grad():
+        groups.run(lambda chains: chains.num_leapfrogs / plan.num_leapfrogs)
+    return groups
+
+
+def _moved_posterior(
+    posterior: PosteriorLike,
+    density: Density,
+    groups: Groups,
+) -> PosteriorLike:
+    """The posterior with the chains' draws in place of its own; sites that the density holds fixed keep their value."""
+    positions = torch.stack([visit.z for visit in groups.window], 1)
+    z = positions[groups.mask() & _counted(groups)]
+    moved = density.constrain(z)
+    fixed = {}
+    for name, value in posterior.draws.items():
+        if name not in moved:
+            fixed[name] = value[:1, :1].expand(*z.shape[:2], *value.shape[2:])
+    return replace(posterior, draws=posterior.draws | moved | fixed)
+
+
+def _by_draw(f: Tensor) -> np.ndarray:
+    """Values of a function (chain, draw, probe, output) as (draw, probe, output), in float64."""
+    return f.double().flatten(0, 1).cpu().numpy()
+
+
+def _counted(groups: Groups) -> Tensor:
+    """The chains (chain,) whose draws count: those from the approximation's draws, or all once they have arrived."""
     if groups.arrived:
         return torch.ones_like(groups.mask())
     return ~groups.is_elsewhere.repeat_interleave(groups.size)
@@ -248,10 +297,10 @@ def moved_functions(
 ) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
-    Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
-    draws' own standard deviations. Such moves leave the model's posterior p as it is: draws of p stay draws of p, and
-    those of another distribution come nearer to it with every move. What the function changes by is how far it was off,
-    or less where the way is longer than the moves: from a narrow mode some draws find the wide one around it.
+    Each draw takes ten trajectories of six leapfrog steps, accepted or rejected by the Metropolis rule, in units of the
+    draws' own standard deviations. Such moves leave the model's posterior p invariant: draws of p stay draws of p, and
+    those of another distribution come nearer to it with every move. The change of the function is how far it was off,
+    or less if the moves are too short for the distance: from a narrow mode some draws find the wide one around it.
 
     Args:
         posterior: of a BNN: chains, or draws of an approximation with its density; of a program: these alone.
@@ -295,7 +344,7 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class _Moves:
-    """Draws before and after their Hamiltonian moves, and the share of these that was accepted."""
+    """Draws before and after their Hamiltonian moves, and the share of the moves that was accepted."""
 
     before: _State
     after: _State
@@ -339,20 +388,21 @@ def _move_points(gradient: Gradient, z: Tensor, scale: Tensor) -> tuple[Tensor, 
     random = generator(0)
     factor = 1.6
     step = float(z.shape[1]) ** -0.25
-    accepted = []
     for _ in range(10):
-        if _trajectory(gradient, z, scale * step, 2, random)[1] > 0.6:
+        _, rate = _trajectory(gradient, z, scale * step, 2, random)
+        if rate > 0.6:
             break
         step /= factor
+    rates = []
     for _ in range(NUM_TRAJECTORIES):
         jitter = 0.8 + 0.4 * float(torch.rand((), generator=random))
         z, rate = _trajectory(gradient, z, scale * step * jitter, NUM_STEPS, random)
-        accepted.append(rate)
+        rates.append(rate)
         if rate < 0.6:
             step *= 1.0 / factor
         elif rate > 0.95:
             step *= factor
-    return z, sum(accepted) / len(accepted)
+    return z, sum(rates) / len(rates)
 
 
 def _trajectory(

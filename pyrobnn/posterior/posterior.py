@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from xarray import DataTree
 
     from pyrobnn.diagnostics import Verdict
+    from pyrobnn.posterior.streaming import Inputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,6 +209,56 @@ class Posterior:
             y_scale=y_scale,
         )
 
+    def predict_to(
+        self,
+        path: str | Path,
+        x: Inputs,
+        *,
+        num_draws: int | None = None,
+        quantiles: Sequence[float] = (0.025, 0.5, 0.975),
+    ) -> Path:
+        """Predict many rows, block by block, to a Parquet file or a Zarr group; memory does not grow with the rows.
+
+        The columns, in the units of the data: of numbers ``mean``, ``aleatoric_sd``, ``epistemic_sd``, ``sd`` and
+        quantiles ``q0.025``, … (with ``_0``, ``_1``, … where there are several outputs); of classes ``p_0``, ``p_1``, …
+        (of one truth value ``p``), ``aleatoric_entropy`` and ``epistemic_entropy`` in nats.
+
+        Args:
+            path: ends in ``.parquet`` (replaced where it exists) or ``.zarr`` (a new folder). Nothing stands there
+                before all rows are written.
+            x: inputs (point, …) in the units of the data; or a loader, or any iterable, of batches x or (x, y), which
+                are gathered to blocks.
+            num_draws: use only this many draws of each chain (evenly spaced).
+            quantiles: levels in (0, 1); none leaves them out, which is faster.
+
+        Returns:
+            The path.
+
+        Raises:
+            TypeError: the posterior belongs to a plain Pyro program.
+            ValueError: an argument, by name; no rows; rows that are not finite. ImportError: pyarrow or Zarr is not
+                installed.
+        """
+        from pyrobnn.posterior import streaming
+
+        path = Path(path)
+        check_type("model", self.model, BNN, "a pyrobnn.BNN: a program has no network output")
+        streaming.check_format(path)
+        levels = [check_number("quantiles", q, above=0, below=1) for q in quantiles]
+        posterior = self if num_draws is None else self.thin(num_draws)
+        batches = streaming.input_batches(x)
+        first = next(batches, None)
+        if first is None:
+            raise ValueError("'x' has no batches: pass at least one row")
+        width = self.thin(1).standard_function(first[:1]).shape[-1]
+        size = streaming.rows_at_once(posterior.num_chains * posterior.num_draws, width)
+        blocks = streaming.row_blocks(chain([first], batches), size)
+        streaming.write_blocks(
+            (streaming.prediction_columns(posterior.predict(rows), levels) for rows in blocks),
+            path,
+        )
+        return path
+
     def function(self, x: Tensor) -> Tensor:
         """Every draw's mean of y in its units at ``x`` (chain, draw, point, out), or its logits (…, class)."""
         return self.predict(x).f
@@ -365,6 +417,52 @@ class Posterior:
         judging = importlib.import_module("pyrobnn.diagnostics")
         return cast("Verdict", judging.diagnose(self.to_datatree(x, y, **options)))
 
+    def infer_discrete(
+        self,
+        x: Tensor | None = None,
+        y: Tensor | None = None,
+        *,
+        temperature: float = 1.0,
+        seed: int = 0,
+    ) -> dict[str, Tensor]:
+        r"""The discrete latent sites of a program, which its fit sums out, given each draw and the data.
+
+        .. math:: k \sim p(k \mid \theta, x, y)^{1/T}
+
+        All discrete sites of a draw are drawn together (forward filtering, backward sampling).
+
+        Args:
+            x, y: the data, as the program takes them: those of the fit, or other rows.
+            temperature: T; 1 draws from the posterior of the discrete sites, 0 takes their most probable values.
+            seed: of the draws.
+
+        Returns:
+            Site → (chain, draw, \*shape), int64: the values of the site.
+
+        Raises:
+            ValueError: a model without discrete latent sites; a negative temperature.
+            Refused: as of the fit, for rows whose sum is too large.
+
+        Reference: *Tensor variable elimination for plated factor graphs* (Obermeyer et al., 2019)
+        https://arxiv.org/abs/1902.03210
+
+        Example:
+            >>> import pyro, pyro.distributions as dist, pyrobnn as pb
+            >>> def program(x, y):
+            ...     low = pyro.sample("low", dist.Normal(-2.0, 1.0))
+            ...     with pyro.plate("rows", len(y)):
+            ...         group = pyro.sample("group", dist.Bernoulli(0.5))
+            ...         pyro.sample("y", dist.Normal(low + 4 * group, 0.5), obs=y)
+            >>> y = torch.tensor([-2.0, 2.1, -1.9])
+            >>> posterior = pb.Laplace(compile=False).fit(program, None, y, num_draws=10)
+            >>> posterior.infer_discrete(None, y, temperature=0)["group"][0, 0]
+            tensor([0, 1, 0])
+        """
+        from pyrobnn.posterior.discrete import infer_discrete
+
+        with process_state():
+            return infer_discrete(self, x, y, temperature, seed)
+
     def update(self, x: Tensor | None, y: Tensor, *, seed: int = 0) -> Posterior:
         r"""The posterior given the rows so far and the new rows ``x``, ``y``, without a refit.
 
@@ -516,7 +614,7 @@ class Posterior:
         *,
         num_draws: int | None = None,
         quantiles: Sequence[float] = (0.025, 0.5, 0.975),
-        x: Any = None,
+        x: Tensor | DataLoader | None = None,
         verdict: Verdict | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> Path:

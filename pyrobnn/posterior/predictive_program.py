@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from statistics import NormalDist
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -62,44 +62,45 @@ class PredictiveProgram(nn.Module):
         self._forward = bnn.forward if network is None else network
         self._likelihood = bnn.likelihood
         self._column = bnn.net.column if isinstance(bnn.net, Exposed) else None
-        self._takes_words = any(isinstance(part, nn.Embedding) for part in bnn.net.modules())
+        self._takes_words = any(isinstance(module, nn.Embedding) for module in bnn.net.modules())
         self._dtype = narrow or bnn.dtype
         self._wide = wide
-        self._names: dict[str, str] = {}
-        self._varying: list[str] = []
         self._levels = levels
-        self._add("levels", torch.tensor(levels, dtype=wide))
         self._standard_quantiles = [NormalDist().inv_cdf(level) for level in levels]
+        self._varying = [site for site, value in draws.items() if not _is_constant(value)]
+        self._count = max((len(draws[site]) for site in self._varying), default=1)
+        self._has_input_units = bnn.standardizer is not None
+        self._has_units = bnn.units is not None
+        self._has_range = input_range is not None
+        #: what is added, by the names of the buffers
+        self._names: dict[str, str] = {}
+        self._add("levels", torch.tensor(levels, dtype=wide))
+        self._add_params(bnn, draws)
+        self._add_units(bnn)
+        self._add_range(input_range)
+
+    def _add_params(self, bnn: BNN, draws: Mapping[str, Tensor]) -> None:
+        """The net's own buffers, the draws (constant ones once), and the likelihood's fixed parameters."""
         for name, buffer in bnn.net.named_buffers():
             if NET + name not in draws:
                 self._add(NET + name, self._narrow(buffer))
         for site, value in draws.items():
-            constant = (
-                len(value) == 1
-                or not value.stride(0)
-                or torch.equal(value, value[:1].expand_as(value))
-            )
-            if not constant:
-                self._varying.append(site)
-            self._add(site, self._narrow(value[0] if constant else value))
-        self._count = max((len(draws[site]) for site in self._varying), default=1)
+            self._add(site, self._narrow(value if site in self._varying else value[0]))
         for name, value in bnn.likelihood.own.fixed.items():
             self._add(f"fixed.{name}", self._narrow(value))
-        self._add_units(bnn)
-        self._has_range = input_range is not None
-        if input_range is not None:
-            self._add("low", input_range.low)
-            self._add("high", input_range.high)
 
     def _add_units(self, bnn: BNN) -> None:
-        self._has_input_units = bnn.standardizer is not None
         if bnn.standardizer is not None:
             self._add("x_mean", bnn.standardizer.x_mean)
             self._add("x_scale", bnn.standardizer.x_scale)
-        self._has_units = bnn.units is not None
         if bnn.units is not None:
             self._add("y_mean", bnn.units[0])
             self._add("y_scale", bnn.units[1])
+
+    def _add_range(self, input_range: InputRange | None) -> None:
+        if input_range is not None:
+            self._add("low", input_range.low)
+            self._add("high", input_range.high)
 
     def _narrow(self, value: Tensor) -> Tensor:
         return value.to(self._dtype) if value.is_floating_point() else value
@@ -126,8 +127,7 @@ class PredictiveProgram(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         likelihood, params = self._of_draws()
         f = self._function(self._inputs(x))
-        classes = likelihood.targets.classes
-        read = self._class_outputs if classes else self._number_outputs
+        read = self._class_outputs if likelihood.targets.classes else self._number_outputs
         outputs = read(likelihood, f, params)
         if self._has_range:
             beyond = (x < self._tensor("low")) | (x > self._tensor("high"))
@@ -146,35 +146,46 @@ class PredictiveProgram(nn.Module):
             return standard
         return standard.to(self._dtype)
 
+    def _weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The parameters and buffers of the net: those of one value, and those that vary (draw, …)."""
+        fixed: dict[str, Tensor] = {}
+        varying: dict[str, Tensor] = {}
+        for name in self._names:
+            if name.startswith(NET):
+                values = varying if name in self._varying else fixed
+                values[name] = self._tensor(name)
+        return fixed, varying
+
     def _function(self, x: Tensor) -> Tensor:
         """The network's output under every draw, (draw, N, width)."""
-        sites = [name for name in self._names if name.startswith(NET)]
-        fixed = {name: self._tensor(name) for name in sites if name not in self._varying}
-        varying = {name: self._tensor(name) for name in sites if name in self._varying}
+        fixed, varying = self._weights()
         if not varying:
             f = self._forward(fixed, x).unsqueeze(0)
             return f.expand(self._count, *f.shape[1:])
+
+        def output(draw: Mapping[str, Tensor]) -> Tensor:
+            return self._forward({**fixed, **draw}, x)
+
         if self.evaluation == "loop":
-            draws = [
-                {site: varying[site][index] for site in varying} for index in range(self._count)
-            ]
-            return torch.stack([self._forward(fixed | draw, x) for draw in draws])
+            outputs = []
+            for index in range(self._count):
+                outputs.append(output({site: value[index] for site, value in varying.items()}))
+            return torch.stack(outputs)
         with WithBatchingRules() if self.evaluation == "rules" else nullcontext():
-            return torch.func.vmap(lambda draw: self._forward(fixed | draw, x))(varying)
+            return torch.func.vmap(output)(varying)
 
     def _of_draws(self) -> tuple[Likelihood, dict[str, Tensor]]:
         """The likelihood with its fixed parameters as buffers, and the draws (draw, …) of its others."""
         likelihood = copy.copy(self._likelihood)
         likelihood.own = copy.copy(likelihood.own)
-        likelihood.own.fixed = {
-            name: self._tensor(f"fixed.{name}") for name in self._likelihood.own.fixed
-        }
+        fixed = self._likelihood.own.fixed
+        likelihood.own.fixed = {name: self._tensor(f"fixed.{name}") for name in fixed}
         params = {}
         for site in [*likelihood.own.priors, *likelihood.own.points]:
             value = self._tensor(site)
-            params[site] = (
-                value if site in self._varying else value.expand(self._count, *value.shape)
-            )
+            if site not in self._varying:
+                value = value.expand(self._count, *value.shape)
+            params[site] = value
         return likelihood, params
 
     def _number_outputs(
@@ -205,7 +216,10 @@ class PredictiveProgram(nn.Module):
 
     def _quantiles(self, likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor]) -> Tensor:
         """Quantiles (level, N, out) of the mixture of all draws' normals, which lie between those of its components."""
-        loc, scale, share = (part.to(self._wide) for part in _components(likelihood, f, params))
+        components = _components(likelihood, f, params)
+        loc = components.loc.to(self._wide)
+        scale = components.scale.to(self._wide)
+        share = components.share.to(self._wide)
         low = torch.stack([(loc + scale * z).amin(0) for z in self._standard_quantiles])
         high = torch.stack([(loc + scale * z).amax(0) for z in self._standard_quantiles])
         if len(loc) == 1:
@@ -233,24 +247,42 @@ class PredictiveProgram(nn.Module):
         return outputs | {"aleatoric_entropy": aleatoric, "epistemic_entropy": epistemic}
 
 
-def _components(
-    likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Means, sds and shares (component, N, out) of the normals of which the prediction is a mixture."""
+class _Components(NamedTuple):
+    """The normals of which a prediction is a mixture: means, sds and shares, (component, N, out)."""
+
+    loc: Tensor
+    scale: Tensor
+    share: Tensor
+
+
+def _components(likelihood: Likelihood, f: Tensor, params: Mapping[str, Tensor]) -> _Components:
+    """The normals of all draws; the shares are (component, 1, 1) where they are equal."""
     if isinstance(likelihood, MixtureDensity):
         law = likelihood.distribution(f, params).base_dist
         normal = law.component_distribution
-        shares = law.mixture_distribution.probs / len(f)
-        # (draw, N, out, K) -> (K·draw, N, out)
-        parts = (normal.loc, normal.scale, shares)
-        loc, scale, share = (part.movedim(-1, 0).flatten(0, 1) for part in parts)
-        return loc, scale, share
+        return _Components(
+            _as_components(normal.loc),
+            _as_components(normal.scale),
+            _as_components(law.mixture_distribution.probs / len(f)),
+        )
     if isinstance(likelihood, CensoredNormal):
         loc = f
         scale = likelihood.mean_variance(f, params)[1].sqrt()
     else:
         loc, scale = likelihood.loc_scale(f, params)
-    return loc, scale, torch.full_like(loc[:, :1, :1], 1 / len(f))
+    return _Components(loc, scale, torch.full_like(loc[:, :1, :1], 1 / len(f)))
+
+
+def _as_components(values: Tensor) -> Tensor:
+    """Values (draw, N, out, K) of the components of a mixture at every draw, as (K·draw, N, out)."""
+    return values.movedim(-1, 0).flatten(0, 1)
+
+
+def _is_constant(draws: Tensor) -> bool:
+    """Whether all draws (draw, …) are the same."""
+    if len(draws) == 1 or not draws.stride(0):
+        return True
+    return torch.equal(draws, draws[:1].expand_as(draws))
 
 
 def _entropy(probs: Tensor, labels: bool) -> Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import cast
 
 import xarray as xr
 from torch import Tensor
 
 from pyrobnn.core import groups as group
+from pyrobnn.core.seeding import seeded
 from pyrobnn.model import Density, derived
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.nodes import Node
@@ -17,9 +19,45 @@ from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_datas
 from pyrobnn.posterior.invariance import moved_functions, posterior_density
 from pyrobnn.posterior.one_step import joint_events, one_step
 
-#: seconds that replicates may take, as a share of the fit's, and whatever the fit took
+#: seconds that replicates may take: a share of the fit's, and at least this many
 _SHARE_OF_FIT = 0.25
 _LEAST_SECONDS = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """A program with the draws that judge it.
+
+    Args:
+        posterior: of few enough draws for replicates of all data.
+        density: of the program and its data.
+        nodes: of the program's run at the first of the draws.
+        data: the observed sites that hold data, with their values.
+    """
+
+    posterior: PosteriorLike
+    density: Density
+    nodes: Mapping[str, Node]
+    data: Mapping[str, Tensor]
+
+    @property
+    def axes(self) -> Dims:
+        """The names of the axes of every site that has plates."""
+        return self.density.derived.axes
+
+    @property
+    def events(self) -> dict[str, int]:
+        """The number of joint events of every site with data that has such."""
+        return {
+            name: count for name, count in joint_events(self.nodes).items() if name in self.data
+        }
+
+    def of_data(self, values: Mapping[str, Tensor]) -> xr.Dataset:
+        """Values (chain, draw, …) of the sites with data alone."""
+        return site_dataset(
+            {name: value for name, value in values.items() if name in self.data},
+            self.axes,
+        )
 
 
 def program_groups(
@@ -31,58 +69,60 @@ def program_groups(
 ) -> dict[str, xr.Dataset]:
     """What the program says of its data, before and after them; arguments as of ``to_datatree``."""
     density = cast(Density, posterior_density(posterior, x, y))
-    axes = density.derived.axes
-    num_values = sum(density.derived.replicated.values())
-    thinned = few_draws(posterior, max(num_values, 1))
-    nodes = _nodes_at(density, thinned.draws, (0, 0))
-    values = {name: node["value"] for name, node in nodes.items() if "value" in node}
-    data = _data(density, thinned.draws, values)
+    fitted = _fitted(posterior, density)
     # judging is to cost no more than fitting
-    seconds = max(_LEAST_SECONDS, _SHARE_OF_FIT * posterior.meta.get("timings", {}).get("fit", 0.0))
-    replicates = derived.replicates(density, thinned.draws, seed, seconds)
-    groups = _densities(thinned, density, values)
-    events = {name: count for name, count in joint_events(nodes).items() if name in data}
-    groups[group.OBSERVED_DATA] = site_dataset(data, axes, sample_dims=[])
-    for name, count in events.items():
-        groups[group.OBSERVED_DATA][group.variable(name)].attrs[group.EVENTS] = count
-    groups[group.ONE_STEP] = one_step(posterior, density, events)
-    groups[group.POSTERIOR_PREDICTIVE] = site_dataset(_of_sites(replicates, data), axes)
+    fit_seconds = posterior.meta.get("timings", {}).get("fit", 0.0)
+    seconds = max(_LEAST_SECONDS, _SHARE_OF_FIT * fit_seconds)
+    replicates = derived.replicates(density, fitted.posterior.draws, seed, seconds)
+    groups = _densities(fitted)
+    groups[group.OBSERVED_DATA] = _observed_data(fitted)
+    groups[group.ONE_STEP] = one_step(posterior, density, fitted.events)
+    groups[group.POSTERIOR_PREDICTIVE] = fitted.of_data(replicates)
     if num_prior_draws:
         prior_draws, prior_data = derived.prior(density, num_prior_draws, seed, 0.5 * seconds)
-        groups[group.PRIOR] = site_dataset(prior_draws, axes)
-        groups[group.PRIOR_PREDICTIVE] = site_dataset(_of_sites(prior_data, data), axes)
+        groups[group.PRIOR] = site_dataset(prior_draws, fitted.axes)
+        groups[group.PRIOR_PREDICTIVE] = fitted.of_data(prior_data)
     if isinstance(x, Tensor) and x.dim():
-        groups[group.CONSTANT_DATA] = _program_inputs(x, data, axes)
+        groups[group.CONSTANT_DATA] = _program_inputs(x, fitted.data, fitted.axes)
     moved = moved_functions(posterior, x, y, None)
     if moved is not None:
         groups[group.MOVED] = moved
     return {name: dataset for name, dataset in groups.items() if dataset.data_vars}
 
 
-def _densities(
-    posterior: PosteriorLike,
-    density: Density,
-    values: Mapping[str, Tensor],
-) -> dict[str, xr.Dataset]:
-    """The groups of the log prior and of each datum's log likelihood; ``values`` are those of all sites in a run."""
-    log_prior, terms = log_densities_by_site(posterior, density)
-    axes = _axes_of_terms(terms, values, density.derived.axes)
+def _fitted(posterior: PosteriorLike, density: Density) -> _Fitted:
+    """The program at few of the posterior's draws."""
+    num_values = sum(density.derived.replicated.values())
+    thinned = few_draws(posterior, max(num_values, 1))
+    nodes = _nodes_at(density, thinned.draws, (0, 0))
+    return _Fitted(
+        thinned,
+        density,
+        nodes,
+        _data(density, thinned.draws, _values(nodes)),
+    )
+
+
+def _observed_data(fitted: _Fitted) -> xr.Dataset:
+    """The data by site; a site of joint events says how many they are."""
+    dataset = site_dataset(fitted.data, fitted.axes, sample_dims=[])
+    for name, count in fitted.events.items():
+        dataset[group.variable(name)].attrs[group.EVENTS] = count
+    return dataset
+
+
+def _densities(fitted: _Fitted) -> dict[str, xr.Dataset]:
+    """The groups of the log prior and of each datum's log likelihood."""
+    log_prior, terms = log_densities_by_site(fitted.posterior, fitted.density)
+    axes = _axes_of_terms(terms, _values(fitted.nodes), fitted.axes)
     return {
         group.LOG_PRIOR: sample_dataset(log_prior=(log_prior,)),
         group.LOG_LIKELIHOOD: site_dataset(terms, axes),
     }
 
 
-def _of_sites(values: Mapping[str, Tensor], sites: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The values of these sites alone, in the order of the values."""
-    return {name: value for name, value in values.items() if name in sites}
-
-
-def _values_at(
-    density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
-) -> dict[str, Tensor]:
-    """The values of all sites in a run of the program at the draw ``index`` (chain, draw)."""
-    nodes = _nodes_at(density, draws, index)
+def _values(nodes: Mapping[str, Node]) -> dict[str, Tensor]:
+    """The value of every site of a run."""
     return {name: node["value"] for name, node in nodes.items() if "value" in node}
 
 
@@ -90,14 +130,15 @@ def _nodes_at(
     density: Density, draws: Mapping[str, Tensor], index: tuple[int, int]
 ) -> Mapping[str, Node]:
     """The nodes of a run of the program at the draw ``index`` (chain, draw)."""
-    return density.trace({name: value[index] for name, value in draws.items()})
+    with seeded(0, density.device):
+        return density.run({name: value[index] for name, value in draws.items()})
 
 
 def _data(
     density: Density, draws: Mapping[str, Tensor], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """The observed sites that hold data, of the ``values`` of all sites at the first draw."""
-    at_last_draw = _values_at(density, draws, (-1, -1))
+    at_last_draw = _values(_nodes_at(density, draws, (-1, -1)))
     sites = density.derived.replicated
     return {name: values[name] for name in sites if _is_data(values[name], at_last_draw[name])}
 
@@ -123,13 +164,17 @@ def _axes_of_terms(terms: Mapping[str, Tensor], values: Mapping[str, Tensor], ax
 
 def _program_inputs(x: Tensor, data: Mapping[str, Tensor], axes: Dims) -> xr.Dataset:
     """Inputs whose rows have the name of the observed sites' one first axis, if it is as long; else ``"obs"``."""
-    names = set()
+    first_axes = set()
     for site, value in data.items():
         if value.dim():
-            names.add((axes[site][0] if site in axes else None, len(value)))
-    name, length = names.pop() if len(names) == 1 else (None, None)
-    dims = (name if name and length == len(x) else "obs", "feature")
-    return xr.Dataset({"x": (dims, to_numpy(x.reshape(len(x), -1)))})
+            name = axes[site][0] if site in axes else None
+            first_axes.add((name, len(value)))
+    rows = "obs"
+    if len(first_axes) == 1:
+        name, length = first_axes.pop()
+        if name and length == len(x):
+            rows = name
+    return xr.Dataset({"x": ((rows, "feature"), to_numpy(x.reshape(len(x), -1)))})
 
 
 def log_densities_by_site(
@@ -142,13 +187,10 @@ def log_densities_by_site(
         # no site has the name ""
         return {"": density.log_base(point), **density.data_terms(point)}
 
-    terms = at_each(
-        densities,
-        z.reshape(-1, density.dim),
-        at_once=DRAWS_AT_ONCE,
-    )
-    base = terms.pop("").reshape(z.shape[:-1])
-    by_site = {}
-    for name, value in terms.items():
-        by_site[name] = value.reshape(*z.shape[:-1], *(value.shape[1:] or (1,)))
-    return base, by_site
+    flat = at_each(densities, z.reshape(-1, density.dim), at_once=DRAWS_AT_ONCE)
+    base = flat.pop("").reshape(z.shape[:-1])
+    terms = {}
+    for name, value in flat.items():
+        axes = value.shape[1:] or (1,)
+        terms[name] = value.reshape(*z.shape[:-1], *axes)
+    return base, terms

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import as_tensor
+
+
+class RangeState(TypedDict):
+    """A range as JSON has it."""
+
+    low: list[float] | float
+    high: list[float] | float
+    dtype: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +40,7 @@ class InputRange:
         return cls(low.reshape(shape).cpu(), high.reshape(shape).cpu(), x.dtype)
 
     @classmethod
-    def of_batches(cls, batches: Iterable[Any]) -> InputRange:
+    def of_batches(cls, batches: Iterable[Tensor | Sequence[Tensor]]) -> InputRange:
         """Of the inputs of a loader's batches, (x, y) or x each.
 
         Raises:
@@ -41,8 +49,8 @@ class InputRange:
         total: InputRange | None = None
         for batch in batches:
             inputs = batch[0] if isinstance(batch, tuple | list) else batch
-            part = cls.of(as_tensor("x", inputs))
-            total = part if total is None else total.joined(part)
+            of_batch = cls.of(as_tensor("x", inputs))
+            total = of_batch if total is None else total.joined(of_batch)
         if total is None:
             raise ValueError("'x' is a loader without batches: pass the training inputs")
         return total
@@ -53,14 +61,15 @@ class InputRange:
         high = torch.maximum(self.high, other.high)
         return InputRange(low, high, self.dtype)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> RangeState:
         """JSON-able: low, high and dtype."""
         dtype = str(self.dtype).removeprefix("torch.")
         return {"low": self.low.tolist(), "high": self.high.tolist(), "dtype": dtype}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> InputRange:
+    def from_state(cls, state: RangeState) -> InputRange:
         """Of :meth:`state`."""
         dtype = getattr(torch, state["dtype"])
-        low, high = (torch.tensor(state[end], dtype=dtype) for end in ("low", "high"))
+        low = torch.tensor(state["low"], dtype=dtype)
+        high = torch.tensor(state["high"], dtype=dtype)
         return cls(low, high, dtype)

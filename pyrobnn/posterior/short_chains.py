@@ -1,4 +1,4 @@
-r"""Some hundreds of short Hamiltonian chains side by side, and whether they have arrived at what they sample.
+r"""Hundreds of short Hamiltonian chains that run side by side, and whether they have reached their target.
 
 Chains are in groups, and those of a group begin at one point: once the means of the groups differ by no more than
 chance, the chains have forgotten where they began, however short they are.
@@ -29,30 +29,39 @@ from pyrobnn.posterior.prediction import widest_layer
 #: acceptance rate that the step size is tuned to
 _TARGET_ACCEPT = 0.85
 #: transitions at the beginning, of short paths: from where the density is low most of the way is downhill
-_FIRST = 6
-_FIRST_LENGTH = 8
+_NUM_SHORT_PATHS = 6
+_SHORT_LENGTH = 8
 #: leapfrogs of the longest path afterwards; the shortest is a quarter of it
 LONGEST = 48
-#: share of the paths whose step is up to this power of two smaller: for places that are steeper than most
-_FINER = 0.25
-_FINEST = -4.0
+#: share of paths with a finer step, and the least power of two that it is multiplied by: for steep places
+_SHARE_FINER = 0.25
+_LEAST_POWER = -4.0
 #: transitions after which the scale of every coordinate is set anew, up to this number of them
 _ADAPT_EVERY = 4
 _ADAPT_UP_TO = 40
 #: energy error that counts as a divergence, as everywhere
 _DIVERGENT = 1000.0
-#: distance of the places between which the curvature is taken
-_NEAR = 1e-2
-#: draws from the prior of which each start elsewhere is the best
-_TRIED = 64
-#: seconds of a leapfrog that are few
-_CHEAP = 0.005
-#: changes between the halves of a window of transitions that are no drift: of a mean in sds, of a log sd
+#: distance, to either side, of the finite differences that give the curvature
+_CURVATURE_STEP = 1e-2
+#: draws from the prior, the likeliest of which is a start elsewhere
+_NUM_TRIED = 64
+#: seconds below which a leapfrog step of all chains is cheap
+_CHEAP_SECONDS = 0.005
+#: largest change from one half of a window to the other that is no drift: of a mean (in sds), and of a log sd
 _DRIFT = 0.25, 0.2
-
-
-#: correlation over a window below which chains have moved on
+#: correlation of the end of a window with its beginning, up to which chains have forgotten where they were
 _MEMORY = 0.5
+#: transitions that a window of two halves has at least
+_LEAST_TRANSITIONS = 4
+#: what B / W may be at convergence, beyond the inverse of the chains of a group, which is chance (Margossian et al.,
+#: section 4)
+_CHANCE = 0.04
+#: transitions after which the chains are first judged, by the later half of their transitions
+_FIRST_CHECK = 16
+#: effective sample size of the window that chains which have arrived need
+_MIN_ESS = 400.0
+#: sds of the log density by which groups from elsewhere lie so far below the others that they are left out
+_BELOW = 3.0
 
 
 class Visit(NamedTuple):
@@ -65,6 +74,33 @@ class Visit(NamedTuple):
     diverging: Tensor
     num_steps: int
     step_size: float
+
+
+class _Path(NamedTuple):
+    """The end of a Hamiltonian path of every chain; position, momentum and gradient (chain, dim), density (chain,)."""
+
+    z: Tensor
+    momentum: Tensor
+    slope: Tensor
+    log_density: Tensor
+
+    @property
+    def energy(self) -> Tensor:
+        """Kinetic energy less the log density, (chain,)."""
+        return 0.5 * self.momentum.square().sum(-1) - self.log_density
+
+    def after(self, gradient: Gradient, step: Tensor, num_steps: int) -> _Path:
+        """The path so many leapfrog steps further; steps (chain, dim)."""
+        z = self.z
+        momentum = self.momentum
+        slope = self.slope
+        log_density = self.log_density
+        for _ in range(num_steps):
+            momentum = momentum + 0.5 * step * slope
+            z = z + step * momentum
+            slope, log_density = gradient(z)
+            momentum = momentum + 0.5 * step * slope
+        return _Path(z, momentum, slope, log_density)
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,54 +135,61 @@ class ShortChains:
     def transition(self, gradient: Gradient, random: torch.Generator) -> ShortChains:
         """One Hamiltonian path of every chain, accepted or not by itself."""
         length = self._length(random)
-        jitter = torch.rand(len(self.z), 1, generator=random)
-        finer = torch.rand(len(self.z), 1, generator=random) < _FINER
-        factor = torch.where(finer, 2.0 ** (_FINEST * jitter), 0.8 + 0.4 * jitter)
+        factor, is_finer = self._step_factors(random)
         step = (self.step * factor).to(self.z) * self.scale
         momentum = torch.randn(self.z.shape, generator=random).to(self.z)
-        energy = 0.5 * momentum.square().sum(-1) - self.log_density
-        end = self.z
-        slope = self.slope
-        log_density = self.log_density
-        for _ in range(length):
-            momentum = momentum + 0.5 * step * slope
-            end = end + step * momentum
-            slope, log_density = gradient(end)
-            momentum = momentum + 0.5 * step * slope
-        error = 0.5 * momentum.square().sum(-1) - log_density - energy
+        begin = _Path(self.z, momentum, self.slope, self.log_density)
+        energy = begin.energy
+        end = begin.after(gradient, step, length)
+        error = end.energy - energy
         rate = (-error).clamp(max=0.0).exp().nan_to_num(0.0)
         accepted = torch.rand(len(self.z), generator=random).to(rate) < rate
-        mean_rate = float(rate[~finer[:, 0].to(rate.device)].mean().nan_to_num(0.0))
         visit = Visit(
-            torch.where(accepted[:, None], end, self.z),
-            torch.where(accepted, log_density, self.log_density),
+            torch.where(accepted[:, None], end.z, self.z),
+            torch.where(accepted, end.log_density, self.log_density),
             torch.where(accepted, energy + error, energy),
             rate,
             ~(error <= _DIVERGENT),
             length,
             self.step,
         )
-        moved = replace(
-            self,
-            z=visit.z,
-            slope=torch.where(accepted[:, None], slope, self.slope),
-            log_density=visit.log_density,
-            step=self.step * math.exp(max(-1.0, min(0.5, 2.0 * (mean_rate - _TARGET_ACCEPT)))),
-            visits=(*self.visits, visit),
-            num_leapfrogs=self.num_leapfrogs + length,
-        )
-        adapts = len(moved.visits) % _ADAPT_EVERY == 0 and len(moved.visits) <= _ADAPT_UP_TO
-        return moved._in_new_units() if adapts else moved
+        slope = torch.where(accepted[:, None], end.slope, self.slope)
+        # the acceptance of finer steps says nothing of the step size
+        mean_rate = float(rate[~is_finer.to(rate.device)].mean().nan_to_num(0.0))
+        return self._moved_to(visit, slope, mean_rate)
 
     def _length(self, random: torch.Generator) -> int:
         """Leapfrogs of the next path."""
         chance = float(torch.rand((), generator=random))
-        if len(self.visits) < _FIRST:
-            return _FIRST_LENGTH
+        if len(self.visits) < _NUM_SHORT_PATHS:
+            return _SHORT_LENGTH
         return max(1, round(LONGEST * (0.25 + 0.75 * chance)))
 
+    def _step_factors(self, random: torch.Generator) -> tuple[Tensor, Tensor]:
+        """What the step of each chain is multiplied by (chain, 1), and which chains take finer steps (chain,)."""
+        jitter = torch.rand(len(self.z), 1, generator=random)
+        is_finer = torch.rand(len(self.z), 1, generator=random) < _SHARE_FINER
+        factor = torch.where(is_finer, 2.0 ** (_LEAST_POWER * jitter), 0.8 + 0.4 * jitter)
+        return factor, is_finer[:, 0]
+
+    def _moved_to(self, visit: Visit, slope: Tensor, mean_rate: float) -> ShortChains:
+        """The chains after a visit, their step size nearer to the rate at which paths should be accepted."""
+        log_growth = max(-1.0, min(0.5, 2.0 * (mean_rate - _TARGET_ACCEPT)))
+        moved = replace(
+            self,
+            z=visit.z,
+            slope=slope,
+            log_density=visit.log_density,
+            step=self.step * math.exp(log_growth),
+            visits=(*self.visits, visit),
+            num_leapfrogs=self.num_leapfrogs + visit.num_steps,
+        )
+        num_visits = len(moved.visits)
+        adapts = num_visits % _ADAPT_EVERY == 0 and num_visits <= _ADAPT_UP_TO
+        return moved._in_new_units() if adapts else moved
+
     def _in_new_units(self) -> ShortChains:
-        """With each coordinate's unit set to how far the chains have gone along it, wherever each of them is."""
+        """The chains with the unit of each coordinate set to how far they have moved along it since it was last set."""
         distance = (self.z - self.anchor).double().square().mean(0).div(2.0).sqrt()
         floor = 1e-3 * float(distance.median())
         if floor == 0.0 or not math.isfinite(floor):
@@ -168,13 +211,13 @@ def _curvature(
 ) -> Tensor:
     """Minus the second derivative along each coordinate (dim,), in the median over positions (chain, dim).
 
-    Of Hutchinson's estimate, from two gradients at each position.
+    Hutchinson's estimate, from two gradients at each position.
     """
     signs = (torch.randint(0, 2, z.shape, generator=random) * 2.0 - 1.0).to(z)
-    above, _ = gradient(z + _NEAR * signs)
-    below, _ = gradient(z - _NEAR * signs)
-    curvature = (signs * (below - above) / (2.0 * _NEAR)).nan_to_num().median(0).values
-    # where it is not positive as where it is lowest: the steps are adapted from there
+    above, _ = gradient(z + _CURVATURE_STEP * signs)
+    below, _ = gradient(z - _CURVATURE_STEP * signs)
+    curvature = (signs * (below - above) / (2.0 * _CURVATURE_STEP)).nan_to_num().median(0).values
+    # a curvature that is not positive is set to the lowest that is: the units are adapted from there
     positive = curvature[curvature > 0.0]
     if not len(positive):
         return torch.ones_like(curvature)
@@ -205,18 +248,18 @@ def starts_elsewhere(
     count: int,
     seed: int,
 ) -> Tensor:
-    """Positions (count, dim), each the likeliest of some draws from a net's prior: of no fit's making."""
+    """Positions (count, dim) that no fit has chosen: each the likeliest of some draws from a net's prior."""
     model = density.owner
     if model is None:
         raise TypeError("the prior of a plain program may be vague: its draws are no starts")
     with seeded(seed, density.device):
-        draws = {name: site.sample((count * _TRIED,)) for name, site in model.priors.items()}
+        draws = {name: site.sample((count * _NUM_TRIED,)) for name, site in model.priors.items()}
     z = density.unconstrain({site.name: draws[site.name] for site in density.sites})
     log_joint = torch.func.vmap(density.log_joint)
     with torch.no_grad():
         values = torch.cat([log_joint(batch) for batch in z.split(256)])
-    values = values.nan_to_num(-torch.inf, -torch.inf, -torch.inf).reshape(count, _TRIED)
-    best = values.argmax(1) + torch.arange(count, device=z.device) * _TRIED
+    values = values.nan_to_num(-torch.inf, -torch.inf, -torch.inf).reshape(count, _NUM_TRIED)
+    best = values.argmax(1) + torch.arange(count, device=z.device) * _NUM_TRIED
     return z[best]
 
 
@@ -227,7 +270,7 @@ def evenly(z: Tensor, count: int) -> Tensor:
 
 
 def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
-    """Seconds that a leapfrog of all chains takes about, on a core of the present: the same number everywhere."""
+    """Seconds that a leapfrog step of all chains takes on one core, by a rule of thumb: the same on every machine."""
     widest = 1
     if density.owner is not None:
         widest = widest_layer(density.owner, density.args[0][:1])
@@ -237,17 +280,20 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
 def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
     """Chains of a group: sixteen where a leapfrog of all of them is cheap, down to four."""
     size = 16
-    while size > 4 and seconds_per_leapfrog(density, rows, num_groups * size) > _CHEAP:
+    while size > 4 and seconds_per_leapfrog(density, rows, num_groups * size) > _CHEAP_SECONDS:
         size //= 2
     return size
 
 
 class Arrival(NamedTuple):
-    """How far chains have come, by the worst quantity.
+    """How near chains are to convergence, by the worst quantity.
 
-    Nested R-hat, and the ``limit`` that chance alone keeps it below; between the halves of the window, how far means
-    (sds) and log sds drift; and the correlation of where chains are at the end of the window with where they were at
-    its beginning: of chains that hardly move, one.
+    Args:
+        nested_rhat: R-hat of the groups.
+        shift: change of the mean from one half of the window to the other, in sds.
+        log_ratio: change of the log sd.
+        memory: correlation over chains of the end of the window with its beginning; one if chains hardly move.
+        limit: what nested R-hat stays below at convergence.
     """
 
     nested_rhat: float
@@ -263,12 +309,8 @@ class Arrival(NamedTuple):
         return steady and self.memory <= _MEMORY and self.nested_rhat <= self.limit
 
 
-#: transitions of a window of two halves
-_FEWEST = 4
-#: of chains of which nothing is known
+#: that of chains about which nothing is known
 NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0, 1.0)
-#: what may be left of B / W beside one over the chains of a group, which is chance (Margossian et al., section 4)
-_LEFT = 0.04
 
 
 def arrival(values: np.ndarray, num_groups: int) -> Arrival:
@@ -276,30 +318,38 @@ def arrival(values: np.ndarray, num_groups: int) -> Arrival:
 
     `NOWHERE` where one is not finite, or of fewer than four transitions.
     """
-    if values.shape[1] < _FEWEST or not np.isfinite(values).all():
+    if values.shape[1] < _LEAST_TRANSITIONS or not np.isfinite(values).all():
         return NOWHERE
     moving = values[np.ptp(values, axis=(1, 2)) > 0.0]
     if not len(moving):
         return NOWHERE
-    half = moving.shape[1] // 2
-    early = moving[:, :half].reshape(len(moving), -1)
-    late = moving[:, -half:].reshape(len(moving), -1)
+    shift, log_ratio = _drift(moving)
+    return Arrival(
+        float(nested_rhat(moving, num_groups).max()),
+        float(shift.max()),
+        float(log_ratio.max()),
+        float(_memory(moving).max()),
+        math.sqrt(1.0 + num_groups / moving.shape[2] + _CHANCE),
+    )
+
+
+def _drift(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """How far the mean (sds) and the log sd of values (quantity, transition, chain) change from half to half."""
+    half = values.shape[1] // 2
+    early = values[:, :half].reshape(len(values), -1)
+    late = values[:, -half:].reshape(len(values), -1)
     sd_early = np.maximum(early.std(axis=1), 1e-300)
     sd_late = np.maximum(late.std(axis=1), 1e-300)
     shift = np.abs(late.mean(axis=1) - early.mean(axis=1)) / sd_late
-    log_ratio = np.abs(np.log(sd_late / sd_early))
-    begin = moving[:, 0] - moving[:, 0].mean(axis=1, keepdims=True)
-    end = moving[:, -1] - moving[:, -1].mean(axis=1, keepdims=True)
+    return shift, np.abs(np.log(sd_late / sd_early))
+
+
+def _memory(values: np.ndarray) -> np.ndarray:
+    """The correlation over chains of values (quantity, transition, chain) at the begin with those at the end."""
+    begin = values[:, 0] - values[:, 0].mean(axis=1, keepdims=True)
+    end = values[:, -1] - values[:, -1].mean(axis=1, keepdims=True)
     scale = np.sqrt((begin**2).mean(axis=1) * (end**2).mean(axis=1))
-    memory = (begin * end).mean(axis=1) / np.maximum(scale, 1e-300)
-    rhats = nested_rhat(moving, num_groups)
-    return Arrival(
-        float(rhats.max()),
-        float(shift.max()),
-        float(log_ratio.max()),
-        float(memory.max()),
-        math.sqrt(1.0 + num_groups / moving.shape[2] + _LEFT),
-    )
+    return (begin * end).mean(axis=1) / np.maximum(scale, 1e-300)
 
 
 def effective_draws(values: np.ndarray) -> float:
@@ -336,14 +386,8 @@ def nested_rhat(values: np.ndarray, num_groups: int) -> np.ndarray:
     return np.sqrt(1.0 + between / np.maximum(within, 1e-300))
 
 
-#: what is identified at a visit, (quantity, chain)
+#: identified quantities (quantity, chain) at a visit
 Quantities = Callable[[Visit], np.ndarray]
-#: transitions before it is first asked whether the chains have arrived; of those so far the later half is asked
-_FIRST_CHECK = 16
-#: effective draws that chains which have arrived are worth
-_MIN_ESS = 400.0
-#: sds of the log density by which chains from elsewhere lie below the others, and then say nothing
-_BELOW = 3.0
 
 
 class Groups:
@@ -352,9 +396,9 @@ class Groups:
     Args:
         density: of the posterior.
         starts: where the groups begin (group, dim), those from elsewhere last.
-        num_elsewhere: how many of them.
+        num_elsewhere: groups that begin elsewhere.
         size: chains of a group.
-        quantities: what is identified.
+        quantities: identified quantities of the chains at a visit.
         seed: of the moves.
     """
 
@@ -389,7 +433,7 @@ class Groups:
             share = spent(self.chains)
             if len(self.chains.visits) >= check or share >= 1.0:
                 check = math.ceil(1.25 * len(self.chains.visits))
-                self._look(alone=share >= 0.5)
+                self._look(may_leave_out=share >= 0.5)
 
     @property
     def window(self) -> tuple[Visit, ...]:
@@ -408,11 +452,11 @@ class Groups:
         """Which chains (chain,) are of groups that are kept."""
         return self.kept.repeat_interleave(self.size)
 
-    def _look(self, alone: bool) -> None:
-        """See how far the chains have come; ``alone`` allows to leave out those from elsewhere that lie below."""
+    def _look(self, may_leave_out: bool) -> None:
+        """See how far the chains have come, if need be without the groups from elsewhere that lie below the others."""
         self.kept = torch.ones_like(self.kept)
         self._judge()
-        if not self.arrived and alone and bool(self.is_elsewhere.any()):
+        if not self.arrived and may_leave_out and bool(self.is_elsewhere.any()):
             self.kept = ~(self.is_elsewhere & self._below())
             if not bool(self.kept.all()):
                 self._judge()

@@ -7,10 +7,10 @@ import io
 import json
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import torch
@@ -34,11 +34,13 @@ FORMAT_VERSION = 1
 #: group of the values that all draws share, and the size from which they are stored so
 ONCE = "once"
 _FEWEST_STORED_ONCE = 64
-#: bytes of an approximation that are stored however few the draws are
+#: bytes of an approximation up to which it is stored however few the draws are
 _LARGEST_FACTORS = 2**25
 #: bytes of a file whose large arrays are not compressed
 _LARGEST_PLAIN = 2**24
 ENGINE: Final = "h5netcdf"
+
+_Value = TypeVar("_Value")
 
 
 def save(
@@ -56,17 +58,10 @@ def save(
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
     """
-    shared = {
-        name: value[0, 0]
-        for name, value in posterior.draws.items()
-        if value[0, 0].numel() >= _FEWEST_STORED_ONCE and is_stored_once(value)
-    }
-    drawn = {name: value for name, value in posterior.draws.items() if name not in shared}
-    if not drawn:  # a group says how many draws there are
-        drawn, shared = posterior.draws, {}
+    shared = _shared_values(posterior.draws)
     known = posterior.rows
     groups = {
-        POSTERIOR: _dataset(drawn, "chain", "draw"),
+        POSTERIOR: _dataset(_without(posterior.draws, shared), "chain", "draw"),
         ONCE: _dataset(shared),
         SAMPLE_STATS: _dataset(posterior.sample_stats, "chain", "draw"),
         HISTORY: _dataset(posterior.history),
@@ -74,14 +69,31 @@ def save(
     }
     tree = xr.DataTree.from_dict({name: data for name, data in groups.items() if data})
     attach(posterior, tree)
-    left_out = _leave_out_large_factors(posterior, tree)
+    facts = {
+        "rows_in_file": ROWS in tree.children,
+        "factors_left_out": _leave_out_large_factors(posterior, tree),
+    }
     if known is not None:
         tree.attrs["rows_digest"] = known.summary
-    facts = {"rows_in_file": ROWS in tree.children, "factors_left_out": left_out}
-    meta = {name: value for name, value in posterior.meta.items() if name not in facts}
-    said = {name: True for name, is_so in facts.items() if is_so}
-    tree.attrs["meta"] = json.dumps(meta | said)
+    meta = _without(posterior.meta, facts)
+    # a fact is in the file where it is so, and left out elsewhere
+    meta |= {name: True for name, is_so in facts.items() if is_so}
+    tree.attrs["meta"] = json.dumps(meta)
     return write_atomically(tree, path)
+
+
+def _shared_values(draws: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values that all draws share, site → one draw; not of all sites, as a group says how many draws there are."""
+    shared = {}
+    for name, value in draws.items():
+        is_large = value[0, 0].numel() >= _FEWEST_STORED_ONCE
+        if is_large and is_stored_once(value):
+            shared[name] = value[0, 0]
+    return {} if len(shared) == len(draws) else shared
+
+
+def _without(values: Mapping[str, _Value], names: Container[str]) -> dict[str, _Value]:
+    return {name: value for name, value in values.items() if name not in names}
 
 
 def _leave_out_large_factors(posterior: Posterior, tree: xr.DataTree) -> bool:
@@ -231,30 +243,20 @@ def load(
     """
     tree = read(path)
     name = repr(str(path))
-    if tree.attrs.get("format") != FORMAT:
-        raise ValueError(
-            f"{name} is netCDF but not a saved posterior: use Posterior.save to write one"
-        )
-    if tree.attrs["format_version"] > FORMAT_VERSION:
-        raise ValueError(f"{name} was written by a newer pyrobnn: upgrade to read it")
+    _check_format(name, tree)
     device = getattr(model, "device", torch.device("cpu"))
-    draws = _tensors(tree, POSTERIOR, device)
-    if ONCE in tree.children:
-        shape = next(iter(draws.values())).shape[:2]
-        shared = _tensors(tree, ONCE, device)
-        draws |= {site: value.expand(*shape, *value.shape) for site, value in shared.items()}
+    draws = _stored_draws(tree, device)
     _check_sites(name, draws, model)
-    meta = json.loads(tree.attrs["meta"])
-    family = json.loads(tree.attrs["family"])
     posterior = Posterior(
         model,
         draws,
         _tensors(tree, SAMPLE_STATS, device),
         log_evidence=json.loads(tree.attrs["log_evidence"]),
         history=_tensors(tree, HISTORY, device),
-        meta=meta,
+        meta=json.loads(tree.attrs["meta"]),
         rows=_rows(name, tree, model, device, x, y),
     )
+    family = json.loads(tree.attrs["family"])
     # of a program log_q of the draws is there; q at other points needs its data
     if family is None or not isinstance(model, BNN):
         return posterior
@@ -267,14 +269,43 @@ def load(
             stacklevel=3,
         )
         return posterior
-    fixed = {name: draws[name][0, 0] for name in meta["point_sites"]}
+    return _with_approximation(posterior, model, family, _tensors(tree, "approximation", device))
+
+
+def _check_format(name: str, tree: xr.DataTree) -> None:
+    """ValueError where the file ``name`` is no posterior, or one of a later format."""
+    if tree.attrs.get("format") != FORMAT:
+        raise ValueError(
+            f"{name} is netCDF but not a saved posterior: use Posterior.save to write one"
+        )
+    if tree.attrs["format_version"] > FORMAT_VERSION:
+        raise ValueError(f"{name} was written by a newer pyrobnn: upgrade to read it")
+
+
+def _stored_draws(tree: xr.DataTree, device: torch.device) -> dict[str, Tensor]:
+    """The draws (chain, draw, …) of a file, those that it has once for all draws too."""
+    draws = _tensors(tree, POSTERIOR, device)
+    if ONCE in tree.children:
+        shape = next(iter(draws.values())).shape[:2]
+        shared = _tensors(tree, ONCE, device)
+        draws |= {site: value.expand(*shape, *value.shape) for site, value in shared.items()}
+    return draws
+
+
+def _with_approximation(
+    posterior: Posterior,
+    model: BNN,
+    family: str,
+    state: dict[str, Tensor],
+) -> Posterior:
+    """The posterior of a BNN with its approximation, of this family and these tensors."""
+    fixed = {site: posterior.draws[site][0, 0] for site in posterior.meta["point_sites"]}
     layout = Density(
         model.sample_parameters,
         (),
         points="held",
         values=fixed,
     )
-    state = _tensors(tree, "approximation", device)
     if family in RESTORERS:
         return RESTORERS[family](posterior, layout, family, state)
     return replace(posterior, approximation=FlatApproximation(layout, family, state))
@@ -288,22 +319,22 @@ def _rows(
     x: Tensor | None,
     y: Tensor | None,
 ) -> Rows | None:
-    """The rows of the fit: those given, checked against the file ``name``, else those in it; None without any."""
+    """The rows of the fit: x, y, checked against the file ``name``, else those in it; None without any."""
     if y is None:
         return Rows.from_state(_tensors(tree, ROWS, device))
-    given = Rows.of(model, x, y)
+    rows = Rows.of(model, x, y)
     summary = tree.attrs.get("rows_digest")
     if ROWS in tree.children:
         summary = cast(Rows, Rows.from_state(_tensors(tree, ROWS, device))).summary
-    if given is None or summary is None:
+    if rows is None or summary is None:
         raise ValueError(
             f"{name} knows of no rows (the fit had a DataLoader, or no tensors): leave out x and y"
         )
-    if given.summary != summary:
+    if rows.summary != summary:
         raise ValueError(
             f"'x' and 'y' are not the rows that {name} was fitted to: pass the same rows in the same order"
         )
-    return given
+    return rows
 
 
 def _check_sites(name: str, draws: Mapping[str, Tensor], model: BNN | Program) -> None:

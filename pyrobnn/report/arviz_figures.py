@@ -6,11 +6,11 @@ They show few quantities and at most 200 draws of each chain: enough for the eye
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -34,6 +34,11 @@ from pyrobnn.diagnostics.verdict import said
 from pyrobnn.plots.look import style
 from pyrobnn.report.figures import Block, as_image
 
+if TYPE_CHECKING:
+    from arviz_stats.utils import ELPDData
+
+#: an option of one of ArviZ's plots
+_Option: TypeAlias = "int | str | Sequence[float] | Mapping[str, Mapping[str, int]]"
 #: what a page says where the figures cannot be drawn
 MISSING = (
     "ArviZ draws traces, ranks, energies and predictive checks of these chains here once its plots "
@@ -139,9 +144,9 @@ def _drawing() -> Iterator[None]:
 
 def _arviz(
     name: str,
-    data: Any,
+    data: xr.DataTree | ELPDData,
     size: tuple[float, float],
-    **options: Any,
+    **options: _Option,
 ) -> Figure:
     """What ``arviz_plots.NAME`` draws of the data, as a figure of this size in inches."""
     import arviz_plots
@@ -181,22 +186,19 @@ def _worst_first(evidence: Evidence) -> dict[str, np.ndarray]:
 
 
 def _rhats(evidence: Evidence) -> dict[str, float]:
-    table = convergence(evidence)
-    if table is None:
+    """The finite R-hats, name → R-hat."""
+    estimates = convergence(evidence)
+    if estimates is None:
         return {}
-    known = zip(
-        table.names,
-        table.table["rhat"].values,
-        strict=True,
-    )
-    return {name: float(rhat) for name, rhat in known if np.isfinite(rhat)}
+    ratios = zip(estimates.names, estimates.table["rhat"].values, strict=True)
+    return {name: float(ratio) for name, ratio in ratios if np.isfinite(ratio)}
 
 
 def _as_titles(names: list[str]) -> list[str]:
-    """The names without the number of their point, where it does not tell two apart; a tree allows no slash in one."""
+    """The names without the number of their point, where it tells no two apart, and with bars for slashes."""
     short = [name.partition(" #")[0] for name in names]
     titles = short if len(set(short)) == len(short) else names
-    return [title.replace("/", "∕") for title in titles]
+    return [title.replace("/", "|") for title in titles]
 
 
 def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
@@ -208,9 +210,7 @@ def _chains(values: Mapping[str, np.ndarray]) -> xr.DataTree:
         strict=True,
     ):
         thinned[title] = (SAMPLE_DIMS, draws[:, spread(draws.shape[1], _MAX_DRAWS)])
-    dataset = xr.Dataset(thinned)
-    numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-    return xr.DataTree.from_dict({POSTERIOR: dataset.assign_coords(numbers)})
+    return xr.DataTree.from_dict({POSTERIOR: _numbered(thinned)})
 
 
 def _grid_size(num_panels: int) -> tuple[float, float]:
@@ -254,9 +254,10 @@ def _energy(evidence: Evidence) -> Figure | None:
 
 def _forest(evidence: Evidence) -> Figure | None:
     values = _worst_first(evidence)
-    # in one unit where it can be
-    of_function = [name for name in values if name.startswith(F_AT)][:_MAX_INTERVALS]
-    names = of_function or [name for name in shown_quantities(evidence) if name != LOG_DENSITY]
+    # values of the function alone are in one unit
+    function_values = [name for name in values if name.startswith(F_AT)][:_MAX_INTERVALS]
+    parameters = [name for name in shown_quantities(evidence) if name != LOG_DENSITY]
+    names = function_values or parameters
     if not names:
         return None
     return _arviz(
@@ -269,36 +270,54 @@ def _forest(evidence: Evidence) -> Figure | None:
 
 
 def _outcomes(evidence: Evidence) -> xr.DataTree | None:
-    """Replicates, outcomes and log-likelihood of the training data, evenly thinned; None of classes and censored rows.
-
-    The replicates of several outputs are variables of their own.
-    """
+    """Replicates, outcomes and log-likelihood of the training data, thinned; None of classes and censored rows."""
     pair = evidence.replicates(whole=True)
     pointwise = evidence.log_likelihood
     if pair is None or pointwise is None or evidence.has_classes or is_censored(evidence):
         return None
-    draws, y = pair
+    replicates, y = pair
     num_chains, num_draws, num_data = pointwise.shape
-    if draws.shape[:2] != (num_chains * num_draws, num_data):
+    if replicates.shape[:2] != (num_chains * num_draws, num_data):
         return None
-    kept = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), spread(num_data, _MAX_DATA))
-    groups: dict[str, dict[str, Any]] = {
-        name: {} for name in (POSTERIOR_PREDICTIVE, OBSERVED_DATA, LOG_LIKELIHOOD)
+    names = [name.replace("/", "|") for name in output_names(evidence, y.shape[1])]
+    by_output = np.moveaxis(replicates, 2, 0).reshape(len(names), *pointwise.shape)
+    return _outcome_groups(dict(zip(names, by_output, strict=True)), y, pointwise)
+
+
+def _outcome_groups(
+    replicates: Mapping[str, np.ndarray],
+    y: np.ndarray,
+    pointwise: np.ndarray,
+) -> xr.DataTree:
+    """What ArviZ's checks of a model read, evenly thinned; each output is a variable of its own.
+
+    Args:
+        replicates: name of an output → its replicates (chain, draw, row).
+        y: outcomes (row, output).
+        pointwise: log likelihood (chain, draw, row).
+    """
+    num_chains, num_draws, num_data = pointwise.shape
+    rows = spread(num_data, _MAX_DATA)
+    thinned = np.ix_(np.arange(num_chains), spread(num_draws, _MAX_DRAWS), rows)
+    dims = (*SAMPLE_DIMS, "row")
+    log_likelihood = (dims, pointwise[thinned].astype(np.float64))
+    shared = _numbered(dict.fromkeys(replicates, log_likelihood))
+    observed = {name: (("row",), y[rows, output]) for output, name in enumerate(replicates)}
+    predictive = {name: (dims, draws[thinned]) for name, draws in replicates.items()}
+    groups = {
+        POSTERIOR_PREDICTIVE: _numbered(predictive),
+        OBSERVED_DATA: _numbered(observed),
+        LOG_LIKELIHOOD: shared,
+        # ArviZ reads from it how many chains there are
+        POSTERIOR: shared,
     }
-    for output, name in enumerate(output_names(evidence, y.shape[1])):
-        title = name.replace("/", "∕")
-        replicates = draws[:, :, output].reshape(pointwise.shape)
-        groups[POSTERIOR_PREDICTIVE][title] = ((*SAMPLE_DIMS, "row"), replicates[kept])
-        groups[OBSERVED_DATA][title] = ("row", y[kept[2].ravel(), output])
-        groups[LOG_LIKELIHOOD][title] = ((*SAMPLE_DIMS, "row"), pointwise[kept].astype(np.float64))
-    datasets = {}
-    for group, variables in groups.items():
-        dataset = xr.Dataset(variables)
-        numbers = {dim: np.arange(size) for dim, size in dataset.sizes.items()}
-        datasets[group] = dataset.assign_coords(numbers)
-    # ArviZ reads from it how many chains there are
-    datasets[POSTERIOR] = datasets[LOG_LIKELIHOOD]
-    return xr.DataTree.from_dict(datasets)
+    return xr.DataTree.from_dict(groups)
+
+
+def _numbered(variables: Mapping[str, tuple[tuple[str, ...], np.ndarray]]) -> xr.Dataset:
+    """Variables by name, (dims, values), with the numbers along each dimension, which ArviZ asks for."""
+    dataset = xr.Dataset(variables)
+    return dataset.assign_coords({dim: np.arange(size) for dim, size in dataset.sizes.items()})
 
 
 def _posterior_predictive(evidence: Evidence) -> Figure | None:
@@ -306,8 +325,8 @@ def _posterior_predictive(evidence: Evidence) -> Figure | None:
     if tree is None:
         return None
     replicates = tree[POSTERIOR_PREDICTIVE].to_dataset()
-    few = spread(replicates.sizes["draw"], -(-_NUM_REPLICATES // replicates.sizes["chain"]))
-    replicates = replicates.isel(draw=few)
+    per_chain = -(-_NUM_REPLICATES // replicates.sizes["chain"])
+    replicates = replicates.isel(draw=spread(replicates.sizes["draw"], per_chain))
     drawn = {
         POSTERIOR_PREDICTIVE: replicates,
         OBSERVED_DATA: tree[OBSERVED_DATA].to_dataset(),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pyrobnn.core.checks import check_count, check_type
 from pyrobnn.model import BNN, Density
+from pyrobnn.model.compile.trees import Tree
 from pyrobnn.model.density import Program
 from pyrobnn.model.log_terms import log_prob_sum
 from pyrobnn.model.nodes import Node, is_latent, is_observed
@@ -53,8 +55,8 @@ class SameModel:
 def same_model(
     program_a: BNN | Program,
     program_b: BNN | Program,
-    x: Any = None,
-    y: Any = None,
+    x: Tree = None,
+    y: Tree = None,
     *,
     seed: int = 0,
 ) -> SameModel:
@@ -87,50 +89,71 @@ def same_model(
         (True, 'tau')
     """
     check_count("seed", seed, minimum=0)
-    densities = []
-    for name, program in (("program_a", program_a), ("program_b", program_b)):
-        check_type(name, program, BNN | Callable, "a Pyro program fn(x, y)")
-        called = program.pyro_model if isinstance(program, BNN) else program
-        densities.append(Density(called, (x, y), points="held", double=True))
-    first, second = densities
-    _check_sites(first, second)
-    points = [density.constrain(density.sample_prior(_NUM_DRAWS, seed)) for density in densities]
-    terms = []
-    for index in range(2 * _NUM_DRAWS):
-        source = points[index // _NUM_DRAWS]
-        values = {name: value[index % _NUM_DRAWS] for name, value in source.items()}
-        terms.append((_terms(first, values), _terms(second, values)))
-    return _compared(terms)
+    density_a = _density("program_a", program_a, (x, y))
+    density_b = _density("program_b", program_b, (x, y))
+    _check_sites(density_a, density_b)
+    pairs = []
+    for density in (density_a, density_b):
+        draws = density.constrain(density.sample_prior(_NUM_DRAWS, seed))
+        for index in range(_NUM_DRAWS):
+            values = {name: value[index] for name, value in draws.items()}
+            pairs.append(_Terms(_terms(density_a, values), _terms(density_b, values)))
+    return _compared(pairs)
 
 
-def _check_sites(first: Density, second: Density) -> None:
+def _density(name: str, program: BNN | Program, data: tuple[Tree, Tree]) -> Density:
+    """The density of the argument of this name, in float64."""
+    check_type(name, program, BNN | Callable, "a Pyro program fn(x, y)")
+    called = program.pyro_model if isinstance(program, BNN) else program
+    return Density(called, data, points="held", double=True)
+
+
+def _check_sites(density_a: Density, density_b: Density) -> None:
     """ValueError unless both have the same latent sites, of the same shapes."""
-    sites = [
-        {s.name: s for s in density.sites if s.kind == "latent"} for density in (first, second)
-    ]
-    alone = [[name for name in own if name not in other] for own, other in (sites, sites[::-1])]
-    if alone[0] or alone[1]:
-        words = []
-        for which, names in zip(("first", "second"), alone, strict=True):
-            if names:
-                words.append(f"{', '.join(map(repr, names))} of the {which} program alone")
-        renamed = [
-            f"{b!r} may be {a!r}"
-            for a in alone[0]
-            for b in alone[1]
-            if sites[0][a].shape == sites[1][b].shape
-        ]
-        hint = f" ({'; '.join(renamed[:3])}: give both one name)" if renamed else ""
-        raise ValueError(
-            f"the programs have different latent sites, {' and '.join(words)}{hint}; what is compared is the "
-            "density of the same sites"
-        )
-    for name, site in sites[0].items():
-        other = sites[1][name].shape
-        if site.shape != other:
+    shapes_a = _latent_shapes(density_a)
+    shapes_b = _latent_shapes(density_b)
+    if shapes_a.keys() != shapes_b.keys():
+        raise ValueError(_different_sites(shapes_a, shapes_b))
+    for name, shape_a in shapes_a.items():
+        shape_b = shapes_b[name]
+        if shape_a != shape_b:
             raise ValueError(
-                f"the site {name!r} has shape {tuple(site.shape)} in the first program and {tuple(other)} in the second"
+                f"the site {name!r} has shape {tuple(shape_a)} in the first program and {tuple(shape_b)} in the second"
             )
+
+
+def _latent_shapes(density: Density) -> dict[str, torch.Size]:
+    return {site.name: site.shape for site in density.sites if site.kind == "latent"}
+
+
+def _different_sites(
+    shapes_a: Mapping[str, torch.Size],
+    shapes_b: Mapping[str, torch.Size],
+) -> str:
+    """Which sites either program has alone, and which of them may be one under two names."""
+    only_a = [name for name in shapes_a if name not in shapes_b]
+    only_b = [name for name in shapes_b if name not in shapes_a]
+    words = []
+    if only_a:
+        words.append(f"{', '.join(map(repr, only_a))} of the first program alone")
+    if only_b:
+        words.append(f"{', '.join(map(repr, only_b))} of the second program alone")
+    renamed = []
+    for name_a, name_b in itertools.product(only_a, only_b):
+        if shapes_a[name_a] == shapes_b[name_b]:
+            renamed.append(f"{name_b!r} may be {name_a!r}")
+    hint = f" ({'; '.join(renamed[:3])}: give both one name)" if renamed else ""
+    return (
+        f"the programs have different latent sites, {' and '.join(words)}{hint}; what is compared is the "
+        "density of the same sites"
+    )
+
+
+class _Terms(NamedTuple):
+    """The log density of every site of both programs at one point, site → nats."""
+
+    a: dict[str, float]
+    b: dict[str, float]
 
 
 @torch.no_grad()
@@ -152,30 +175,38 @@ def _term(node: Node) -> float:
     return -math.inf if math.isnan(value) else value
 
 
-def _compared(terms: list[tuple[dict[str, float], dict[str, float]]]) -> SameModel:
+def _compared(terms: Sequence[_Terms]) -> SameModel:
     """What the terms of both programs at every point come to."""
-    totals = torch.tensor([[sum(a.values()), sum(b.values())] for a, b in terms]).double()
-    both = torch.isfinite(totals).all(1)
-    one_alone = bool((torch.isfinite(totals).any(1) & ~both).any())
-    differences = (totals[:, 0] - totals[:, 1])[both]
-    constant = float(differences.median()) if len(differences) else math.nan
-    spread = float((differences - constant).abs().max()) if len(differences) else math.inf
-    names = [name for name in terms[0][0] if name in terms[0][1]]
+    totals = torch.tensor([[sum(at.a.values()), sum(at.b.values())] for at in terms]).double()
     sites = {}
-    for name in names:
-        pairs = torch.tensor([[a[name], b[name]] for a, b in terms]).double()
-        sites[name] = _spread(pairs)
-    rounding = _ROUNDING * (1.0 + float(totals[both].abs().max() if len(differences) else 0.0))
-    same = not one_alone and spread <= rounding
+    for name in terms[0].a:
+        if name in terms[0].b:
+            sites[name] = _spread(torch.tensor([[at.a[name], at.b[name]] for at in terms]).double())
+    is_possible = torch.isfinite(totals)
+    possible = totals[is_possible.all(1)]
+    is_possible_in_one = bool((is_possible.any(1) & ~is_possible.all(1)).any())
+    constant = math.nan
+    spread = math.inf
+    rounding = _ROUNDING
+    if len(possible):
+        differences = possible[:, 0] - possible[:, 1]
+        constant = float(differences.median())
+        spread = float((differences - constant).abs().max())
+        rounding = _ROUNDING * (1.0 + float(possible.abs().max()))
+    if is_possible_in_one:
+        spread = math.inf
+    same = spread <= rounding
     worst = None if same or not sites else max(sites, key=lambda name: sites[name])
-    difference = math.inf if one_alone else spread
-    return SameModel(same, difference, constant, worst, sites)
+    return SameModel(same, spread, constant, worst, sites)
 
 
-def _spread(pairs: Tensor) -> float:
-    """How far the difference of two terms (point, 2) varies; infinite where one alone is impossible."""
-    finite = torch.isfinite(pairs)
-    if bool((finite.any(1) & ~finite.all(1)).any()):
+def _spread(terms: Tensor) -> float:
+    """How far the difference of two terms (point, 2) varies, in nats; infinite where one alone is possible."""
+    is_finite = torch.isfinite(terms)
+    if bool((is_finite.any(1) & ~is_finite.all(1)).any()):
         return math.inf
-    difference = (pairs[:, 0] - pairs[:, 1])[finite.all(1)]
-    return float((difference - difference.median()).abs().max()) if len(difference) else 0.0
+    finite = terms[is_finite.all(1)]
+    if not len(finite):
+        return 0.0
+    difference = finite[:, 0] - finite[:, 1]
+    return float((difference - difference.median()).abs().max())

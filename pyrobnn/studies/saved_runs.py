@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pyrobnn.inference import Posterior
-from pyrobnn.posterior.prediction import Prediction
+from pyrobnn.posterior.streaming import prediction_columns, rows_at_once
 from pyrobnn.studies.study import Settings, build
 
 if TYPE_CHECKING:
@@ -60,33 +60,36 @@ def prediction_table(posterior: Posterior, x: Tensor, settings: Settings) -> pd.
     """
     import pandas as pd
 
-    prediction = posterior.predict(x)
-    if settings["task"] == "classification":
-        return pd.DataFrame(_class_columns(prediction, settings["classes"]))
-    quantiles = prediction.quantile(torch.tensor(LEVELS, dtype=torch.float64))
-    columns = {
-        "mean": prediction.mean,
-        "aleatoric_sd": prediction.aleatoric_var.sqrt(),
-        "epistemic_sd": prediction.epistemic_var.sqrt(),
-        "sd": prediction.var.sqrt(),
-    }
-    columns |= {f"q{level:g}": values for level, values in zip(LEVELS, quantiles)}
-    count = settings["num_outputs"]
-    suffixes = [""] if count == 1 else [f"_{output}" for output in range(count)]
-    table = {}
-    for name, values in columns.items():
-        for suffix, column in zip(suffixes, values.cpu().numpy().T):
-            table[f"{name}{suffix}"] = column
-    return pd.DataFrame(table)
+    classes = settings["classes"] if settings["task"] == "classification" else None
+    return pd.DataFrame(prediction_columns(posterior.predict(x), LEVELS, classes))
 
 
-def _class_columns(prediction: Prediction, names: Sequence[str]) -> dict[str, np.ndarray]:
-    probs = prediction.probs.cpu().numpy()
-    columns = {"class": np.array(names, dtype=object)[probs.argmax(1)]}
-    columns |= {f"p_{name}": probs[:, index] for index, name in enumerate(names)}
-    for kind in ("aleatoric_entropy", "epistemic_entropy"):
-        columns[kind] = getattr(prediction, kind).cpu().numpy()
-    return columns
+def prediction_blocks(
+    posterior: Posterior,
+    x: Tensor,
+    keep: np.ndarray,
+    settings: Settings,
+) -> Iterator[pd.DataFrame]:
+    """What is predicted of every row of a file, block by block.
+
+    Args:
+        posterior: of the run.
+        x: inputs (point, feature) of the rows that have all of them.
+        keep: which rows these are, (row,); the predictions of others are gaps.
+        settings: of the study; with its ranges there is the column ``outside``.
+    """
+    places = keep.nonzero()[0]
+    num_draws = posterior.num_chains * posterior.num_draws
+    size = rows_at_once(num_draws, settings["num_outputs"])
+    start = 0
+    for first in range(0, len(x), size):
+        rows = slice(first, first + size)
+        table = prediction_table(posterior, x[rows], settings)
+        if settings.get("ranges"):
+            table["outside"] = outside(x[rows], settings)
+        end = len(keep) if first + size >= len(x) else places[first + size]
+        yield table.set_index(places[rows]).reindex(range(start, end))
+        start = end
 
 
 def outside(x: Tensor, settings: Settings) -> list[str]:

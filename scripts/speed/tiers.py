@@ -5,7 +5,7 @@ compilers that it calls, so that other programs on the machine count for little.
 of the step is timed from the first look to the last. Runs that are long are cut, and their totals extrapolated.
 
     python scripts/speed/tiers.py measure     # half an hour; appends to tiers.jsonl
-    python scripts/speed/tiers.py constants   # what pyrobnn/model/compile/forecast.py should have
+    python scripts/speed/tiers.py constants   # the fit beside which forecast.py sets its constants
     python scripts/speed/tiers.py table       # forecast beside truth
 """
 
@@ -19,10 +19,23 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyro.distributions as dist
+import torch
+from scipy.optimize import nnls
+from torch import Tensor
+
+import pyrobnn as pb
+from pyrobnn.inference.method import Method
+from pyrobnn.model.compile.forecast import Forecast, Work
 
 RECORDS = Path(__file__).with_suffix(".jsonl")
+#: a measured cell, a line of the file
+Record: TypeAlias = dict[str, Any]
 #: rows, inputs, hidden units
 SIZES: list[tuple[int, int, tuple[int, ...]]] = [
     (30, 1, ()),
@@ -55,10 +68,8 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def method_of(name: str, compile: bool) -> Any:
-    import pyrobnn as pb
-
-    methods = {
+def method_of(name: str, compile: bool) -> Method:
+    methods: dict[str, Method] = {
         "map": pb.MAP(compile=compile),
         "mle": pb.MLE(compile=compile),
         "ensemble": pb.DeepEnsemble(compile=compile),
@@ -73,14 +84,31 @@ def method_of(name: str, compile: bool) -> Any:
     return methods[name]
 
 
-def measure_cell(name: str, size: int, tier: str) -> dict[str, Any]:
-    """What a fit takes in a tier; in this process."""
-    import pyro.distributions as dist
-    import torch
+class Clock:
+    """A callback that notes the CPU seconds at every look, and stops a run once it has taken as many as it may."""
 
-    import pyrobnn as pb
-    from pyrobnn.inference import method as methods
+    def __init__(self, most_seconds: float) -> None:
+        self.most_seconds = most_seconds
+        self.steps: list[int] = []
+        self.seconds: list[float] = []
 
+    def __call__(self, step: int, _: Mapping[str, object]) -> bool:
+        self.steps.append(step)
+        self.seconds.append(cpu_seconds())
+        return self.is_over
+
+    @property
+    def looking(self) -> float:
+        """Seconds from the first look to the last."""
+        return self.seconds[-1] - self.seconds[0]
+
+    @property
+    def is_over(self) -> bool:
+        return self.looking > self.most_seconds
+
+
+def problem(size: int) -> tuple[pb.BNN, Tensor, Tensor]:
+    """A net with its data, of one of the sizes."""
     rows, inputs, hidden = SIZES[size]
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(rows, inputs, generator=generator)
@@ -88,44 +116,34 @@ def measure_cell(name: str, size: int, tier: str) -> dict[str, Any]:
     torch.manual_seed(0)
     net = pb.networks.mlp(inputs, hidden, 1) if hidden else torch.nn.Linear(inputs, 1)
     prior = pb.priors.IIDPrior(dist.Normal(0.0, 1.0))
-    model = pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.1))
-    looks: list[tuple[int, float]] = []
-    functions: list[Any] = []
-    tier_of = methods._tier
+    return pb.BNN(net, prior, pb.likelihoods.HomoskedasticGaussian(0.1)), x, y
 
-    def remember(made: Any) -> Any:
-        functions.extend(made)
-        return tier_of(made)
 
-    methods._tier = remember
-
-    def look(step: int, metrics: Any) -> bool:
-        looks.append((step, cpu_seconds()))
-        return looks[-1][1] - looks[0][1] > CUT[tier]
-
+def measure_cell(name: str, size: int, tier: str) -> Record:
+    """What a fit takes in a tier; in this process."""
+    model, x, y = problem(size)
+    clock = Clock(CUT[tier])
     draws = {"num_draws": 50} if name == "nuts short" else {}
     begun = cpu_seconds()
+    meta = {}
     cut = False
     try:
-        posterior = method_of(name, tier == "compiled").fit(model, x, y, callbacks=[look], **draws)
+        posterior = method_of(name, tier == "compiled").fit(model, x, y, callbacks=[clock], **draws)
         meta = posterior.meta["tier"]
     except ValueError as error:
         if "callback stopped" not in str(error):
             raise
         cut = True
-        meta = {}
     ended = cpu_seconds()
-    (first_step, first), (last_step, last) = looks[0], looks[-1]
-    cut = cut or last - first > CUT[tier]
     return {
         "method": name,
         "size": size,
         "tier": tier,
-        "first_step": first_step,
-        "steps": last_step,
-        "cut": cut,
-        "until_first": round(first - begun, 3),
-        "looking": round(last - first, 3),
+        "first_step": clock.steps[0],
+        "steps": clock.steps[-1],
+        "cut": cut or clock.is_over,
+        "until_first": round(clock.seconds[0] - begun, 3),
+        "looking": round(clock.looking, 3),
         "total": round(ended - begun, 3),
         "meta": meta,
     }
@@ -135,8 +153,8 @@ def measure(cells: list[str]) -> None:
     """Every cell, or those of these names such as ``svi/2``, that the records lack."""
     known = {(row["method"], row["size"], row["tier"]) for row in records()}
     for method, size, tier in itertools.product(METHODS, range(len(SIZES)), TIERS):
-        asked = not cells or f"{method}/{size}" in cells
-        if not asked or (method, size, tier) in known:
+        is_wanted = not cells or f"{method}/{size}" in cells
+        if not is_wanted or (method, size, tier) in known:
             continue
         with tempfile.TemporaryDirectory() as folder:
             environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"}
@@ -156,28 +174,28 @@ def measure(cells: list[str]) -> None:
             file.write(line + "\n")
 
 
-def records() -> list[dict[str, Any]]:
+def records() -> list[Record]:
     if not RECORDS.exists():
         return []
     return [json.loads(line) for line in RECORDS.read_text().splitlines()]
 
 
-def pairs() -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def pairs() -> list[tuple[Record, Record]]:
     """The compiled and the traced cell of every method and size that have both."""
     by_cell = {(row["method"], row["size"], row["tier"]): row for row in records()}
-    found = []
+    complete = []
     for method, size in itertools.product(METHODS, range(len(SIZES))):
-        cells = [by_cell.get((method, size, tier)) for tier in TIERS]
-        if cells[0] and cells[1] and cells[1]["meta"]:
-            found.append((cells[0], cells[1]))
-    return found
+        compiled, traced = [by_cell.get((method, size, tier)) for tier in TIERS]
+        if compiled and traced and traced["meta"]:
+            complete.append((compiled, traced))
+    return complete
 
 
-def seconds_a_call(row: dict[str, Any]) -> float:
+def seconds_a_call(row: Record) -> float:
     return row["looking"] / max(row["steps"] - row["first_step"], 1)
 
 
-def seconds_of(row: dict[str, Any], calls: int) -> float:
+def seconds_of(row: Record, calls: int) -> float:
     """The whole run; one that was cut is extrapolated to so many calls."""
     if not row["cut"]:
         return row["total"]
@@ -186,9 +204,6 @@ def seconds_of(row: dict[str, Any], calls: int) -> float:
 
 def constants() -> None:
     """Non-negative least squares of relative errors."""
-    import numpy as np
-    from scipy.optimize import nnls
-
     features: dict[str, list[list[float]]] = {"compile": [], "compiled": [], "trace": []}
     targets: dict[str, list[float]] = {"compile": [], "compiled": [], "trace": []}
     for compiled, traced in pairs():
@@ -203,16 +218,15 @@ def constants() -> None:
         features["trace"].append([0, *work])
         targets["trace"].append(seconds_a_call(traced))
     for name in features:
-        rows, values = np.array(features[name], float), np.array(targets[name])
-        solution, _ = nnls(rows / values[:, None], np.ones(len(values)))
-        errors = rows @ solution / values
-        print(name, [f"{value:.2g}" for value in solution], "forecast / truth", errors.round(2))
+        rows = np.array(features[name], float)
+        seconds = np.array(targets[name])
+        solution, _ = nnls(rows / seconds[:, None], np.ones(len(seconds)))
+        errors = rows @ solution / seconds
+        print(name, [f"{cost:.2g}" for cost in solution], "forecast / truth", errors.round(2))
 
 
 def table() -> None:
     """Forecast beside truth, in CPU seconds; last the time of the tier that was chosen, of the better one."""
-    from pyrobnn.model.compile.forecast import Forecast, Work
-
     print("| method | rows-inputs-hidden | calls | compiled | traced | chosen | × the better |")
     print("|---|---|---|---|---|---|---|")
     for compiled, traced in pairs():

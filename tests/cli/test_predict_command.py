@@ -15,7 +15,7 @@ from pyrobnn.data import from_csv
 from pyrobnn.inference.method import METHODS
 from pyrobnn.posterior.storage import write_atomically
 from pyrobnn.studies.compare import to_tree
-from pyrobnn.studies.saved_runs import load_run, prediction_table
+from pyrobnn.studies.saved_runs import load_run, prediction_blocks, prediction_table
 from pyrobnn.studies.study import make_study
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -188,3 +188,38 @@ def test_a_mixed_table_from_file_to_predictions(missing, tmp_path, capsys):
     assert (
         "1 rows have a missing value: their predictions are left empty" in capsys.readouterr().err
     ) == (missing == "drop")
+
+
+def test_many_rows_go_to_parquet_block_by_block_with_their_gaps(table, tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    from pyrobnn.posterior import streaming
+
+    posterior, study, file = saved(table, tmp_path, "map", "learned")
+    new = pd.read_csv(table).drop(columns="price")
+    new.loc[5, "a"] = 100.0
+    new.to_csv(tmp_path / "new.csv", index=False)
+    whole = tmp_path / "whole.csv"
+    assert cli.main(["predict", str(file), str(tmp_path / "new.csv"), "--out", str(whole)]) == 0
+    # of one draw: blocks of four rows
+    monkeypatch.setattr(streaming, "BLOCK_SCALARS", 4)
+    for name in ("blocks.csv", "blocks.parquet"):
+        out = str(tmp_path / name)
+        assert cli.main(["predict", str(file), str(tmp_path / "new.csv"), "--out", out]) == 0
+    expected = pd.read_csv(whole)
+    assert len(expected) == 40 and expected.loc[5, "outside"] == "a"
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "blocks.csv"), expected, rtol=1e-5)
+    by_parquet = pd.read_parquet(tmp_path / "blocks.parquet")
+    numeric = expected.columns.drop("outside")
+    pd.testing.assert_frame_equal(
+        by_parquet[numeric].astype(float), expected[numeric].astype(float), rtol=1e-5
+    )
+    assert by_parquet.loc[5, "outside"] == "a"
+    # rows with gaps have no prediction: at the start, at the end of a block and at the end of the file
+    keep = ~np.isin(np.arange(40), [0, 3, 4, 39])
+    x = torch.tensor(new[["a", "b, ß"]].to_numpy())[keep]
+    blocks = list(prediction_blocks(posterior, x, keep, study.settings))
+    assert len(blocks) == 9
+    joined = pd.concat(blocks)
+    assert list(joined.index) == list(range(40))
+    assert list(joined["mean"].isna()) == list(~keep)
+    np.testing.assert_allclose(joined["mean"][keep], expected["mean"][keep], rtol=1e-5)

@@ -133,7 +133,7 @@ def steps(monkeypatch):
     """The graph and the example of every step that is compiled."""
     seen: list[tuple[GraphModule, list[torch.Tensor]]] = []
 
-    def compiled(fn, *example, enabled=True, name="the function", clone=True):
+    def compiled(fn, *example, **options):
         seen.append((traced(fn, *example), pytree.tree_leaves(example)))
         return Compiled(fn, "eager", 0.0)
 

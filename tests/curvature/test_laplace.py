@@ -177,7 +177,7 @@ def test_a_pyro_program_in_unconstrained_space():
         abs(float(ratio.max() + estimate.mean().log()) - posterior.log_evidence) < 5 * error + 0.05
     )
     with pytest.raises(ValueError, match="curvature='hessian'"):
-        Laplace().fit(curved, x, y)
+        Laplace(curvature="ggn").fit(curved, x, y)
 
 
 @pytest.mark.slow

@@ -88,6 +88,9 @@ def test_what_is_imported_is_required_and_what_is_required_is_imported():
     optional = {
         "distributed": "cluster",
         "botorch": "botorch",
+        "pyarrow": "tables",
+        "zarr": "zarr",
+        "mlflow": "mlflow",
         "arviz_plots": "arviz",
     }  # of an extra; the import says how to get it
     assert all(name in parser["options.extras_require"][extra] for name, extra in optional.items())

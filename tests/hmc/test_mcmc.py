@@ -337,7 +337,7 @@ def enumerated():
         ),
         (NUTS(normal), {"initial_params": {"z": torch.full((3,), torch.nan)}}, "NaN or infinite"),
         (NUTS(normal), {"save_params": ["zed"]}, "'save_params' must be one of 'z'"),
-        (NUTS(enumerated), {}, "discrete: sum it out"),
+        (NUTS(enumerated), {}, "discrete latent sites alone"),
     ],
 )
 def test_what_is_not_there_is_refused_in_a_sentence(kernel, options, said):

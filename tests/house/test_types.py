@@ -16,13 +16,19 @@ import pyrobnn as pb
 
 ARRAYS = re.compile(r"\b(Tensor|ndarray|DataArray|xr\.Dataset|Dataset|Standardizer)\b")
 
+#: modules that import the library of an extra
+OF_EXTRAS = {
+    "pyrobnn.botorch": "botorch",
+    "pyrobnn.bridges.botorch_model": "botorch",
+    "pyrobnn.mlflow": "mlflow",
+    "pyrobnn.bridges.mlflow_flavour": "mlflow",
+}
+
 
 def dataclasses_of_the_package():
     for info in pkgutil.walk_packages(pb.__path__, "pyrobnn."):
-        without_extra = (
-            info.name in ("pyrobnn.botorch", "pyrobnn.bridges.botorch_model")
-            and importlib.util.find_spec("botorch") is None
-        )
+        extra = OF_EXTRAS.get(info.name)
+        without_extra = extra is not None and importlib.util.find_spec(extra) is None
         if info.name.endswith("__main__") or without_extra:
             continue
         for value in vars(importlib.import_module(info.name)).values():

@@ -481,7 +481,7 @@ def restarted() -> pb.Posterior:
 
 
 def from_file(posterior: pb.Posterior, tmp_path) -> pb.Posterior:
-    return pb.Posterior.load(posterior.save(tmp_path / "run.nc"), stiff)
+    return pb.Posterior.load(posterior.save(tmp_path / "run.nc"), stiff, x=LINE, y=HEIGHTS)
 
 
 #: name ↦ (posterior, x, y) ↦ what a reader makes of it

@@ -50,38 +50,60 @@ def slope():
 def plate(x, y):
     s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def mask(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def mask_of_the_distribution(x, y):
     s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5).mask(KEEP), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5).mask(KEEP),
+            obs=y[:, 0],
+        )
 
 
 def mask_over_nan(x, y):
     s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5).mask(KEEP), obs=GAPS)
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5).mask(KEEP),
+            obs=GAPS,
+        )
 
 
 def mask_of_events(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
-        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
+        pyro.sample(
+            "y",
+            dist.Normal(s * PAIRS, 0.5).to_event(1),
+            obs=y.expand(N, 2),
+        )
 
 
 def mask_inside_events(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.mask(mask=KEEP):
         pyro.sample(
-            "y", dist.Normal(s * PAIRS, 0.5).mask(KEEP_EACH).to_event(1), obs=y.expand(N, 2)
+            "y",
+            dist.Normal(s * PAIRS, 0.5).mask(KEEP_EACH).to_event(1),
+            obs=y.expand(N, 2),
         )
 
 
@@ -89,32 +111,56 @@ def mask_over_nested_plates(x, y):
     s = slope()
     with pyro.plate("data", len(x), dim=-2), pyro.plate("outputs", 2, dim=-1):
         with pyro.poutine.mask(mask=KEEP[:, None]):
-            pyro.sample("y", dist.Normal(s * PAIRS, 0.5), obs=y.expand(N, 2))
+            pyro.sample(
+                "y",
+                dist.Normal(s * PAIRS, 0.5),
+                obs=y.expand(N, 2),
+            )
 
 
 def mask_of_a_whole_site(x, y):
     s = slope()
-    pyro.sample("aside", dist.Normal(s, 0.1).mask(False), obs=torch.tensor(math.nan))
+    pyro.sample(
+        "aside",
+        dist.Normal(s, 0.1).mask(False),
+        obs=torch.tensor(math.nan),
+    )
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def scale(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.scale(scale=0.3):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def scale_of_each(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.scale(scale=WEIGHTS):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def scale_of_events(x, y):
     s = slope()
     with pyro.plate("data", len(x)), pyro.poutine.scale(scale=WEIGHTS):
-        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
+        pyro.sample(
+            "y",
+            dist.Normal(s * PAIRS, 0.5).to_event(1),
+            obs=y.expand(N, 2),
+        )
 
 
 def scale_and_mask_of_events(x, y):
@@ -124,27 +170,43 @@ def scale_and_mask_of_events(x, y):
         pyro.poutine.scale(scale=WEIGHTS),
         pyro.poutine.mask(mask=KEEP),
     ):
-        pyro.sample("y", dist.Normal(s * PAIRS, 0.5).to_event(1), obs=y.expand(N, 2))
+        pyro.sample(
+            "y",
+            dist.Normal(s * PAIRS, 0.5).to_event(1),
+            obs=y.expand(N, 2),
+        )
 
 
 def scale_of_the_prior(x, y):
     with pyro.poutine.scale(scale=2.5):
         s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def mask_of_the_prior(x, y):
     with pyro.poutine.mask(mask=False):
         s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def deterministic(x, y):
     mean = pyro.deterministic("mean", slope() * x[:, 0])
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(mean, 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(mean, 0.5),
+            obs=y[:, 0],
+        )
 
 
 def factor(x, y):
@@ -157,24 +219,46 @@ def factor(x, y):
 def subsample(x, y):
     s = slope()
     with pyro.plate("data", len(x), subsample_size=5) as rows:
-        pyro.sample("y", dist.Normal(s * x[rows, 0], 0.5), obs=y[rows, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[rows, 0], 0.5),
+            obs=y[rows, 0],
+        )
 
 
 def subsample_nested(x, y):
     s = slope()
-    outer = pyro.plate("data", len(x), subsample_size=4, dim=-2)
-    inner = pyro.plate("outputs", 2, subsample_size=1, dim=-1)
+    outer = pyro.plate(
+        "data",
+        len(x),
+        subsample_size=4,
+        dim=-2,
+    )
+    inner = pyro.plate(
+        "outputs",
+        2,
+        subsample_size=1,
+        dim=-1,
+    )
     with outer as rows, inner as columns, pyro.poutine.mask(mask=KEEP[rows][:, None]):
         obs = y.expand(N, 2)[rows][:, columns]
         with pyro.poutine.scale(scale=WEIGHTS[rows][:, None]):
-            pyro.sample("y", dist.Normal(s * PAIRS[rows][:, columns], 0.5), obs=obs)
+            pyro.sample(
+                "y",
+                dist.Normal(s * PAIRS[rows][:, columns], 0.5),
+                obs=obs,
+            )
 
 
 def subsample_nested_whole(x, y):
     s = slope()
     with pyro.plate("data", len(x), dim=-2), pyro.plate("outputs", 2, dim=-1):
         with pyro.poutine.mask(mask=KEEP[:, None]), pyro.poutine.scale(scale=WEIGHTS[:, None]):
-            pyro.sample("y", dist.Normal(s * PAIRS, 0.5), obs=y.expand(N, 2))
+            pyro.sample(
+                "y",
+                dist.Normal(s * PAIRS, 0.5),
+                obs=y.expand(N, 2),
+            )
 
 
 KEPT = int(KEEP.sum())
@@ -221,7 +305,12 @@ def pyro_log_joint(program, value) -> torch.Tensor:
 
 def exact(program) -> tuple[float, float, float]:
     """Mean, standard deviation and log evidence, by quadrature: exact to rounding for a Gaussian on this grid."""
-    grid = torch.linspace(-4.0, 5.0, 181, dtype=torch.float64)
+    grid = torch.linspace(
+        -4.0,
+        5.0,
+        181,
+        dtype=torch.float64,
+    )
     log_joint = pyro_log_joint(program, grid)
     log_evidence = log_joint.logsumexp(0) + math.log(float(grid[1] - grid[0]))
     weight = log_joint.softmax(0)
@@ -241,7 +330,12 @@ def test_the_density_is_pyros_own(name):
     slopes = torch.func.vmap(torch.func.grad(density.log_joint))(z)[:, 0]
     step = 1e-4  # of a quadratic: exact to rounding
     differences = pyro_log_joint(name, z[:, 0] + step) - pyro_log_joint(name, z[:, 0] - step)
-    torch.testing.assert_close(slopes, differences / (2 * step), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        slopes,
+        differences / (2 * step),
+        rtol=1e-6,
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -284,7 +378,11 @@ def test_the_closed_form_of_a_prior_counts_scales_once():
     def program(x, y):
         with pyro.plate("two", 2), pyro.poutine.scale(scale=torch.tensor([0.5, 3.0])):
             w = pyro.sample("w", dist.Normal(torch.zeros(2, 3), 1.0).to_event(1))
-        pyro.sample("y", dist.Normal(w.sum(), 1.0), obs=torch.zeros(()))
+        pyro.sample(
+            "y",
+            dist.Normal(w.sum(), 1.0),
+            obs=torch.zeros(()),
+        )
 
     density = Density(program, (None, None))
     family = MeanField(torch.linspace(-1, 1, 6), 0.3)
@@ -303,7 +401,13 @@ GUIDES = {
     f"SVI-{getattr(guide, '__name__', guide)}": pb.SVI(guide=guide, num_steps=20, compile=False)
     for guide in ("full_rank", "flow", AutoNormal)
 }
-LAPLACE = {"Laplace-hessian": pb.Laplace(curvature="hessian", num_steps=50, compile=False)}
+LAPLACE = {
+    "Laplace-hessian": pb.Laplace(
+        curvature="hessian",
+        num_steps=50,
+        compile=False,
+    )
+}
 ALL = METHODS | GUIDES | LAPLACE
 LIKE_ANOTHER = METHODS.keys() - REPRESENTATIVES | {"DeepEnsemble"}
 NOT_FOR_PROGRAMS = ("SWA", "MCDropout")
@@ -313,7 +417,11 @@ FAST = {
     "subsample": ALL.keys() - LIKE_ANOTHER - {"MAP", "SGLD"},
 }
 CASES = [
-    pytest.param(method, name, marks=() if method in FAST.get(name, ()) else pytest.mark.slow)
+    pytest.param(
+        method,
+        name,
+        marks=() if method in FAST.get(name, ()) else pytest.mark.slow,
+    )
     for name in PROGRAMS
     for method in ALL
 ]
@@ -353,7 +461,12 @@ def test_every_method_fits_that_density_or_refuses(method, name):
     stats = posterior.sample_stats
     for stat in {"lp", "log_p"} & set(stats):  # real site: no Jacobian
         expected = pyro_log_joint(name, values)
-        torch.testing.assert_close(stats[stat].double(), expected, rtol=1e-6, atol=1e-5)
+        torch.testing.assert_close(
+            stats[stat].double(),
+            expected,
+            rtol=1e-6,
+            atol=1e-5,
+        )
     if method == "MAP":
         assert values.item() == pytest.approx(mean, abs=1e-5)
     if method == "DeepEnsemble":  # its steps are as noisy as the subsamples
@@ -373,7 +486,9 @@ def two_sites(x, y, size=5):
     with pyro.plate("data", N, subsample_size=size) as rows, pyro.poutine.mask(mask=KEEP[rows]):
         with pyro.poutine.scale(scale=WEIGHTS[rows]):
             pyro.sample(
-                "y", dist.Normal(s * PAIRS[rows], noise).to_event(1), obs=y.expand(N, 2)[rows]
+                "y",
+                dist.Normal(s * PAIRS[rows], noise).to_event(1),
+                obs=y.expand(N, 2)[rows],
             )
 
 
@@ -402,7 +517,10 @@ def test_a_site_on_the_half_line_is_counted_with_its_jacobian(method):
 )
 def test_the_elbo_of_the_exact_posterior_is_the_evidence(name):
     posterior = pb.SVI(
-        num_steps=800, lr=0.05, optimizer=Optimizer(schedule="cosine"), compile=False
+        num_steps=800,
+        lr=0.05,
+        optimizer=Optimizer(schedule="cosine"),
+        compile=False,
     ).fit(PROGRAMS[name][0], X, Y)
     mean, sd, log_evidence = exact(name)
     # at the optimum log p - log q is constant; what is left is the noise of the last steps
@@ -414,7 +532,12 @@ def test_the_elbo_of_the_exact_posterior_is_the_evidence(name):
 
 
 def test_trees_of_programs_hold_the_data_that_count():
-    posterior = pb.SVI(num_steps=20, compile=False).fit(mask_over_nan, X, Y, num_draws=100)
+    posterior = pb.SVI(num_steps=20, compile=False).fit(
+        mask_over_nan,
+        X,
+        Y,
+        num_draws=100,
+    )
     tree = posterior.to_datatree(X, Y)
     assert tree["log_likelihood"]["y"].shape == (1, 100, KEPT)
     joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("y_dim_0")
@@ -423,7 +546,12 @@ def test_trees_of_programs_hold_the_data_that_count():
 
 
 def test_a_factor_outside_of_the_plates_is_in_the_log_prior_of_the_tree():
-    posterior = pb.SVI(num_steps=20, compile=False).fit(factor, X, Y, num_draws=100)
+    posterior = pb.SVI(num_steps=20, compile=False).fit(
+        factor,
+        X,
+        Y,
+        num_draws=100,
+    )
     tree = posterior.to_datatree(X, Y)
     joint = tree["log_prior"]["log_prior"] + tree["log_likelihood"]["y"].sum("data")
     torch.testing.assert_close(torch.tensor(joint.values), posterior.sample_stats["log_p"])
@@ -433,7 +561,16 @@ def test_a_program_of_factors_alone_has_no_data_to_leave_out():
     def program(x, y):
         pyro.factor("all", dist.Normal(slope() * x[:, 0], 0.5).log_prob(y[:, 0]).sum())
 
-    tree = pb.SVI(num_steps=20, compile=False).fit(program, X, Y, num_draws=100).to_datatree(X, Y)
+    tree = (
+        pb.SVI(num_steps=20, compile=False)
+        .fit(
+            program,
+            X,
+            Y,
+            num_draws=100,
+        )
+        .to_datatree(X, Y)
+    )
     assert "log_likelihood" not in tree.children
     assert "not_checked_model" in {check.name for check in pb.diagnose(tree).checks}
 
@@ -446,7 +583,11 @@ def test_nan_data_are_taken_where_the_program_masks_them():
         s = slope()
         known = ~torch.isnan(y[:, 0])
         with pyro.plate("data", len(x)), pyro.poutine.mask(mask=known):
-            pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+            pyro.sample(
+                "y",
+                dist.Normal(s * x[:, 0], 0.5),
+                obs=y[:, 0],
+            )
 
     posterior = pb.MAP(num_steps=20, compile=False).fit(program, X, GAPS[:, None])
     assert posterior.draws["slope"].item() == pytest.approx(exact("mask")[0], abs=1e-6)
@@ -483,7 +624,11 @@ def test_the_values_of_a_site_have_the_shape_of_its_distribution(loc, obs, said)
     def program(x, y):
         s = slope()
         with pyro.plate("data", N):
-            pyro.sample("y", dist.Normal(s * loc, 0.5), obs=y)
+            pyro.sample(
+                "y",
+                dist.Normal(s * loc, 0.5),
+                obs=y,
+            )
 
     for method in (pb.MAP(), pb.NUTS()):
         with pytest.raises((ValueError, TypeError), match=said):
@@ -513,7 +658,11 @@ def test_one_value_for_many_rows_is_the_same_datum_in_each():
     def program(x, y):
         s = slope()
         with pyro.plate("data", N):
-            pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y)
+            pyro.sample(
+                "y",
+                dist.Normal(s * x[:, 0], 0.5),
+                obs=y,
+            )
 
     z = torch.ones(1, dtype=torch.float64)
     spread = Density(program, (X, Y[0, 0].expand(N))).log_joint(z)
@@ -529,7 +678,11 @@ def test_a_program_whose_latent_sites_come_and_go_has_no_density(method, first):
         s = slope()
         offset = pyro.sample("offset", dist.Normal(0.0, 1.0)) if bool(s > 0) is first else 0.0
         with pyro.plate("data", N):
-            pyro.sample("y", dist.Normal(s * x[:, 0] + offset, 0.5), obs=y[:, 0])
+            pyro.sample(
+                "y",
+                dist.Normal(s * x[:, 0] + offset, 0.5),
+                obs=y[:, 0],
+            )
 
     with pytest.raises(pb.Refused, match="'offset' are in some runs"):
         method.fit(program, X, Y)
@@ -549,7 +702,25 @@ def test_y_that_no_site_observes_is_an_error():
 def missing(x, y):
     s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=GAPS, obs_mask=KEEP)
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=GAPS,
+            obs_mask=KEEP,
+        )
+
+
+def masked_prior(x, y):
+    s = slope()
+    with pyro.plate("data", len(x)):
+        with pyro.poutine.mask(mask=~KEEP):
+            pyro.sample("alone", dist.Normal(s * x[:, 0], 0.5))
+        with pyro.poutine.mask(mask=KEEP):
+            pyro.sample(
+                "y",
+                dist.Normal(s * x[:, 0], 0.5),
+                obs=GAPS,
+            )
 
 
 IMPROPER = [
@@ -559,9 +730,39 @@ IMPROPER = [
 
 @pytest.mark.parametrize("method", IMPROPER)
 def test_values_without_any_density_are_refused(method):
-    """``obs_mask=`` gives the data that are there a latent twin which nothing depends on."""
-    with pytest.raises(pb.Refused, match="'y_unobserved'.*the missing values alone"):
-        ALL[method].fit(missing, X, Y)
+    with pytest.raises(pb.Refused, match="'alone'.*the missing values alone"):
+        ALL[method].fit(masked_prior, X, Y)
+
+
+def test_density_of_missing_values_is_their_own_and_of_the_others_apart():
+    """``obs_mask=`` gives the data that are there a latent twin, on which nothing depends."""
+    density = Density(missing, (X, Y))
+    z = torch.randn(density.dim, generator=torch.Generator().manual_seed(0))
+    values = density.constrain(z)
+    law = dist.Normal(values["slope"] * X[:, 0], 0.5)
+    twins = values["y_unobserved"]
+    standard = dist.Normal(0.0, 1.0).log_prob(twins)
+    data = torch.where(KEEP, torch.nan_to_num(GAPS), twins)
+    expected = law.log_prob(data).sum() + torch.where(KEEP, standard, 0.0).sum()
+    plain = Density(lambda x, y: slope(), (X, Y))
+    expected = expected + plain.log_joint(plain.unconstrain({"slope": values["slope"]}))
+    torch.testing.assert_close(density.log_joint(z).float(), expected.float())
+
+
+def test_missing_values_leave_the_posterior_of_the_others():
+    method = pb.NUTS(
+        num_chains=2,
+        num_warmup=200,
+        compile=False,
+    )
+    posterior = method.fit(missing, X, Y, num_draws=400, seed=0)
+    mean, sd, _ = exact("mask")
+    assert posterior.draws["slope"].mean().item() == pytest.approx(
+        float(mean), abs=0.25 * float(sd)
+    )
+    assert posterior.draws["slope"].std().item() == pytest.approx(float(sd), rel=0.2)
+    # the completed data are a deterministic site
+    assert torch.equal(posterior.draws["y"][..., KEEP], GAPS[KEEP].expand(2, 400, -1))
 
 
 def test_map_fits_beside_values_without_density():
@@ -607,7 +808,12 @@ def test_the_mode_of_a_subsampling_program_is_that_of_all_data():
     "method", [pb.SGLD(step_size=2e-3, thinning=50), pb.SGHMC(step_size=5e-4, thinning=20)]
 )
 def test_stochastic_gradient_chains_of_a_subsampling_program(method):
-    config = dataclasses.replace(method, num_chains=16, num_warmup=2000, compile=False)
+    config = dataclasses.replace(
+        method,
+        num_chains=16,
+        num_warmup=2000,
+        compile=False,
+    )
     posterior = config.fit(subsample, X, Y, num_draws=150)
     mean, sd, _ = exact("subsample")
     draws = posterior.draws["slope"]
@@ -621,7 +827,11 @@ def test_a_latent_value_for_every_row_of_a_subsample_is_refused():
     def local(x, y):
         with pyro.plate("data", N, subsample_size=5) as rows:
             s = slope()
-            pyro.sample("y", dist.Normal(s * x[rows, 0], 0.5), obs=y[rows, 0])
+            pyro.sample(
+                "y",
+                dist.Normal(s * x[rows, 0], 0.5),
+                obs=y[rows, 0],
+            )
 
     for method in (pb.MAP(), pb.SVI(), pb.SGLD(), pb.NUTS(), pb.DeepEnsemble()):
         with pytest.raises(pb.Refused, match="'slope' has a value for every row"):
@@ -635,7 +845,11 @@ def test_a_subsample_drawn_once_outside_of_the_program_is_refused():
     def program(x, y):
         s = slope()
         with rows as index:
-            pyro.sample("y", dist.Normal(s * x[index, 0], 0.5), obs=y[index, 0])
+            pyro.sample(
+                "y",
+                dist.Normal(s * x[index, 0], 0.5),
+                obs=y[index, 0],
+            )
 
     with pytest.raises(pb.Refused, match="'data' was made outside of the program"):
         pb.MAP().fit(program, X, Y)
@@ -646,13 +860,21 @@ def branching(x, y):
     if s > 0:
         pyro.factor("positive", torch.tensor(-1.0))
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(s * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(s * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def row_by_row(x, y):
     s = slope()
     for row in pyro.plate("data", len(x), subsample_size=5):
-        pyro.sample(f"y_{row}", dist.Normal(s * x[row, 0], 0.5), obs=y[row, 0])
+        pyro.sample(
+            f"y_{row}",
+            dist.Normal(s * x[row, 0], 0.5),
+            obs=y[row, 0],
+        )
 
 
 @pytest.mark.parametrize(
@@ -670,21 +892,31 @@ def writes_in_place(x, y):
     bias = torch.zeros(2)
     bias[1] = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.Normal(bias[1] * x[:, 0], 0.5), obs=y[:, 0])
+        pyro.sample(
+            "y",
+            dist.Normal(bias[1] * x[:, 0], 0.5),
+            obs=y[:, 0],
+        )
 
 
 def counted(x, y):  # torch's multinomial overwrites its impossible logits
     impossible = torch.tensor([-torch.inf], dtype=x.dtype)
     logits = torch.cat([slope() * x[:2, 0], impossible])
     pyro.sample(
-        "y", dist.Multinomial(7, logits=logits), obs=torch.tensor([3.0, 4.0, 0.0], dtype=x.dtype)
+        "y",
+        dist.Multinomial(7, logits=logits),
+        obs=torch.tensor([3.0, 4.0, 0.0], dtype=x.dtype),
     )
 
 
 def with_gaps(x, y):  # Pyro's picks the values that are known
     s = slope()
     with pyro.plate("data", len(x)):
-        pyro.sample("y", dist.NanMaskedNormal(s * x[:, 0], 0.5), obs=GAPS)
+        pyro.sample(
+            "y",
+            dist.NanMaskedNormal(s * x[:, 0], 0.5),
+            obs=GAPS,
+        )
 
 
 @pytest.mark.parametrize("program", [counted, with_gaps])
@@ -695,7 +927,9 @@ def test_distributions_that_pick_or_overwrite_values_are_run_at_many_points_at_o
     gradient, why = batched_gradient(density.log_joint, z)
     assert not why
     for found, expected in zip(
-        gradient(z), zip(*[single(one) for one in z], strict=True), strict=True
+        gradient(z),
+        zip(*[single(one) for one in z], strict=True),
+        strict=True,
     ):
         torch.testing.assert_close(found, torch.stack(expected))
     for one, found in zip(
@@ -713,7 +947,12 @@ def test_distributions_that_pick_or_overwrite_values_are_run_at_many_points_at_o
         step = torch.tensor([1e-2], dtype=torch.float64)  # programs compute partly in float32
         torch.testing.assert_close(density.log_joint(one.double()).double(), plain(one).double())
         slope_of = (plain(one + step) - plain(one - step)) / (2 * step)
-        torch.testing.assert_close(found.double(), slope_of, rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            found.double(),
+            slope_of,
+            rtol=1e-2,
+            atol=1e-2,
+        )
     check_batched(density, "SVI")  # refused it
 
 
@@ -721,7 +960,16 @@ def test_distributions_that_pick_or_overwrite_values_are_run_at_many_points_at_o
 @pytest.mark.filterwarnings("ignore::UserWarning")  # fits this short are told so
 def test_a_program_that_cannot_be_batched_has_its_tree_verdict_and_prediction(program):
     fits = [
-        pb.NUTS(num_chains=2, num_warmup=20, compile=False).fit(program, X, Y, num_draws=20),
+        pb.NUTS(
+            num_chains=2,
+            num_warmup=20,
+            compile=False,
+        ).fit(
+            program,
+            X,
+            Y,
+            num_draws=20,
+        ),
         pb.MAP(num_steps=20, compile=False).fit(program, X, Y),
     ]
     for posterior in fits:
@@ -748,6 +996,11 @@ def test_a_loop_over_the_rows_of_a_subsample_is_fitted_by_map_and_svi():
     assert pb.MAP(num_steps=20, compile=False).fit(row_by_row, X, Y).draws[
         "slope"
     ].item() == pytest.approx(mean)
-    posterior = pb.SVI(num_steps=20, compile=False).fit(row_by_row, X, Y, num_draws=10)
+    posterior = pb.SVI(num_steps=20, compile=False).fit(
+        row_by_row,
+        X,
+        Y,
+        num_draws=10,
+    )
     expected = pyro_log_joint("subsample", posterior.draws["slope"])
     torch.testing.assert_close(posterior.sample_stats["log_p"], expected)

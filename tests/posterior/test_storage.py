@@ -186,6 +186,7 @@ def test_trees_hold_all_groups_and_are_readable_again(posterior, tmp_path):
     tree = posterior.to_datatree(x, y, test=(x[:5], y[:5]), true_function=torch.sin)
     assert set(tree.children) == {
         "posterior",
+        "moved",
         "history",
         "log_likelihood",
         "log_prior",

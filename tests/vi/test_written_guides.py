@@ -13,9 +13,12 @@ from models import diabetes_linear, diabetes_model, joined, toy, toy_model
 from pyro.infer import Predictive, Trace_ELBO
 from pyro.infer.autoguide import (
     AutoDiagonalNormal,
+    AutoGaussian,
     AutoGuideList,
     AutoMultivariateNormal,
     AutoNormal,
+    AutoNormalMessenger,
+    AutoStructured,
 )
 from pyro.nn import PyroModule, PyroParam
 
@@ -303,6 +306,8 @@ def with_a_net(x, y):
         (without_gradient, "'slope' from Poisson, through which there is no gradient"),
         (with_a_net, "'encoder' by pyro.module"),
         (AutoNormal(pyro.poutine.block(program, hide=["scale"])), "lacks 'scale'"),
+        (AutoStructured, "AutoStructured draws 'slope_aux', 'scale_aux' beside the model's sites"),
+        (AutoGaussian, "AutoGaussianDense draws '_AutoGaussianDense_latent' beside"),
     ],
 )
 def test_what_is_no_guide_of_the_model_is_refused_by_name_before_any_step(guide, words):
@@ -310,6 +315,20 @@ def test_what_is_no_guide_of_the_model_is_refused_by_name_before_any_step(guide,
     with pytest.raises(Refused, match=words):
         fitted(guide, callbacks=[lambda step, metrics: seen.append(step)])
     assert not seen
+
+
+@pytest.mark.parametrize(
+    "guide", [AutoNormalMessenger, AutoNormalMessenger(program)], ids=["class", "instance"]
+)
+def test_a_guide_by_messenger_is_the_normals_that_it_says(guide):
+    messenger = fitted(guide, num_steps=400)
+    normals = fitted(AutoNormal, num_steps=400)
+    assert messenger.log_evidence == pytest.approx(normals.log_evidence, abs=0.2)
+    for site, draws in normals.draws.items():
+        assert messenger.draws[site].mean() == pytest.approx(
+            float(draws.mean()), abs=0.5 * float(draws.std())
+        )
+    assert torch.isfinite(messenger.log_q()).all()
 
 
 def shares(x, y):

@@ -183,7 +183,7 @@ def refuse_unobserved(
 def cut_priors(density: Density) -> list[Finding]:
     """The sites on the reals whose value is a parameter that must be positive, as a scale is, and what is cut off."""
     with seeded(0, density.device), torch.no_grad():
-        nodes = density.trace(density.constrain(density.sample_prior(1, seed=0)[0]))
+        nodes = density.run(density.constrain(density.sample_prior(1, seed=0)[0]))
         findings = []
         for site in density.sites:
             if site.kind != "latent" or not is_identity(site.transform):

@@ -3,8 +3,8 @@ r"""The divergence of a guide from the prior, KL(prior‖q), of a guide of indep
 .. math:: KL(p \,\|\, q) = E_p[\log p(z)] + \sum_i \Big( \log \sigma_i + \frac{(m_i - \mu_i)^2 + v_i}{2 \sigma_i^2}
     + \tfrac12 \log 2\pi \Big)
 
-in unconstrained space, with the mean m and the variance v of every coordinate under the prior: all that it asks of the
-prior beside a constant. A variational bound has the other direction, KL(q‖prior).
+in unconstrained space, with the mean m and the variance v of every coordinate under the prior: beside a constant, it
+depends on the prior through these alone. A variational bound has the other direction, KL(q‖prior).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NUM_DRAWS = 2500
 
 
 class PriorMoments(NamedTuple):
-    """Of a site under the prior, in unconstrained space: mean and variance, of its shape, and E[log p] in nats."""
+    """Mean and variance of a site under the prior in unconstrained space, of its shape, and E[log p] in nats."""
 
     mean: Tensor
     var: Tensor
@@ -61,11 +61,11 @@ class FromPrior:
         nodes = density.trace(density.constrain(start))
         for site in latent:
             _check_prior(site, nodes[site.name])
-        others = [site for site in latent if site.name not in closed]
-        if others:
-            _refuse_learned(density, others, start)
+        without_form = [site for site in latent if site.name not in closed]
+        if without_form:
+            _refuse_learned(density, without_form, start)
             draws = density.sample_prior(NUM_DRAWS, seed=0)
-            self.drawn = _moments(density, others, draws)
+            self.drawn = _moments(density, without_form, draws)
 
     def divergence(
         self,
@@ -84,6 +84,7 @@ class FromPrior:
 
 
 def _normal_moments(node: Node) -> PriorMoments:
+    """The moments of a site whose prior is a normal, in closed form."""
     prior = elementwise(node["fn"])
     shape = node["value"].shape
     loc = prior.loc.expand(shape)
@@ -142,8 +143,8 @@ def _check_prior(site: Site, node: Node) -> None:
 
 def _no_variance(site: Site) -> str:
     return (
-        f"the prior of {site.name!r} has no finite variance, so that no normal has a finite KL(prior‖q): use "
-        "kl_direction='reverse', the variational bound"
+        f"the prior of {site.name!r} has no finite variance, so that no normal is at a finite KL divergence "
+        "from it: use kl_direction='reverse', the variational bound"
     )
 
 
@@ -161,8 +162,9 @@ def _refuse_learned(
     nodes = density.trace(density.constrain(z))
     nodes_elsewhere = density.trace(density.constrain(moved))
     for site in sites:
-        here = _log_prior(density, nodes, z, site)
-        if not torch.equal(here, _log_prior(density, nodes_elsewhere, moved, site)):
+        log_prior = _log_prior(density, nodes, z, site)
+        log_prior_elsewhere = _log_prior(density, nodes_elsewhere, moved, site)
+        if not torch.equal(log_prior, log_prior_elsewhere):
             raise Refused(
                 f"the prior of {site.name!r} depends on a learned parameter, and its moments have no closed form: "
                 "give that parameter a prior, or use kl_direction='reverse'"

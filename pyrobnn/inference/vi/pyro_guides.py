@@ -16,6 +16,7 @@ from pyro.infer.autoguide import (
     AutoDelta,
     AutoGuide,
     AutoLaplaceApproximation,
+    AutoMessenger,
     AutoNormal,
     AutoNormalizingFlow,
 )
@@ -39,11 +40,12 @@ from pyrobnn.inference.vi.written_guides import (
     takes_data,
 )
 from pyrobnn.model import Density
+from pyrobnn.model.density import Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.gradient import at_each
 from pyrobnn.model.handlers import Supply
 from pyrobnn.model.log_terms import log_prob_sum, without_validation
-from pyrobnn.model.nodes import Node, is_subsample
+from pyrobnn.model.nodes import Node, is_latent, is_subsample
 from pyrobnn.posterior.approximation import state_points
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class GuideFamily:
         check_sites(nodes, self.latent)
         if isinstance(self.guide, WrittenGuide):
             check_written(nodes, self.latent)
+        else:
+            _check_determined(nodes, self.latent, self.guide)
         # only AutoNormal declares its normals site by site
         self.factorized = type(self.guide) is AutoNormal
         self.guide.requires_grad_(False)
@@ -187,6 +191,23 @@ class GuideApproximation:
     def state(self) -> tuple[str, dict[str, Tensor]]:
         """Name of the guide and its parameters."""
         return _title(self._guide), self._params
+
+
+def _check_determined(nodes: Mapping[str, Node], sites: Iterable[Site], guide: AutoGuide) -> None:
+    """Refuse an AutoGuide that draws what the model's sites do not determine: its density of them is not known."""
+    parts = [module for module in guide.modules() if isinstance(module, AutoContinuous)]
+    determined = {site.name for site in sites} | {flat_site(part)[0] for part in parts}
+    unknown = [
+        name
+        for name, node in nodes.items()
+        if is_latent(node) and name.removesuffix("_unconstrained") not in determined
+    ]
+    if unknown:
+        raise Refused(
+            f"{_title(guide)} draws {', '.join(map(repr, unknown[:3]))} beside the model's sites, so that its density "
+            "of the draws is unknown: use AutoNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, a flow "
+            "(AutoIAFNormal) or a guide program (x, y)"
+        )
 
 
 def _title(guide: GuideModule) -> str:
@@ -302,7 +323,10 @@ def _guide_of(
     """The guide that was given, or that is made for the model."""
     if isinstance(given, AutoGuide):
         _check_fittable(given)
-        return copy_of_guide(given, partial(_without_points, density.initial_points))
+        return copy_of_guide(given, partial(_continuous, density))
+    if isinstance(given, type) and issubclass(given, AutoMessenger):
+        continuous = pyro.poutine.block(density.program, hide=[*density.states])
+        return WrittenGuide(given(continuous), density)
     if isinstance(given, nn.Module) or takes_data(given):
         return WrittenGuide(given, density)
     try:
@@ -317,12 +341,12 @@ def _guide_of(
         return WrittenGuide(given, density)
 
 
-def _without_points(points: Mapping[str, Tensor], model: Callable[..., Any]) -> Callable[..., Any]:
-    """A program with its point parameters at these values."""
+def _continuous(density: Density, model: Callable[..., Any]) -> Callable[..., Any]:
+    """A program with its point parameters at their initial values, without its discrete sites (summed out)."""
 
     def program(*args: Data, **kwargs: Data) -> Any:
         # WORKAROUND(pyro-ppl<=1.9.2): its modules of local parameters refuse a pyro.param of the model
-        with Supply({}, points):
+        with pyro.poutine.block(hide=[*density.states]), Supply({}, density.initial_points):
             return model(*args, **kwargs)
 
     return program
@@ -356,7 +380,7 @@ def _build(
         "AutoGuide, such as AutoNormal, an AutoGuide, or a guide program (x, y) that samples the sites of the model"
     )
     try:
-        guide = factory(_without_points(density.initial_points, density.program), **options)
+        guide = factory(_continuous(density, density.program), **options)
     except TypeError as error:
         raise TypeError(f"'guide' must be {wanted}: {error}") from error
     check_type("guide", guide, AutoGuide, wanted)

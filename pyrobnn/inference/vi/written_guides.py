@@ -6,10 +6,11 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyro
 import pyro.distributions as dist
+from pyro.infer.autoguide import AutoMessenger
 from pyro.poutine.messenger import Messenger
 from torch import Tensor, nn
 from torch.distributions import transform_to
@@ -20,11 +21,13 @@ from pyrobnn.model.density import Density, Site
 from pyrobnn.model.distribution_kinds import elementwise
 from pyrobnn.model.handlers import Supply, own_store
 from pyrobnn.model.log_terms import without_validation
-from pyrobnn.model.nodes import Message, Node, is_latent
+from pyrobnn.model.nodes import Message, Node, is_latent, is_observed
 
 if TYPE_CHECKING:
     from pyrobnn.inference.fitting.loaders import Data
 
+#: a Pyro program that samples a model's latent sites
+_Guide: TypeAlias = Callable[..., Any]
 #: in the names that ``pyro.module`` gives to parameters
 _OF_A_MODULE = "$$$"
 
@@ -43,15 +46,16 @@ class WrittenGuide(nn.Module):
         Refused: a guide that registers a net by ``pyro.module``, or shares a parameter's name with the model.
     """
 
-    def __init__(self, program: Callable[..., Any], density: Density):
+    def __init__(self, program: _Guide, density: Density):
         super().__init__()
         self.title = getattr(program, "__name__", type(program).__name__)
+        self._program: _Guide | None = None
         if isinstance(program, nn.Module):
-            program = copy.deepcopy(program)
-            keep_params_local(program)
-            # registers its parameters
-            self.module = program
-        self._program = program if not isinstance(program, nn.Module) else None
+            # an attribute, so that its parameters are registered here
+            self.module = copy.deepcopy(program)
+            keep_params_local(self.module)
+        else:
+            self._program = program
         self._statements: dict[str, tuple[str, Any]] = {}
         for name, node in self._first_run(density).items():
             if node["type"] == "param" and is_param_statement(node):
@@ -94,6 +98,10 @@ class WrittenGuide(nn.Module):
     def run(self, *args: Data) -> Any:
         """Call the guide as it was written."""
         program = self.module if self._program is None else self._program
+        if isinstance(program, AutoMessenger):
+            # it runs the model, whose data are no part of the guide
+            with pyro.poutine.block(hide_fn=is_observed):
+                return program(*args)
         return program(*args)
 
     def forward(self, *args: Data) -> Any:
@@ -133,21 +141,21 @@ class _Stated(Messenger):
         msg["done"] = True
 
 
-def takes_data(guide: Callable[..., Any]) -> bool:
+def takes_data(guide: _Guide) -> bool:
     """Whether a function needs two arguments, as a guide ``guide(x, y)`` does and what makes a guide of a model not."""
-    made = guide.func if isinstance(guide, functools.partial) else guide
-    if isinstance(made, type):
+    maker = guide.func if isinstance(guide, functools.partial) else guide
+    if isinstance(maker, type):
         return False
-    needed = [
+    positional = [
         parameter
         for parameter in inspect.signature(guide).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
+    needed = [parameter for parameter in positional if parameter.default is parameter.empty]
     return len(needed) > 1
 
 
-def has_sites(guide: Callable[..., Any], density: Density) -> bool:
+def has_sites(guide: _Guide, density: Density) -> bool:
     """Whether a function that may be a guide, or may make one, samples anything when it is called with the data."""
     try:
         inspect.signature(guide).bind(*density.args)
@@ -163,21 +171,29 @@ def check_sites(nodes: Mapping[str, Node], sites: Sequence[Site]) -> None:
     Raises:
         Refused: sites that are missing, or that the model has not.
     """
-    latent = {name: node for name, node in nodes.items() if is_latent(node)}
-    missing = [site.name for site in sites if site.name not in latent]
+    known = [site.name for site in sites]
+    missing = [name for name in known if name not in nodes or not is_latent(nodes[name])]
     additional = [
-        name
-        for name, node in latent.items()
-        if name not in {site.name for site in sites} and not node["infer"].get("is_auxiliary")
+        name for name, node in nodes.items() if name not in known and _is_model_site(node)
     ]
+    difference = _difference(missing, additional)
+    if difference:
+        raise Refused(f"the guide {difference}: its sites must be {_quoted(known)}")
+
+
+def _difference(missing: Sequence[str], additional: Sequence[str]) -> str:
+    """How the sites of a guide differ from the model's, in words; empty where they do not."""
     words = []
     if missing:
         words.append(f"lacks {_quoted(missing)}, which the model samples")
     if additional:
         words.append(f"samples {_quoted(additional)}, which the model does not")
-    if words:
-        known = _quoted(site.name for site in sites)
-        raise Refused(f"the guide {' and '.join(words)}: its sites must be {known}")
+    return " and ".join(words)
+
+
+def _is_model_site(node: Node) -> bool:
+    """Whether a guide samples the node for a latent site of the model, not as one that is auxiliary."""
+    return is_latent(node) and not node["infer"].get("is_auxiliary")
 
 
 def check_written(nodes: Mapping[str, Node], sites: Sequence[Site]) -> None:

@@ -1,7 +1,9 @@
 """What a function will cost compiled and interpreted, forecast from its traced graph: no clock, so that runs repeat.
 
-The constants are those of :data:`MEASURED`: least squares of relative errors over the steps of all methods and six
-sizes of model, by ``scripts/speed/tiers.py``. A compile is one of a new process whose cache is empty.
+The constants, :data:`MEASURED`, lie near the least squares of relative errors over the 13 cells (a method and a size of
+model, compiled and interpreted) that ``scripts/speed/tiers.jsonl`` has of both; the script beside it measures cells and
+prints the fit. The costs of an element are set by hand, to about twice the fitted ones: between what an element costs
+in small tensors and in those larger than the CPU's cache. A compile is one of a new process whose cache is empty.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ Compile: TypeAlias = bool | Literal["auto"]
 
 
 class _Costs(NamedTuple):
-    """Seconds: of a compile, by itself and for each node; of a call, likewise, and for each element and product."""
+    """Seconds of a compile, by itself and for each node; of a call, by itself and for node, element and product."""
 
     compile: float
     compile_node: float
@@ -31,10 +33,10 @@ class _Costs(NamedTuple):
     product: float
 
 
-#: of the tiers, in seconds on one core
+#: the costs of either tier, in seconds on one core
 MEASURED = {
-    "compiled": _Costs(1.1, 0.026, 5e-6, 0.0, 0.3e-9, 0.036e-9),
-    "trace": _Costs(0.0, 0.0, 0.0, 2.5e-6, 1.4e-9, 0.036e-9),
+    "compiled": _Costs(3.0, 0.012, 4e-6, 0.0, 0.3e-9, 0.036e-9),
+    "trace": _Costs(0.0, 0.0, 0.0, 2.8e-6, 1.4e-9, 0.036e-9),
 }
 
 
@@ -116,19 +118,19 @@ def _computes(node: Node) -> bool:
 
 
 def _multiplications(graph: GraphModule, call: Node) -> int:
-    """Of a matrix product or a convolution."""
+    """How many numbers a matrix product or a convolution multiplies."""
     shapes = [_shape(graph, argument) for argument in call.args if isinstance(argument, Node)]
     if "convolution_backward" in str(call.target):
         result, _, weight = shapes
         return 2 * result.numel() * weight[1:].numel()
     if "convolution" in str(call.target):
         return size(call) * shapes[1][1:].numel()
-    left, _ = shapes[-2:]
-    return size(call) * left[-1]
+    factor = shapes[-2]
+    return size(call) * factor[-1]
 
 
 def _shape(graph: GraphModule, node: Node) -> torch.Size:
-    """Of a node that is a tensor, computed or a constant."""
+    """The shape of a node that is a tensor, computed or a constant."""
     if node.op == "get_attr":
         return cast(Tensor, constant_of(graph, node)).shape
     shape: torch.Size = node.meta["tensor_meta"].shape

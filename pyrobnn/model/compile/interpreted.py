@@ -14,16 +14,16 @@ import itertools
 import types
 from collections.abc import Callable, Sequence
 from operator import getitem
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx.node import Argument, Target, map_arg
 
 from pyrobnn.core.seeding import kept
 from pyrobnn.model.compile.graph_nodes import constant_of
-from pyrobnn.model.compile.trees import leaves_of
+from pyrobnn.model.compile.trees import Tree, leaves_of
 
 #: operators whose second argument may be a number: as a tensor without dimensions it takes a third of the time
 _TAKE_NUMBERS = {
@@ -117,7 +117,8 @@ class _Rewriting:
             if earlier is not node:
                 node.replace_all_uses_with(earlier)
                 return
-        value = self._values[node] = self._result(node)
+        value = self._result(node)
+        self._values[node] = value
         if isinstance(value, Tensor) and self._is_constant(node):
             constant = self._argument_for(value)
             self._known[self._name_of(node)] = constant
@@ -134,18 +135,20 @@ class _Rewriting:
         if not node.args or not isinstance(node.args[0], Node) or self._memory.writes(node):
             return None
         argument = node.args[0]
-        value = self._values[node]
-        given = self._values[argument]
-        if not isinstance(given, Tensor) or not isinstance(value, Tensor):
+        if not _have_one_layout(self._values[argument], self._values[node]):
             return None
-        if _layout(given) != _layout(value):
-            return None
-        if given.data_ptr() == value.data_ptr() and given.numel():
+        if self._is_view(node, argument):
             return argument
         neutral = node.target in _NEUTRAL_ONE and self._is_one(node.args[1])
         return argument if neutral and self._memory.may_be_shared(node) else None
 
-    def _is_one(self, factor: Any) -> bool:
+    def _is_view(self, node: Node, argument: Node) -> bool:
+        """Whether the result of a node lies where its argument does."""
+        argument_value = self._values[argument]
+        is_same_memory = argument_value.data_ptr() == self._values[node].data_ptr()
+        return is_same_memory and bool(argument_value.numel())
+
+    def _is_one(self, factor: Argument) -> bool:
         """Whether an argument of a node is one, at every call."""
         if isinstance(factor, Node):
             value = self._constants.get(factor)
@@ -156,15 +159,15 @@ class _Rewriting:
         """The same for nodes that compute the same."""
         return f"{node.target} {node.args} {node.kwargs}"
 
-    def _result(self, node: Node, arguments: tuple[Any, ...] | None = None) -> Any:
-        """What a node, or its function of other arguments, comes to on the example."""
-        values = map_arg(node.args if arguments is None else arguments, self._values.__getitem__)
+    def _result(self, node: Node) -> Any:
+        """What a node comes to on the example."""
+        arguments = map_arg(node.args, self._values.__getitem__)
         options = map_arg(node.kwargs, self._values.__getitem__)
         if node.op == "call_method":
-            owner, *others = values
-            return getattr(owner, str(node.target))(*others, **options)
+            owner, *positional = arguments
+            return getattr(owner, str(node.target))(*positional, **options)
         operation: Any = node.target
-        return operation(*values, **options)
+        return operation(*arguments, **options)
 
     def _is_constant(self, node: Node) -> bool:
         """Whether a node has the same value at every call, which nobody writes into."""
@@ -184,7 +187,7 @@ class _Rewriting:
         operator = node.target
         if operator is getitem or self._memory.writes(node) or self._memory.is_random(node):
             return
-        before = node.op, node.target, node.args, node.kwargs
+        before = _Call.of(node)
         value = self._values[node]
         packet: Any = getattr(operator, "overloadpacket", operator)
         name = packet.__name__
@@ -193,34 +196,25 @@ class _Rewriting:
             node.args = (node.args[0], node.args[0])
         if name in _TAKE_NUMBERS and len(node.args) == 2 and isinstance(node.args[1], (int, float)):
             self._with_tensor_for_number(node)
-        name = _PUBLIC_NAMES.get(name, name)
-        if name == "_to_copy" and [*node.kwargs] == ["dtype"]:
-            node.op, node.target = "call_method", "to"
-            node.args, node.kwargs = (*node.args, node.kwargs["dtype"]), {}
-        elif isinstance(getattr(torch, name, None), types.BuiltinFunctionType):
-            node.target = getattr(torch, name)
-        elif hasattr(Tensor, name) and node.args and isinstance(node.args[0], Node):
-            node.op, node.target = "call_method", name
+        _as_public_function(node, _PUBLIC_NAMES.get(name, name))
         if not self._gives(node, value):
-            node.op, node.target, node.args, node.kwargs = before
+            before.restore(node)
 
     def _with_tensor_for_number(self, node: Node) -> None:
         """A tensor of the first argument's type in the place of a number, where that holds it."""
-        (first,) = node.all_input_nodes
+        (operand,) = node.all_input_nodes
         number: Any = node.args[1]
-        tensor = self._values[first]
-        holds = tensor.is_floating_point() or (
-            isinstance(number, int) and tensor.dtype is torch.int64
-        )
-        if not holds or isinstance(number, bool):
+        tensor = self._values[operand]
+        is_whole = isinstance(number, int) and tensor.dtype is torch.int64
+        if isinstance(number, bool) or not (tensor.is_floating_point() or is_whole):
             return
         key = f"{number!r} {tensor.dtype} {tensor.device}"
         if key not in self._numbers:
             constant = torch.tensor(number, dtype=tensor.dtype, device=tensor.device)
             self._numbers[key] = self._argument_for(constant)
-        node.args = (first, self._numbers[key])
+        node.args = (operand, self._numbers[key])
 
-    def _gives(self, node: Node, value: Any) -> bool:
+    def _gives(self, node: Node, value: Tree) -> bool:
         """Whether a node gives this value, to the bit and with its layout."""
         try:
             candidate = self._result(node)
@@ -230,13 +224,55 @@ class _Rewriting:
         return all(_same(*pair) for pair in pairs)
 
 
-def _same(one: Any, other: Any) -> bool:
+class _Call(NamedTuple):
+    """What a node calls, as it was."""
+
+    op: str
+    target: Target
+    args: tuple[Argument, ...]
+    kwargs: dict[str, Argument]
+
+    @classmethod
+    def of(cls, node: Node) -> _Call:
+        return cls(node.op, node.target, node.args, node.kwargs)
+
+    def restore(self, node: Node) -> None:
+        """Let the node call it again."""
+        node.op = self.op
+        node.target = self.target
+        node.args = self.args
+        node.kwargs = self.kwargs
+
+
+def _as_public_function(node: Node, name: str) -> None:
+    """Let a node call the function or the method of torch with this name, where there is one."""
+    if name == "_to_copy" and [*node.kwargs] == ["dtype"]:
+        node.op = "call_method"
+        node.target = "to"
+        node.args = (*node.args, node.kwargs["dtype"])
+        node.kwargs = {}
+    elif isinstance(getattr(torch, name, None), types.BuiltinFunctionType):
+        node.target = getattr(torch, name)
+    elif hasattr(Tensor, name) and node.args and isinstance(node.args[0], Node):
+        node.op = "call_method"
+        node.target = name
+
+
+def _same(value: Tree, twin: Tree) -> bool:
     """Whether two tensors are one to the bit, in one layout."""
-    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return bool(one == other)
-    if _layout(one) != _layout(other):
+    if not isinstance(value, Tensor) or not isinstance(twin, Tensor):
+        return bool(value == twin)
+    if _layout(value) != _layout(twin):
         return False
-    return bool(((one == other) | ((one != one) & (other != other))).all())
+    both_nan = (value != value) & (twin != twin)
+    return bool(((value == twin) | both_nan).all())
+
+
+def _have_one_layout(value: Tree, twin: Tree) -> bool:
+    """Whether two values are tensors that lie in memory alike."""
+    if not isinstance(value, Tensor) or not isinstance(twin, Tensor):
+        return False
+    return _layout(value) == _layout(twin)
 
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
@@ -305,12 +341,18 @@ def _schema(node: Node) -> Any:
 
 def _written(node: Node) -> list[Node]:
     """The arguments that a node writes into."""
-    arguments = []
-    for argument, value in zip(_schema(node).arguments, node.args, strict=False):
-        if argument.alias_info and argument.alias_info.is_write:
-            arguments += [leaf for leaf in leaves_of(value) if isinstance(leaf, Node)]
-    named = {argument.name: argument for argument in _schema(node).arguments}
+    schema = _schema(node)
+    written: list[Node] = []
+    for argument, value in zip(schema.arguments, node.args, strict=False):
+        if _is_written(argument):
+            written += [leaf for leaf in leaves_of(value) if isinstance(leaf, Node)]
+    named = {argument.name: argument for argument in schema.arguments}
     for name, value in node.kwargs.items():
-        if named[name].alias_info and named[name].alias_info.is_write and isinstance(value, Node):
-            arguments.append(value)
-    return arguments
+        if _is_written(named[name]) and isinstance(value, Node):
+            written.append(value)
+    return written
+
+
+def _is_written(argument: torch.Argument) -> bool:
+    """Whether an operator writes into an argument of its schema."""
+    return argument.alias_info is not None and argument.alias_info.is_write
