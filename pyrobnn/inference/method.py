@@ -17,8 +17,9 @@ from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
 from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.fitting.collapse import collapsed
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, posterior_with_notes, prepare
 from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
 from pyrobnn.inference.training_mode import TrainingMode, told_with_statistics, with_statistics
@@ -229,6 +230,7 @@ class Method(abc.ABC):
                 problem.note(note)
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
+            posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
         meta = posterior.meta | _tier(functions) | _input_range(model, x)
         return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
 

@@ -452,6 +452,19 @@ def make_posterior(
     )
 
 
+def posterior_with_notes(posterior: Posterior, notes: Sequence[Finding]) -> Posterior:
+    """The posterior with what was noticed after it was made, warned of and kept in its ``meta``."""
+    if not notes:
+        return posterior
+    warn(notes)
+    meta = posterior.meta
+    added = {
+        "findings": [*meta["findings"], *as_json(notes)],
+        "warnings": [*meta["warnings"], *map(str, notes)],
+    }
+    return dataclasses.replace(posterior, meta=meta | added)
+
+
 def _with_points(draws: dict[str, Tensor], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Draws by site, with point parameters that they lack as constants over them."""
     shape = next(iter(draws.values())).shape[:2]
