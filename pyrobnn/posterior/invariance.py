@@ -209,16 +209,23 @@ def function_beside_posterior(
             "region_x": (("region_probe", "feature"), region_x.cpu().numpy()),
             "arrived": int(groups.arrived),
             "starts": len(torch.unique(starts, dim=0)),
-            "nested_rhat": groups.arrival.nested_rhat,
-            "drift": groups.arrival.shift,
-            "memory": groups.arrival.memory,
-            "transitions": len(groups.chains.visits),
+            **_progress(groups),
         }
     )
     if posterior.network is not None:
         f_started = plain.thin(step).function(probes.x)
         dataset["started"] = (("started_draw", "region_probe", "output"), _by_draw(f_started))
     return dataset
+
+
+def _progress(groups: Groups) -> dict[str, float]:
+    """How near the chains are to convergence, and after how many transitions."""
+    return {
+        "nested_rhat": groups.arrival.nested_rhat,
+        "drift": groups.arrival.shift,
+        "memory": groups.arrival.memory,
+        "transitions": len(groups.chains.visits),
+    }
 
 
 def _plan(density: Density, num_rows: int) -> _Plan:
