@@ -156,13 +156,18 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
     num_draws = posterior.num_chains * posterior.num_draws
     if num_draws < _FEWEST and not gaussian:
         raise Refused(f"{num_draws} draws are too few: make {_FEWEST} at least")
-    for name in meta.get("point_sites", ()):
+    _check_points(posterior)
+    return posterior.rows.checked()
+
+
+def _check_points(posterior: Posterior) -> None:
+    """Refuse point parameters that differ between draws."""
+    for name in posterior.meta.get("point_sites", ()):
         draws = posterior.draws[name]
         if bool((draws != draws[:1, :1]).any()):
             raise Refused(
                 "the point parameters differ between draws, which no density has: give them priors or hold them"
             )
-    return posterior.rows.checked()
 
 
 def _changed(

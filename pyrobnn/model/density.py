@@ -927,8 +927,8 @@ def bijection(name: str, support: constraints.Constraint | None) -> Transform:
     except NotImplementedError as error:
         raise ValueError(
             f"torch knows no bijection from the real line to the support of the site {name!r}, {support}: give it "
-            "a prior on the reals, the positive numbers, an interval, a simplex, positive definite matrices or Cholesky "
-            "factors (LKJCholesky)"
+            "a prior on the reals, the positive numbers, an interval, a simplex, positive definite matrices or "
+            "Cholesky factors (LKJCholesky)"
         ) from error
 
 

@@ -184,8 +184,8 @@ def function_beside_posterior(
         output), values of the function in the units of y; of a linearised net ``started`` (started_draw, region_probe,
         output), those of the net itself at the draws, where the chains begin; ``region_x`` (region_probe, feature) and
         ``region``; ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``,
-        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
-        steps can be paid for.
+        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC
+        dropout, or too few steps can be paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)

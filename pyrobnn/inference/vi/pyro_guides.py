@@ -324,9 +324,10 @@ def _guide_of(
     if isinstance(given, AutoGuide):
         _check_fittable(given)
         return copy_of_guide(given, partial(_continuous, density))
-    if isinstance(given, type) and issubclass(given, AutoMessenger):
+    made: Any = given
+    if isinstance(made, type) and issubclass(made, AutoMessenger):
         continuous = pyro.poutine.block(density.program, hide=[*density.states])
-        return WrittenGuide(given(continuous), density)
+        return WrittenGuide(made(continuous), density)
     if isinstance(given, nn.Module) or takes_data(given):
         return WrittenGuide(given, density)
     try:
