@@ -237,10 +237,28 @@ def _rows_together(change: float | None) -> str:
         "is not a number" if change is None else f"changes by {change:.2g} beside seven other rows"
     )
     return (
-        "the output of the net for a row depends on the other rows of its batch (that of the first row "
+        "the output of the net for a row depends on the other rows of its batch (that of one row "
         f"{how}; no change expected): mini-batches and predictions see different functions, and computations row by "
         "row, such as those of the curvature, are wrong. Standardise with numbers of the training data (standardizer=) "
         "instead of those of the batch"
+    )
+
+
+def _batch_statistics(layers: list[str]) -> str:
+    return (
+        f"the net is in training mode, and its batch-norm layers ({_first_three(layers)}) use the statistics of each "
+        "batch: the density of a batch depends on the other rows of the batch, so what is fitted depends on the size "
+        "of the batches too. Predictions use running statistics of the training data, computed for every draw. With "
+        "net.eval() before building the BNN the layers use the statistics that the net has stored"
+    )
+
+
+def _dropout_noise(layers: list[str]) -> str:
+    return (
+        f"the net is in training mode, and its dropout layers ({_first_three(layers)}) draw at random in every step: "
+        "this is noise of the training, which neither prior nor likelihood contains, so what is fitted is not the "
+        "declared posterior. Predictions drop nothing. With net.eval() before building the BNN nothing is dropped; "
+        "MCDropout makes draws of the dropout itself"
     )
 
 
@@ -378,6 +396,21 @@ MODEL: _Sentences = {
     ),
     "held_points": _held_points,
     "rows_together": _rows_together,
+    "constant_function": (
+        "the fitted function is constant: over {rows} rows of the training data its predictions vary by {spread:.2g} "
+        "of the spread of the targets, or in probability. A prior outweighs the data where weights outnumber the rows "
+        "by far, as FanInNormal's does in deep ReLU nets: give the weights a wider prior, IIDPrior(Normal(0, 1)), or SVI "
+        "a kl_weight below one; or train the net by MLE and pass it to pb.posthoc(net, x, y)"
+    ),
+    "no_better_than_shares": (
+        "the fitted probabilities are no better than the shares of the classes: {density:.3f} nats a row at {rows} "
+        "rows of the training data, and the shares have {shares:.3f}. The inputs tell nothing of the classes, or the "
+        "fit has not found what they tell: raise num_steps, change lr, give the weights a wider prior, "
+        "IIDPrior(Normal(0, 1)), or SVI a kl_weight below one; or train the net by MLE and pass it to "
+        "pb.posthoc(net, x, y)"
+    ),
+    "batch_statistics": _batch_statistics,
+    "dropout_noise": _dropout_noise,
     "rows_outside": (
         "{count} new rows lie further outside the earlier inputs than these spread: the inputs are standardised "
         "as in the first fit, and the net extrapolates there. Fit again with a new standardizer"

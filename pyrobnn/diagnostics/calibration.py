@@ -92,16 +92,7 @@ def _left_out(evidence: Evidence, limits: Limits) -> Found | None:
     """`left_out` of a tree with one observed variable."""
     step = evidence.one_step
     if step is not None:
-        u = step[0]
-        if len(u) < MIN_DATA:
-            return None
-        # independent values, so that the tests with the most power hold
-        p = p_moments(u[:, 0], Dependence())
-        stepwise = uniform(u, limits, "one-step", RATES, p)
-        if stepwise.code == "too_wide":
-            status = _grade_of_width(u, _free_parameters(evidence), limits)
-            stepwise = replace(stepwise, status=status)
-        return stepwise
+        return _stepwise(evidence, step[0], limits)
     left_out_values = left_out_pit(evidence)
     if left_out_values is not None:
         u = left_out_values[1]
@@ -115,6 +106,19 @@ def _left_out(evidence: Evidence, limits: Limits) -> Found | None:
     if trained.code == "too_wide":
         status = _grade_of_width(u, _free_parameters(evidence), limits)
     return replace(trained, status="info" if status == "pass" else status)
+
+
+def _stepwise(evidence: Evidence, u: np.ndarray, limits: Limits) -> Found | None:
+    """`left_out` by the PIT values (value, output) of each value of a joint event given those before it."""
+    if len(u) < MIN_DATA:
+        return None
+    # independent values, so that the tests with the most power hold
+    p = p_moments(u[:, 0], Dependence())
+    stepwise = uniform(u, limits, "one-step", RATES, p)
+    if stepwise.code == "too_wide":
+        status = _grade_of_width(u, _free_parameters(evidence), limits)
+        stepwise = replace(stepwise, status=status)
+    return stepwise
 
 
 def _grade_of_width(u: np.ndarray, num_parameters: int, limits: Limits) -> Status:

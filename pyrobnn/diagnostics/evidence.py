@@ -396,19 +396,21 @@ class Evidence:
         if pair is None or self.is_joint:
             return None
         y = pair[0].values
-        draws = draws_first(pair[1])
-        sample = self.values(POSTERIOR_PREDICTIVE, "y_sample")
-        if sample is not None and len(draws) < FEWEST_DRAWS:
-            draws = sample
-        if y.ndim == 0 or len(y) == 0 or len(draws) < FEWEST_DRAWS or draws.shape[1:] != y.shape:
-            return None
-        if y.dtype.kind not in ("fiub" if whole or not self.has_classes else "f"):
+        draws = self._replicate_draws(pair[1])
+        kinds = "fiub" if whole or not self.has_classes else "f"
+        if y.dtype.kind not in kinds or not _are_replicates(draws, y):
             return None
         terms = self.variable(LOG_LIKELIHOOD, str(pair[0].name))
         if terms is not None and terms[{"chain": 0, "draw": 0}].shape == y.shape:
             y = y.reshape(-1)
             draws = draws.reshape(len(draws), -1)
         return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
+
+    def _replicate_draws(self, stored: xr.DataArray) -> np.ndarray:
+        """The stored replicates (draw, …), or the sample of the predictive where they are too few."""
+        draws = draws_first(stored)
+        sample = self.values(POSTERIOR_PREDICTIVE, "y_sample")
+        return sample if sample is not None and len(draws) < FEWEST_DRAWS else draws
 
     @property
     def is_joint(self) -> bool:
@@ -548,6 +550,13 @@ def labels(array: xr.DataArray | None, dim: str) -> list[str] | None:
     if values.dtype.kind not in "USO":
         return None
     return [_as_text(value) for value in values]
+
+
+def _are_replicates(draws: np.ndarray, y: np.ndarray) -> bool:
+    """Whether draws (draw, …) are enough replicates of outcomes y."""
+    if y.ndim == 0 or len(y) == 0:
+        return False
+    return len(draws) >= FEWEST_DRAWS and draws.shape[1:] == y.shape
 
 
 def spread(count: int, max_count: int) -> np.ndarray:

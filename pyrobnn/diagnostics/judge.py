@@ -98,17 +98,23 @@ def why_unanswered(evidence: Evidence) -> tuple[str, dict[str, Any]]:
             return "factor_only", {}
         return "no_data_stored", {}
     replicated = [name for name in names if name in evidence.names(POSTERIOR_PREDICTIVE)]
-    joint = [
-        view.outcome for view in evidence.by_outcome if view.is_joint and view.one_step is None
-    ]
-    if joint:
-        return "joint_event", {"where": str(joint[0])}
+    joint = _joint_outcome(evidence)
+    if joint is not None:
+        return "joint_event", {"where": joint}
     count = max(evidence.tree[OBSERVED_DATA][name].size for name in names)
     if count < MIN_DATA:
         return "few_data", {"count": count, "needed": MIN_DATA}
     if replicated and evidence.num_draws < FEWEST_DRAWS:
         return "few_replicates", {"count": evidence.num_draws, "needed": FEWEST_DRAWS}
     return "", {}
+
+
+def _joint_outcome(evidence: Evidence) -> str | None:
+    """The first outcome that is one event and has no predictives of its values in turn; None if there is none."""
+    for view in evidence.by_outcome:
+        if view.is_joint and view.one_step is None:
+            return str(view.outcome)
+    return None
 
 
 def _checks(evidence: Evidence, reference: Evidence | None, stand_in: str | None) -> list[Check]:

@@ -252,7 +252,7 @@ def errors_of(evidence: Evidence) -> list[Errors]:
     if evidence.has_classes:
         sets = _of_classes(evidence)
     else:
-        sets = [errors for view in evidence.by_outcome for errors in _of_regression(view)]
+        sets = list(itertools.chain.from_iterable(map(_of_regression, evidence.by_outcome)))
     return [errors for errors in sets if len(errors.pit) >= 2 * MIN_DATA]
 
 

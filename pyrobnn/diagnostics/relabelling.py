@@ -1,4 +1,4 @@
-"""Label switching: chains that disagree, and agree once the components of each are put into one order."""
+"""Label switching: chains that disagree until the components of each are put into one order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy.optimize import linear_sum_assignment
 from pyrobnn.core.chains import rhat
 from pyrobnn.diagnostics.evidence import Evidence, flattened
 
-#: components of a mixture that are relabelled
+#: most components of a mixture that are relabelled
 _MOST_COMPONENTS = 20
 
 

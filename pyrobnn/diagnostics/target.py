@@ -1,4 +1,4 @@
-"""Whether draws are of the model's posterior at all: Stein's identities, and what Hamiltonian moves change of them.
+"""Whether draws are draws of the model's posterior: Stein's identities, and how Hamiltonian moves change the draws.
 
 Both need the model's gradient and no reference: draws of the posterior fulfil the identities, and stay draws of it
 wherever they are moved.
@@ -26,15 +26,15 @@ from pyrobnn.diagnostics.grades import (
 )
 from pyrobnn.diagnostics.limits import SIGMAS
 
-#: rates at which right draws may warn, and fail: this library's convention
+#: rates at which correct draws may warn, and fail: this library's convention
 _RATES = 1e-3, 1e-5
 #: acceptance rate below which the draws have hardly moved
 _LEAST_ACCEPTED = 0.2
-#: correlation of the draws with where they were, above which a fault that should fail might seem to pass: of an sd that
-#: is half, the moves then mend less than half
+#: correlation of the moved draws with where they were, above which a fault that should fail might seem to pass: the
+#: moves then mend less than half of an sd that is too small by one half
 _MOST_CORRELATED = 0.65
 _FEWEST_EFFECTIVE_DRAWS = 4.0
-#: ratio below which its error needs no care
+#: least ratio by which the sd of a positive quantity is scaled up
 _LEAST_RATIO = 0.25
 
 
@@ -52,8 +52,8 @@ def virial(evidence: Evidence, limits: Limits) -> Found | None:
     ratio = np.concatenate([values / size, values.sum(-1, keepdims=True) / size.sum()], axis=-1)
     mean, p = _tested(ratio, 1.0, positive=True)
     worst = _worst(evidence, names, mean, p, np.abs(np.log(np.maximum(mean, 1e-6))), limits)
-    # a variational optimum has the ratio one, so a net's draws below it are warned of; exactly zero is a site that was
-    # held
+    # a variational optimum has the ratio one, so a net's draws below it earn a warning; a site held at a point has
+    # exactly zero
     below_one = worst.value is not None and worst.value < 1.0 and worst.value != 0.0
     status: Status = "warn" if worst.status == "info" and below_one else worst.status
     return _pass_as_info(replace(worst, status=status, limit=1.0), evidence)
@@ -113,7 +113,7 @@ def _worst(
     effect: np.ndarray,
     limits: Limits,
 ) -> Found:
-    """What was found of the quantity (quantity,) with the largest effect that is not chance, else the largest."""
+    """The finding for the quantity with the largest significant effect, or else with the largest effect."""
     significant = (p < _RATES[0]) & (effect > limits[0])
     worst = int(np.argmax(np.where(significant, 1e6 + effect, effect)))
     status = grade_tested(p[worst], effect[worst], _RATES, limits)
@@ -132,10 +132,10 @@ def _worst(
 
 
 def _pass_as_info(result: Found, evidence: Evidence) -> Found:
-    """What was found, where a pass of an approximation of a net is information only.
+    """The finding; a pass of an approximation of a net becomes information only.
 
     In single weights these identities hold at the optimum of a variational bound, whatever its family misses, and
-    where they fail a Gaussian at a mode may still have the right function: they accuse, and vouch for nothing.
+    where they fail a Gaussian at a mode may still have the right function. A pass is therefore no evidence.
     """
     vouches = not (evidence.is_iid and evidence.has_hidden_units)
     return result if vouches or result.status != "pass" else replace(result, status="info")
@@ -154,15 +154,12 @@ def _sites(evidence: Evidence) -> list[str]:
     return labels(virial, "site") or [f"site {index}" for index in range(virial.sizes["site"])]
 
 
-# moves
-
-
 def _undecided(acceptance: float, stayed: float = 1.0) -> Found:
     return Found("info", None, "moves_undecided", {"acceptance": acceptance, "stayed": stayed})
 
 
 def _moved(evidence: Evidence, prefix: str) -> tuple[np.ndarray, np.ndarray] | Found | None:
-    """Draws of a quantity (draw, …) and moved ones; what says that they decide nothing; None where there are none."""
+    """Draws of a quantity (draw, …) before and after the moves; a finding if these decide nothing; None without."""
     before = evidence.draws(MOVED, f"{prefix}before")
     after = evidence.draws(MOVED, f"{prefix}after")
     acceptance = evidence.values(MOVED, "acceptance")
@@ -195,7 +192,7 @@ def _unless_unmoved(
     before: np.ndarray,
     after: np.ndarray,
 ) -> Found:
-    """What was found, unless the draws have moved too little for it to be a pass."""
+    """The finding, unless it is a pass and the draws have moved too little to deserve one."""
     before = _centred_columns(before)
     after = _centred_columns(after)
     scale = np.maximum(before.std(axis=0) * after.std(axis=0), np.finfo(float).tiny)
@@ -342,8 +339,8 @@ def _arrival(evidence: Evidence) -> dict[str, float]:
 def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     """Moves the draws by Hamiltonian Monte Carlo and compares the function before and after.
 
-    Such moves do not change draws of the posterior. Of a program its sites are compared. Two standard errors are
-    subtracted from every change, so that chance alone does not count.
+    Such moves do not change the distribution of draws of the posterior. For a program its sites are compared. Two
+    standard errors are subtracted from every change, so that chance alone does not count.
     """
     arrived = beside_posterior(evidence)
     if arrived is not None:
@@ -352,14 +349,14 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
     if pair is None or isinstance(pair, Found):
         return pair
     before, after = pair
-    # those that were moved may be fewer
+    # all draws, of which only some were moved
     f = before if evidence.f is None else evidence.f.reshape(-1, *evidence.f.shape[2:])
     if f.shape[1:] != before.shape[1:]:
         return None
     kinds = evidence.point_kinds(f.shape[1], "sites" if evidence.f is None else "probes")
     change = _change_where_it_varies(f, after)
-    log_ratio = np.maximum(np.abs(change.log_ratio) - 2.0 * change.log_ratio_error, 0.0)
-    shift = np.maximum(np.abs(change.shift) - 2.0 * change.shift_error, 0.0)
+    shift = _beyond_chance(change.shift, change.shift_error)
+    log_ratio = _beyond_chance(change.log_ratio, change.log_ratio_error)
     status = grade_by_kind(shift, np.exp(-log_ratio), kinds, limits)
     medians = [float(np.median(log_ratios)) for log_ratios in by_kind(change.log_ratio, kinds)]
     ratio = float(np.exp(max(medians, key=abs)))
@@ -369,6 +366,11 @@ def function_moves(evidence: Evidence, limits: Limits) -> Found | None:
         "remedy": _remedy(evidence),
     }
     return _unless_unmoved(Found(status, ratio, "", numbers, limits[2]), evidence, before, after)
+
+
+def _beyond_chance(change: np.ndarray, error: np.ndarray) -> np.ndarray:
+    """The size of a change less two standard errors, at least zero."""
+    return np.maximum(np.abs(change) - 2.0 * error, 0.0)
 
 
 def density_moves(evidence: Evidence, limits: Limits) -> Found | None:
@@ -405,7 +407,7 @@ def _grade_in_errors(effect: float, error: float, limits: Limits) -> Status:
 
 
 class _Change(NamedTuple):
-    """What moving draws (draw, …) has changed of them, (…).
+    """How moving draws (draw, …) has changed their mean and sd, (…) each.
 
     Args:
         shift: of the mean, in sds of the moved draws.

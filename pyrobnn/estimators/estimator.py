@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -73,10 +74,34 @@ class TrainingRows:
     held_out: Tensor | tuple[()] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class RowFacts:
+    """What predictions need of the rows of a fit, and a pickle has of them.
+
+    Attributes: ``low`` and ``high`` (feature,), the ends of each input; ``width``, the number of outputs of the net.
+    """
+
+    low: np.ndarray
+    high: np.ndarray
+    width: int
+
+    @classmethod
+    def of(cls, rows: TrainingRows) -> RowFacts:
+        """Of these rows."""
+        x = rows.x.numpy()
+        return cls(x.min(0), x.max(0), rows.width)
+
+
 class Estimator(BaseEstimator):
-    """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier."""
+    """A Bayesian neural network with the manners of scikit-learn: the base of the regressor and the classifier.
+
+    A pickle holds no row of the training data: it predicts and exports, ``verdict_`` has to be asked for before.
+    """
 
     task: Task
+    #: None after an unpickling
+    _rows: TrainingRows | None
+    _row_facts: RowFacts
     method_reason_: str
     #: whether one number is predicted, and y was (n,)
     _flat = False
@@ -136,6 +161,7 @@ class Estimator(BaseEstimator):
         rows = replace(rows, width=model.likelihood.width(width))
         fit = self._chosen_fit(model, rows, seed)
         self._rows = replace(rows, held_out=fit.held_out)
+        self._row_facts = RowFacts.of(rows)
         self.posterior_ = fit.posterior
         self.method_ = fit.method
         self.method_reason_ = fit.reason
@@ -456,9 +482,10 @@ class Estimator(BaseEstimator):
         """Parts of the prediction, each with the rows first; computed block by block."""
         x = self._inputs(X)
         posterior = self.posterior_
-        warn(far_rows(self._rows.x.numpy(), x.numpy(), self._names(x)))
+        facts = self._row_facts
+        warn(far_rows(facts, x.numpy(), self._names(x)))
         # scalars that a prediction holds at once: 128 MiB of float64
-        size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * self._rows.width))
+        size = max(1, 2**24 // (posterior.num_chains * posterior.num_draws * facts.width))
         blocks: list[list[Tensor]] = [[] for _ in parts]
         for rows in x.split(size):
             prediction = posterior.predict(rows)
@@ -506,16 +533,16 @@ class Estimator(BaseEstimator):
     ) -> Path:
         """Write the predictions of the posterior as one file that torch alone, or ONNX Runtime, reads.
 
-        See :meth:`pyrobnn.Posterior.export`. ``verdict_`` is in the file, and the names of inputs and classes. Its
-        inputs are numbers: of a DataFrame with text or dates those that its columns are encoded to (``inputs`` names
-        them). Outputs are (n, output), also of targets (n,).
+        See :meth:`pyrobnn.Posterior.export`. ``verdict_`` is in the file (after an unpickling, where it had been asked
+        for before), and the names of inputs and classes. Its inputs are numbers: of a DataFrame with text or dates
+        those that its columns are encoded to (``inputs`` names them). Outputs are (n, output), also of targets (n,).
 
         Raises:
             ValueError: an argument, by name. ImportError: ONNX is not installed.
         """
         check_is_fitted(self)
-        inputs = self._rows.x
-        names = {"inputs": [str(name) for name in self._names(inputs)]}
+        inputs = None if self._rows is None else self._rows.x
+        names = {"inputs": [str(name) for name in self._names(self._row_facts.low[None])]}
         if hasattr(self, "classes_"):
             names["classes"] = [str(label) for label in self.classes_]
         return self.posterior_.export(
@@ -523,17 +550,28 @@ class Estimator(BaseEstimator):
             num_draws=num_draws,
             quantiles=quantiles,
             x=inputs,
-            verdict=self.verdict_,
+            verdict=self.verdict_ if self._rows is not None else self.__dict__.get("verdict_"),
             about=names,
         )
 
     @cached_property
     def verdict_(self) -> Verdict:
-        """The verdict on the fit, by its training data and rows that were held out; computed when first asked for."""
+        """The verdict on the fit, by its training data and rows that were held out; computed when first asked for.
+
+        A pickle has it where it had been asked for before.
+
+        Raises:
+            Refused: after an unpickling, the training rows are not there.
+        """
         from pyrobnn.diagnostics import diagnose
 
         check_is_fitted(self)
         rows = self._rows
+        if rows is None:
+            raise Refused(
+                "a pickle holds no row of the training data, so this fit cannot be judged any more: ask for verdict_ "
+                "before pickling (the pickle then has it), or call posterior_.diagnose(x, y) with the rows of the fit"
+            )
         is_test = np.isin(np.arange(len(rows.x)), rows.held_out)
         x = rows.x[~is_test]
         # of rows that are counted more than once none can be left out
@@ -554,14 +592,17 @@ class Estimator(BaseEstimator):
         return diagnose(tree)
 
     def __getstate__(self) -> dict[str, Any]:
+        """All but the training rows."""
         state = dict(super().__getstate__())
+        if "_rows" in state:
+            state["_rows"] = None
         if state.get("prior") is not None and "posterior_" in state:
             # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
             state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """The state of a pickle; earlier versions had the training rows in five attributes."""
+        """The state of a pickle; earlier versions had the training rows in it, or in five attributes."""
         state = dict(state)
         if "_x" in state:
             width = state.pop("_width")
@@ -570,7 +611,21 @@ class Estimator(BaseEstimator):
             weighted = state.pop("_weighted")
             held_out = state.pop("_held", ())
             state["_rows"] = TrainingRows(x, y, weighted, width, held_out)
+        if state.get("_rows") is not None:
+            state["_row_facts"] = RowFacts.of(state["_rows"])
         super().__setstate__(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Estimator:
+        """With its training rows, which a pickle does not have."""
+        copied = object.__new__(type(self))
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
+
+    def __copy__(self) -> Estimator:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
 
 
 def _in_order(x: np.ndarray, y: np.ndarray, copies: np.ndarray | None) -> TrainingRows:
@@ -584,10 +639,10 @@ def _in_order(x: np.ndarray, y: np.ndarray, copies: np.ndarray | None) -> Traini
     return TrainingRows(inputs, targets, copies is not None)
 
 
-def far_rows(train: np.ndarray, x: np.ndarray, names: Sequence[str]) -> list[Finding]:
+def far_rows(facts: RowFacts, x: np.ndarray, names: Sequence[str]) -> list[Finding]:
     """Rows that lie beyond the training data by more than half the range of a feature."""
-    low = train.min(0)
-    high = train.max(0)
+    low = facts.low
+    high = facts.high
     beyond = np.maximum(low - x, x - high) > 0.5 * (high - low)
     if not beyond.any():
         return []

@@ -332,12 +332,7 @@ class Laplace(Method):
     def _checked_sites(self, problem: Problem) -> tuple[str, ...]:
         """The sites of the Gaussian, after a look at whether there can be one."""
         self._check_model(problem.density, problem.is_bnn)
-        latent = tuple(site.name for site in problem.density.sites if site.kind == "latent")
-        names = latent
-        if self.subset == "last_layer":
-            names = last_layer_sites(latent, problem.bnn, problem.x[:1])
-        elif self.subset != "all":
-            names = subset_sites(latent, self.subset)
+        names = self._sites_of_subset(problem)
         if self.curvature != "hessian":
             self._check_priors(problem.bnn, names)
         chosen_by_cost = self.structure == "auto" and self.curvature == "ggn"
@@ -349,6 +344,15 @@ class Laplace(Method):
             if width:
                 self._say_cost(problem, names, width)
         return names
+
+    def _sites_of_subset(self, problem: Problem) -> tuple[str, ...]:
+        """The names of the latent sites that ``subset`` stands for."""
+        latent = tuple(site.name for site in problem.density.sites if site.kind == "latent")
+        if self.subset == "all":
+            return latent
+        if self.subset == "last_layer":
+            return last_layer_sites(latent, problem.bnn, problem.x[:1])
+        return subset_sites(latent, self.subset)
 
     def _say_cost(
         self,

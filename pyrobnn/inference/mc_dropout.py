@@ -85,6 +85,7 @@ class MCDropout(Trained):
 
     kind: ClassVar[Kind] = "independent"
     deterministic: ClassVar[bool] = False
+    trains: ClassVar[bool] = False
     default_draws: ClassVar[int] = 100
 
     def __post_init__(self) -> None:

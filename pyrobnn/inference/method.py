@@ -16,9 +16,13 @@ from torch.utils.data import DataLoader, Dataset
 from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
 from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
+from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.fitting.collapse import collapsed
 from pyrobnn.inference.fitting.initial import start_values
-from pyrobnn.inference.fitting.problem import Callback, Problem, prepare
+from pyrobnn.inference.fitting.problem import Callback, Problem, posterior_with_notes, prepare
+from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
+from pyrobnn.inference.training_mode import TrainingMode, told_with_statistics, with_statistics
 from pyrobnn.model import BNN
 from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
@@ -141,6 +145,8 @@ class Method(abc.ABC):
         points: whether parameters without a prior are optimised along (``"free"``) or ``"held"`` where they start.
         gathers: whether ``fit`` gathers the batches of a DataLoader in memory; otherwise it streams them.
         deterministic: whether the net must be one function: layers in training mode are then refused.
+        trains: whether layers in training mode are trained so, batch-norm layers with the statistics of each batch and
+            dropout as noise, and held to one function afterwards.
         uses: those of the options ``init`` and ``checkpoint`` that ``fit`` has a use for.
         default_draws: draws of each chain where ``fit`` is not told.
         remedy: what to do, in a sentence, where the draws are found to be far from the posterior; of an instance whose
@@ -153,6 +159,7 @@ class Method(abc.ABC):
     points: ClassVar[Literal["free", "held"]] = "free"
     gathers: ClassVar[bool] = False
     deterministic: ClassVar[bool] = True
+    trains: ClassVar[bool] = False
     uses: ClassVar[tuple[str, ...]] = ("init",)
     default_draws: ClassVar[int] = 1000
     remedy: ClassVar[str] = "Run NUTS and compare."
@@ -217,12 +224,13 @@ class Method(abc.ABC):
         ):
             check_type("callbacks", callback, Callable, "a list of functions (step, metrics)")
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
-        with process_state(), raised_by_handlers():
+        with process_state(), raised_by_handlers(), explained(model):
             problem, run = self._prepare(run, device)
             for note in run.notes:
                 problem.note(note)
             with recorded() as functions:
                 posterior = self._fit_head(problem, run)
+            posterior = posterior_with_notes(posterior, collapsed(posterior, x, y))
         meta = posterior.meta | _tier(functions) | _input_range(model, x)
         return replace(posterior, rows=Rows.of(model, x, y), meta=meta)
 
@@ -230,7 +238,7 @@ class Method(abc.ABC):
         """By the net's head where what comes before its first parameter with a prior stays: that is computed once."""
         trunk = None if self.has_density else problem.held_trunk(self.points)
         if trunk is None:
-            return self._fit(problem, run)
+            return self._fit_in_mode(problem, run)
         head_meta = {"head": trunk.path, "input_shape": list(problem.x.shape[1:])}
 
         def whole(posterior: Posterior) -> Posterior:
@@ -247,6 +255,15 @@ class Method(abc.ABC):
         head = problem.at_head(trunk, self.points)
         return whole(self._fit(head, replace(run, callbacks=callbacks)))
 
+    def _fit_in_mode(self, problem: Problem, run: FitRun) -> Posterior:
+        """The posterior, with running statistics of its own for every draw of a net that was trained with those of
+        batches.
+        """
+        if not (self.trains and problem.is_bnn and training_norms(problem.bnn)):
+            return self._fit(problem, run)
+        told = tuple(told_with_statistics(problem, callback) for callback in run.callbacks)
+        return with_statistics(problem, self._fit(problem, replace(run, callbacks=told)))
+
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.
 
@@ -259,13 +276,21 @@ class Method(abc.ABC):
         values = start_values(run.given[0], run.init) if holds_points else None
         options: dict[str, Any] = {"stream": not self.gathers, "deterministic": self.deterministic}
         options["num_draws"] = run.num_draws * self._num_parallel
-        return prepare(
-            *run.given,
+        model, *data = run.given
+        mode = TrainingMode.of(model) if self.trains else None
+        if mode is not None:
+            model = mode.evaluated
+            options["deterministic"] = False
+            options["noisy"] = mode.noisy
+        problem = prepare(
+            model,
+            *data,
             points=self.points,
             device=device,
             values=values,
             **options,
-        ), run
+        )
+        return problem if mode is None else mode.of_problem(problem), run
 
     @property
     def _num_parallel(self) -> int:

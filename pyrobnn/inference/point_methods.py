@@ -13,6 +13,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import check_count
 from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.fitting.batches import check_batch_size, member_rows, of_rows
 from pyrobnn.inference.fitting.initial import fresh_starts, start_values, starts_of
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
@@ -34,6 +36,9 @@ from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
 
+#: what is added to the seed of a member for that of its batches
+_BATCHES = 2**40
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trained(Method):
@@ -47,6 +52,7 @@ class Trained(Method):
     compile: Compile = "auto"
 
     claim: ClassVar[Claim] = "none"
+    trains: ClassVar[bool] = True
     #: paths of each member that are followed together where that costs little
     max_paths: ClassVar[int] = MAX_PATHS
     #: whether ends of several paths are compared by their evidence, else by their log joint
@@ -68,6 +74,17 @@ class Trained(Method):
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
         """Where the search begins, (dim,) or (members, dim)."""
         return problem.density.initial(start_values(problem.model, run.init), run.seed)
+
+    def _own_rows(self, problem: Problem, run: FitRun) -> Iterator[Tensor] | None:
+        """Endless row numbers (member, batch_size) of batches of each member's own; None where all see the same."""
+        return None
+
+    def _batches(self, problem: Problem, run: FitRun) -> Iterator[tuple[Tensor, ...]]:
+        """Endless batches (x, y); of members with batches of their own (rows (member, batch_size), x, y) of all."""
+        rows = self._own_rows(problem, run)
+        if rows is None:
+            return problem.batches(self.batch_size)
+        return ((of_members, problem.x, problem.y) for of_members in rows)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         with seeded(run.seed, problem.device):
@@ -121,7 +138,8 @@ class Trained(Method):
             self._target,
             partial(self._worths, problem),
             Training.of(self, "cosine"),
-            lambda: problem.batches(self.batch_size),
+            partial(self._batches, problem, run),
+            own_rows=self._own_rows(problem, run) is not None,
             num_paths=num_together(problem, self.batch_size, len(members), self.max_paths),
             refinement=self._refinement(problem),
             other_starts=other_starts,
@@ -141,7 +159,8 @@ class Trained(Method):
         return worths_of(
             problem,
             ends,
-            evidence=self.by_evidence,
+            # a net whose batch-norm layers use the batch has no outputs row by row
+            evidence=self.by_evidence and not training_norms(problem.bnn),
         )
 
     def _is_whole(self, problem: Problem) -> bool:
@@ -163,6 +182,8 @@ class Trained(Method):
     def _refinement(self, problem: Problem) -> Refinement | None:
         if not self._refining_steps or not self._is_whole(problem):
             return None
+        if problem.density.stochastic is not None:  # without the noise its mode is another
+            return None
         return Refinement(problem.density, self._refining_steps, self._polishing_steps)
 
     def _plain_search(
@@ -177,11 +198,15 @@ class Trained(Method):
         density = problem.density.subsampled()
 
         def loss(theta: Tensor, *batch: Tensor) -> Tensor:
-            return -self._target(density, theta, *batch) / problem.num_rows
+            return -self._target(density, theta, *of_rows(batch)) / problem.num_rows
 
         def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
             randomness = "error" if density.stochastic is None else "different"
-            in_dims = (0, *(None for _ in batch)) if ys is None else (0, None, 0)
+            in_dims: tuple[int | None, ...] = (0, *(None for _ in batch))
+            if ys is not None:
+                in_dims = (0, None, 0)
+            elif len(batch) == 3:
+                in_dims = (0, 0, None, None)
             return torch.func.vmap(
                 loss,
                 in_dims=in_dims,
@@ -192,7 +217,7 @@ class Trained(Method):
         if ys is not None:
             batches = itertools.repeat((problem.x, ys))
         elif self.batch_size is not None or problem.loader is not None:
-            batches = problem.batches(self.batch_size)
+            batches = self._batches(problem, run)
         return minimize(
             loss if start.dim() == 1 else losses,
             start,
@@ -295,6 +320,11 @@ class MAP(Trained):
     was held first on the path that is kept, as a share of the targets' standard deviation (0: the plain path), and
     ``meta["path_gain"]`` the nats that this path gains over the plain one.
 
+    A net in training mode is trained so: batch-norm layers use the statistics of each batch, and running statistics
+    of the training data when they predict (``net.<layer>.running_mean`` and ``running_var`` in the draws); dropout is
+    noise of the training, from ``seed``, and predictions drop nothing. ``meta["findings"]`` says what it means for the
+    density.
+
     Args:
         num_steps: updates of the optimiser.
         lr: its peak learning rate.
@@ -359,8 +389,15 @@ class MAP(Trained):
             in_memory = problem.loader is None
             rows = problem.num_rows
             whole = self._is_whole(problem)
+            # the mode without the noise of a training is another
+            is_noisy = problem.is_bnn and density.stochastic is not None
             try:
-                if whole and not result.interrupted and "gradient_norm" not in result.path:
+                if (
+                    whole
+                    and not is_noisy
+                    and not result.interrupted
+                    and "gradient_norm" not in result.path
+                ):
                     theta, meta["gradient_norm"] = polish(
                         density.log_joint, theta, self.polish_steps
                     )
@@ -395,6 +432,9 @@ class DeepEnsemble(Trained):
 
     Args:
         num_members: number of nets M.
+
+    With ``batch_size`` every member has batches of its own, in an order by its own seed; those of a DataLoader are
+    shared by all members.
 
     The other arguments are those of :class:`pyrobnn.MAP`.
 
@@ -445,6 +485,17 @@ class DeepEnsemble(Trained):
     def _refining_steps(self) -> int:
         return REFINING_STEPS
 
+    def _seeds(self, run: FitRun) -> list[int]:
+        """Of each member."""
+        return [run.seed * self.num_members + member for member in range(self.num_members)]
+
     def _start(self, problem: Problem, run: FitRun) -> Tensor:
-        seeds = [run.seed * self.num_members + member for member in range(self.num_members)]
-        return starts_of(problem, seeds)
+        return starts_of(problem, self._seeds(run))
+
+    def _own_rows(self, problem: Problem, run: FitRun) -> Iterator[Tensor] | None:
+        check_batch_size(problem, self.batch_size)
+        if self.batch_size is None or self._is_whole(problem):
+            return None
+        # other numbers than those that a member starts with
+        seeds = [_BATCHES + seed for seed in self._seeds(run)]
+        return member_rows(problem.num_rows, self.batch_size, problem.device, seeds)

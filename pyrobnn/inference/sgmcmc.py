@@ -47,6 +47,7 @@ class _StochasticGradientMCMC(Method):
     claim: ClassVar[Claim] = "approximate"
     default_draws: ClassVar[int] = 500
     points: ClassVar[Literal["free", "held"]] = "held"
+    trains: ClassVar[bool] = True
     has_momentum: ClassVar[bool]
     #: ε times the largest curvature that a chosen step size aims at; stable below 4
     share: ClassVar[float]
@@ -175,7 +176,8 @@ class SGLD(_StochasticGradientMCMC):
     ``meta`` has the ``step_size`` and, with momentum, the ``kinetic_temperature`` (1 in equilibrium). The
     chains start at draws of ``init`` (MAP, SVI, …), all alike at a trained net, or at modes found by ``init_steps`` of
     Adam (a plain program: at draws from the prior). Where inputs are all but collinear Adam does not arrive: pass
-    ``init=MAP().fit(…)``. Batches of a DataLoader are shared by all chains.
+    ``init=MAP().fit(…)``. Batches of a DataLoader are shared by all chains. A net in training mode is trained so, as by
+    :class:`pyrobnn.MAP`.
 
     Fails with FloatingPointError where a chain is no longer finite (names step, chain and step size), or does not
     conserve its energy at any step size tried.
@@ -315,7 +317,7 @@ def _find_modes(config: _StochasticGradientMCMC, problem: Problem) -> Tensor:
 
     For two thirds of ``init_steps`` the likelihood's own parameters stay.
     """
-    density = problem.density
+    density = problem.density.subsampled()
     num_steps = config.init_steps
     seeds = torch.randint(2**31, (config.num_chains,)).tolist()
     start = torch.stack(
@@ -356,7 +358,11 @@ def _losses_from(start: Tensor, density: Density, num_rows: int) -> Callable[...
         return -density.log_joint(point, *batch) / num_rows
 
     def losses(thetas: Tensor, *batch: Tensor) -> Tensor:
-        return torch.func.vmap(loss, in_dims=(0, 0, *(None for _ in batch)))(thetas, start, *batch)
+        return torch.func.vmap(
+            loss,
+            in_dims=(0, 0, *(None for _ in batch)),
+            randomness="error" if density.stochastic is None else "different",
+        )(thetas, start, *batch)
 
     return losses
 

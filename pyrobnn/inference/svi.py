@@ -121,6 +121,9 @@ class SVI(Method):
     ``log_q``, ``guide`` and ``history``; ``meta["kl_direction"]``. Callbacks get loss, elbo, kl, log_likelihood,
     kl_weight, lr and grad_norm.
 
+    A net in training mode is trained so, as by :class:`pyrobnn.MAP`; its batch-norm layers take a pass over the
+    training inputs for the statistics of each draw.
+
     Caveat: KL(q‖p) makes q sit inside one mode. Where weights correlate mean-field gives each too small a variance of
     its own; of the function the uncertainty is too large at the data, and too small between clusters and outside.
     k-hat of ``log_q`` is over all weights, and does not say how far the function is off: ``diagnose`` does.
@@ -158,6 +161,7 @@ class SVI(Method):
     kind: ClassVar[Kind] = "independent"
     claim: ClassVar[Claim] = "approximate"
     has_density: ClassVar[bool] = True
+    trains: ClassVar[bool] = True
     remedy: ClassVar[str] = (
         "The approximation misses the posterior: use a richer guide (low_rank, full_rank), or run NUTS and compare."
     )

@@ -142,6 +142,11 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
         raise Refused(
             f"the draws are of temperature {meta['temperature']:g}: an update needs those of temperature 1"
         )
+    if isinstance(posterior.model, BNN) and posterior.model.stochastic_layers():
+        raise Refused(
+            "the net is in training mode, so the density of a row depends on the batch that it is in: fit again on all "
+            "rows, fit(model, x_all, y_all, init=posterior)"
+        )
     if posterior.rows is None:
         raise Refused(
             "this posterior holds no rows of data: a file has them where save(path, rows=True) asked for it, and "
@@ -151,13 +156,18 @@ def _rows_at_fit(posterior: Posterior) -> Rows:
     num_draws = posterior.num_chains * posterior.num_draws
     if num_draws < _FEWEST and not gaussian:
         raise Refused(f"{num_draws} draws are too few: make {_FEWEST} at least")
-    for name in meta.get("point_sites", ()):
+    _check_points(posterior)
+    return posterior.rows.checked()
+
+
+def _check_points(posterior: Posterior) -> None:
+    """Refuse point parameters that differ between draws."""
+    for name in posterior.meta.get("point_sites", ()):
         draws = posterior.draws[name]
         if bool((draws != draws[:1, :1]).any()):
             raise Refused(
                 "the point parameters differ between draws, which no density has: give them priors or hold them"
             )
-    return posterior.rows.checked()
 
 
 def _changed(

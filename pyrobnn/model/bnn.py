@@ -91,6 +91,7 @@ class BNN:
                 expected = f"{kind.__module__}.{kind.__name__}"
                 actual = f"{type(value).__module__}.{type(value).__name__}"
                 raise TypeError(f"{name!r} must be a {expected}, got {actual}")
+        _refuse_wrapped(net)
         # the prior may refer to the user's own modules (hide_modules), so it is read before copying
         priors = site_priors(prior, net.net if isinstance(net, Exposed) else net)
         self.net = _separated(copy.deepcopy(net))
@@ -368,6 +369,20 @@ def _of_same_tensors(net: nn.Module) -> nn.Module:
     for module in net.modules():
         tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
     return copy.deepcopy(net, {id(tensor): tensor for tensor in tensors})
+
+
+def _refuse_wrapped(net: nn.Module) -> None:
+    """Refuse a net whose calls go through a wrapper of torch's, or whose weights have no values."""
+    if isinstance(net, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        raise ValueError(
+            f"'net' is wrapped in {type(net).__name__}: pass the net inside, net.module; "
+            "pyrobnn.distributed shares a fit between machines"
+        )
+    if any(param.is_meta for param in net.parameters()):
+        raise ValueError(
+            "the parameters of 'net' are on the device 'meta' and have no values: call net.to_empty(device='cpu') and "
+            "initialise it, or load its state, before building the BNN"
+        )
 
 
 def _separated(net: nn.Module) -> nn.Module:

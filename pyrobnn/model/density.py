@@ -111,6 +111,7 @@ class Density:
             which the program states no value, ``pyro.param("scale")``, from Pyro's parameter store.
         double: compute in float64, whatever type the program's own tensors have. A plain program whose sites are of
             several types is computed so in any case: one vector holds them all.
+        noisy: the program with the noise of its training, such as dropout: what :meth:`subsampled` runs.
 
     Attributes: ``sites`` (tuple of :class:`Site`), ``dim``, ``dtype``, ``own_dtypes`` (of the sites and point
     parameters as the program has them, by name), ``device``, ``observed`` (names; ``observes``:
@@ -155,6 +156,7 @@ class Density:
         points: Literal["free", "held"] = "free",
         values: Mapping[str, Tensor] | None = None,
         double: bool = False,
+        noisy: Program | None = None,
     ):
         self.program = check_type("program", program, Callable, "a Pyro program")
         self.args: tuple[Any, ...] = check_type(
@@ -164,6 +166,7 @@ class Density:
         self._held: dict[str, Tensor] = dict(values or {})
         self.plate_sizes: dict[str, int] = {}
         self._all_rows = True
+        self._noisy = noisy
         #: whether the program writes into tensors that it has made
         self.writes = False
         self.device = device_of({}, leaves_of(args))
@@ -323,6 +326,7 @@ class Density:
             points=self.points,
             values=self._held,
             double=True,
+            noisy=self._noisy,
         )
         density.own_dtypes = self.own_dtypes
         density._all_rows = self._all_rows
@@ -369,19 +373,23 @@ class Density:
 
     @property
     def stochastic(self) -> str | None:
-        """Name of the plate that draws a subsample, the first if there are several; None if there is none."""
-        return next(iter(self.plate_sizes), None)
+        """Name of the plate that draws a subsample, the first if there are several; None if there is none.
+
+        Of a net that is trained with dropout ``"dropout"``.
+        """
+        return next(iter(self.plate_sizes), None if self._noisy is None else "dropout")
 
     def subsampled(self) -> Density:
-        """The density as the program has it: another random subsample at every call, scaled to all rows by Pyro.
+        """The density as a training has it: another random subsample at every call, scaled to all rows by Pyro.
 
-        Unbiased, value and gradient. Itself where no plate draws a subsample.
+        Unbiased, value and gradient. Of a net that is trained with dropout with other units dropped at every call.
+        Itself where nothing is drawn.
         """
         if self.stochastic is None:
             return self
         noisy = copy.copy(self)
         noisy._all_rows = False
-        return noisy
+        return noisy if self._noisy is None else running(noisy, self._noisy)
 
     # -- flat vector ↔ sites ---------------------------------------------------------------------------------------
 
@@ -925,3 +933,11 @@ def _bounds(support: constraints.Constraint) -> list[Tensor]:
     while isinstance(support, constraints.independent):
         support = support.base_constraint
     return [value for value in vars(support).values() if isinstance(value, Tensor)]
+
+
+def running(density: Density, program: Program) -> Density:
+    """A density with the data and sites of another, whose program this is."""
+    renewed = copy.copy(density)
+    renewed.program = program
+    renewed.__dict__.pop("owner", None)  # computed from the program
+    return renewed

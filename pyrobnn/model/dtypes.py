@@ -1,4 +1,4 @@
-"""Programs that do not run with their data: what to change in the data so that they do, in words, found by trying.
+"""Programs that fail on their data: what to change in the data, in words, found by trying.
 
 A cast where torch combines one type only; tensors in place of lists, NumPy arrays and tables; ``squeeze(-1)`` of one
 column; data that were not passed; and names that are used twice.
@@ -31,13 +31,13 @@ _CASTS = {
 }
 #: the arguments of a program by their names
 _Data: TypeAlias = Mapping[str, Tree]
-#: in what torch says of an operation between types
+#: words in torch's errors about an operation between types
 _WORDS = ("dtype", "scalar type", "output type", "bool tensor", "not implemented for", "bias type")
 
 
 @contextlib.contextmanager
 def types_explained(program: Program, data: Mapping[str, Any]) -> Iterator[None]:
-    """Inside, an error of a program that its data cause is one that says what to change in them.
+    """Inside, an error that a program's data cause is replaced by one that says what to change in them.
 
     Args:
         program: a plain Pyro program.
@@ -141,13 +141,16 @@ def _why_of_columns(program: Program, data: _Data, advice: str) -> str:
     for names in choices:
         squeezed = {name: columns[name].squeeze(-1) for name in names}
         if _runs(program, tuple({**data, **squeezed}.values())):
-            shapes = " and ".join(f"{n!r} has shape {tuple(columns[n].shape)}" for n in names)
-            passed = " and ".join(f"{name}.squeeze(-1)" for name in names)
             before = f"{advice}; " if advice else ""
-            return (
-                f"{before}{shapes}, and the program computes with one number a row: pass {passed}"
-            )
+            return before + _to_squeeze({name: columns[name] for name in names})
     return ""
+
+
+def _to_squeeze(columns: Mapping[str, Tensor]) -> str:
+    """What these columns (row, 1) are, and what to pass in their place."""
+    shapes = " and ".join(f"{name!r} has shape {tuple(x.shape)}" for name, x in columns.items())
+    passed = " and ".join(f"{name}.squeeze(-1)" for name in columns)
+    return f"{shapes}, and the program computes with one number a row: pass {passed}"
 
 
 def _is_column(value: Tree) -> TypeGuard[Tensor]:
@@ -249,7 +252,7 @@ def _runs(program: Program, args: tuple[Tree, ...], double: bool = False) -> boo
     try:
         density = Density(program, args, double=double)
         density.log_joint(density.sample_prior(1, seed=0)[0])
-    except Exception:  # whatever else a program raises is told where it is run
+    except Exception:  # an error of another kind appears where the program is run
         return False
     return True
 

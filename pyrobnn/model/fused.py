@@ -169,13 +169,14 @@ def _recurrences(
     """Each layer in each direction, layer by layer; ``starts`` are (layer and direction, B, hidden) each."""
     count = len(starts[0])
     size = len(weights) // count
-    return [
-        _Recurrence(
+    recurrences = []
+    for index in range(count):
+        recurrence = _Recurrence(
             cell,
             start=tuple(state[index] for state in starts),
             weights=weights[index * size : (index + 1) * size],
             has_biases=has_biases,
             backwards=index % directions == 1,
         )
-        for index in range(count)
-    ]
+        recurrences.append(recurrence)
+    return recurrences

@@ -1,4 +1,4 @@
-"""What tells draws of a posterior from others without a reference: Stein's identities, and Hamiltonian moves."""
+"""How draws are tested against their posterior without a reference: Stein's identities, and Hamiltonian moves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from pyrobnn.posterior.short_chains import (
     starts_elsewhere,
 )
 
-#: directions along which the score of each site is kept, and single weights, those farthest from zero
+#: of each site, random directions and single scalars (those with the strongest mean) along which the score is kept
 NUM_DIRECTIONS = 4
 NUM_SINGLE = 4
 #: draws that are moved, trajectories of each, and leapfrog steps of one
 NUM_DRAWS = 128
 NUM_TRAJECTORIES = 10
 NUM_STEPS = 6
-#: products of data, weights and gradients that the moves may take; chains are judged by much else
+#: most work of the moves, data × weights × gradients; less for chains, which other checks judge too
 _MAX_WORK = 2e10
 _MAX_WORK_OF_CHAINS = 4e9
 #: groups of short chains that begin at an approximation's draws (twice as many where a leapfrog is cheap), and
@@ -39,7 +39,7 @@ _MAX_WORK_OF_CHAINS = 4e9
 _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
 _LARGEST_GROUP = 8
-#: seconds that their way may take, about, and leapfrogs that are too few to see anything
+#: seconds that these chains may take, about, and the leapfrog steps below which they would show nothing
 _BUDGET = 2.0
 _FEWEST_LEAPFROGS = 120
 #: draws of the approximation of which the function is taken
@@ -168,10 +168,10 @@ def function_beside_posterior(
     y: Tensor,
     probe_x: Tensor,
 ) -> xr.Dataset | None:
-    """A net's function by the draws of an approximation, and by short chains on the posterior that begin at these.
+    """A net's function under the draws of an approximation, and under short chains that begin at these draws.
 
-    The chains move on the density of the net itself, also where predictions are those of a linearised net, for two
-    seconds at most by a rule of thumb that is the same on every machine, or until they have arrived
+    The chains sample the posterior of the net itself, even where predictions are those of a linearised net. They run
+    until they have arrived, and for two seconds at most by a rule of thumb that is the same on every machine
     (:class:`~pyrobnn.posterior.short_chains.Groups`). Some of the groups begin at likely draws from the prior.
 
     Args:
@@ -184,8 +184,8 @@ def function_beside_posterior(
         output), values of the function in the units of y; of a linearised net ``started`` (started_draw, region_probe,
         output), those of the net itself at the draws, where the chains begin; ``region_x`` (region_probe, feature) and
         ``region``; ``arrived`` (), ``starts`` (), different points that the chains began at, ``transitions``,
-        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC dropout, or too few
-        steps can be paid for.
+        ``nested_rhat``, ``drift`` and ``memory``. None where the net is in training mode, the draws are those of MC
+        dropout, or too few steps can be paid for.
     """
     plain = replace(posterior, network=None, moments=None)
     density = posterior_density(plain, x, y)
@@ -297,10 +297,10 @@ def moved_functions(
 ) -> xr.Dataset | None:
     r"""The function at the probes and the log density of 128 or 256 thinned draws, before and after they are moved.
 
-    Each draw takes ten trajectories of six leapfrog steps, accepted or refused by Metropolis' rule, in units of the
-    draws' own standard deviations. Such moves leave the model's posterior p as it is: draws of p stay draws of p, and
-    those of another distribution come nearer to it with every move. What the function changes by is how far it was off,
-    or less where the way is longer than the moves: from a narrow mode some draws find the wide one around it.
+    Each draw takes ten trajectories of six leapfrog steps, accepted or rejected by the Metropolis rule, in units of the
+    draws' own standard deviations. Such moves leave the model's posterior p invariant: draws of p stay draws of p, and
+    those of another distribution come nearer to it with every move. The change of the function is how far it was off,
+    or less if the moves are too short for the distance: from a narrow mode some draws find the wide one around it.
 
     Args:
         posterior: of a BNN: chains, or draws of an approximation with its density; of a program: these alone.
@@ -344,7 +344,7 @@ class _State:
 
 @dataclass(frozen=True, eq=False)
 class _Moves:
-    """Draws before and after their Hamiltonian moves, and the share of these that was accepted."""
+    """Draws before and after their Hamiltonian moves, and the share of the moves that was accepted."""
 
     before: _State
     after: _State

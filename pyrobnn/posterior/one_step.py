@@ -1,8 +1,8 @@
 """Predictives of the values of one joint event, each from those before it: independent where the model is right.
 
 Where an observed site is one event (a Gaussian process by its marginal likelihood, a state-space model, an areal model)
-its values depend on each other given the parameters, so that they are no rows to be judged one beside the other. Of a
-Gaussian event each value has an exact predictive given those before it, whose probability transforms are independent.
+its values depend on each other given the parameters, so that they cannot be judged as independent rows. In a Gaussian
+event each value has an exact predictive given those before it, and the probability transforms are independent.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pyrobnn.posterior.arrays import to_numpy
 
 #: draws whose predictives are averaged
 NUM_DRAWS = 100
-#: values of an event with a factor of its covariance, and of one whose precision is that of its log density
+#: most values of an event that has a covariance factor, and of one whose precision is found by differentiation
 MOST_VALUES = 2000
 MOST_DIFFERENTIATED = 400
 #: share by which the gradient of a Gaussian event may differ from a linear one, by rounding

@@ -77,9 +77,7 @@ class PredictiveProgram(nn.Module):
         self._add("levels", torch.tensor(levels, dtype=wide))
         self._add_params(bnn, draws)
         self._add_units(bnn)
-        if input_range is not None:
-            self._add("low", input_range.low)
-            self._add("high", input_range.high)
+        self._add_range(input_range)
 
     def _add_params(self, bnn: BNN, draws: Mapping[str, Tensor]) -> None:
         """The net's own buffers, the draws (constant ones once), and the likelihood's fixed parameters."""
@@ -98,6 +96,11 @@ class PredictiveProgram(nn.Module):
         if bnn.units is not None:
             self._add("y_mean", bnn.units[0])
             self._add("y_scale", bnn.units[1])
+
+    def _add_range(self, input_range: InputRange | None) -> None:
+        if input_range is not None:
+            self._add("low", input_range.low)
+            self._add("high", input_range.high)
 
     def _narrow(self, value: Tensor) -> Tensor:
         return value.to(self._dtype) if value.is_floating_point() else value

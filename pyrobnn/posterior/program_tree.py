@@ -19,7 +19,7 @@ from pyrobnn.posterior.arrays import Dims, few_draws, sample_dataset, site_datas
 from pyrobnn.posterior.invariance import moved_functions, posterior_density
 from pyrobnn.posterior.one_step import joint_events, one_step
 
-#: seconds that replicates may take, as a share of the fit's, and whatever the fit took
+#: seconds that replicates may take: a share of the fit's, and at least this many
 _SHARE_OF_FIT = 0.25
 _LEAST_SECONDS = 1.0
 

@@ -1,4 +1,4 @@
-r"""Some hundreds of short Hamiltonian chains side by side, and whether they have arrived at what they sample.
+r"""Hundreds of short Hamiltonian chains that run side by side, and whether they have reached their target.
 
 Chains are in groups, and those of a group begin at one point: once the means of the groups differ by no more than
 chance, the chains have forgotten where they began, however short they are.
@@ -33,7 +33,7 @@ _NUM_SHORT_PATHS = 6
 _SHORT_LENGTH = 8
 #: leapfrogs of the longest path afterwards; the shortest is a quarter of it
 LONGEST = 48
-#: share of the paths whose step is up to this power of two smaller: for places that are steeper than most
+#: share of paths with a finer step, and the least power of two that it is multiplied by: for steep places
 _SHARE_FINER = 0.25
 _LEAST_POWER = -4.0
 #: transitions after which the scale of every coordinate is set anew, up to this number of them
@@ -41,25 +41,26 @@ _ADAPT_EVERY = 4
 _ADAPT_UP_TO = 40
 #: energy error that counts as a divergence, as everywhere
 _DIVERGENT = 1000.0
-#: distance of the places between which the curvature is taken
+#: distance, to either side, of the finite differences that give the curvature
 _CURVATURE_STEP = 1e-2
-#: draws from the prior of which each start elsewhere is the best
+#: draws from the prior, the likeliest of which is a start elsewhere
 _NUM_TRIED = 64
-#: seconds of a leapfrog that are few
+#: seconds below which a leapfrog step of all chains is cheap
 _CHEAP_SECONDS = 0.005
-#: changes between the halves of a window of transitions that are no drift: of a mean in sds, of a log sd
+#: largest change from one half of a window to the other that is no drift: of a mean (in sds), and of a log sd
 _DRIFT = 0.25, 0.2
-#: correlation over a window below which chains have moved on
+#: correlation of the end of a window with its beginning, up to which chains have forgotten where they were
 _MEMORY = 0.5
-#: transitions of a window of two halves
+#: transitions that a window of two halves has at least
 _LEAST_TRANSITIONS = 4
-#: what may be left of B / W beside one over the chains of a group, which is chance (Margossian et al., section 4)
+#: what B / W may be at convergence, beyond the inverse of the chains of a group, which is chance (Margossian et al.,
+#: section 4)
 _CHANCE = 0.04
-#: transitions before it is first asked whether the chains have arrived; of those so far the later half is asked
+#: transitions after which the chains are first judged, by the later half of their transitions
 _FIRST_CHECK = 16
-#: effective draws that chains which have arrived are worth
+#: effective sample size of the window that chains which have arrived need
 _MIN_ESS = 400.0
-#: sds of the log density by which chains from elsewhere lie below the others, and then say nothing
+#: sds of the log density by which groups from elsewhere lie so far below the others that they are left out
 _BELOW = 3.0
 
 
@@ -188,7 +189,7 @@ class ShortChains:
         return moved._in_new_units() if adapts else moved
 
     def _in_new_units(self) -> ShortChains:
-        """With each coordinate's unit set to how far the chains have gone along it, wherever each of them is."""
+        """The chains with the unit of each coordinate set to how far they have moved along it since it was last set."""
         distance = (self.z - self.anchor).double().square().mean(0).div(2.0).sqrt()
         floor = 1e-3 * float(distance.median())
         if floor == 0.0 or not math.isfinite(floor):
@@ -208,7 +209,7 @@ def _curvature(
     z: Tensor,
     random: torch.Generator,
 ) -> Tensor:
-    """Minus the second derivative along each coordinate (dim,), the median over positions (chain, dim).
+    """Minus the second derivative along each coordinate (dim,), in the median over positions (chain, dim).
 
     Hutchinson's estimate, from two gradients at each position.
     """
@@ -247,7 +248,7 @@ def starts_elsewhere(
     count: int,
     seed: int,
 ) -> Tensor:
-    """Positions (count, dim), each the likeliest of some draws from a net's prior: of no fit's making."""
+    """Positions (count, dim) that no fit has chosen: each the likeliest of some draws from a net's prior."""
     model = density.owner
     if model is None:
         raise TypeError("the prior of a plain program may be vague: its draws are no starts")
@@ -269,7 +270,7 @@ def evenly(z: Tensor, count: int) -> Tensor:
 
 
 def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
-    """Seconds that a leapfrog of all chains takes about, on a core of the present: the same number everywhere."""
+    """Seconds that a leapfrog step of all chains takes on one core, by a rule of thumb: the same on every machine."""
     widest = 1
     if density.owner is not None:
         widest = widest_layer(density.owner, density.args[0][:1])
@@ -285,11 +286,14 @@ def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
 
 
 class Arrival(NamedTuple):
-    """How far chains have come, by the worst quantity.
+    """How near chains are to convergence, by the worst quantity.
 
-    Nested R-hat, and the ``limit`` that chance alone keeps it below; between the halves of the window, how far means
-    (sds) and log sds drift; and the correlation of where chains are at the end of the window with where they were at
-    its beginning: of chains that hardly move, one.
+    Args:
+        nested_rhat: R-hat of the groups.
+        shift: change of the mean from one half of the window to the other, in sds.
+        log_ratio: change of the log sd.
+        memory: correlation over chains of the end of the window with its beginning; one if chains hardly move.
+        limit: what nested R-hat stays below at convergence.
     """
 
     nested_rhat: float
@@ -305,7 +309,7 @@ class Arrival(NamedTuple):
         return steady and self.memory <= _MEMORY and self.nested_rhat <= self.limit
 
 
-#: of chains of which nothing is known
+#: that of chains about which nothing is known
 NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0, 1.0)
 
 
@@ -382,7 +386,7 @@ def nested_rhat(values: np.ndarray, num_groups: int) -> np.ndarray:
     return np.sqrt(1.0 + between / np.maximum(within, 1e-300))
 
 
-#: what is identified at a visit, (quantity, chain)
+#: identified quantities (quantity, chain) at a visit
 Quantities = Callable[[Visit], np.ndarray]
 
 
@@ -392,9 +396,9 @@ class Groups:
     Args:
         density: of the posterior.
         starts: where the groups begin (group, dim), those from elsewhere last.
-        num_elsewhere: how many of them.
+        num_elsewhere: groups that begin elsewhere.
         size: chains of a group.
-        quantities: what is identified.
+        quantities: identified quantities of the chains at a visit.
         seed: of the moves.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -26,15 +27,17 @@ def table(records: Records) -> str:
     for data, softmaxes in cells:
         rows = [row for row in records if (row["data"], row["softmaxes"]) == (data, softmaxes)]
         for name in rows[0]["scores"]:
-            means = {
-                score: fmean(row["scores"][name][score] for row in rows)
-                for score in ("accuracy", "nll", "ece")
-            }
+            scores = [row["scores"][name] for row in rows]
             reported = ""
             if data == "mnist" and softmaxes == "two softmaxes" and name in REPORTED:
                 reported = f"{REPORTED[name]:.2f}"
             lines.append(
-                f"| {data} | {softmaxes} | {name} | {len(rows)} | {means['accuracy']:.2f} | {means['nll']:.3f} | "
-                f"{means['ece']:.3f} | {reported} |"
+                f"| {data} | {softmaxes} | {name} | {len(rows)} | {_mean(scores, 'accuracy'):.2f} | "
+                f"{_mean(scores, 'nll'):.3f} | {_mean(scores, 'ece'):.3f} | {reported} |"
             )
     return "\n".join(lines)
+
+
+def _mean(scores: Sequence[Mapping[str, float]], name: str) -> float:
+    """The mean over seeds of the score of this name."""
+    return fmean(by_name[name] for by_name in scores)

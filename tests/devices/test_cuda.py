@@ -83,9 +83,9 @@ def test_replays_of_the_step_draw_what_the_step_draws(graph, monkeypatch):
 def test_a_step_that_cannot_be_captured_is_told(monkeypatch):
     prepare_run = Run.prepare
 
-    def uncaptured(run, chains):
+    def uncaptured(run, *arguments):
         # the name of what was done is enough
-        stepper = prepare_run(dataclasses.replace(run, compile=False), chains)
+        stepper = prepare_run(dataclasses.replace(run, compile=False), *arguments)
         mode = "captured in a CUDA graph (RuntimeError: it waits)"
         return dataclasses.replace(stepper, mode=mode)
 

@@ -21,6 +21,12 @@ MOMENTS = (0.0, 0.6, *(pytest.param(moment, marks=pytest.mark.slow) for moment i
 SAID = "was interrupted by Ctrl-C"
 
 
+@pytest.fixture(autouse=True)
+def no_trace(monkeypatch):
+    """Every call of the net is one of Python, where a traced graph would call it no more."""
+    monkeypatch.setattr("pyrobnn.model.compile._REPAYS_TRACE", 10**9)
+
+
 class Tripwire(nn.Tanh):
     """A layer that counts its calls in all copies of the net, and at some of them presses Ctrl-C."""
 

@@ -327,10 +327,11 @@ class BlockGaussian:
             tensors["centre"] = self.centre
         if not self._holds_sites:
             return tensors
-        return {
-            f"drawn_{name}": torch.cat([value[site.start : site.stop] for site in self.sites])
-            for name, value in tensors.items()
-        }
+        return {f"drawn_{name}": self._of_sites(value) for name, value in tensors.items()}
+
+    def _of_sites(self, z: Tensor) -> Tensor:
+        """The coordinates (…,) of the Gaussian's sites, of those of all sites (dim,)."""
+        return torch.cat([z[site.start : site.stop] for site in self.sites])
 
     def _filled(self, coordinates: Tensor) -> Tensor:
         z = self.loc.expand(*coordinates.shape[:-1], -1).clone()

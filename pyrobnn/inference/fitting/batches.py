@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor, check_finite
+from pyrobnn.core.seeding import generator
 
 # `batches.read` and the like: `problem` imports this module alone
 from pyrobnn.inference.fitting.loaders import Epoch as Epoch
@@ -130,6 +131,44 @@ def independent_batches(
         yield problem.x[rows], problem.y[rows]
 
 
+def row_parts(rows: Tensor, size: int) -> tuple[Tensor, ...]:
+    """Parts of ``size`` rows; a last one of a single row is joined to the part before, for it has no variance."""
+    parts = rows.split(size)
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        return (*parts[:-2], torch.cat(parts[-2:]))
+    return parts
+
+
+def of_rows(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The batch (x, y); of row numbers (batch_size,) and all data that of these rows."""
+    if len(batch) < 3:
+        return batch
+    rows, x, y = batch
+    return x[rows], y[rows]
+
+
+def member_rows(
+    num_data: int,
+    batch_size: int,
+    device: torch.device,
+    seeds: Sequence[int],
+) -> Iterator[Tensor]:
+    """Endless row numbers (member, batch_size): each member walks through permutations by its own seed.
+
+    The last incomplete batch of a permutation is dropped, as of :func:`permuted_rows`.
+    """
+    generators = [generator(seed, device) for seed in seeds]
+    used = num_data - num_data % batch_size
+    while True:
+        orders = [
+            torch.randperm(num_data, generator=of_member, device=device) for of_member in generators
+        ]
+        # compiled code takes every batch to lie in memory as the first did
+        yield from (
+            rows.contiguous() for rows in torch.stack(orders)[:, :used].split(batch_size, 1)
+        )
+
+
 @dataclass(frozen=True)
 class Inputs:
     """One pass through the inputs alone, as often as wanted."""
@@ -138,7 +177,7 @@ class Inputs:
 
     def __iter__(self) -> Iterator[Tensor]:
         if self.problem.loader is None:
-            return iter(self.problem.x.split(512))
+            return iter(row_parts(self.problem.x, 512))
         return (x for x, _ in self.problem.one_pass())
 
 
@@ -163,7 +202,7 @@ def in_parts(density: Density, x: Tensor, y: Tensor) -> Callable[[Tensor], tuple
         return -density.log_parts(z, some_x, some_y)[1] * (len(some_x) / num_data)
 
     def minus_log_prior(z: Tensor) -> Tensor:
-        return -(density.log_parts(z, x[:1], y[:1])[0] + density.log_jacobian(z).double())
+        return -(density.log_parts(z, x[:2], y[:2])[0] + density.log_jacobian(z).double())
 
     def slope(z: Tensor) -> tuple[Tensor, Tensor]:
         gradient, value = torch.func.grad_and_value(minus_log_prior)(z)

@@ -182,6 +182,7 @@ def prepare(
     deterministic: bool = True,
     num_draws: int = 0,
     check_derivative: bool = True,
+    noisy: BNN | None = None,
 ) -> Problem:
     """Check the model and its data before any compute, and build the density.
 
@@ -193,12 +194,13 @@ def prepare(
         deterministic: refuse dropout and batch-norm layers in training mode.
         num_draws: of all chains together, that the posterior will hold in memory.
         check_derivative: note where a program's gradient is not its derivative.
+        noisy: the model with the noise of its training, where it has one: dropout.
 
     Raises:
         TypeError, ValueError: naming the argument and the remedy.
         NotEnoughMemory: the draws do not fit.
     """
-    terms = _Terms(points, check_device(device), dict(values or {}), stream, deterministic)
+    terms = _Terms(points, check_device(device), dict(values or {}), stream, deterministic, noisy)
     if isinstance(model, BNN):
         problem = _net_problem(model, x, y, terms)
     else:
@@ -221,6 +223,7 @@ class _Terms:
     values: dict[str, Tensor]
     stream: bool
     deterministic: bool
+    noisy: BNN | None
 
     def values_on(self, device: torch.device | None) -> dict[str, Tensor]:
         """The values of held point parameters on a device, or where they are."""
@@ -245,11 +248,16 @@ def _net_problem(model: BNN, x: Data, y: Data, terms: _Terms) -> Problem:
         deterministic=terms.deterministic,
     )
     num_data = len(inputs) if epoch is None else epoch.num_data
+    streamed_epoch = epoch if terms.stream else None
+    noisy = None
+    if terms.noisy is not None:
+        noisy = batches.scaled_program(terms.noisy.to(device), num_data, streamed_epoch)
     density = Density(
-        batches.scaled_program(model, num_data, epoch if terms.stream else None),
+        batches.scaled_program(model, num_data, streamed_epoch),
         (inputs, targets),
         points=terms.points,
         values=values,
+        noisy=noisy,
     )
     streamed = loader if terms.stream else None
     problem = Problem(model, density, inputs, targets, num_data, device, streamed, epoch)
@@ -347,7 +355,8 @@ def _refuse_stochastic_layers(model: BNN) -> None:
     if layers:
         raise Refused(
             f"the net is in training mode and its layers {', '.join(layers)} are random or batch-dependent, "
-            "so it has no fixed density: call net.eval() before building the BNN"
+            "so it has no fixed density: call net.eval() before building the BNN, or take MAP, DeepEnsemble, SVI or "
+            "SGHMC, which train such a net"
         )
 
 
@@ -441,6 +450,19 @@ def make_posterior(
         meta=record,
         **parts,
     )
+
+
+def posterior_with_notes(posterior: Posterior, notes: Sequence[Finding]) -> Posterior:
+    """The posterior with what was noticed after it was made, warned of and kept in its ``meta``."""
+    if not notes:
+        return posterior
+    warn(notes)
+    meta = posterior.meta
+    added = {
+        "findings": [*meta["findings"], *as_json(notes)],
+        "warnings": [*meta["warnings"], *map(str, notes)],
+    }
+    return dataclasses.replace(posterior, meta=meta | added)
 
 
 def _with_points(draws: dict[str, Tensor], fixed: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -302,15 +302,22 @@ def _differs_by_mode(model: BNN, x: Tensor) -> bool:
 def rows_together(model: BNN, x: Tensor) -> list[Finding]:
     """A finding where the net's output for a row depends on the other rows of ``x`` (N, …), else an empty list.
 
-    A mean over the batch makes it so.
+    A mean over the batch makes it so, or a branch on one.
     """
-    rows = x[:FEW]
     with warnings.catch_warnings(action="ignore"):  # what a batch of one is asked for
-        alone = model.forward({}, rows[:1])
-        together = model.forward({}, rows)[:1]
-    off = float((alone - together).abs().max())
-    largest = float(together.abs().max())
-    # a product of another number of rows, or a low precision, may change a hundredth
-    if off <= 0.01 * largest or not math.isfinite(largest):
-        return []
-    return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]
+        for rows in (x[:FEW], _unlike_rows(x)):
+            alone = torch.cat([model.forward({}, row[None]) for row in rows[:2]])
+            together = model.forward({}, rows)[:2]
+            off = float((alone - together).abs().max())
+            largest = float(together.abs().max())
+            # a product of another number of rows, or a low precision, may change a hundredth
+            if not off <= 0.01 * largest and math.isfinite(largest):
+                return [Finding("rows_together", {"change": off if math.isfinite(off) else None})]
+    return []
+
+
+def _unlike_rows(x: Tensor) -> Tensor:
+    """The rows of inputs (N, …) with the smallest and the largest mean, before others: a net may branch on a mean."""
+    means = x.reshape(len(x), -1).double().mean(1)
+    ends = torch.stack([means.argmin(), means.argmax()])
+    return torch.cat([x[ends], x[: FEW - 2]])

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
+from pyrobnn.inference.fitting.batches import of_rows
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.descent import descend, descend_each
@@ -31,6 +32,7 @@ from pyrobnn.inference.optim.occam import log_evidences, log_joints
 from pyrobnn.inference.optim.training import Training
 from pyrobnn.model import Density
 from pyrobnn.model.compile import compiled
+from pyrobnn.model.density import running
 from pyrobnn.model.likelihoods.base import SCALE, HeldScale
 
 #: scales at which a continuation holds the noise, of the standard deviation of the targets, in the order of their use
@@ -95,7 +97,7 @@ class FreeNoise:
         if not bool((spread > 0).all() & spread.isfinite().all()):
             return None
         likelihood = HeldScale(problem.bnn.likelihood)
-        return cls(_under(problem.density, likelihood), likelihood, spread)
+        return cls(_under(problem.density.subsampled(), likelihood), likelihood, spread)
 
     def collapsed(self, points: Tensor) -> Tensor:
         """Of points (end, dim), whether the noise is on its way to zero, where nothing bounds the density there."""
@@ -125,13 +127,14 @@ def _under(density: Density, likelihood: HeldScale) -> Density:
     program: Any = density.program
     model = copy.copy(program.func.__self__)
     model.likelihood = likelihood
-    renewed = copy.copy(density)
-    renewed.program = partial(
-        getattr(model, program.func.__name__),
-        *program.args,
-        **program.keywords,
+    return running(
+        density,
+        partial(
+            getattr(model, program.func.__name__),
+            *program.args,
+            **program.keywords,
+        ),
     )
-    return renewed
 
 
 def num_together(
@@ -300,9 +303,10 @@ class Search:
 
     Attributes: ``problem`` and its ``noise``; ``target``, (density, theta, \\*batch) → what is maximised, in nats;
         ``worths`` of ends, by which they are compared, in nats; ``training``; ``batches``, a function that gives
-        endless batches of the data; ``num_paths`` of each member that are followed together, or one: then a
-        continuation follows the plain path; ``refinement``, that brings ends to where they can be
-        compared, None where they are; ``other_starts``, as of :func:`planned`; ``callbacks``, ``snapshot``,
+        endless batches of the data, with ``own_rows`` (rows (member, batch_size), x, y) of all; ``num_paths`` of each
+        member that are followed together, or one: then a continuation follows the plain path; ``refinement``, that
+        brings ends to where they can be compared, None where they are; ``other_starts``, as of :func:`planned`;
+        ``own_rows``: each member has batches of its own; ``callbacks``, ``snapshot``,
         ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`. Where a loss is not finite
         the error names the parameter that is impossible and its site.
     """
@@ -316,6 +320,7 @@ class Search:
     num_paths: int
     refinement: Refinement | None = None
     other_starts: Callable[[int], Tensor] | None = None
+    own_rows: bool = False
     callbacks: Sequence[Callback] = ()
     snapshot: Callable[[Tensor], Any] | None = None
     progress: bool = False
@@ -464,10 +469,10 @@ class Search:
 
         def loss(theta: Tensor, level: Tensor, *batch: Tensor) -> Tensor:
             with self.noise.at(level) as density:
-                return -self.target(density, theta, *batch) / self.problem.num_rows
+                return -self.target(density, theta, *of_rows(batch)) / self.problem.num_rows
 
         def losses(thetas: Tensor, levels: Tensor, *batch: Tensor) -> Tensor:
-            in_dims = (0, 0, *(None for _ in batch))
+            in_dims = (0, 0, 0, None, None) if self.own_rows else (0, 0, *(None for _ in batch))
             return torch.func.vmap(
                 loss,
                 in_dims=in_dims,
@@ -480,7 +485,7 @@ class Search:
         return minimize(
             loss if starts.dim() == 1 else losses,
             starts,
-            _with_level(self.batches(), levels, round(HELD_SHARE * training.num_steps)),
+            _with_level(self._batches_of(starts), levels, round(HELD_SHARE * training.num_steps)),
             training,
             callbacks=self.callbacks,
             snapshot=snapshot,
@@ -489,6 +494,15 @@ class Search:
             explain=self._why_impossible,
             num_paths=num_paths,
             rates=rates,
+        )
+
+    def _batches_of(self, starts: Tensor) -> Iterator[Sequence[Tensor]]:
+        """Batches for these starts (end, dim): all paths of a member see the same."""
+        if not self.own_rows:
+            return self.batches()
+        return (
+            (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
+            for rows, *data in self.batches()
         )
 
     def _why_impossible(self, thetas: Tensor) -> str:

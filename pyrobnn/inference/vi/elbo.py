@@ -24,6 +24,7 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import generator, kept, seeded
+from pyrobnn.inference.fitting.batches import row_parts
 from pyrobnn.inference.fitting.problem import Problem
 from pyrobnn.inference.fitting.rng import Noise
 from pyrobnn.inference.fitting.watch import Watch
@@ -330,7 +331,7 @@ def _bar(work: Work) -> AbstractContextManager[Watch]:
 
 
 def _exact_kl(problem: Problem, elbo: Elbo, theta: Tensor) -> float:
-    """The KL where it depends on no draw, else 0; of a net by one row, for the likelihood is not asked for."""
+    """The KL where it depends on no draw, else 0; of a net by two rows, for the likelihood is not asked for."""
     if not elbo.exact_kl:
         return 0.0
     no_key = torch.zeros(
@@ -338,7 +339,7 @@ def _exact_kl(problem: Problem, elbo: Elbo, theta: Tensor) -> float:
         dtype=torch.int64,
         device=theta.device,
     )
-    data = (problem.x[:1], problem.y[:1]) if problem.is_bnn else ()
+    data = (problem.x[:2], problem.y[:2]) if problem.is_bnn else ()
     return float(elbo.parts(theta, no_key, *data)[1])
 
 
@@ -363,7 +364,7 @@ def _evaluate_within(
         z = layout.unconstrain(approximation.sample(2))
         values = _scaled_likelihood(problem, layout, z, x, y)
         if not elbo.exact_kl:
-            log_prior = at_each(lambda draw: layout.log_parts(draw, x[:1], y[:1])[0], z)  # noqa: B023
+            log_prior = at_each(lambda draw: layout.log_parts(draw, x[:2], y[:2])[0], z)  # noqa: B023
             log_q = approximation.log_prob(layout.constrain(z)).double()
             values = values + log_prior - log_q
         pairs.append(values)
@@ -466,8 +467,8 @@ def _parts_by_rows(
     log_prior = z.new_zeros(len(z), dtype=torch.float64)
     log_likelihood = torch.zeros_like(log_prior)
     for x, y in zip(
-        problem.x.split(size),
-        problem.y.split(size),
+        row_parts(problem.x, size),
+        row_parts(problem.y, size),
         strict=True,
     ):
         of_rows = partial(_parts_of_rows, layout, x, y)

@@ -173,16 +173,22 @@ def check_sites(nodes: Mapping[str, Node], sites: Sequence[Site]) -> None:
     """
     known = [site.name for site in sites]
     missing = [name for name in known if name not in nodes or not is_latent(nodes[name])]
-    words = []
-    if missing:
-        words.append(f"lacks {_quoted(missing)}, which the model samples")
     additional = [
         name for name, node in nodes.items() if name not in known and _is_model_site(node)
     ]
+    difference = _difference(missing, additional)
+    if difference:
+        raise Refused(f"the guide {difference}: its sites must be {_quoted(known)}")
+
+
+def _difference(missing: Sequence[str], additional: Sequence[str]) -> str:
+    """How the sites of a guide differ from the model's, in words; empty where they do not."""
+    words = []
+    if missing:
+        words.append(f"lacks {_quoted(missing)}, which the model samples")
     if additional:
         words.append(f"samples {_quoted(additional)}, which the model does not")
-    if words:
-        raise Refused(f"the guide {' and '.join(words)}: its sites must be {_quoted(known)}")
+    return " and ".join(words)
 
 
 def _is_model_site(node: Node) -> bool:

@@ -1,0 +1,85 @@
+"""Whether a fit has found a function at all: one that is constant, or no better than the shares of the classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from pyrobnn.core.checks import as_tensor
+from pyrobnn.core.findings import Finding
+from pyrobnn.model import BNN
+from pyrobnn.posterior import Posterior
+
+#: rows and draws that are looked at
+_ROWS = 200
+_DRAWS = 8
+#: of the targets' standard deviation, or in probability, below which predictions are constant
+_CONSTANT = 1e-3
+#: nats per row by which probabilities have to be better than shares
+_BETTER = 1e-3
+
+
+@torch.no_grad()
+def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
+    """A finding where the predictions of a net at its training rows are constant or no better than class shares.
+
+    Nothing of a program, a loader, fewer than twenty rows, equal inputs or targets, and of a search that has not ended.
+
+    Args:
+        posterior: with its ``meta``.
+        x, y: the rows of the fit as the user gave them.
+    """
+    model = posterior.model
+    if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)) or _unfinished(posterior):
+        return []
+    targets = model.likelihood.targets
+    labels = targets.read(y)
+    inputs = as_tensor("x", x)
+    if len(inputs) < 20 or targets.censoring is not None:
+        return []
+    rows = torch.linspace(0, len(inputs) - 1, min(_ROWS, len(inputs))).round().long()
+    inputs = inputs[rows.to(inputs.device)]
+    labels = labels[rows.to(labels.device)]
+    if bool((inputs == inputs[:1]).all()) or bool((labels == labels[:1]).all()):
+        return []
+    prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
+    if targets.classes:
+        spread = float(prediction.probs.double().std(0).max())
+    else:
+        spread = _relative_spread(prediction.mean, labels)
+    if spread < _CONSTANT:
+        return [Finding("constant_function", {"rows": len(rows), "spread": spread})]
+    if targets.kind != "label":
+        return []
+    density = float(prediction.log_prob(labels).double().mean())
+    shares = _log_density_of_shares(labels)
+    if density <= shares + _BETTER:
+        values = {"rows": len(rows), "density": density, "shares": shares}
+        return [Finding("no_better_than_shares", values)]
+    return []
+
+
+def _unfinished(posterior: Posterior) -> bool:
+    """Whether the search is known to have ended too early: what it would have found is not known."""
+    meta = posterior.meta
+    codes = {finding["code"] for finding in meta["findings"]}
+    stopped = meta.get("stopped") in ("callback", "interrupt")
+    return bool(meta["interrupted"]) or stopped or "search_unfinished" in codes
+
+
+def _relative_spread(mean: Tensor, y: Tensor) -> float:
+    """The largest sd over rows of predicted means (N, out), in that of the targets; inf where there is none."""
+    values = mean.reshape(len(mean), -1).double()
+    scale = y.reshape(len(y), -1).double().std(0).to(values.device)
+    if values.shape[1] != len(scale) or not bool((scale > 0).all() & values.isfinite().all()):
+        return float("inf")
+    return float((values.std(0) / scale).max())
+
+
+def _log_density_of_shares(labels: Tensor) -> float:
+    """Mean log probability of labels (N,) that are predicted by their shares, in nats."""
+    shares = torch.bincount(labels.long().reshape(-1)).double() / len(labels)
+    return float((shares * shares.clamp_min(1e-300).log()).sum())

@@ -1,0 +1,104 @@
+"""What torch cannot do with a net, as a sentence with the remedy in the place of its own message and Pyro's dump."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from pyrobnn.core.checks import Refused
+from pyrobnn.model import BNN
+from pyrobnn.model.density import Program
+
+#: where Pyro's list of the sites and their shapes begins, in an error that a program has raised
+_DUMP = re.compile(r"\n\s*Trace Shapes:")
+
+
+def _any_net(net: nn.Module) -> bool:
+    return True
+
+
+def _recurs(net: nn.Module) -> bool:
+    return any(isinstance(module, nn.RNNBase) for module in net.modules())
+
+
+def _renormalises(net: nn.Module) -> bool:
+    embeddings = (nn.Embedding, nn.EmbeddingBag)
+    return any(
+        isinstance(module, embeddings) and module.max_norm is not None for module in net.modules()
+    )
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known error of torch: ``pattern`` in its message, of a net that ``concerns``; in words ``sentence``."""
+
+    pattern: str
+    sentence: str
+    concerns: Callable[[nn.Module], bool] = _any_net
+
+
+_PACKED = Known(
+    r"data pointer|doesn't have storage|aten::(gru|lstm|rnn_\w+)\.data",
+    "the net packs sequences (pack_padded_sequence), which torch's functional derivatives cannot follow: give the "
+    "recurrent layer the padded tensor, and take the output at each row's last step with gather",
+    _recurs,
+)
+KNOWN = (
+    Known(
+        r"saved tensor hooks",
+        "the net uses torch.utils.checkpoint, which torch's functional derivatives do not support: call the layers "
+        "directly; a smaller batch_size saves memory too",
+    ),
+    Known(
+        r"setup_context|autograd\.Function",
+        "the net uses an autograd.Function that torch's functional derivatives cannot follow (torch.utils.checkpoint "
+        "with use_reentrant=True is one): give it setup_context and generate_vmap_rule = True, or write it with "
+        "operations of torch",
+    ),
+    Known(
+        r"in-?place|is a view|modified inplace",
+        "the net has an nn.Embedding with max_norm, which rewrites its weights in every pass: leave max_norm out, or "
+        "scale the vectors in forward, e * (max_norm / e.norm(dim=-1, keepdim=True)).clamp(max=1)",
+        _renormalises,
+    ),
+    _PACKED,
+    Known(
+        r"data pointer|doesn't have storage|call numpy\(\)|__array__|to a numpy array",
+        "the forward of the net leaves torch (NumPy, or another library's arrays), so it has no derivatives and "
+        "cannot run for many points at once: compute with operations of torch",
+    ),
+    Known(
+        r"more than 1 value per channel",
+        "a batch of one row has no batch statistics for the net's batch-norm layers: choose a batch_size that leaves "
+        "no single row (drop_last=True of a DataLoader), or call net.eval() before building the BNN",
+    ),
+)
+
+
+@contextlib.contextmanager
+def explained(model: BNN | Program) -> Iterator[None]:
+    """Inside, an error of torch's about a net is raised as a sentence: Refused where it is known.
+
+    Raises:
+        Refused: with the remedy.
+        RuntimeError: another error of torch's while the net runs, without Pyro's list of sites.
+    """
+    try:
+        yield
+    except (RuntimeError, Refused) as error:
+        if not isinstance(model, BNN):
+            raise
+        message = str(error)
+        for known in KNOWN:
+            if re.search(known.pattern, message) and known.concerns(model.net):
+                raise Refused(known.sentence) from error
+        begin = _DUMP.search(message)
+        if begin is None or type(error) is not RuntimeError:
+            raise
+        raise RuntimeError(
+            f"torch cannot run the net in this fit: {message[: begin.start()].strip()}"
+        ) from error
