@@ -96,8 +96,8 @@ def is_param_statement(message: Mapping[str, Any]) -> bool:
 
 def keep_params_local(module: nn.Module) -> None:
     """Let a module run under ``module_local_params`` though it was made without."""
-    for part in module.modules():
-        context = getattr(part, "_pyro_context", None)
+    for submodule in module.modules():
+        context = getattr(submodule, "_pyro_context", None)
         if context is not None and not hasattr(context, "param_state"):
             context.param_state = {"params": {}, "constraints": {}}
 
@@ -110,18 +110,18 @@ def copy_of_guide(
     It is a guide of what ``change`` makes of its model. What a run of the model has left in it is shared.
     """
     parts = [module for module in guide.modules() if isinstance(module, AutoGuide)]
-    shared = {id(part.prototype_trace): part.prototype_trace for part in parts}
+    shared = {id(guide_part.prototype_trace): guide_part.prototype_trace for guide_part in parts}
     # WORKAROUND(pyro-ppl<=1.9.2): AutoGuide.__getstate__ takes the model away from the guide that is copied
-    models = [(part, part._model, part.master) for part in parts]
+    models = [(guide_part, guide_part._model, guide_part.master) for guide_part in parts]
     try:
         copied = copy.deepcopy(guide, shared)
     finally:
-        for part, model, master in models:
-            part._model = model
-            part.master = master
+        for guide_part, model, master in models:
+            guide_part._model = model
+            guide_part.master = master
     copied_parts = [module for module in copied.modules() if isinstance(module, AutoGuide)]
-    for part, (_, model, _) in zip(copied_parts, models, strict=True):
-        part._model = (change(model[0]),)
+    for guide_part, (_, model, _) in zip(copied_parts, models, strict=True):
+        guide_part._model = (change(model[0]),)
     keep_params_local(copied)
     return copied
 

@@ -57,17 +57,17 @@ def _raw_folder(folder: Path) -> Path:
     )
 
 
-def _part(raw: Path, part: str, name: str) -> Dataset:
-    """The images and labels of one part, ``"train"`` or ``"t10k"``."""
-    images = _read(raw, f"{part}-images-idx3-ubyte", 3)
-    labels = _read(raw, f"{part}-labels-idx1-ubyte", 1)
+def _part(raw: Path, split: str, name: str) -> Dataset:
+    """The images and labels of one split, ``"train"`` or ``"t10k"``."""
+    images = _read(raw, f"{split}-images-idx3-ubyte", 3)
+    labels = _read(raw, f"{split}-labels-idx1-ubyte", 1)
     if len(images) != len(labels):
         raise ValueError(
-            f"{raw}: {len(images)} images of {part!r} and {len(labels)} labels: the files do not belong together"
+            f"{raw}: {len(images)} images of {split!r} and {len(labels)} labels: the files do not belong together"
         )
     if len(labels) and int(labels.max()) >= len(_LABELS):
         raise ValueError(
-            f"{raw}: a label of {part!r} is {int(labels.max())}: those of MNIST are 0 … 9"
+            f"{raw}: a label of {split!r} is {int(labels.max())}: those of MNIST are 0 … 9"
         )
     return Dataset(
         images.float().unsqueeze(1) / 255.0,

@@ -37,8 +37,8 @@ def rmse(mean: Tensor, y: Tensor, *, scale: Tensor | None = None) -> float:
             f"{y.shape[1]} outputs (shape {tuple(y.shape)}) have units of their own: score one at a time, [:, k], or "
             "each in its scale, such as train.y.std(0)"
         )
-    each = (y.double() - mean.double()).square().mean(0).sqrt()
-    return float((each if scale is None else each / scale).mean())
+    errors = (y.double() - mean.double()).square().mean(0).sqrt()
+    return float((errors if scale is None else errors / scale).mean())
 
 
 def log_predictive_density(log_prob: Tensor) -> float:

@@ -42,11 +42,11 @@ def _layers_in_words(net: nn.Module) -> str:
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     if not linear:
         return f"{type(net).__name__} of {', '.join(names)}"
-    others = [name for name in names if name != "Linear"]
+    special = [name for name in names if name != "Linear"]
     if linear == list(filter(_has_weights, layers)):
         widths = [linear[0].in_features, *(layer.out_features for layer in linear)]
-        return ", ".join(["-".join(map(str, widths)), *others])
-    return f"{type(net).__name__} of {', '.join(['Linear', *others])}"
+        return ", ".join(["-".join(map(str, widths)), *special])
+    return f"{type(net).__name__} of {', '.join(['Linear', *special])}"
 
 
 def _layers(net: nn.Module) -> list[nn.Module]:

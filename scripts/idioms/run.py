@@ -42,8 +42,8 @@ def path_of(name: str, enabled: bool | str = True) -> dict[str, str | bool]:
             call = compiled(gradient, z, enabled=enabled, name="the program")
             row["mode"] = call.mode
             agree = all(
-                torch.allclose(one, two, rtol=1e-3, atol=1e-3, equal_nan=True)
-                for one, two in zip(call(z), expected, strict=True)
+                torch.allclose(value, expected_value, rtol=1e-3, atol=1e-3, equal_nan=True)
+                for value, expected_value in zip(call(z), expected, strict=True)
             )
             row["agrees"] = agree
         except (RuntimeError, ValueError, TypeError) as error:
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--traced", action="store_true", help="trace alone, without machine code")
     options = parser.parse_args()
     for name in IDIOMS:
-        if options.names and not any(part in name for part in options.names):
+        if options.names and not any(word in name for word in options.names):
             continue
         row = path_of(name, "trace" if options.traced else True)
         batched = "batched" if row["batched"] else "one by one"

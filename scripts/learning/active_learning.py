@@ -30,8 +30,8 @@ class Learner(Protocol):
     def predict(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Means (row, 1) and log densities (row,) of the targets of rows."""
 
-    def choose(self, candidates: Tensor, others: Tensor) -> Tensor:
-        """Places (BATCH,) among the candidates; what is learned shall serve the ``others``."""
+    def choose(self, candidates: Tensor, remaining: Tensor) -> Tensor:
+        """Places (BATCH,) among the candidates; what is learned shall serve the ``remaining``."""
 
 
 class NetLearner:
@@ -59,11 +59,11 @@ class NetLearner:
         prediction = self.posterior.predict(self.data.x[rows])
         return prediction.mean, prediction.log_prob(self.data.y[rows])
 
-    def choose(self, candidates: Tensor, others: Tensor) -> Tensor:
+    def choose(self, candidates: Tensor, remaining: Tensor) -> Tensor:
         epig = partial(
             pb.acquire.epig,
             self.posterior.predict(self.data.x[candidates]),
-            self.posterior.predict(self.data.x[others]),
+            self.posterior.predict(self.data.x[remaining]),
             num_draws=64,
         )
         return pb.acquire.batch(lambda rows: epig(given=rows), BATCH)
@@ -85,7 +85,7 @@ class ProcessLearner:
         normal = dist.Normal(mean, posterior.variance.detach().sqrt())
         return mean, normal.log_prob(self.y[rows].double()).sum(1)
 
-    def choose(self, candidates: Tensor, others: Tensor) -> Tensor:
+    def choose(self, candidates: Tensor, remaining: Tensor) -> Tensor:
         return by_variance(self.model, self.x[candidates], BATCH)
 
 

@@ -99,8 +99,8 @@ def model_of(likelihood: pb.likelihoods.Likelihood, num_inputs: int, seed: int) 
 def probabilities(posterior: pb.Posterior, x: Tensor) -> Tensor:
     """Mean over the draws of what the study's net returns: one softmax of its last layer, (image, class)."""
     parts = []
-    for some in x.split(500):
-        f = posterior.predict(some).f.flatten(0, 1)
+    for rows in x.split(500):
+        f = posterior.predict(rows).f.flatten(0, 1)
         parts.append(f.softmax(-1).mean(0))
     return torch.cat(parts)
 

@@ -68,8 +68,8 @@ def _kidiq(name: str, data: Data) -> Problem:
 
 def _nes(name: str, data: Data) -> Problem:
     ages = [(data["age_discrete"] == age).double() for age in (2, 3, 4)]
-    others = (data["educ1"], data["gender"], data["income"])
-    x = _columns(data["real_ideo"], data["race_adj"], *ages, *others)
+    covariates = (data["educ1"], data["gender"], data["income"])
+    x = _columns(data["real_ideo"], data["race_adj"], *ages, *covariates)
     return flat_linear, x, data["partyid7"]
 
 

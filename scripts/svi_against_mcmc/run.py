@@ -117,8 +117,8 @@ def main() -> None:
         return any(key.items() <= record.items() for record in done)
 
     warnings.simplefilter("ignore")
-    for part, name, noise in itertools.product(options.parts, options.data, options.noise):
-        for record in PARTS[part](name, noise, settings, options.seeds, known):
+    for kind, name, noise in itertools.product(options.parts, options.data, options.noise):
+        for record in PARTS[kind](name, noise, settings, options.seeds, known):
             print(
                 *(f"{key}={value}" for key, value in record.items()),
                 sep="  ",

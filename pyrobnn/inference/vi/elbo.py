@@ -273,8 +273,8 @@ def evaluate_elbo(
     """
     is_much = 64 * problem.num_rows * layout.dim > 2**31
     if work is not None and problem.is_bnn and is_much and work.passes(problem.num_rows) < 64:
-        with _bar(work) as bar:
-            return _evaluate_within(problem, layout, approximation, elbo, theta, work, bar)
+        with _bar(work) as watch:
+            return _evaluate_within(problem, layout, approximation, elbo, theta, work, watch)
     max_draws = max(16, min(_MAX_ELBO_DRAWS, 2**31 // max(problem.num_rows * layout.dim, 1)))
     exact = elbo.exact_kl
     values = torch.empty(
@@ -350,7 +350,7 @@ def _evaluate_within(
     elbo: Elbo,
     theta: Tensor,
     work: Work,
-    bar: Watch,
+    watch: Watch,
 ) -> tuple[float, float]:
     r"""As :func:`evaluate_elbo`, within a tenth of the training's work.
 
@@ -369,16 +369,16 @@ def _evaluate_within(
             values = values + log_prior - log_q
         pairs.append(values)
         num_seen += len(x)
-        if bar.active:
-            bar.tell(min(99, 100 * len(pairs) // num_pairs), {})
-    if bar.active:
-        bar.tell(100, {})
-    both = torch.stack(pairs)
-    of_draws = float(both.var(1).mean()) / (2 * len(both))
-    of_rows = float(both.mean(1).var()) / len(both) if len(both) > 1 else math.nan
+        if watch.active:
+            watch.tell(min(99, 100 * len(pairs) // num_pairs), {})
+    if watch.active:
+        watch.tell(100, {})
+    terms = torch.stack(pairs)
+    of_draws = float(terms.var(1).mean()) / (2 * len(terms))
+    of_rows = float(terms.mean(1).var()) / len(terms) if len(terms) > 1 else math.nan
     unseen = max(0.0, 1.0 - num_seen / problem.num_rows)
     error = math.sqrt(of_draws + unseen * of_rows)
-    return float(both.mean()) - _exact_kl(problem, elbo, theta), error
+    return float(terms.mean()) - _exact_kl(problem, elbo, theta), error
 
 
 def _some_batches(problem: Problem, size: int) -> Iterator[tuple[Tensor, Tensor]]:
