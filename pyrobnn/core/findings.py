@@ -399,8 +399,8 @@ MODEL: _Sentences = {
     "constant_function": (
         "the fitted function is constant: over {rows} rows of the training data its predictions vary by {spread:.2g} "
         "of the spread of the targets, or in probability. A prior outweighs the data where weights outnumber the rows "
-        "by far, as FanInNormal's does in deep ReLU nets: give the weights a wider prior, IIDPrior(Normal(0, 1)), or SVI "
-        "a kl_weight below one; or train the net by MLE and pass it to pb.posthoc(net, x, y)"
+        "by far, as FanInNormal's does in deep ReLU nets: give the weights a wider prior, IIDPrior(Normal(0, 1)), or "
+        "SVI a kl_weight below one; or train the net by MLE and pass it to pb.posthoc(net, x, y)"
     ),
     "no_better_than_shares": (
         "the fitted probabilities are no better than the shares of the classes: {density:.3f} nats a row at {rows} "

@@ -78,18 +78,20 @@ class TrainingRows:
 class RowFacts:
     """What predictions need of the rows of a fit, and a pickle has of them.
 
-    Attributes: ``low`` and ``high`` (feature,), the ends of each input; ``width``, the number of outputs of the net.
+    Attributes: ``low`` and ``high`` (feature,), the ends of each input; ``width``, the number of outputs of the net;
+    ``rows`` themselves, None after an unpickling.
     """
 
     low: np.ndarray
     high: np.ndarray
     width: int
+    rows: TrainingRows | None
 
     @classmethod
     def of(cls, rows: TrainingRows) -> RowFacts:
         """Of these rows."""
         x = rows.x.numpy()
-        return cls(x.min(0), x.max(0), rows.width)
+        return cls(x.min(0), x.max(0), rows.width, rows)
 
 
 class Estimator(BaseEstimator):
@@ -99,8 +101,6 @@ class Estimator(BaseEstimator):
     """
 
     task: Task
-    #: None after an unpickling
-    _rows: TrainingRows | None
     _row_facts: RowFacts
     method_reason_: str
     #: whether one number is predicted, and y was (n,)
@@ -160,8 +160,7 @@ class Estimator(BaseEstimator):
         model = self._model(rows, width, seed)
         rows = replace(rows, width=model.likelihood.width(width))
         fit = self._chosen_fit(model, rows, seed)
-        self._rows = replace(rows, held_out=fit.held_out)
-        self._row_facts = RowFacts.of(rows)
+        self._row_facts = RowFacts.of(replace(rows, held_out=fit.held_out))
         self.posterior_ = fit.posterior
         self.method_ = fit.method
         self.method_reason_ = fit.reason
@@ -541,7 +540,7 @@ class Estimator(BaseEstimator):
             ValueError: an argument, by name. ImportError: ONNX is not installed.
         """
         check_is_fitted(self)
-        inputs = None if self._rows is None else self._rows.x
+        rows = self._row_facts.rows
         names = {"inputs": [str(name) for name in self._names(self._row_facts.low[None])]}
         if hasattr(self, "classes_"):
             names["classes"] = [str(label) for label in self.classes_]
@@ -549,8 +548,8 @@ class Estimator(BaseEstimator):
             path,
             num_draws=num_draws,
             quantiles=quantiles,
-            x=inputs,
-            verdict=self.verdict_ if self._rows is not None else self.__dict__.get("verdict_"),
+            x=None if rows is None else rows.x,
+            verdict=self.verdict_ if rows is not None else self.__dict__.get("verdict_"),
             about=names,
         )
 
@@ -566,7 +565,7 @@ class Estimator(BaseEstimator):
         from pyrobnn.diagnostics import diagnose
 
         check_is_fitted(self)
-        rows = self._rows
+        rows = self._row_facts.rows
         if rows is None:
             raise Refused(
                 "a pickle holds no row of the training data, so this fit cannot be judged any more: ask for verdict_ "
@@ -594,8 +593,8 @@ class Estimator(BaseEstimator):
     def __getstate__(self) -> dict[str, Any]:
         """All but the training rows."""
         state = dict(super().__getstate__())
-        if "_rows" in state:
-            state["_rows"] = None
+        if "_row_facts" in state:
+            state["_row_facts"] = replace(state["_row_facts"], rows=None)
         if state.get("prior") is not None and "posterior_" in state:
             # a prior of TyXe is made of lambdas; what it came to for this net can be pickled
             state["prior"] = state["posterior_"].bnn.__getstate__()["prior"]
@@ -611,8 +610,8 @@ class Estimator(BaseEstimator):
             weighted = state.pop("_weighted")
             held_out = state.pop("_held", ())
             state["_rows"] = TrainingRows(x, y, weighted, width, held_out)
-        if state.get("_rows") is not None:
-            state["_row_facts"] = RowFacts.of(state["_rows"])
+        if "_rows" in state:
+            state["_row_facts"] = RowFacts.of(state.pop("_rows"))
         super().__setstate__(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Estimator:

@@ -175,6 +175,12 @@ class Density:
         self.in_double = False
         nodes, self.own_dtypes = self._run_in_one_type(double)
         self.device = device_of(nodes, leaves_of(args))
+        self.states = {
+            name: enumeration.num_states(node)
+            for name, node in nodes.items()
+            if enumeration.is_discrete(node)
+        }
+        self.nesting = enumeration.plate_nesting(nodes.values())
         self.sites = self._laid_out(nodes)
         # a program may draw its initial values, pyro.param("w", lambda: torch.randn(3))
         if self.owner is None:
@@ -187,7 +193,8 @@ class Density:
         self.observed = _data_sites(nodes)
         self.masked = tuple(name for name in self._latent_names() if is_masked(nodes[name]))
         if self.states:
-            self._sum_out(nodes)
+            self.derived = self._without_discrete(nodes)
+            self.sums_out = True
         # `_find_dependent` evaluates, so it comes last, and starts from none
         self.dependent: tuple[str, ...] = ()
         self.dependent = self._find_dependent(nodes)
@@ -200,16 +207,7 @@ class Density:
         if double:
             self._compute_in_float64()
         nodes = self._first_run()
-        self.states = {
-            name: enumeration.num_states(node)
-            for name, node in nodes.items()
-            if enumeration.is_discrete(node)
-        }
-        dtypes = {
-            name: node["value"].dtype
-            for name, node in nodes.items()
-            if _is_value(node) and name not in self.states
-        }
+        dtypes = {name: node["value"].dtype for name, node in nodes.items() if _is_value(node)}
         if self.owner is None and len(set(dtypes.values())) > 1:
             self._compute_in_float64()
             nodes = self._first_run()
@@ -276,16 +274,14 @@ class Density:
                     supports[name] = support
         return supports
 
-    def _sum_out(self, nodes: Mapping[str, Node]) -> None:
-        """From here on the discrete sites are summed out; Refused where that is too large, or cannot be done."""
-        self.nesting = enumeration.plate_nesting(nodes.values())
+    def _without_discrete(self, nodes: Mapping[str, Node]) -> Derived:
+        """What does not depend on a discrete site; Refused where summing them out is too large, or cannot be done."""
         values = {name: nodes[name]["value"] for name in self._latent_names()}
         names = ", ".join(map(repr, self.states))
         try:
             with enumeration.Bounded(self.states), torch.no_grad():
                 enumerated = self._enumerated(values)
-                self.sums_out = True
-                self.trace(values)
+                enumeration.summed(enumerated, self.states)
         except Refused:
             raise
         except (RuntimeError, ValueError, IndexError, AssertionError, NotImplementedError) as error:
@@ -300,7 +296,7 @@ class Density:
             for name, size in self.derived.deterministic.items()
             if _count(enumerated.nodes[name]["value"]) == size
         }
-        self.derived = dataclasses.replace(self.derived, deterministic=deterministic)
+        return dataclasses.replace(self.derived, deterministic=deterministic)
 
     def _compute_in_float64(self) -> None:
         """From here on everything is computed in float64, and its own data are of it."""
@@ -798,7 +794,7 @@ def _observes(nodes: Mapping[str, Node]) -> bool:
 
 def _is_value(node: Node) -> bool:
     """Whether the node is a latent site or a point parameter, of real numbers."""
-    if not is_latent(node) and node["type"] != "param":
+    if (not is_latent(node) and node["type"] != "param") or enumeration.is_discrete(node):
         return False
     return isinstance(node["value"], Tensor) and node["value"].is_floating_point()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
@@ -378,7 +379,10 @@ def widest_layer(model: BNN, x: Tensor) -> int:
         # a module may return several
         sizes.append(output.numel() if isinstance(output, Tensor) else 0)
 
-    with hooked(dict(model.eval_net.named_modules()), note):
+    with (
+        warnings.catch_warnings(action="ignore"),  # what a batch of one is asked for
+        hooked(dict(model.eval_net.named_modules()), note),
+    ):
         model.forward({}, x[:1])
     return max(sizes)
 

@@ -210,6 +210,28 @@ def test_bad_arguments():
         CudaGraph(torch.sin, torch.ones(2))
 
 
+@pytest.mark.parametrize("enabled", [True, "trace"])
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[::2],
+        lambda x: x[:, 1:4],
+        lambda x: x.mT[2:],
+        lambda x: x[3].expand(4, -1),
+        lambda x: x[5:6],
+    ],
+)
+def test_views_with_gaps_are_read_where_they_lie(view, enabled):
+    def step(x):
+        return (x.sin() * x.sum(0)).sum(1)
+
+    first = torch.arange(60.0).reshape(10, 6) / 60
+    second = first.flip(0).contiguous()
+    result = compiled(step, view(first), enabled=enabled, calls=1000)
+    for base in (first, second):
+        torch.testing.assert_close(result(view(base)), step(view(base)))
+
+
 @pytest.mark.slow
 def test_other_layouts_are_refused_before_memory_is_read():
     step = compiled(lambda a: 2 * a, torch.ones(3, 4))

@@ -256,8 +256,8 @@ def test_a_pickle_of_an_estimator_holds_no_row(kind):
     elif kind == "auto":
         model = pb.BNNRegressor(random_state=0)
     model.fit(x, y)
-    assert values_of_rows(pickle.dumps(model._rows), x) == 98 * 3
-    narrow = dataclasses.replace(model._rows, x=model._rows.x.float())
+    assert values_of_rows(pickle.dumps(model._row_facts.rows), x) == 98 * 3
+    narrow = dataclasses.replace(model._row_facts.rows, x=model._row_facts.rows.x.float())
     assert values_of_rows(pickle.dumps(narrow), x) == 100
     content = pickle.dumps(model)
     assert values_of_rows(content, x) == 0
@@ -276,7 +276,10 @@ def test_a_verdict_that_was_asked_for_is_in_the_pickle_and_a_copy_can_still_judg
     judged = copy.deepcopy(fitted)
     verdict = judged.verdict_
     assert pickle.loads(pickle.dumps(judged)).verdict_.status == verdict.status
-    assert copy.deepcopy(judged)._rows is not None and copy.copy(judged)._rows is judged._rows
+    assert (
+        copy.deepcopy(judged)._row_facts.rows is not None
+        and copy.copy(judged)._row_facts.rows is judged._row_facts.rows
+    )
     judged.fit(*table)
     assert judged.verdict_.status == verdict.status
 
@@ -292,15 +295,15 @@ def test_an_unpickled_estimator_exports(table, fitted, tmp_path):
 def test_a_pickle_of_an_earlier_version_that_has_the_training_rows_loads(version, table, fitted):
     x = table[0]
     state = dict(fitted.__dict__)
-    del state["_row_facts"]
-    rows = state["_rows"]
-    if version == "0.2.0":
-        del state["_rows"]
+    rows = state.pop("_row_facts").rows
+    if version == "0.3.0":
+        state["_rows"] = rows
+    else:
         state |= {"_x": rows.x, "_y": rows.y, "_weighted": False, "_width": 1, "_held": ()}
     model = pb.BNNRegressor.__new__(pb.BNNRegressor)
     model.__setstate__(state)
     np.testing.assert_array_equal(model.predict_interval(x), fitted.predict_interval(x))
-    assert model._rows.width == 1 and torch.equal(model._rows.y, rows.y)
+    assert model._row_facts.rows.width == 1 and torch.equal(model._row_facts.rows.y, rows.y)
 
 
 def test_a_fit_that_is_refused_leaves_the_fit_before_it(table):

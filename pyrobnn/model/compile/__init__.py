@@ -120,6 +120,16 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tuple(strides), tensor.dtype, tensor.device
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    """A copy with the strides of the tensor, which ``clone`` gives up where there are gaps in memory."""
+    copy = tensor.clone()
+    if copy.stride() == tensor.stride() or not tensor.numel():
+        return copy
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((1 + reach,), (1,)).clone()
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
 def compiled(
     fn: TensorFunction,
     *example: Tree,
@@ -170,7 +180,7 @@ def compiled(
 
     inputs = [leaf.detach() for leaf in leaves]
     if clone:
-        inputs = [leaf.clone() for leaf in inputs]
+        inputs = [_copied(leaf) for leaf in inputs]
     with _tracing(inputs), _bodies_compiled(enabled not in (False, "trace")):
         try:
             way = _way(flat_fn, inputs, enabled, calls, name, say)
