@@ -1,13 +1,24 @@
-"""The table of claim.md from the records: how right draws and planted faults were judged."""
+"""The tables of claim.md from the records: how right draws, planted faults and real fits were judged."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from statistics import median
 
 from records import Records, read_records
 
+ANSWERS = ("pass", "warn", "fail", "not checked")
+CLASSES = ("right", "between", "wrong")
+
 
 def text() -> str:
+    """Planted faults, then verdicts on real fits, and how near these are to the posterior."""
+    rows = read_records(Path(__file__).with_name("real.jsonl"))
+    return "\n\n".join([planted(), answers_by_class(rows), distances(rows)])
+
+
+def planted() -> str:
     """Status by kind of case."""
     lines = ["| cases | pass | warn | fail |", "|---|---|---|---|"]
     for name, rows in verdicts().items():
@@ -37,3 +48,26 @@ def verdicts() -> dict[str, Records]:
             for row in sick
         ],
     }
+
+
+def answers_by_class(rows: Records) -> str:
+    """Verdicts on real fits, by how near these are to the posterior."""
+    counts = Counter((row["verdict"], row["class"]) for row in rows)
+    lines = ["| real fits | right | between | wrong |", "|---|---|---|---|"]
+    for answer in ANSWERS:
+        cells = [str(counts[answer, kind]) for kind in CLASSES]
+        lines.append(f"| {answer} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def distances(rows: Records) -> str:
+    """Of each method, medians over the problems of its distance from the posterior."""
+    lines = ["| method | ratio of sds | shift in sds | right | wrong |", "|---|---|---|---|---|"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        fits = [row for row in rows if row["method"] == method]
+        kinds = Counter(row["class"] for row in fits)
+        ratio = median(row["ratio"] for row in fits)
+        shift = median(row["shift"] for row in fits)
+        share = f"{kinds['right']} of {len(fits)} | {kinds['wrong']} of {len(fits)}"
+        lines.append(f"| {method} | {ratio:.2f} | {shift:.2f} | {share} |")
+    return "\n".join(lines)

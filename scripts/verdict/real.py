@@ -13,7 +13,6 @@ import argparse
 import sys
 import time
 import warnings
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,11 +27,10 @@ from pyrobnn.core.chains import rhat
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from records import append_record, read_records  # noqa: E402
+from verdict.claim_tables import answers_by_class, distances  # noqa: E402
 from verdict.real_problems import METHODS, PROBLEMS, Problem  # noqa: E402
 
 RESULTS = Path(__file__).with_name("real.jsonl")
-ANSWERS = ("pass", "warn", "fail", "not checked")
-CLASSES = ("right", "between", "wrong")
 #: R-hat of the function of runs that count as converged
 CONVERGED = 1.02
 
@@ -104,16 +102,6 @@ def judged(posterior: pb.Posterior, problem: Problem, true: Tensor) -> dict[str,
     return record
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """Answers by how far the fits are from the truth, as Markdown."""
-    counts = Counter((record["verdict"], record["class"]) for record in records)
-    lines = ["| | " + " | ".join(CLASSES) + " |", "|---|" + "---|" * len(CLASSES)]
-    for answer in ANSWERS:
-        cells = [str(counts[answer, kind]) for kind in CLASSES]
-        lines.append(f"| {answer} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def main() -> None:
     """Run what the records lack, and print the tables."""
     parser = argparse.ArgumentParser(
@@ -135,10 +123,10 @@ def main() -> None:
                 record: Mapping[str, Any] = fitted(name, method, true, options.refine)
                 append_record(options.results, record)
     records = read_records(options.results)
-    print(table(records))
+    print(answers_by_class(records), distances(records), sep="\n\n")
     refined = [record["refined"] for record in records if "refined" in record]
     if refined:
-        print("\nrefined\n" + table(refined))
+        print("\nrefined\n" + answers_by_class(refined))
 
 
 if __name__ == "__main__":
