@@ -170,7 +170,7 @@ def measure(cells: list[str]) -> None:
             continue
         line = output.stdout.splitlines()[-1]
         print(line, flush=True)
-        with RECORDS.open("a") as file:
+        with RECORDS.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 

@@ -13,6 +13,7 @@ from models import normal_prior
 
 import pyrobnn as pb
 from pyrobnn import likelihoods as lk
+from pyrobnn.core.groups import MOVED
 from pyrobnn.diagnostics import Evidence, diagnose
 from pyrobnn.diagnostics.judge import other_target
 from pyrobnn.inference.fitting.problem import prepare
@@ -128,10 +129,10 @@ def test_where_the_linearised_net_is_the_net_a_pass_stands_and_can_fail(net, str
     assert verdict.checked("draws")
     if structure == "full" and not classes:
         assert verdict.draws == "pass"
-    stats = tree["sample_stats"].to_dataset()
-    f = tree["function"]["f"].values[..., 0, 0]
-    for pull in (2.0, -1.0):  # as the draws of another mean would be weighted
-        tree["sample_stats"] = stats.assign(log_p=stats["log_p"] + pull * (f - f.mean()) / f.std())
+    moved = tree[MOVED].to_dataset()
+    f = moved["approximate"]
+    for pull in (2.0, -1.0):  # as the draws of another mean would lie
+        tree[MOVED] = moved.assign(approximate=f + pull * f.std("approximate_draw"))
         assert diagnose(tree).draws in ("warn", "fail")
 
 

@@ -486,6 +486,7 @@ def test_no_draw_is_impossible(method):
         assert (posterior.draws["c"] > 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:the prior of 'c' is a Normal")
 def test_divergences_there_are_named_by_site_and_parameter():
     with pytest.warns(
         UserWarning,

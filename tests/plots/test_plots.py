@@ -28,7 +28,9 @@ KINDS = {
     "posterior_only": factory.posterior_only(),
 }
 
-FIGURES = [name for name in plots.__all__ if name != "style"]
+#: what is drawn with, not what is drawn
+HELPERS = {"style", "panels", "bands", "legend_below", "colours"}
+FIGURES = [name for name in plots.__all__ if name not in HELPERS and name.islower()]
 
 
 def texts(figure: Figure) -> str:

@@ -49,7 +49,6 @@ def test_compiled_equals_eager(optimizer):
     ]
     torch.testing.assert_close(runs[0].params, runs[1].params, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(runs[0].losses, runs[1].losses, atol=1e-4, rtol=1e-4)
-    assert runs[0].timings["compile"] > runs[1].timings["compile"]
 
 
 def test_members_are_independent():

@@ -236,9 +236,9 @@ def still_falling(result: Any, losses: Tensor, scale: float) -> float | None:
         The fall; None of a run too short to show one.
     """
     num_steps = len(losses)
-    losses = losses.double().reshape(num_steps, -1)
     if num_steps < _SHORT:
         return None
+    losses = losses.double().reshape(num_steps, -1)
     time = result.factors[:num_steps].cumsum(0)
     late = time > 0.8 * time[-1]
     before = (time > 0.6 * time[-1]) & ~late

@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 _ATEN = torch.ops.aten
+#: operators whose result has as many elements as a condition holds for, and those that take a mask
+_PICKS = {_ATEN.nonzero, _ATEN.masked_select, _ATEN._unique2, _ATEN.unique_dim}
+_INDEXES = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_}
 #: what leaves the fused loops for a library
 _LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
 
@@ -45,6 +48,35 @@ def library_calls(graph: GraphModule) -> list[Node]:
         for node in graph.graph.nodes
         if getattr(node.target, "overloadpacket", None) in _LIBRARY
     ]
+
+
+def shapes_depend_on_values(graph: GraphModule) -> bool:
+    """Whether a mask that varies picks elements, so that the graph is right for the example alone."""
+    varying: set[Node] = set()
+    for node in graph.graph.nodes:
+        varies = node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes)
+        if not varies:
+            continue
+        varying.add(node)
+        operator = getattr(node.target, "overloadpacket", None)
+        if operator in _PICKS:
+            return True
+        if operator in _INDEXES and any(
+            index in varying and dtype_of(index) is torch.bool for index in node.args[1]
+        ):
+            written = node.args[2] if len(node.args) > 2 else node
+            if not isinstance(written, Node) or _rank(written):
+                return True
+    return False
+
+
+def dtype_of(node: Node) -> torch.dtype | None:
+    """The type of the tensor that a node computes; None where it is none."""
+    return getattr(node.meta.get("tensor_meta"), "dtype", None)
+
+
+def _rank(node: Node) -> int:
+    return len(getattr(node.meta.get("tensor_meta"), "shape", ()))
 
 
 def schemas_of(graph: GraphModule) -> dict[Node, Schema | None]:

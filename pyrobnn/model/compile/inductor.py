@@ -21,7 +21,12 @@ from torch.fx import GraphModule
 
 from pyrobnn.core import private
 from pyrobnn.model.compile.code_folder import remove_torn
-from pyrobnn.model.compile.graph_nodes import library_calls, schemas_of, size
+from pyrobnn.model.compile.graph_nodes import (
+    library_calls,
+    schemas_of,
+    shapes_depend_on_values,
+    size,
+)
 from pyrobnn.model.compile.indices import compute_indices
 from pyrobnn.model.compile.products import DECOMPOSITIONS
 from pyrobnn.model.compile.right_code import RIGHT, Code, identity_of, recorded_library
@@ -106,12 +111,22 @@ def _on_cpu(inputs: list[Tensor]) -> bool:
 def traced(fn: TensorFunction, inputs: list[Tensor]) -> GraphModule:
     """The flat graph of ATen operators that ``fn`` comes to; ``fn`` runs once and may write into the inputs."""
     try:
-        return private.trace(fn, inputs)
+        graph = private.trace(fn, inputs)
     except private.Gone:
         raise
     except Exception as error:  # whatever a user's program may raise under tracing
         looks = "aten._local_scalar_dense" in str(error)  # how torch names it
         raise Untraceable(_LOOKS if looks else first_line(tolerable(error))) from error
+    _check_shapes(graph)
+    return graph
+
+
+def _check_shapes(graph: GraphModule) -> None:
+    """Untraceable where shapes depend on values: another call would be computed with the shapes of the first."""
+    if shapes_depend_on_values(graph):
+        raise Untraceable(
+            "a mask that depends on the values of tensors picks elements: use torch.where"
+        )
 
 
 def tolerable(error: Exception) -> Exception:
@@ -131,6 +146,7 @@ def first_line(error: Exception) -> str:
 def _fused(fn: TensorFunction, inputs: list[Tensor]) -> Code:
     """Compiled with small products as arithmetic, calls in C++ and intermediates on the stack, or loaded from disk."""
     graph = private.trace(fn, inputs, DECOMPOSITIONS)
+    _check_shapes(graph)
     compute_indices(graph)
     untouched = GraphModule(graph, copy.deepcopy(graph.graph))
     on_cpu = _on_cpu(inputs)

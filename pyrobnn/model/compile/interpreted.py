@@ -8,11 +8,12 @@ beside its operator on the example; where a bit differs, the operator stays.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Argument, Target, map_arg
 
 from pyrobnn.core.seeding import kept
-from pyrobnn.model.compile.graph_nodes import constant_of
+from pyrobnn.model.compile.graph_nodes import constant_of, dtype_of
 from pyrobnn.model.compile.trees import Tree, leaves_of
 
 #: operators whose second argument may be a number: as a tensor without dimensions it takes a third of the time
@@ -59,9 +60,47 @@ def interpreted(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         inputs: arguments like those to come, which may be written into.
     """
     rewriting = _Rewriting(graph, inputs)
-    with torch.no_grad(), kept(*{tensor.device for tensor in inputs}):
+    floats = _default_floats(graph, inputs)
+    with torch.no_grad(), kept(*{tensor.device for tensor in inputs}), floats():
         rewriting.run()
-    return rewriting.function()
+    function = rewriting.function()
+    return function if floats is contextlib.nullcontext else _within(floats, function)
+
+
+def _default_floats(
+    graph: GraphModule, inputs: Sequence[Tensor]
+) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """The context in which tensors that the graph makes have the type that they had when it was traced.
+
+    A density that computes in float64 has had that type as torch's default, and the graph does not say so.
+    """
+    floating = [tensor.dtype for tensor in inputs if tensor.is_floating_point()]
+    made = {dtype_of(node) for node in graph.graph.nodes if not node.all_input_nodes}
+    is_wide = torch.float64 in floating and torch.float32 not in {*floating, *made}
+    return _float64_by_default if is_wide else contextlib.nullcontext
+
+
+@contextlib.contextmanager
+def _float64_by_default() -> Iterator[None]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+def _within(
+    context: Callable[[], contextlib.AbstractContextManager[Any]],
+    function: Callable[..., Any],
+) -> Callable[..., Any]:
+    """The function, called in a context of its own."""
+
+    def call(*args: Tensor) -> Any:
+        with context():
+            return function(*args)
+
+    return call
 
 
 class _Rewriting:
