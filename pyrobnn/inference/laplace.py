@@ -50,7 +50,7 @@ from pyrobnn.inference.curvature.precision import (
 from pyrobnn.inference.curvature.prior import check_elementwise, check_normal, hold_out
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.loaders import survey
-from pyrobnn.inference.fitting.problem import Problem, make_posterior, weights_of
+from pyrobnn.inference.fitting.problem import Problem, make_posterior, require_room, weights_of
 from pyrobnn.inference.fitting.program import check_batched, check_proper, refuse_dependent
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.point_methods import MAP
@@ -207,13 +207,15 @@ class Laplace(Method):
 
     @property
     def _num_parallel(self) -> int:
-        """None counted where sites are held, whose draws are views of one value."""
+        """None counted where sites are held, whose draws are views of one value: those that vary are counted later."""
         return 1 if self.subset == "all" else 0
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
         if self.curvature is None:
             return self._with_curvature(problem.is_bnn)._fit(problem, run)
         names = self._checked_sites(problem)
+        varying = sum(site.size for site in problem.density.sites if site.name in names)
+        require_room(problem.density, run.num_draws, varying)
         plan = self._plan(problem, run)
         started = time.perf_counter()
         with full_float32(problem.device):

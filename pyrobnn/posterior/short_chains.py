@@ -273,7 +273,7 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
     """Seconds that a leapfrog step of all chains takes on one core, by a rule of thumb: the same on every machine."""
     widest = 1
     if density.owner is not None:
-        widest = widest_layer(density.owner, density.args[0][:1])
+        widest = widest_layer(density.owner, density.args[0][:2])
     return 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
 
 

@@ -177,7 +177,7 @@ def measure(cells: list[str]) -> None:
 def records() -> list[Record]:
     if not RECORDS.exists():
         return []
-    return [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    return [json.loads(line) for line in RECORDS.read_text(encoding="utf-8").splitlines()]
 
 
 def pairs() -> list[tuple[Record, Record]]:

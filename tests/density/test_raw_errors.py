@@ -128,7 +128,10 @@ def test_wrapped_nets_and_nets_without_values_are_refused():
     with pytest.raises(
         ValueError, match="wrapped in DataParallel: pass the net inside, net.module"
     ):
-        bnn(nn.DataParallel(pb.networks.mlp(6, (), seed=0)))
+        wrapped = nn.DataParallel.__new__(nn.DataParallel)  # it would ask for the devices
+        nn.Module.__init__(wrapped)
+        wrapped.module = pb.networks.mlp(6, (), seed=0)
+        bnn(wrapped)
     with pytest.raises(ValueError, match="on the device 'meta' and have no values"):
         bnn(nn.Linear(6, 1, device="meta"))
 

@@ -334,15 +334,19 @@ def _check_program(model: Program, x: Data) -> None:
         )
 
 
-def _with_room_for_draws(problem: Problem, terms: _Terms, num_draws: int) -> Problem:
-    """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
-    size = problem.density.dim
+def require_room(density: Density, num_draws: int, size: int) -> None:
+    """NotEnoughMemory where so many draws of ``size`` parameters that vary do not fit."""
     require(
-        2 * num_draws * size * problem.density.dtype.itemsize,  # as flat vectors and by site
-        problem.device,
+        2 * num_draws * size * density.dtype.itemsize,  # as flat vectors and by site
+        density.device,
         f"a posterior of {num_draws} draws × {size} parameters",
         "lower num_draws (or the number of chains or members)",
     )
+
+
+def _with_room_for_draws(problem: Problem, terms: _Terms, num_draws: int) -> Problem:
+    """The problem, if its draws fit; noted where a sampler holds point parameters at values of no earlier fit."""
+    require_room(problem.density, num_draws, problem.density.dim)
     names = sorted(set(problem.density.initial_points) - set(terms.values))
     if terms.points == "held" and names:
         problem.note(Finding("held_points", {"names": names}))

@@ -418,7 +418,7 @@ def log_parts(problem: Problem, layout: Density, z: Tensor) -> tuple[Tensor, Ten
     has_rows = isinstance(problem.x, Tensor) and problem.x.dim() > 0
     per_row = 64
     if problem.is_bnn:
-        per_row = max(64, widest_layer(problem.bnn, problem.x[:1]))
+        per_row = max(64, widest_layer(problem.bnn, problem.x[:2]))
     per_draw = max(1, len(problem.x) * per_row) if has_rows else 1
     block = max(1, min(draws_per_block(layout.dim), 2**24 // per_draw))
     if problem.loader is None and problem.is_bnn and per_draw > 2**24:
