@@ -48,11 +48,21 @@ def _written_between(x):
     return before, x * 2.0, table, torch.zeros(3)
 
 
+def _written_after_a_product(x, w):
+    inputs = x[None] + torch.zeros(2, 1, 1)
+    plain, shifted = inputs @ w, inputs @ w
+    shifted += 1.0
+    columns, shifted_columns = x.T.reshape(-1), x.T.reshape(-1)
+    shifted_columns.mul_(2.0)
+    return plain, shifted, columns, shifted_columns
+
+
 FUNCTIONS = {
     "adam in place": (_adam, (_draws(5), torch.zeros(5), torch.tensor(40))),
     "random bits": (_bits, (torch.tensor([3, 5, 7]),)),
     "the same twice": (_same_work_twice, (_draws(4, 2), _draws(2, 3))),
     "written between": (_written_between, (_draws(3),)),
+    "written after a product": (_written_after_a_product, (_draws(4, 2), _draws(2, 3))),
     "zero dimensions": (lambda z: (z * 0.1 + 1.0, z**2, z > 0.3), (torch.tensor(0.3),)),
     "not finite": (lambda z: (z.log(), z / 0.0, z * 1.0), (_draws(4),)),
     "whole numbers": (lambda z: (z * 2, z + 0.5, z // 2, z**2), (torch.arange(4),)),
@@ -92,6 +102,22 @@ def test_a_result_may_be_written_into():
     step = compiled(lambda z: (torch.zeros(2), z.view(2)), torch.zeros(2), enabled="trace")
     step(torch.zeros(2))[0].add_(5.0)
     assert step(torch.zeros(2))[0].tolist() == [0.0, 0.0]
+
+
+def test_a_tensor_that_the_function_holds_may_be_written_into():
+    """Here it is read before and after, by itself and through a view; the trace and the trial run write into it too."""
+    counter = torch.zeros(2)
+    first = counter[:1]
+
+    def counted(z):
+        before = counter * 2.0
+        counter.add_(1.0)
+        return torch.cat([z, before, counter * 2.0, first * 2.0])
+
+    step = compiled(counted, torch.zeros(1), enabled="trace")
+    counter.zero_()
+    assert step(torch.zeros(1)).tolist() == [0.0, 0.0, 0.0, 2.0, 2.0, 2.0]
+    assert step(torch.zeros(1)).tolist() == [0.0, 2.0, 2.0, 4.0, 4.0, 4.0]
 
 
 def test_fewer_operations():

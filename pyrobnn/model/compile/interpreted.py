@@ -48,6 +48,13 @@ _TAKE_NUMBERS = {
 _ATEN = torch.ops.aten
 #: operators that return the first argument where the second is one
 _NEUTRAL_ONE = {_ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.pow.Tensor_Scalar, _ATEN.mul.Scalar}
+#: operators whose result lies in the memory of their first argument, which their schemas do not say
+_UNDECLARED_VIEWS = {
+    _ATEN._unsafe_view,
+    _ATEN.unsafe_split,
+    _ATEN.unsafe_split_with_sizes,
+    _ATEN.unsafe_chunk,
+}
 #: names that differ from the operator's
 _PUBLIC_NAMES = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 
@@ -145,7 +152,9 @@ class _Rewriting:
         value = constant_of(self.module, node)
         self._values[node] = value
         if isinstance(value, Tensor):
-            node.replace_all_uses_with(self._argument_for(value))
+            argument = self._argument_for(value)
+            self._memory.let_stand_for(argument, node)
+            node.replace_all_uses_with(argument)
 
     def _execute(self, node: Node) -> None:
         if self._memory.is_foreign(node):
@@ -322,8 +331,11 @@ class _Memory:
     """Which nodes of a graph write, draw or return what they were given."""
 
     def __init__(self, module: GraphModule) -> None:
+        self._module = module
         #: where the memory of a node's result comes from
         self._roots: dict[Node, Node] = {}
+        #: the first node of each constant, by the address of its memory
+        self._constants: dict[int, Node] = {}
         #: whose memory is written into, or handed out
         self._exposed: set[Node] = set()
         for node in module.graph.nodes:
@@ -357,13 +369,19 @@ class _Memory:
         if self.writes(node) or self.is_random(node) or self.is_foreign(node):
             return False
         sources = [node, *node.all_input_nodes]
-        # an argument that stands for a constant is written into by nobody
+        # an argument that stands for a number is written into by nobody
         return all(self._roots.get(source, source) not in self._exposed for source in sources)
+
+    def let_stand_for(self, argument: Node, constant: Node) -> None:
+        """From here on the argument is in the place of a constant of the graph."""
+        self._roots[argument] = self._roots[constant]
 
     def _root(self, node: Node) -> Node:
         """The node whose memory the result of this one is: itself, but for views and what is written in place."""
+        if node.op == "get_attr":
+            return self._root_of_constant(node)
         schema = _schema(node)
-        if node.target is getitem:
+        if node.target is getitem or _is_undeclared_view(node):
             return self._roots[node.all_input_nodes[0]]
         if schema is None or not any(value.alias_info for value in schema.returns):
             return node
@@ -371,6 +389,17 @@ class _Memory:
             if argument.alias_info and isinstance(value, Node):
                 return self._roots[value]
         return node
+
+    def _root_of_constant(self, node: Node) -> Node:
+        """The first node of a constant with this memory: each use of one constant is a node of its own."""
+        value = constant_of(self._module, node)
+        if not isinstance(value, Tensor):
+            return node
+        return self._constants.setdefault(value.untyped_storage().data_ptr(), node)
+
+
+def _is_undeclared_view(node: Node) -> bool:
+    return getattr(node.target, "overloadpacket", None) in _UNDECLARED_VIEWS
 
 
 def _schema(node: Node) -> Any:
