@@ -120,6 +120,39 @@ def test_a_tensor_that_the_function_holds_may_be_written_into():
     assert step(torch.zeros(1)).tolist() == [0.0, 2.0, 2.0, 4.0, 4.0, 4.0]
 
 
+def _made_numbers(z, counts, are_large):
+    written = torch.zeros(2)
+    written[0] = 1.0
+    return z.sum(), written, torch.full((2,), 0.1) + counts, torch.rand(2) * 0.0
+
+
+def _of_whole_numbers(z, counts, are_large):
+    return z.sum(), counts / 3, counts.sqrt(), are_large * 0.1, 0.9**counts
+
+
+@pytest.mark.parametrize("default", [torch.float32, torch.float64])
+@pytest.mark.parametrize("numbers", [_made_numbers, _of_whole_numbers])
+def test_numbers_have_the_type_that_they_had_when_traced(numbers, default):
+    """Whatever torch's default is when the graph is interpreted and called, and whatever types its arguments have."""
+    z = torch.ones(2, dtype=torch.float64)
+    example = (z, torch.tensor([1, 2]), torch.tensor([True, False]))
+
+    def in_its_floats(*arguments):
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(default)
+        try:
+            return numbers(*arguments)
+        finally:
+            torch.set_default_dtype(before)
+
+    step = compiled(in_its_floats, *example, enabled="trace")
+    assert step.tier == "trace"
+    with torch.random.fork_rng():
+        results = step(*example), in_its_floats(*example)
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0.0, atol=0.0)
+
+
 def test_fewer_operations():
     fn, example = FUNCTIONS["the same twice"]
     graph = trace(fn, list(example))

@@ -8,12 +8,11 @@ beside its operator on the example; where a bit differs, the operator stays.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any, NamedTuple
 
@@ -67,47 +66,9 @@ def interpreted(graph: GraphModule, inputs: Sequence[Tensor]) -> Callable[..., A
         inputs: arguments like those to come, which may be written into.
     """
     rewriting = _Rewriting(graph, inputs)
-    floats = _default_floats(graph, inputs)
-    with torch.no_grad(), kept(*{tensor.device for tensor in inputs}), floats():
+    with torch.no_grad(), kept(*{tensor.device for tensor in inputs}):
         rewriting.run()
-    function = rewriting.function()
-    return function if floats is contextlib.nullcontext else _within(floats, function)
-
-
-def _default_floats(
-    graph: GraphModule, inputs: Sequence[Tensor]
-) -> Callable[[], contextlib.AbstractContextManager[Any]]:
-    """The context in which tensors that the graph makes have the type that they had when it was traced.
-
-    A density that computes in float64 has had that type as torch's default, and the graph does not say so.
-    """
-    floating = [tensor.dtype for tensor in inputs if tensor.is_floating_point()]
-    made = {dtype_of(node) for node in graph.graph.nodes if not node.all_input_nodes}
-    is_wide = torch.float64 in floating and torch.float32 not in {*floating, *made}
-    return _float64_by_default if is_wide else contextlib.nullcontext
-
-
-@contextlib.contextmanager
-def _float64_by_default() -> Iterator[None]:
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(default)
-
-
-def _within(
-    context: Callable[[], contextlib.AbstractContextManager[Any]],
-    function: Callable[..., Any],
-) -> Callable[..., Any]:
-    """The function, called in a context of its own."""
-
-    def call(*args: Tensor) -> Any:
-        with context():
-            return function(*args)
-
-    return call
+    return rewriting.function()
 
 
 class _Rewriting:
@@ -135,6 +96,7 @@ class _Rewriting:
             elif node.op == "get_attr":
                 self._take_constant(node)
             elif node.op == "call_function":
+                self._state_type(node)
                 self._execute(node)
         for node in reversed(list(self.graph.nodes)):
             if not node.users and self._memory.is_removable(node):
@@ -155,6 +117,41 @@ class _Rewriting:
             argument = self._argument_for(value)
             self._memory.let_stand_for(argument, node)
             node.replace_all_uses_with(argument)
+
+    def _state_type(self, node: Node) -> None:
+        """Let a node that makes real numbers, of none or of whole ones, say their type where torch would make another.
+
+        A density that computes in float64 has had that type as torch's default, and the graph does not say so.
+        """
+        schema = _schema(node)
+        dtype = dtype_of(node)
+        if schema is None or dtype is None or dtype == torch.get_default_dtype():
+            return
+        takes_real = any(_is_real(self._values[source]) for source in node.all_input_nodes)
+        if takes_real or not dtype.is_floating_point:
+            return
+        options = {argument.name: argument.kwarg_only for argument in schema.arguments}
+        if options.get("dtype", False):
+            node.kwargs = {**node.kwargs, "dtype": dtype}
+        elif "dtype" not in options:
+            for source in node.all_input_nodes:
+                self._cast(node, source, dtype)
+
+    def _cast(
+        self,
+        node: Node,
+        source: Node,
+        dtype: torch.dtype,
+    ) -> None:
+        """Let a node take one of its arguments in another type."""
+        with self.graph.inserting_before(node):
+            cast = self.graph.call_function(
+                _ATEN._to_copy.default,
+                (source,),
+                {"dtype": dtype},
+            )
+        node.replace_input_with(source, cast)
+        self._execute(cast)
 
     def _execute(self, node: Node) -> None:
         if self._memory.is_foreign(node):
@@ -258,7 +255,11 @@ class _Rewriting:
             return
         key = f"{number!r} {tensor.dtype} {tensor.device}"
         if key not in self._numbers:
-            constant = torch.tensor(number, dtype=tensor.dtype, device=tensor.device)
+            constant = torch.tensor(
+                number,
+                dtype=tensor.dtype,
+                device=tensor.device,
+            )
             self._numbers[key] = self._argument_for(constant)
         node.args = (operand, self._numbers[key])
 
@@ -270,6 +271,11 @@ class _Rewriting:
             return False
         pairs = list(itertools.zip_longest(leaves_of(candidate), leaves_of(value)))
         return all(_same(*pair) for pair in pairs)
+
+
+def _is_real(value: Tree) -> bool:
+    """Whether a value is a tensor of floating or complex numbers."""
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 class _Call(NamedTuple):
