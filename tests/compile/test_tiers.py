@@ -163,6 +163,13 @@ def test_fewer_operations():
     assert numbers[1] <= 0.6 * numbers[0]
 
 
+@pytest.mark.parametrize("power", [3, 0.5, -0.5, -2])
+def test_an_example_at_which_all_powers_agree_is_no_trial(power):
+    step = compiled(lambda z: z**power, torch.ones(50), enabled="trace")
+    z = _draws(50).exp()
+    torch.testing.assert_close(step(z), z**power, rtol=0.0, atol=0.0)
+
+
 def test_work_is_counted_from_shapes():
     graph = trace(lambda x, w: (x @ w).sin().T, [torch.ones(7, 3), torch.ones(3, 5)])
     assert Work.of(graph) == Work(nodes=2, elements=70, products=105)

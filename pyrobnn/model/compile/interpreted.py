@@ -25,13 +25,13 @@ from pyrobnn.core.seeding import kept
 from pyrobnn.model.compile.graph_nodes import constant_of, dtype_of
 from pyrobnn.model.compile.trees import Tree, leaves_of
 
-#: operators whose second argument may be a number: as a tensor without dimensions it takes a third of the time
+#: operators whose second argument may be a number: as a tensor without dimensions it takes a third of the time. Not a
+#: power, which has arithmetic of its own for some numbers: that of a tensor differs in the last bit, at some arguments
 _TAKE_NUMBERS = {
     "add",
     "sub",
     "mul",
     "div",
-    "pow",
     "bitwise_and",
     "bitwise_or",
     "bitwise_xor",
@@ -252,6 +252,9 @@ class _Rewriting:
         tensor = self._values[operand]
         is_whole = isinstance(number, int) and tensor.dtype is torch.int64
         if isinstance(number, bool) or not (tensor.is_floating_point() or is_whole):
+            return
+        # a GPU divides by a number and by a tensor differently, in the last bit
+        if tensor.device.type != "cpu":
             return
         key = f"{number!r} {tensor.dtype} {tensor.device}"
         if key not in self._numbers:
