@@ -163,6 +163,15 @@ def test_fewer_operations():
     assert numbers[1] <= 0.6 * numbers[0]
 
 
+def test_what_nobody_asks_for_is_not_computed():
+    def half_asked_for(z):
+        (z * 3.0).exp()
+        return z.sin()
+
+    step = compiled(half_asked_for, torch.zeros(2), enabled="trace")
+    assert "exp" not in step.unchecked.func.__self__.code
+
+
 @pytest.mark.parametrize("power", [3, 0.5, -0.5, -2])
 def test_an_example_at_which_all_powers_agree_is_no_trial(power):
     step = compiled(lambda z: z**power, torch.ones(50), enabled="trace")

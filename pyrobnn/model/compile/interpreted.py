@@ -341,6 +341,8 @@ class _Memory:
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
+        #: what does more than compute its result, whoever asks for that
+        self._has_effect: set[Node] = set()
         #: where the memory of a node's result comes from
         self._roots: dict[Node, Node] = {}
         #: the first node of each constant, by the address of its memory
@@ -349,6 +351,8 @@ class _Memory:
         self._exposed: set[Node] = set()
         for node in module.graph.nodes:
             self._roots[node] = self._root(node)
+            if self.is_foreign(node) or self.writes(node) or self.is_random(node):
+                self._has_effect.add(node)
             if node.op == "output" or self.is_foreign(node):
                 self._exposed |= {self._roots[source] for source in node.all_input_nodes}
             if self.writes(node):
@@ -368,14 +372,12 @@ class _Memory:
 
     def is_removable(self, node: Node) -> bool:
         """Whether nobody misses a node without users."""
-        if node.op == "get_attr":
-            return True
-        has_effect = self.is_foreign(node) or self.writes(node) or self.is_random(node)
-        return node.op in ("call_function", "call_method") and not has_effect
+        computes = node.op in ("get_attr", "call_function", "call_method")
+        return computes and node not in self._has_effect
 
     def may_be_shared(self, node: Node) -> bool:
         """Whether a node has one value for all who ask for it, at whatever time."""
-        if self.writes(node) or self.is_random(node) or self.is_foreign(node):
+        if node in self._has_effect:
             return False
         sources = [node, *node.all_input_nodes]
         # an argument that stands for a number is written into by nobody
