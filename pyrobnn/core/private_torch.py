@@ -199,18 +199,24 @@ def is_batched(value: Tensor) -> bool:
     return False
 
 
-def of_constant(read: Callable[..., _Read], value: Tensor, *args: Any, **options: Any) -> _Read:
-    """What a function reads of a tensor that is the same at all points, outside of every transform and trace."""
+def of_constant(read: Callable[..., _Read], *args: Any, **options: Any) -> _Read:
+    """What a function reads of tensors that are the same at all points, outside of every transform and trace."""
     names = ("is_functorch_wrapped_tensor", "get_unwrapped")
     is_wrapped, unwrapped = (private.find(f"torch._C._functorch.{name}") for name in names)
     untransformed = private.find("torch._C._DisableFuncTorch")
     untraced = private.find("torch.fx.experimental.proxy_tensor.disable_proxy_modes_tracing")
     if None in (is_wrapped, unwrapped, untransformed, untraced):
-        return read(value, *args, **options)
-    while is_wrapped(value):
-        value = unwrapped(value)
+        return read(*args, **options)
+
+    def innermost(argument: Any) -> Any:
+        while isinstance(argument, Tensor) and is_wrapped(argument):
+            argument = unwrapped(argument)
+        return argument
+
+    args = tuple(map(innermost, args))
+    options = {name: innermost(argument) for name, argument in options.items()}
     with untransformed(), untraced(), torch._C.DisableTorchFunction():
-        return read(value, *args, **options)
+        return read(*args, **options)
 
 
 def factor_of(fn: Distribution) -> Tensor | None:

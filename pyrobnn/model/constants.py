@@ -81,12 +81,17 @@ class Constants(CallHandler):
         if not self.active:
             return call.result()
         read = _READS.get(call.function) or _SIZED.get(call.function)
-        if read is not None and isinstance(call.args[0], Tensor) and not depends(call.args[0]):
+        if read is not None and not any(map(_depends, (*call.args, *call.options.values()))):
             return of_constant(read, *call.args, **call.options)
         if call.function in (Tensor.__getitem__, Tensor.__setitem__):
             target, index, *values = call.args
             return call.function(target, _without_masks(index), *values)
         return call.result()
+
+
+def _depends(argument: Any) -> bool:
+    """Whether an argument of a call has a value of its own at each point."""
+    return isinstance(argument, Tensor) and depends(argument)
 
 
 def _without_masks(index: _Index | tuple[_Index, ...]) -> _Index | tuple[_Index, ...]:

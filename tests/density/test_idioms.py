@@ -80,6 +80,23 @@ def test_what_depends_on_values_is_never_frozen(name):
     torch.testing.assert_close(call(z)[1], values)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_reads_of_data_that_are_named_or_weighted_are_constants():
+    def program(x, group):
+        slope = pyro.sample("slope", dist.Normal(0.0, 1.0))
+        places = torch.nonzero(input=x > 0)[:, 0]
+        totals = torch.bincount(group + 0, weights=2.0 * x)
+        fixed = torch.bincount(input=group, weights=slope.detach() * x)
+        mean = slope * torch.cat([x[places], totals]) + torch.cat([x[places], fixed])
+        pyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=torch.ones(6))
+
+    density = Density(program, (torch.tensor([1.0, -1.0, 2.0, 3.0]), torch.tensor([0, 1, 1, 2])))
+    z = torch.tensor([[0.3], [-0.5]])
+    values = batched_gradient(density.log_joint, z)[0](z)[1]
+    expected = torch.stack([density.log_joint(point) for point in z])
+    torch.testing.assert_close(values, expected)
+
+
 def test_a_mask_of_parameters_is_no_constant():
     def program(x, y):
         w = pyro.sample("w", dist.Normal(torch.zeros(4), 1.0).to_event(1))
