@@ -8,7 +8,7 @@ write into what all points share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from types import EllipsisType
 from typing import Any, TypeAlias, TypeGuard
 
@@ -126,7 +126,12 @@ class Writing(CallHandler):
 
 
 class OwnTensors(CallHandler):
-    """Tensors that are made inside belong to the point: each has its own to write into."""
+    """Tensors that are made inside belong to the point: each has its own to write into.
+
+    Attributes: ``makes``, the functions whose results these are.
+    """
+
+    makes: Collection[Any] = _MAKES
 
     def __init__(self, point: Tensor) -> None:
         super().__init__()
@@ -134,7 +139,7 @@ class OwnTensors(CallHandler):
 
     def answer(self, call: Call) -> Any:
         out = call.result()
-        if call.function not in _MAKES or "out" in call.options:
+        if call.function not in self.makes or "out" in call.options:
             return out
         # a truth value for each point, whichever it is: so ``where`` gives each point a tensor of its own
         truth_of_point = (self.point == self.point).any().to(out.device)

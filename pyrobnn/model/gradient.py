@@ -14,7 +14,7 @@ from torch import Tensor
 from pyrobnn.core.private_torch import without_fallback_warnings
 from pyrobnn.core.threads import Shared
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
-from pyrobnn.model.torch_calls import Call, CallHandler
+from pyrobnn.model.constants import OwnTensors
 
 #: `warnings.catch_warnings` would change the filters of all threads, and of two that overlap leave one's for good
 _UNWARNED = Shared(without_fallback_warnings)
@@ -106,13 +106,8 @@ def at_each(
         block_results = [at_each(function, *_indexed(points, block)) for block in blocks]
         return mapped(lambda *leaves: torch.cat(leaves), *block_results)
 
-    def at_point(*point: Tree) -> T:
-        with _BatchedEmpty(leaves_of(point)[0]):
-            return function(*point)
-
     try:
-        with _UNWARNED:
-            return torch.func.vmap(at_point, randomness="different")(*points)
+        return _at_once(function, *points)
     except RuntimeError:
         count = len(leaves_of(points)[0])
         results = [function(*_indexed(points, index)) for index in range(count)]
@@ -121,17 +116,23 @@ def at_each(
 
 def runs_at_once(function: Callable[..., Any], *points: Tree) -> bool:
     """Whether :func:`at_each` runs the function for several of the points at once, tried with two of them."""
-
-    def at_point(*point: Tree) -> Any:
-        with _BatchedEmpty(leaves_of(point)[0]):
-            return function(*point)
-
     try:
-        with _UNWARNED:
-            torch.func.vmap(at_point, randomness="different")(*_indexed(points, slice(0, 2)))
+        _at_once(function, *_indexed(points, slice(0, 2)))
     except RuntimeError:
         return False
     return True
+
+
+def _at_once(function: Callable[..., T], *points: Tree) -> T:
+    """As :func:`at_each`, of all points together; RuntimeError where torch cannot."""
+
+    def at_point(*point: Tree) -> T:
+        with _OwnEmpty(leaves_of(point)[0]):
+            return function(*point)
+
+    with _UNWARNED:
+        results: T = torch.func.vmap(at_point, randomness="different")(*points)
+    return results
 
 
 def _indexed(points: tuple[Tree, ...], index: int | slice) -> tuple[Tree, ...]:
@@ -140,23 +141,10 @@ def _indexed(points: tuple[Tree, ...], index: int | slice) -> tuple[Tree, ...]:
     return indexed
 
 
-_EMPTY = {torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty}
-
-
-class _BatchedEmpty(CallHandler):
+class _OwnEmpty(OwnTensors):
     """A tensor that is allocated empty inside ``vmap`` is batched: each point has its own.
 
     Distributions fill such tensors in place with random numbers, which ``vmap`` refuses where all points share them.
     """
 
-    def __init__(self, point: Tensor) -> None:
-        super().__init__()
-        self.point = point
-
-    def answer(self, call: Call) -> Any:
-        out = call.result()
-        if call.function not in _EMPTY:
-            return out
-        # a truth value for each point, whichever it is: so ``where`` gives each point a tensor of its own
-        truth_of_point = (self.point == self.point).any().to(out.device)
-        return torch.where(truth_of_point, out, out)
+    makes = frozenset({torch.empty, torch.empty_like, Tensor.new, Tensor.new_empty})
