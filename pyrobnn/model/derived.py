@@ -61,7 +61,7 @@ def _draws_within(
     forgetful = _forgetting(density)
 
     def run(values: Values) -> Values:
-        nodes = forgetful.trace(values)
+        nodes = forgetful.run(values)
         return {name: nodes[name]["value"] for name in density.derived.replicated}
 
     with seeded(seed, density.device):
@@ -92,7 +92,7 @@ def prior(
     if density.derived.improper:
         return {}, {}
     if seconds is not None:
-        num_draws = min(num_draws, _prior_draws_within(density, seed, seconds))
+        num_draws = _prior_draws_within(density, num_draws, seed, seconds)
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
     runs = prior_runs(_forgetting(density), num_draws, seed, names)
@@ -101,22 +101,28 @@ def prior(
     return values, data
 
 
-def _prior_draws_within(density: Density, seed: int, seconds: float) -> int:
-    """Runs at draws from the prior that so many seconds allow, at least 25; more than enough where they are batched."""
+def _prior_draws_within(
+    density: Density,
+    num_draws: int,
+    seed: int,
+    seconds: float,
+) -> int:
+    """How many draws from the prior to run the program at: all where these are batched, else as ``seconds`` allow."""
     forgetful = _forgetting(density)
 
-    def run(_: Tensor) -> Tensor:
-        nodes = forgetful.trace({})
-        return torch.cat([nodes[name]["value"].reshape(-1) for name in density.derived.replicated])
+    def run(_: Tensor) -> Values:
+        nodes = forgetful.run({})
+        return {name: nodes[name]["value"] for name in density.derived.replicated}
 
     if not density.derived.replicated:
-        return _RUNS_AT_ONCE**2
+        return num_draws
     with seeded(seed, density.device):
         if runs_at_once(run, torch.zeros(2)):
-            return _RUNS_AT_ONCE**2
+            return num_draws
         begin = time.perf_counter()
         run(torch.zeros(()))
-        return max(_FEWEST_PRIOR_DRAWS, int(seconds / (time.perf_counter() - begin)))
+        affordable = int(seconds / (time.perf_counter() - begin))
+    return min(num_draws, max(_FEWEST_PRIOR_DRAWS, affordable))
 
 
 def prior_runs(

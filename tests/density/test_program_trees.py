@@ -103,6 +103,12 @@ def test_prior_replicates_have_the_moments_of_the_prior():
     )
 
 
+def test_all_prior_draws_that_are_asked_for_are_made_where_they_are_made_at_once():
+    density = Density(schools, (ERRORS, EFFECTS))
+    sites, data = derived.prior(density, 5000, seed=1, seconds=0.0)
+    assert sites["mu"].shape == (1, 5000) and data["effect"].shape == (1, 5000, 8)
+
+
 def counts(x, y):
     """Likelihoods whose samplers torch.func.vmap does not take, and data that depend on data."""
     a = pyro.sample("a", dist.Gamma(2.0, 1.0))
