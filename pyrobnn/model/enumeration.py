@@ -14,7 +14,7 @@ import functools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyro
 import pyro.distributions as dist
@@ -154,22 +154,29 @@ class _Ring(LogRing):
         terms = list(terms)
         remaining = set(dims)
         while remaining:
-            sizes = {dim: self._entries([t for t in terms if dim in _dims(t)]) for dim in remaining}
+            sizes = {dim: _entries(_with_dim(dim, terms)) for dim in remaining}
             dim = min(sorted(remaining), key=sizes.__getitem__)
             if sizes[dim] > MOST_STATES:
                 raise Refused(too_many(self.states, sizes[dim]))
-            with_dim = [term for term in terms if dim in _dims(term)]
-            terms = [term for term in terms if dim not in _dims(term)]
-            product = _product(with_dim)
+            product = _product(_with_dim(dim, terms))
             self.eliminated.append((dim, product))
+            terms = [term for term in terms if dim not in _dims(term)]
             terms.append(self.reduce(product, dim))
             remaining.remove(dim)
         return _product(terms)
 
-    def _entries(self, terms: Sequence[Tensor]) -> int:
-        """The entries of the product of some terms."""
-        sizes = {dim: size for term in terms for dim, size in zip(_dims(term), term.shape)}
-        return math.prod(sizes.values())
+
+def _with_dim(dim: str, terms: Sequence[Tensor]) -> list[Tensor]:
+    """The packed tensors that have this axis."""
+    return [term for term in terms if dim in _dims(term)]
+
+
+def _entries(terms: Sequence[Tensor]) -> int:
+    """The entries of the product of packed tensors."""
+    sizes: dict[str, int] = {}
+    for term in terms:
+        sizes |= zip(_dims(term), term.shape)
+    return math.prod(sizes.values())
 
 
 def _dims(term: Any) -> str:
@@ -279,13 +286,12 @@ def drawn(trace: Any, states: Mapping[str, int], temperature: float) -> dict[str
     """
     terms = _terms(trace, states)
     ring = _Ring(states, None if temperature else _largest)
-    discrete: set[str] = set().union(*(term.discrete for term in terms))
-    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
-    for term in terms:
-        logs = term.log_prob
-        tempered = _packed(logs / temperature if temperature else logs[...], _dims(logs))
-        tree.setdefault(term.plates, []).append(tempered)
-    contract_tensor_tree(tree, discrete, ring=ring)
+    logs = {term: _tempered(term.log_prob, temperature) for term in terms}
+    contract_tensor_tree(
+        _tree(logs),
+        _discrete(terms),
+        ring=ring,
+    )
     indices: dict[str, Tensor] = {}
     for symbol, product in reversed(ring.eliminated):
         logits = product
@@ -301,6 +307,13 @@ def drawn(trace: Any, states: Mapping[str, int], temperature: float) -> dict[str
         for name in states
         if name in trace.nodes
     }
+
+
+def _tempered(log_prob: Tensor, temperature: float) -> Tensor:
+    """A packed log probability at this temperature; at 0, where only the largest counts, as it is."""
+    # a view of it, since the label is an attribute of the tensor
+    logs = log_prob / temperature if temperature else log_prob[...]
+    return _packed(logs, _dims(log_prob))
 
 
 def _values(node: Node, indices: Mapping[str, Tensor], symbol_to_dim: Mapping[str, int]) -> Tensor:
@@ -343,32 +356,54 @@ def _components(terms: Sequence[_Term]) -> list[list[_Term]]:
     return [members for _, members in components]
 
 
+class _Sum(NamedTuple):
+    """The log of a sum over discrete sites, along the axes of the plates that remain, and these plates."""
+
+    logs: Tensor
+    plates: tuple[Any, ...]
+
+    def divided_by(self, other: _Sum) -> _Sum:
+        """The ratio of two sums: row by row where both have the same rows, else that of their products."""
+        if self.logs.shape == other.logs.shape:
+            return _Sum(self.logs - other.logs, self.plates)
+        return _Sum(self.logs.sum() - other.logs.sum(), ())
+
+
 def _nodes_of(component: Sequence[_Term], trace: Any, states: Mapping[str, int]) -> dict[str, Node]:
     """The nodes that take the place of sites with common discrete sites."""
-    data = [term for term in component if is_datum(term.node)]
-    observed = data + [t for t in component if t.node["is_observed"] and t not in data]
+    observed = [term for term in component if term.node["is_observed"]]
     sampled = [term for term in component if not term.node["is_observed"]]
     latent = [term for term in sampled if not term.is_enumerated]
     scale = _common_scale(component)
     nodes: dict[str, Node] = {}
-    log_prior: Tensor | None = None
     if latent:
-        log_prior, plates = _contracted(sampled, trace, states)
-        for term in latent:
-            log_prob = log_prior if term is latent[0] else torch.zeros_like(log_prior)
-            nodes[term.name] = _as_factor(term.node, log_prob, scale)
+        prior = _contracted(sampled, trace, states)
+        nodes |= _nodes_of_prior(latent, prior, scale)
     if observed:
-        log_joint, plates = _contracted(component, trace, states)
-        if log_prior is not None and log_prior.shape == log_joint.shape:
-            log_joint = log_joint - log_prior
-        elif log_prior is not None:
-            log_joint = log_joint.sum() - log_prior.sum()
-            plates = ()
-        factor = _as_factor(observed[0].node, log_joint, scale)
-        factor["infer"] = {SUMMED_DATA: bool(data)}
-        factor["cond_indep_stack"] = plates if data else ()
-        nodes[observed[0].name] = factor
+        likelihood = _contracted(component, trace, states)
+        if latent:
+            likelihood = likelihood.divided_by(prior)
+        node = _node_of_data(observed, likelihood, scale)
+        nodes[node["name"]] = node
     return nodes
+
+
+def _nodes_of_prior(latent: Sequence[_Term], prior: _Sum, scale: Any) -> dict[str, Node]:
+    """The nodes of continuous sites that have a prior together, which counts once."""
+    zeros = torch.zeros_like(prior.logs)
+    nodes: dict[str, Node] = {term.name: _as_factor(term.node, zeros, scale) for term in latent}
+    nodes[latent[0].name] = _as_factor(latent[0].node, prior.logs, scale)
+    return nodes
+
+
+def _node_of_data(observed: Sequence[_Term], likelihood: _Sum, scale: Any) -> dict[str, Any]:
+    """The node of observed sites that have a density together, by the name of the first that holds data."""
+    data = [term for term in observed if is_datum(term.node)]
+    site = (data or observed)[0]
+    node = _as_factor(site.node, likelihood.logs, scale)
+    node["infer"] = {SUMMED_DATA: bool(data)}
+    node["cond_indep_stack"] = likelihood.plates if data else ()
+    return node
 
 
 def _as_factor(node: Node, log_prob: Tensor, scale: Any) -> dict[str, Any]:
@@ -391,23 +426,16 @@ def _common_scale(component: Sequence[_Term]) -> Any:
     return scales[0]
 
 
-def _contracted(
-    terms: Sequence[_Term], trace: Any, states: Mapping[str, int]
-) -> tuple[Tensor, tuple[Any, ...]]:
-    """The log of the sum over all discrete sites of these terms, along the axes of the plates that remain."""
-    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
-    for term in terms:
-        tree.setdefault(term.plates, []).append(term.log_prob)
-    discrete = set().union(*(term.discrete for term in terms))
+def _contracted(terms: Sequence[_Term], trace: Any, states: Mapping[str, int]) -> _Sum:
+    """The sum over all discrete sites of the product of these terms."""
     contracted = contract_tensor_tree(
-        tree,
-        discrete,
+        _tree({term: term.log_prob for term in terms}),
+        _discrete(terms),
         ring=_Ring(states),
     )
     logs = [log for logs in contracted.values() for log in logs]
     if len(logs) > 1:
-        total = torch.stack([log.sum() for log in logs]).sum()
-        return total, ()
+        return _Sum(torch.stack([log.sum() for log in logs]).sum(), ())
     (symbols,) = contracted
     plates = {
         plate.name: plate
@@ -415,4 +443,17 @@ def _contracted(
         for plate in term.node["cond_indep_stack"]
         if plate.vectorized and trace.plate_to_symbol[plate.name] in symbols
     }
-    return packed.unpack(logs[0], trace.symbol_to_dim), tuple(plates.values())
+    return _Sum(packed.unpack(logs[0], trace.symbol_to_dim), tuple(plates.values()))
+
+
+def _tree(logs: Mapping[_Term, Tensor]) -> OrderedDict[frozenset[str], list[Tensor]]:
+    """The packed logs of terms by the plates that these are in."""
+    tree: OrderedDict[frozenset[str], list[Tensor]] = OrderedDict()
+    for term, log in logs.items():
+        tree.setdefault(term.plates, []).append(log)
+    return tree
+
+
+def _discrete(terms: Iterable[_Term]) -> set[str]:
+    """The symbols of the discrete sites that terms depend on."""
+    return set().union(*(term.discrete for term in terms))
