@@ -29,6 +29,20 @@ def test_indices_and_masks_of_data_are_constants_and_nothing_else_is():
     torch.testing.assert_close(graph(z), expected)
 
 
+def test_a_copy_of_data_that_is_written_into_is_made_at_every_call():
+    """Of a transposed table: torch lays the copy out anew, and its schema calls the result no view."""
+    table = torch.arange(6).reshape(2, 3)
+
+    def fn(z):
+        numbers = table.T.reshape(-1)
+        numbers.add_(1)
+        return z + numbers.sum()
+
+    graph = private.trace(fn, [torch.zeros(())])
+    compute_indices(graph)
+    assert [graph(torch.zeros(())).item() for _ in range(3)] == [21.0, 21.0, 21.0]
+
+
 def test_other_data_of_that_size_have_indices_of_their_own():
     z = torch.tensor([1.0, 10.0, 100.0])
     for values in ([2.0, 0.0, 1.0, 2.0], [0.0, 0.0, 2.0, 1.0]):

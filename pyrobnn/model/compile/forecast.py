@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyrobnn.model.compile.graph_nodes import constant_of, library_calls, size
+from pyrobnn.model.compile.graph_nodes import constant_of, library_calls, schema_of, size
 
 #: whether to compile: yes, no, or what the forecast says costs less
 Compile: TypeAlias = bool | Literal["auto"]
@@ -111,7 +111,7 @@ def _computes(node: Node) -> bool:
     """Whether a node computes something: views do not."""
     if node.op != "call_function" or node.target is getitem:
         return False
-    schema = getattr(node.target, "_schema", None)
+    schema = schema_of(node)
     if schema is None or schema.is_mutable:
         return True
     return not any(value.alias_info for value in schema.returns)

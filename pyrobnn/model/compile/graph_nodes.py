@@ -13,16 +13,36 @@ _ATEN = torch.ops.aten
 #: operators whose result has as many elements as a condition holds for, and those that take a mask
 _PICKS = {_ATEN.nonzero, _ATEN.masked_select, _ATEN._unique2, _ATEN.unique_dim}
 _INDEXES = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_}
+#: operators whose result lies in the memory of their first argument, which their schemas do not say
+_UNDECLARED_VIEWS = {
+    _ATEN._unsafe_view,
+    _ATEN.unsafe_split,
+    _ATEN.unsafe_split_with_sizes,
+    _ATEN.unsafe_chunk,
+}
 #: what leaves the fused loops for a library
 _LIBRARY = {_ATEN.bmm, _ATEN.mm, _ATEN.addmm, _ATEN.convolution, _ATEN.convolution_backward}
 
 
-class _Argument(Protocol):
-    """An argument of an operator."""
+class _Alias(Protocol):
+    """Memory that an argument and a result of an operator share."""
 
     @property
-    def alias_info(self) -> object:
-        """Whose memory its result shares; None where it shares none."""
+    def is_write(self) -> bool: ...
+
+
+class SchemaArgument(Protocol):
+    """An argument or a result of an operator."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kwarg_only(self) -> bool: ...
+
+    @property
+    def alias_info(self) -> _Alias | None:
+        """The memory that it shares; None where it shares none."""
 
 
 class Schema(Protocol):
@@ -32,7 +52,10 @@ class Schema(Protocol):
     def is_mutable(self) -> bool: ...
 
     @property
-    def arguments(self) -> Sequence[_Argument]: ...
+    def arguments(self) -> Sequence[SchemaArgument]: ...
+
+    @property
+    def returns(self) -> Sequence[SchemaArgument]: ...
 
 
 def size(node: Node) -> int:
@@ -81,9 +104,30 @@ def _rank(node: Node) -> int:
 
 def schemas_of(graph: GraphModule) -> dict[Node, Schema | None]:
     """The nodes of a graph in its order, each with the schema of its operator; None without one."""
-    return {node: getattr(node.target, "_schema", None) for node in graph.graph.nodes}
+    return {node: schema_of(node) for node in graph.graph.nodes}
+
+
+def schema_of(node: Node) -> Schema | None:
+    """What torch says of a node's operator; None without one."""
+    return getattr(node.target, "_schema", None)
+
+
+def is_random(node: Node) -> bool:
+    """Whether a node draws from torch's generator."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def is_undeclared_view(node: Node) -> bool:
+    """Whether the result of a node lies in the memory of its first argument, though its schema does not say so."""
+    return getattr(node.target, "overloadpacket", None) in _UNDECLARED_VIEWS
 
 
 def constant_of(graph: GraphModule, node: Node) -> Tensor | GraphModule:
     """What a node takes from the graph's module: a tensor, or a graph inside of the graph."""
     return getattr(graph, str(node.target))
+
+
+def memory_of(graph: GraphModule, node: Node) -> int | None:
+    """Where the tensor lies that a node takes from the graph's module; None where it takes something else."""
+    constant = constant_of(graph, node)
+    return constant.untyped_storage().data_ptr() if isinstance(constant, Tensor) else None

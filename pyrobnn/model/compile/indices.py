@@ -6,12 +6,17 @@ import functools
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from pyrobnn.model.compile.graph_nodes import Schema, constant_of, schemas_of, size
-
-_RANDOM = torch.Tag.nondeterministic_seeded
+from pyrobnn.model.compile.graph_nodes import (
+    Schema,
+    constant_of,
+    is_random,
+    is_undeclared_view,
+    memory_of,
+    schemas_of,
+    size,
+)
 
 
 def compute_indices(graph: GraphModule) -> None:
@@ -35,7 +40,7 @@ def compute_indices(graph: GraphModule) -> None:
 def _unchanged_constants(graph: GraphModule, written: set[Node]) -> set[Node]:
     """The nodes of constants into whose memory no operation writes; each use of a constant is a node of its own."""
     constants = [node for node in graph.graph.nodes if node.op == "get_attr"]
-    memory = {node: _memory(graph, node) for node in constants}
+    memory = {node: memory_of(graph, node) for node in constants}
     changing = {memory[node] for node in written & memory.keys()}
     return {node for node in constants if memory[node] not in changing}
 
@@ -46,17 +51,17 @@ def _written(schemas: dict[Node, Schema | None]) -> set[Node]:
     for node, schema in reversed(schemas.items()):
         if schema is None:
             continue
-        if schema.is_mutable or (node in written and _makes_view(schema)):
+        if schema.is_mutable or (node in written and _makes_view(node, schema)):
             written |= {*node.all_input_nodes}
     return written
 
 
 def _writes_or_draws(node: Node, schema: Schema) -> bool:
-    return schema.is_mutable or _RANDOM in cast(Any, node.target).tags
+    return schema.is_mutable or is_random(node)
 
 
-def _makes_view(schema: Schema) -> bool:
-    return any(argument.alias_info for argument in schema.arguments)
+def _makes_view(node: Node, schema: Schema) -> bool:
+    return is_undeclared_view(node) or any(argument.alias_info for argument in schema.arguments)
 
 
 def _is_index(node: Node) -> bool:
@@ -83,9 +88,3 @@ def _value_of(graph: GraphModule, node: Node) -> Any:
     value_of = functools.partial(_value_of, graph)
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of)
     return cast(Any, node.target)(*args, **kwargs)
-
-
-def _memory(graph: GraphModule, node: Node) -> int | None:
-    """Where the tensor lies that a node takes from the graph's module."""
-    constant = constant_of(graph, node)
-    return constant.untyped_storage().data_ptr() if isinstance(constant, Tensor) else None

@@ -22,7 +22,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import Argument, Target, map_arg
 
 from pyrobnn.core.seeding import kept
-from pyrobnn.model.compile.graph_nodes import constant_of, dtype_of
+from pyrobnn.model.compile.graph_nodes import (
+    SchemaArgument,
+    constant_of,
+    dtype_of,
+    is_random,
+    is_undeclared_view,
+    memory_of,
+    schema_of,
+)
 from pyrobnn.model.compile.trees import Tree, leaves_of
 
 #: operators whose second argument may be a number: as a tensor without dimensions it takes a third of the time. Not a
@@ -47,13 +55,6 @@ _TAKE_NUMBERS = {
 _ATEN = torch.ops.aten
 #: operators that return the first argument where the second is one
 _NEUTRAL_ONE = {_ATEN.mul.Tensor, _ATEN.div.Tensor, _ATEN.pow.Tensor_Scalar, _ATEN.mul.Scalar}
-#: operators whose result lies in the memory of their first argument, which their schemas do not say
-_UNDECLARED_VIEWS = {
-    _ATEN._unsafe_view,
-    _ATEN.unsafe_split,
-    _ATEN.unsafe_split_with_sizes,
-    _ATEN.unsafe_chunk,
-}
 #: names that differ from the operator's
 _PUBLIC_NAMES = {"__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift"}
 
@@ -123,7 +124,7 @@ class _Rewriting:
 
         A density that computes in float64 has had that type as torch's default, and the graph does not say so.
         """
-        schema = _schema(node)
+        schema = schema_of(node)
         dtype = dtype_of(node)
         if schema is None or dtype is None or dtype == torch.get_default_dtype():
             return
@@ -230,7 +231,7 @@ class _Rewriting:
     def _simplify(self, node: Node) -> None:
         """Let a function of torch take the place of an operator, where it gives the same bits."""
         operator = node.target
-        if operator is getitem or self._memory.writes(node) or self._memory.is_random(node):
+        if operator is getitem or self._memory.writes(node) or is_random(node):
             return
         before = _Call.of(node)
         value = self._values[node]
@@ -351,7 +352,7 @@ class _Memory:
         self._exposed: set[Node] = set()
         for node in module.graph.nodes:
             self._roots[node] = self._root(node)
-            if self.is_foreign(node) or self.writes(node) or self.is_random(node):
+            if self.is_foreign(node) or self.writes(node) or is_random(node):
                 self._has_effect.add(node)
             if node.op == "output" or self.is_foreign(node):
                 self._exposed |= {self._roots[source] for source in node.all_input_nodes}
@@ -361,14 +362,11 @@ class _Memory:
     def is_foreign(self, node: Node) -> bool:
         """Whether it is a call of something else than an operator of torch."""
         is_call = node.op == "call_function"
-        return is_call and node.target is not getitem and _schema(node) is None
+        return is_call and node.target is not getitem and schema_of(node) is None
 
     def writes(self, node: Node) -> bool:
-        schema = _schema(node)
+        schema = schema_of(node)
         return schema is not None and schema.is_mutable
-
-    def is_random(self, node: Node) -> bool:
-        return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
     def is_removable(self, node: Node) -> bool:
         """Whether nobody misses a node without users."""
@@ -391,8 +389,8 @@ class _Memory:
         """The node whose memory the result of this one is: itself, but for views and what is written in place."""
         if node.op == "get_attr":
             return self._root_of_constant(node)
-        schema = _schema(node)
-        if node.target is getitem or _is_undeclared_view(node):
+        schema = schema_of(node)
+        if node.target is getitem or is_undeclared_view(node):
             return self._roots[node.all_input_nodes[0]]
         if schema is None or not any(value.alias_info for value in schema.returns):
             return node
@@ -403,24 +401,13 @@ class _Memory:
 
     def _root_of_constant(self, node: Node) -> Node:
         """The first node of a constant with this memory: each use of one constant is a node of its own."""
-        value = constant_of(self._module, node)
-        if not isinstance(value, Tensor):
-            return node
-        return self._constants.setdefault(value.untyped_storage().data_ptr(), node)
-
-
-def _is_undeclared_view(node: Node) -> bool:
-    return getattr(node.target, "overloadpacket", None) in _UNDECLARED_VIEWS
-
-
-def _schema(node: Node) -> Any:
-    """What torch says of a node's operator; None without one."""
-    return getattr(node.target, "_schema", None)
+        memory = memory_of(self._module, node)
+        return node if memory is None else self._constants.setdefault(memory, node)
 
 
 def _written(node: Node) -> list[Node]:
     """The arguments that a node writes into."""
-    schema = _schema(node)
+    schema = schema_of(node)
     written: list[Node] = []
     for argument, value in zip(schema.arguments, node.args, strict=False):
         if _is_written(argument):
@@ -432,6 +419,6 @@ def _written(node: Node) -> list[Node]:
     return written
 
 
-def _is_written(argument: torch.Argument) -> bool:
+def _is_written(argument: SchemaArgument) -> bool:
     """Whether an operator writes into an argument of its schema."""
     return argument.alias_info is not None and argument.alias_info.is_write

@@ -30,7 +30,7 @@ from torch.fx import GraphModule
 from pyrobnn.core.checks import check_type
 from pyrobnn.core.private import Gone, Tracer, callable_in_a_trace, trace
 from pyrobnn.model.compile import compiled, compiles_bodies
-from pyrobnn.model.compile.graph_nodes import constant_of
+from pyrobnn.model.compile.graph_nodes import constant_of, is_random
 from pyrobnn.model.compile.inductor import tolerable
 from pyrobnn.model.compile.trees import Tree, leaves_of, mapped
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -350,7 +350,7 @@ class _TracedStep:
         """Raises _NoBody where the step draws random numbers or holds a loop, which has no derivative in a body."""
         for node in self.calls():
             is_loop = node.target is torch.ops.pyrobnn.loop.default
-            if is_loop or torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            if is_loop or is_random(node):
                 raise _NoBody
 
     def steps_in_a_turn(self, count: int) -> int:
