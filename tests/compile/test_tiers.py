@@ -255,3 +255,13 @@ def test_what_looks_at_values_is_run_as_it_is_without_a_warning():
     step = compiled(lambda z: z if z.sum() > 0 else -z, torch.ones(2), enabled=False, calls=100)
     assert step.tier == "eager"
     assert step(torch.tensor([-1.0, -2.0])).tolist() == [1.0, 2.0]
+
+
+def test_what_a_drawn_mask_picks_is_not_traced():
+    def mean_of_some(z):
+        picked = z[torch.rand(40) < 0.5]
+        return picked.sum() / len(picked)
+
+    step = compiled(mean_of_some, torch.ones(40), enabled=False, calls=100)
+    with torch.random.fork_rng():
+        assert [step(torch.ones(40)).item() for _ in range(5)] == [1.0] * 5

@@ -74,11 +74,11 @@ def library_calls(graph: GraphModule) -> list[Node]:
 
 
 def shapes_depend_on_values(graph: GraphModule) -> bool:
-    """Whether a mask that varies picks elements, so that the graph is right for the example alone."""
+    """Whether a mask that varies, or is drawn, picks elements: then the graph is right for the example alone."""
     varying: set[Node] = set()
     for node in graph.graph.nodes:
-        varies = node.op == "placeholder" or not varying.isdisjoint(node.all_input_nodes)
-        if not varies:
+        begins = node.op == "placeholder" or is_random(node)
+        if not begins and varying.isdisjoint(node.all_input_nodes):
             continue
         varying.add(node)
         operator = getattr(node.target, "overloadpacket", None)
