@@ -55,11 +55,9 @@ __all__ = [
 _REPAYS_TRACE = 5
 _log = logging.getLogger(__name__)
 provide_folder()  # before anything imports torch's compiler
-
-
-#: of the modes
+#: what the user reads of each mode
 _TIERS = {"inductor": "compiled", "graph": "trace", "eager": "eager"}
-#: what the functions of this run have become, while somebody asks
+#: all that `compiled` returns inside of `recorded`; None outside
 _made: ContextVar[list[Compiled] | None] = ContextVar("_made", default=None)
 #: whether the bodies of loops are compiled in the trace under way
 _compiles_bodies: ContextVar[bool] = ContextVar("_compiles_bodies", default=True)
@@ -72,8 +70,8 @@ class Compiled:
         seconds: Wall-clock seconds that tracing and compiling took.
         mode: ``"inductor"`` (machine code), ``"graph"`` (traced and interpreted: it was not to be compiled, or could
             not be) or ``"eager"`` (the function itself).
-        calls: How often it was to be called; 0 where nobody knew.
-        forecast: What the two tiers were to cost, where the graph was asked; None otherwise.
+        calls: How often it will be called; 0 where that is not known.
+        forecast: What either tier will cost, forecast from the graph; None where none was traced for it.
         unchecked: The same function for a loop: call it inside ``torch.no_grad()`` and after :meth:`check`, because
             machine code reads whatever lies at the addresses it is given.
     """
@@ -150,10 +148,10 @@ def compiled(
         enabled: ``True`` compiles; ``False`` does not: it returns the traced graph, interpreted, or ``fn`` itself
             behind the same interface where so few ``calls`` do not repay a trace, or none can be made. ``"auto"`` is
             what the forecast says costs less. ``"trace"`` is the interpreted graph, ``"eager"`` the function itself.
-        calls: How often the result will be called; None where nobody knows: ``"auto"`` compiles then.
+        calls: How often the result will be called; None where that is not known: ``"auto"`` compiles then.
         name: What to call the function in a warning.
         clone: Trace on copies of the example. ``False`` saves the copy where ``fn`` may write into the example.
-        say: Told in words what is done now, before it takes its time.
+        say: Called with a sentence before a compile, which takes its time.
 
     Raises:
         TypeError: If an example argument holds something that is not a tensor.
@@ -251,7 +249,7 @@ def _way(
 ) -> _Way:
     """Machine code or the interpreted graph, as was asked for or as the forecast says."""
     forecast = None
-    # elsewhere nothing was measured, and what nobody counts may be called for hours
+    # the costs are those of a CPU, and a step of unknown number of calls may run for hours
     foresees = enabled == "auto" and calls is not None and all(map(_is_on_cpu, inputs))
     if foresees or enabled in (False, "trace"):
         example = snapshot(inputs)

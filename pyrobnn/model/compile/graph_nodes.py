@@ -10,8 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 _ATEN = torch.ops.aten
-#: operators whose result has as many elements as a condition holds for, and those that take a mask
+#: operators whose result has as many elements as their arguments' values say
 _PICKS = {_ATEN.nonzero, _ATEN.masked_select, _ATEN._unique2, _ATEN.unique_dim}
+#: operators that do so where an index is a mask
 _INDEXES = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_}
 #: operators whose result lies in the memory of their first argument, which their schemas do not say
 _UNDECLARED_VIEWS = {
@@ -74,7 +75,7 @@ def library_calls(graph: GraphModule) -> list[Node]:
 
 
 def shapes_depend_on_values(graph: GraphModule) -> bool:
-    """Whether a mask that varies, or is drawn, picks elements: then the graph is right for the example alone."""
+    """Whether a mask that differs from call to call picks elements: the graph is right for the example alone then."""
     varying: set[Node] = set()
     for node in graph.graph.nodes:
         begins = node.op == "placeholder" or is_random(node)

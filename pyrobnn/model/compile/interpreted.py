@@ -356,8 +356,7 @@ class _Memory:
                 self._has_effect.add(node)
             if node.op == "output" or self.is_foreign(node):
                 self._exposed |= {self._roots[source] for source in node.all_input_nodes}
-            if self.writes(node):
-                self._exposed |= {self._roots[source] for source in _written(node)}
+            self._exposed |= {self._roots[source] for source in _written(node)}
 
     def is_foreign(self, node: Node) -> bool:
         """Whether it is a call of something else than an operator of torch."""
@@ -409,6 +408,8 @@ def _written(node: Node) -> list[Node]:
     """The arguments that a node writes into."""
     schema = schema_of(node)
     written: list[Node] = []
+    if schema is None:
+        return written
     for argument, value in zip(schema.arguments, node.args, strict=False):
         if _is_written(argument):
             written += [leaf for leaf in leaves_of(value) if isinstance(leaf, Node)]
