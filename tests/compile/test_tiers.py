@@ -265,3 +265,17 @@ def test_what_a_drawn_mask_picks_is_not_traced():
     step = compiled(mean_of_some, torch.ones(40), enabled=False, calls=100)
     with torch.random.fork_rng():
         assert [step(torch.ones(40)).item() for _ in range(5)] == [1.0] * 5
+
+
+PICKS = [
+    lambda x: x.unique(),
+    lambda x: x.unique_consecutive(),
+    lambda x: x.repeat_interleave(x),
+]
+
+
+@pytest.mark.parametrize("picked", PICKS)
+def test_how_many_numbers_are_picked_is_not_traced(picked):
+    step = compiled(lambda x: x * len(picked(x)), torch.tensor([1, 1]), enabled=False, calls=100)
+    x = torch.tensor([1, 2])
+    assert torch.equal(step(x), x * len(picked(x)))

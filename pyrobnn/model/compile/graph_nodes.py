@@ -11,7 +11,16 @@ from torch.fx import GraphModule, Node
 
 _ATEN = torch.ops.aten
 #: operators whose result has as many elements as their arguments' values say
-_PICKS = {_ATEN.nonzero, _ATEN.masked_select, _ATEN._unique2, _ATEN.unique_dim}
+_PICKS = {
+    _ATEN.nonzero,
+    _ATEN.masked_select,
+    _ATEN.repeat_interleave,
+    _ATEN._unique,
+    _ATEN._unique2,
+    _ATEN.unique_dim,
+    _ATEN.unique_consecutive,
+    _ATEN.unique_dim_consecutive,
+}
 #: operators that do so where an index is a mask
 _INDEXES = {_ATEN.index, _ATEN.index_put, _ATEN.index_put_}
 #: operators whose result lies in the memory of their first argument, which their schemas do not say
