@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributions import biject_to, transform_to
 
 from pyrobnn.core.private import replaced
-from pyrobnn.core.threads import process_state
+from pyrobnn.core.threads import Shared, process_state
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.distribution_kinds import is_improper
 from pyrobnn.model.filled import Filled
@@ -217,12 +217,21 @@ def wide(value: T) -> T | Tensor | torch.dtype:
 
 
 @contextlib.contextmanager
-def in_float64() -> Iterator[None]:
-    """Tensors that are made, and operations on those there are, have float64 inside."""
+def _float64_by_default() -> Iterator[None]:
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        with _Widen():
-            yield
+        yield
     finally:
         torch.set_default_dtype(default)
+
+
+#: torch's default belongs to the process: of threads that overlap one would leave it float64 for good
+_WIDE_DEFAULT = Shared(_float64_by_default)
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """Tensors that are made, and operations on those there are, have float64 inside."""
+    with _WIDE_DEFAULT, _Widen():
+        yield

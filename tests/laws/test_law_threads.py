@@ -26,6 +26,7 @@ from test_contract import FEW, METHODS, MODELS, WITH_Q, X, Y, fit, one_of_each_k
 import pyrobnn as pb
 from pyrobnn.core.threads import Shared, process_state
 from pyrobnn.model.gradient import at_each
+from pyrobnn.model.handlers import in_float64
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*(of the draws|transitions diverged)|the centre is not a mode"
@@ -523,3 +524,29 @@ def test_the_filters_of_warnings_survive_overlapping_predictions():
     jobs = [lambda: at_each(waits(first, second), x), lambda: at_each(waits(second, first), y)]
     assert_same(x * 2, together(jobs)[0])
     assert warnings.filters == filters
+
+
+def test_threads_that_compute_in_float64_leave_the_type_of_the_process():
+    """The second enters before the first leaves, and leaves after it."""
+    turns = threading.Barrier(2)
+    types: list[torch.dtype] = []
+
+    def earlier() -> None:
+        with in_float64():
+            turns.wait()
+            turns.wait()
+        turns.wait()
+
+    def later() -> None:
+        turns.wait()
+        with in_float64():
+            turns.wait()
+            turns.wait()
+            types.append(torch.zeros(1).dtype)
+
+    before = torch.get_default_dtype()
+    try:
+        together([earlier, later])
+        assert types == [torch.float64] and torch.get_default_dtype() == before
+    finally:
+        torch.set_default_dtype(before)
