@@ -341,8 +341,10 @@ def _target(function: Any) -> str | None:
     namespace = getattr(function, "namespace", None)
     if namespace is not None:  # of torch: "aten.add.Tensor"
         return str(function) if namespace == "aten" else None
-    module = getattr(function, "__module__", "")
-    return f"operator.{function.__name__}" if module == "_operator" else None
+    if getattr(function, "__module__", "") != "_operator":
+        return None
+    name = function.__name__
+    return f"operator.{name}" if name in exported_reader.ARITHMETIC else None
 
 
 def _encoded(value: Any) -> Any:
