@@ -255,9 +255,8 @@ def starts_elsewhere(
     with seeded(seed, density.device):
         draws = {name: site.sample((count * _NUM_TRIED,)) for name, site in model.priors.items()}
     z = density.unconstrain({site.name: draws[site.name] for site in density.sites})
-    log_joint = torch.func.vmap(density.log_joint)
     with torch.no_grad():
-        values = torch.cat([log_joint(batch) for batch in z.split(256)])
+        values = at_each(density.log_joint, z, at_once=256)
     values = values.nan_to_num(-torch.inf, -torch.inf, -torch.inf).reshape(count, _NUM_TRIED)
     best = values.argmax(1) + torch.arange(count, device=z.device) * _NUM_TRIED
     return z[best]
