@@ -483,6 +483,25 @@ def test_data_of_one_term_are_not_left_out():
     assert verdict.status == "pass" and find(verdict, "loo_khat") is None
 
 
+def test_two_outcomes_that_warn_do_not_fail_together():
+    """Wide intervals were judged anew of several outcomes, without the parameters that explain their width."""
+
+    def width(names):
+        rng = np.random.default_rng(0)
+        draws = xr.Dataset({"w": ((*SAMPLE, "feature"), rng.normal(size=(4, 200, 30)))})
+        observed = xr.Dataset()
+        replicates = xr.Dataset()
+        for name in names:
+            observed[name] = ((f"{name}_row",), 0.3 * rng.normal(size=60))
+            replicates[name] = ((*SAMPLE, f"{name}_row"), rng.normal(size=(4, 200, 60)))
+        groups = {"observed_data": observed, "posterior_predictive": replicates}
+        return find(diagnose(xr.DataTree.from_dict({"posterior": draws, **groups})), "loo_pit")
+
+    single = width(["y"])
+    both = width(["a", "b"])
+    assert single.status == both.status == "warn" and single.code == both.code == "too_wide"
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_site_of_few_values_is_called_narrow_no_oftener_than_is_said(size):
     """A ratio's sd comes out low together with its mean: of one value 0.4 % were, at a rate of 0.1 % each."""
