@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
+from pyrobnn.posterior.export import ENTRIES
 from pyrobnn.posterior.exported_reader import Exported
 
 LEVELS = (0.025, 0.5, 0.975)
@@ -231,6 +232,10 @@ def test_the_file_says_what_it_is_and_holds_no_row(tmp_path):
     assert lost < 3 * meta["thinning"]["largest_change_of_a_probability"]
     assert meta["input"] == {"shape": ["rows", 3], "dtype": "float32"}
     assert meta["outputs"]["probs"] == ["rows", 2] and meta["classes"] == ["low", "high"]
+    assert set(meta) == {*ENTRIES, "classes"}
+    for about, fault in (({"input": "a sensor"}, "'input', which"), ({"x": X}, "JSON can say")):
+        with pytest.raises(ValueError, match=f"'about'.*{fault}"):
+            posterior.export(tmp_path / "other.pt2", about=about)
     assert torch.allclose(torch.tensor(meta["ranges"]["low"]), X.amin(0))
     assert meta["verdict"] is None  # of data that are not there
     assert meta["units"]["x_mean"] == UNITS.x_mean.tolist()
