@@ -483,23 +483,33 @@ def test_data_of_one_term_are_not_left_out():
     assert verdict.status == "pass" and find(verdict, "loo_khat") is None
 
 
+def calibration_of(sds):
+    """The check of the calibration of outcomes, name → their sd where 1 is predicted."""
+    rng = np.random.default_rng(0)
+    draws = xr.Dataset({"w": ((*SAMPLE, "feature"), rng.normal(size=(4, 200, 30)))})
+    observed = xr.Dataset()
+    replicates = xr.Dataset()
+    for name, sd in sds.items():
+        observed[name] = ((f"{name}_row",), sd * rng.normal(size=60))
+        replicates[name] = ((*SAMPLE, f"{name}_row"), rng.normal(size=(4, 200, 60)))
+    groups = {"observed_data": observed, "posterior_predictive": replicates}
+    return find(diagnose(xr.DataTree.from_dict({"posterior": draws, **groups})), "loo_pit")
+
+
 def test_two_outcomes_that_warn_do_not_fail_together():
     """Wide intervals were judged anew of several outcomes, without the parameters that explain their width."""
-
-    def width(names):
-        rng = np.random.default_rng(0)
-        draws = xr.Dataset({"w": ((*SAMPLE, "feature"), rng.normal(size=(4, 200, 30)))})
-        observed = xr.Dataset()
-        replicates = xr.Dataset()
-        for name in names:
-            observed[name] = ((f"{name}_row",), 0.3 * rng.normal(size=60))
-            replicates[name] = ((*SAMPLE, f"{name}_row"), rng.normal(size=(4, 200, 60)))
-        groups = {"observed_data": observed, "posterior_predictive": replicates}
-        return find(diagnose(xr.DataTree.from_dict({"posterior": draws, **groups})), "loo_pit")
-
-    single = width(["y"])
-    both = width(["a", "b"])
+    single = calibration_of({"y": 0.3})
+    both = calibration_of({"a": 0.3, "b": 0.3})
     assert single.status == both.status == "warn" and single.code == both.code == "too_wide"
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("y", "z"), ("a", "a_mean")])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_every_outcome_is_judged_whatever_its_name(names, bad):
+    """One beside ``y`` was not looked at, nor one beside another of its name and ``_mean``."""
+    assert calibration_of(dict.fromkeys(names, 1.0)).status == "info"
+    found = calibration_of({**dict.fromkeys(names, 1.0), names[bad]: 5.0})
+    assert found.status == "fail" and found.code == "too_narrow"
 
 
 @pytest.mark.parametrize("size", [1, 3])
