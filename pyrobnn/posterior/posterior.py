@@ -735,10 +735,9 @@ class Posterior:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
         """With its rows, which a pickle does not have."""
-        copied = replace(self, rows=None)
+        copied = replace(self)
         for name, value in copied.__dict__.items():
             object.__setattr__(copied, name, copy.deepcopy(value, memo))
-        object.__setattr__(copied, "rows", copy.deepcopy(self.rows, memo))
         return copied
 
     def __repr__(self) -> str:

@@ -118,7 +118,11 @@ class ShortChains:
     step: float
     anchor: Tensor
     visits: tuple[Visit, ...] = ()
-    num_leapfrogs: int = 0
+
+    @property
+    def num_leapfrogs(self) -> int:
+        """Leapfrog steps of a chain so far."""
+        return sum(visit.num_steps for visit in self.visits)
 
     @classmethod
     def begin(
@@ -182,7 +186,6 @@ class ShortChains:
             log_density=visit.log_density,
             step=self.step * math.exp(log_growth),
             visits=(*self.visits, visit),
-            num_leapfrogs=self.num_leapfrogs + visit.num_steps,
         )
         num_visits = len(moved.visits)
         adapts = num_visits % _ADAPT_EVERY == 0 and num_visits <= _ADAPT_UP_TO
