@@ -83,8 +83,8 @@ def left_out(evidence: Evidence, limits: Limits) -> Found | None:
     return replace(worst, numbers=dict(worst.numbers) | {"p": p})
 
 
-#: the worst first
-_RANKS = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
+#: the worst first: of an outcome that nothing decides a pass of another says nothing
+_RANKS = {"fail": 0, "warn": 1, "info": 2, "pass": 3}
 
 
 def _left_out(evidence: Evidence, limits: Limits, rates: tuple[float, float]) -> Found | None:
