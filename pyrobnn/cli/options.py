@@ -181,11 +181,11 @@ def _study_parser(command: str) -> ArgumentParser:
     """The parser of the words that are no method's: of ``compare``, or of ``fit``, which runs one method."""
     if command == "compare":
         parser = _command_parser(command, "", "Run methods on data, judge them, write a report.")
-        example = "nuts svi-lr=svi --svi-lr.lr 1e-3"
-        _add_common(parser, "--methods", "+", f"{example}) [{', '.join(_standard())}]", "results")
+        example = f"(nuts svi-lr=svi --svi-lr.lr 1e-3) [{', '.join(_standard())}]"
+        _add_common(parser, "--methods", "+", example, "results")
     else:
         parser = _command_parser(command, "DATA ", "Run one method and save it.")
-        _add_common(parser, "--method", 1, "mine=nuts) [auto]", "model.nc")
+        _add_common(parser, "--method", 1, "(mine=nuts) [auto]", "model.nc")
     for title, options in OPTIONS.items():
         group = parser.add_argument_group(title)
         for name, (kind, default, words) in options.items():
@@ -229,8 +229,8 @@ def _add_common(
     example: str,
     out: str,
 ) -> None:
-    """The methods to run and where the results go."""
-    known = f"{', '.join(METHODS)}, or NAME=METHOD ({example}"
+    """The methods to run and where the results go; the example stands in brackets, with the default behind it."""
+    known = f"{', '.join(METHODS)}, or NAME=METHOD {example}"
     parser.add_argument(
         flag,
         dest="methods",

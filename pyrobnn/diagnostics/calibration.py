@@ -73,62 +73,71 @@ def left_out(evidence: Evidence, limits: Limits) -> Found | None:
     observed variables the worst decides; of a joint event each value is predicted from those before it.
     """
     views = evidence.by_outcome
-    results = [result for view in views if (result := _left_out(view, limits)) is not None]
+    # Bonferroni over the observed variables
+    rates = RATES[0] / len(views), RATES[1] / len(views)
+    results = [result for view in views if (result := _left_out(view, limits, rates)) is not None]
     if not results:
         return None
-    worst = min(results, key=lambda result: (_RANKS[result.status], result.numbers.get("p", 1.0)))
-    if len(views) > 1 and worst.status in ("warn", "fail"):
-        p = min(1.0, worst.numbers["p"] * len(views))
-        status = grade_tested(p, float(worst.value or 0.0), RATES, limits)
-        worst = replace(worst, status=status, numbers=dict(worst.numbers) | {"p": p})
-    return worst
+    worst = min(results, key=lambda result: (_RANKS[result.status], result.numbers["p"]))
+    p = min(1.0, worst.numbers["p"] * len(views))
+    return replace(worst, numbers=dict(worst.numbers) | {"p": p})
 
 
-#: the worst first
-_RANKS = {"fail": 0, "warn": 1, "pass": 2, "info": 3}
+#: the worst first: of an outcome that nothing decides a pass of another says nothing
+_RANKS = {"fail": 0, "warn": 1, "info": 2, "pass": 3}
 
 
-def _left_out(evidence: Evidence, limits: Limits) -> Found | None:
-    """`left_out` of a tree with one observed variable."""
+def _left_out(evidence: Evidence, limits: Limits, rates: tuple[float, float]) -> Found | None:
+    """`left_out` of a tree with one observed variable, at these rates of chance."""
     step = evidence.one_step
     if step is not None:
-        return _stepwise(evidence, step[0], limits)
+        return _stepwise(evidence, step[0], limits, rates)
     left_out_values = left_out_pit(evidence)
     if left_out_values is not None:
         u = left_out_values[1]
-        return uniform(u, limits, "left-out") if len(u) >= MIN_DATA else None
+        return uniform(u, limits, "left-out", rates) if len(u) >= MIN_DATA else None
     outcomes = None if evidence.has_classes else evidence.replicates()
     if outcomes is None or len(outcomes[1]) < MIN_DATA:
         return None
     u = pit_of(*outcomes)
-    trained = uniform(u, limits, "training")
+    trained = uniform(u, limits, "training", rates)
     status = trained.status
     if trained.code == "too_wide":
-        status = _grade_of_width(u, _free_parameters(evidence), limits)
+        status = _grade_of_width(u, _free_parameters(evidence), limits, rates)
     return replace(trained, status="info" if status == "pass" else status)
 
 
-def _stepwise(evidence: Evidence, u: np.ndarray, limits: Limits) -> Found | None:
+def _stepwise(
+    evidence: Evidence,
+    u: np.ndarray,
+    limits: Limits,
+    rates: tuple[float, float],
+) -> Found | None:
     """`left_out` by the PIT values (value, output) of each value of a joint event given those before it."""
     if len(u) < MIN_DATA:
         return None
     # independent values, so that the tests with the most power hold
     p = p_moments(u[:, 0], Dependence())
-    stepwise = uniform(u, limits, "one-step", RATES, p)
+    stepwise = uniform(u, limits, "one-step", rates, p)
     if stepwise.code == "too_wide":
-        status = _grade_of_width(u, _free_parameters(evidence), limits)
+        status = _grade_of_width(u, _free_parameters(evidence), limits, rates)
         stepwise = replace(stepwise, status=status)
     return stepwise
 
 
-def _grade_of_width(u: np.ndarray, num_parameters: int, limits: Limits) -> Status:
+def _grade_of_width(
+    u: np.ndarray,
+    num_parameters: int,
+    limits: Limits,
+    rates: tuple[float, float],
+) -> Status:
     """The grade of training PIT values nearer to a half than that many parameters bring them."""
     share = min(1.0, num_parameters / len(u))
     # E|Φ(s Z) − ½| = arctan(s) / π
     allowed = float(np.arctan(np.sqrt((1.0 - share) / (1.0 + share)))) / np.pi
     gap = allowed - float(np.abs(u - 0.5).mean())
     p = float(stats.norm.sf(gap * np.sqrt(u.size) / SD_SIZE))
-    return grade_tested(p, gap, RATES, limits)
+    return grade_tested(p, gap, rates, limits)
 
 
 def _free_parameters(evidence: Evidence) -> int:

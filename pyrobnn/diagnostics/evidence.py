@@ -431,10 +431,10 @@ class Evidence:
 
     @functools.cached_property
     def by_outcome(self) -> list[Evidence]:
-        """The tree for each of its observed variables alone; itself where there is one, or one that is called ``y``."""
+        """The tree for each of its observed variables alone; itself where there is one."""
         replicated = self.names(POSTERIOR_PREDICTIVE)
         names = [name for name in self.names(OBSERVED_DATA) if name in replicated]
-        if len(names) < 2 or self.outcome is not None:
+        if len(names) < 2:
             return [self]
         return [self._of_outcome(name) for name in names]
 
@@ -444,8 +444,9 @@ class Evidence:
         for child, node in self.tree.children.items():
             dataset = node.to_dataset()
             if child in _OF_OUTCOMES:
-                kept = [variable for variable in (name, f"{name}_mean") if variable in dataset]
-                dataset = dataset[kept]
+                # beside the steps of an event stand their means
+                names = (name, f"{name}_mean") if child == ONE_STEP else (name,)
+                dataset = dataset[[variable for variable in names if variable in dataset]]
             groups[child] = dataset
         tree = xr.DataTree.from_dict(groups)
         tree.attrs.update(self.tree.attrs)

@@ -256,7 +256,10 @@ class Verdict:
             and worst is None
             and any(c.name == "importance" for c in self.checks)
         ):
-            return f"standard deviations are within {TOLERANCE:.0%} of the posterior's, not nearer"
+            return (
+                f"standard deviations are within {TOLERANCE:.0%} of the posterior's, and "
+                "smaller differences are not tested"
+            )
         nothing_there = worst is not None and worst.code in _NOTHING_THERE
         return "" if nothing_there and not self.checked(question) else self.fault(question)
 

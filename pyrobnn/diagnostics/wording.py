@@ -22,7 +22,7 @@ FAULTS = {
     "few_data": "there are too few data",
     "few_replicates": "there are too few replicates of the data",
     "joint_event": "the data are one event whose values depend on each other",
-    "factor_only": "the program has its data in a factor",
+    "factor_only": "the program states its data by pyro.factor, which no replicates can be drawn from",
     "no_data_stored": "the tree holds no data",
     "linearized_only": "the draws were compared only with the posterior of the linearised network",
     "conditional_only": "the draws were compared only with the posterior of some weights, given the others",
@@ -65,7 +65,7 @@ FAULTS = {
     "density_not_finite": "the log density is not finite at some draws",
     "function_moves": "the draws of the function do not have the posterior's mean and spread",
     "beside_posterior": "the function does not have the posterior's mean and spread",
-    "moves_short": "the posterior was not reached in the time that a check may take",
+    "moves_short": "short chains from these draws did not reach the posterior in the time that a check may take",
     "density_moves": "the log density of the draws does not have the posterior's mean and spread",
     "virial": "the draws are narrower or wider than the posterior",
     "score": "the draws are centred in the wrong place",
@@ -162,14 +162,14 @@ def _beside_posterior(
     where = _REGIONS.get(region, region)
     draws = "the linearised net" if linearized else "these draws"
     if arrived:
-        compared = "the posterior of the net itself, at which short chains from these draws arrived"
-    else:
         compared = (
-            "where short chains from these draws have come so far on the posterior of the net"
+            "the posterior of the net itself, which short chains from these draws have reached"
         )
+    else:
+        compared = "short chains that began at these draws and have not yet reached the posterior of the net"
     return (
         f"Compared with {compared}, the sd of the function by {draws} is {1.0 / inverse:.2f} times as large and its "
-        f"mean {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
+        f"mean is {shift:.2f} sd away {where} (medians; 1 and 0 expected)"
         f"{_draws_are(status, 1.0 / inverse, shift)}."
     )
 
@@ -306,10 +306,11 @@ SEEN: dict[str, Template] = {
     "not_checked": "Too little is stored to check the {part}.",
     "few_data": "There are {count:,} observed values, and a check of the model needs {needed} or more.",
     "few_replicates": "There are {count} replicates of the data, and a check of the model needs {needed} or more.",
-    "joint_event": "The values of {where} are one event (or few) and depend on each other given the parameters, and "
-    "the event is not Gaussian, is masked or too large: nothing here predicts one value from the others.",
+    "joint_event": "The values of {where} are one event (or a few), in which they depend on each other given the "
+    "parameters. The event is not Gaussian, is masked, or is too large to predict each value from those before it.",
     "factor_only": "The program states its data by pyro.factor, which has no distribution to draw replicates from.",
-    "no_data_stored": "The tree holds no data and no replicates: give to_datatree the data of the fit, x and y.",
+    "no_data_stored": "The tree holds no observed data to compare the model with: give to_datatree the data of the "
+    "fit, x and y.",
     "linearized_only": "The predictions are those of the network linearised at the mode. The Gaussian is the posterior "
     "of that linear model by construction; nothing here compares it with the posterior of the network itself.",
     "conditional_only": "Some weights (or sites) were held at one value. The draws are of the others given these; "
@@ -351,8 +352,9 @@ SEEN: dict[str, Template] = {
     "{limit:.3g} where chains have converged).",
     "chains_disagree": _RHAT + "the chains disagree.",
     "labels_switched": _RHAT
-    + "the chains disagree, and agree (R-hat {after:.3f}) once the components of {sites} are "
-    "put into one order in each chain. The posterior of a mixture is the same under every order (label switching).",
+    + "the chains disagree, but agree (R-hat {after:.3f}) once the components of {sites} are "
+    "put into the same order in all chains. The posterior of a mixture is the same under every order (label "
+    "switching).",
     "chains_slow": _RHAT + "the chains mix too slowly.",
     "ess_function": "The smallest effective sample size is {value:.0f} of {draws:,} draws ({kind}, {where}; at least "
     "{limit:.0f} expected).",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
-from pyrobnn.core.checks import Refused
+from pyrobnn.core.checks import Refused, check_type
 from pyrobnn.core.files import written_whole
 from pyrobnn.core.private import trace_rows
 from pyrobnn.model import BNN
@@ -30,6 +30,23 @@ from pyrobnn.posterior.ranges import InputRange
 
 FORMAT = "pyrobnn-export"
 FORMAT_VERSION = 1
+#: what the file says of itself, by name: ``about`` has other entries
+ENTRIES = (
+    "format",
+    "format_version",
+    "method",
+    "likelihood",
+    "num_data",
+    "input",
+    "outputs",
+    "quantile_levels",
+    "thinning",
+    "units",
+    "ranges",
+    "warnings",
+    "versions",
+    "verdict",
+)
 #: rows at which the thinned draws are compared with all of them
 NUM_PROBES = 200
 #: what a file that holds float32 may be off, in units of the prediction's own size
@@ -86,6 +103,26 @@ def check_format(path: Path) -> None:
         raise ImportError(
             f"{' and '.join(missing)} must be installed to write ONNX: pip install 'pyrobnn[onnx]'"
         )
+
+
+def checked_about(about: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The user's entries.
+
+    Raises:
+        TypeError: not a mapping.
+        ValueError: one has the name of an entry of the file's own, or is nothing that JSON has.
+    """
+    entries = {} if about is None else dict(check_type("about", about, Mapping, "a mapping"))
+    taken = [repr(name) for name in ENTRIES if name in entries]
+    if taken:
+        raise ValueError(
+            f"'about' has the entries {', '.join(taken)}, which the file says of itself: choose other names"
+        )
+    try:
+        json.dumps(entries)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"'about' must be what JSON can say ({error})") from error
+    return entries
 
 
 def write(contents: Contents, path: Path) -> None:
@@ -341,8 +378,10 @@ def _target(function: Any) -> str | None:
     namespace = getattr(function, "namespace", None)
     if namespace is not None:  # of torch: "aten.add.Tensor"
         return str(function) if namespace == "aten" else None
-    module = getattr(function, "__module__", "")
-    return f"operator.{function.__name__}" if module == "_operator" else None
+    if getattr(function, "__module__", "") != "_operator":
+        return None
+    name = function.__name__
+    return f"operator.{name}" if name in exported_reader.ARITHMETIC else None
 
 
 def _encoded(value: Any) -> Any:

@@ -18,6 +18,12 @@ from typing import Any
 
 import torch
 
+#: of Python's operators, arithmetic and comparisons of sizes, and an entry of several outputs; its others may run
+#: whatever a file says
+ARITHMETIC = frozenset(
+    "abs add and_ eq floordiv ge getitem gt le lt mod mul ne neg not_ or_ pos pow sub truediv".split()
+)
+
 _Value = None | bool | float | str | list | dict
 _Call = tuple[str, Callable[..., Any], list, dict, list[str]]
 
@@ -93,7 +99,7 @@ def _tensor(data: bytes, dtype: str, layout: dict[str, Any]) -> torch.Tensor:
 def _function(target: str) -> Callable[..., Any]:
     """The operator that a file names: of torch's own (``aten``), or arithmetic of sizes; a file runs nothing else."""
     room, _, name = target.partition(".")
-    if room == "operator":
+    if room == "operator" and name in ARITHMETIC:
         return getattr(operator, name)
     if room != "aten":
         raise ValueError(f"the file calls {target!r}, which is no operator of torch")

@@ -17,6 +17,7 @@ from pyrobnn.posterior.approximation import PosteriorLike, density_of
 from pyrobnn.posterior.probes import probes_by_region
 from pyrobnn.posterior.short_chains import (
     Groups,
+    HamiltonianPath,
     chains_per_group,
     evenly,
     net_quantities,
@@ -198,8 +199,8 @@ def function_beside_posterior(
     starts = _starts_at_draws(posterior, density, plan.num_groups)
     groups = _moved_groups(density, starts, plan, probes.x)
     f_moved = _moved_posterior(plain, density, groups).function(probes.x)
-    step = max(1, _COMPARED // posterior.num_chains)
-    f = posterior.thin(step).function(probes.x)
+    num_draws = max(1, _COMPARED // posterior.num_chains)
+    f = posterior.thin(num_draws).function(probes.x)
     region_x = probes.x.reshape(len(probes.x), -1)
     dataset = xr.Dataset(
         {
@@ -213,7 +214,7 @@ def function_beside_posterior(
         }
     )
     if posterior.network is not None:
-        f_started = plain.thin(step).function(probes.x)
+        f_started = plain.thin(num_draws).function(probes.x)
         dataset["started"] = (("started_draw", "region_probe", "output"), _by_draw(f_started))
     return dataset
 
@@ -421,15 +422,8 @@ def _trajectory(
 ) -> tuple[Tensor, float]:
     """One Hamiltonian trajectory of every point, steps per weight (dim,), and the mean acceptance rate."""
     momentum = torch.randn(z.shape, generator=random).to(z)
-    slope, log_density = gradient(z)
-    log_joint_before = log_density - 0.5 * momentum.square().sum(-1)
-    end = z
-    for _ in range(num_steps):
-        momentum = momentum + 0.5 * step * slope
-        end = end + step * momentum
-        slope, log_density = gradient(end)
-        momentum = momentum + 0.5 * step * slope
-    log_joint = log_density - 0.5 * momentum.square().sum(-1)
-    rate = (log_joint - log_joint_before).clamp(max=0.0).exp().nan_to_num(0.0)
-    taken = torch.rand(len(z), generator=random).to(z) < rate
-    return torch.where(taken[:, None], end, z), float(rate.mean())
+    begin = HamiltonianPath(z, momentum, *gradient(z))
+    end = begin.after(gradient, step, num_steps)
+    rate = (begin.energy - end.energy).clamp(max=0.0).exp().nan_to_num(0.0)
+    accepted = torch.rand(len(z), generator=random).to(z) < rate
+    return torch.where(accepted[:, None], end.z, z), float(rate.mean())

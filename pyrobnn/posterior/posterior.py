@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import json
 import warnings
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -658,23 +657,24 @@ class Posterior:
         levels = tuple(check_number("quantiles", q, above=0, below=1) for q in quantiles)
         default = max(1, 100 // self.num_chains)
         thinned = self.thin(default if num_draws is None else num_draws)
-        about = {} if about is None else dict(check_type("about", about, Mapping, "a mapping"))
-        kept = self.rows.x if x is None and self.rows is not None else None
-        inputs = kept if x is None or isinstance(x, DataLoader) else as_tensor("x", x)
+        entries = export.checked_about(about)
+        if x is None:
+            inputs = None if self.rows is None else self.rows.x
+        else:
+            inputs = None if isinstance(x, DataLoader) else as_tensor("x", x)
         if inputs is not None:
             self.inputs(inputs[:1])
         input_range = self._input_range(x if inputs is None else inputs)
         if verdict is None and self.rows is not None:
             verdict = self.diagnose()
-        about["verdict"] = None if verdict is None else verdict.to_dict()
-        json.dumps(about)
+        entries["verdict"] = None if verdict is None else verdict.to_dict()
         contents = export.Contents(
             self,
             thinned,
             levels,
             input_range,
             inputs,
-            about,
+            entries,
         )
         with process_state():
             export.write(contents, path)
@@ -735,10 +735,9 @@ class Posterior:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Posterior:
         """With its rows, which a pickle does not have."""
-        copied = replace(self, rows=None)
+        copied = replace(self)
         for name, value in copied.__dict__.items():
             object.__setattr__(copied, name, copy.deepcopy(value, memo))
-        object.__setattr__(copied, "rows", copy.deepcopy(self.rows, memo))
         return copied
 
     def __repr__(self) -> str:

@@ -76,7 +76,7 @@ class Visit(NamedTuple):
     step_size: float
 
 
-class _Path(NamedTuple):
+class HamiltonianPath(NamedTuple):
     """The end of a Hamiltonian path of every chain; position, momentum and gradient (chain, dim), density (chain,)."""
 
     z: Tensor
@@ -89,8 +89,8 @@ class _Path(NamedTuple):
         """Kinetic energy less the log density, (chain,)."""
         return 0.5 * self.momentum.square().sum(-1) - self.log_density
 
-    def after(self, gradient: Gradient, step: Tensor, num_steps: int) -> _Path:
-        """The path so many leapfrog steps further; steps (chain, dim)."""
+    def after(self, gradient: Gradient, step: Tensor, num_steps: int) -> HamiltonianPath:
+        """The path so many leapfrog steps further; steps (chain, dim) or (dim,)."""
         z = self.z
         momentum = self.momentum
         slope = self.slope
@@ -100,7 +100,7 @@ class _Path(NamedTuple):
             z = z + step * momentum
             slope, log_density = gradient(z)
             momentum = momentum + 0.5 * step * slope
-        return _Path(z, momentum, slope, log_density)
+        return HamiltonianPath(z, momentum, slope, log_density)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +118,11 @@ class ShortChains:
     step: float
     anchor: Tensor
     visits: tuple[Visit, ...] = ()
-    num_leapfrogs: int = 0
+
+    @property
+    def num_leapfrogs(self) -> int:
+        """Leapfrog steps of a chain so far."""
+        return sum(visit.num_steps for visit in self.visits)
 
     @classmethod
     def begin(
@@ -138,7 +142,7 @@ class ShortChains:
         factor, is_finer = self._step_factors(random)
         step = (self.step * factor).to(self.z) * self.scale
         momentum = torch.randn(self.z.shape, generator=random).to(self.z)
-        begin = _Path(self.z, momentum, self.slope, self.log_density)
+        begin = HamiltonianPath(self.z, momentum, self.slope, self.log_density)
         energy = begin.energy
         end = begin.after(gradient, step, length)
         error = end.energy - energy
@@ -182,7 +186,6 @@ class ShortChains:
             log_density=visit.log_density,
             step=self.step * math.exp(log_growth),
             visits=(*self.visits, visit),
-            num_leapfrogs=self.num_leapfrogs + visit.num_steps,
         )
         num_visits = len(moved.visits)
         adapts = num_visits % _ADAPT_EVERY == 0 and num_visits <= _ADAPT_UP_TO
@@ -217,7 +220,7 @@ def _curvature(
     above, _ = gradient(z + _CURVATURE_STEP * signs)
     below, _ = gradient(z - _CURVATURE_STEP * signs)
     curvature = (signs * (below - above) / (2.0 * _CURVATURE_STEP)).nan_to_num().median(0).values
-    # a curvature that is not positive is set to the lowest that is: the units are adapted from there
+    # a low curvature, or one that is not positive, is raised: the units are adapted from there
     positive = curvature[curvature > 0.0]
     if not len(positive):
         return torch.ones_like(curvature)
@@ -255,9 +258,8 @@ def starts_elsewhere(
     with seeded(seed, density.device):
         draws = {name: site.sample((count * _NUM_TRIED,)) for name, site in model.priors.items()}
     z = density.unconstrain({site.name: draws[site.name] for site in density.sites})
-    log_joint = torch.func.vmap(density.log_joint)
     with torch.no_grad():
-        values = torch.cat([log_joint(batch) for batch in z.split(256)])
+        values = at_each(density.log_joint, z, at_once=256)
     values = values.nan_to_num(-torch.inf, -torch.inf, -torch.inf).reshape(count, _NUM_TRIED)
     best = values.argmax(1) + torch.arange(count, device=z.device) * _NUM_TRIED
     return z[best]

@@ -227,16 +227,9 @@ def load(
     x: Tensor | None = None,
     y: Tensor | None = None,
 ) -> Posterior:
-    """Read a posterior written by :func:`save`.
+    """Read a posterior written by :func:`save`, to where the model's weights are.
 
-    Args:
-        path: the file.
-        model: the BNN (or Pyro program) it was fitted with; the draws go where its weights are.
-        x, y: the rows of the fit, which a file has only where it was asked to.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is truncated or foreign, its sites are not the model's, or x, y are not the fit's rows.
+    Arguments and errors as of :meth:`pyrobnn.Posterior.load`.
 
     Warns:
         UserWarning: the posterior's approximation is of a family that nobody has registered, and is left out.

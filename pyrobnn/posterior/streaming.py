@@ -120,7 +120,8 @@ def _class_columns(prediction: Prediction, classes: Sequence[str] | None) -> dic
 def write_blocks(blocks: Iterable[Columns], path: Path) -> int:
     """Write blocks of the same columns one after another; nothing stands at ``path`` before all are there.
 
-    As CSV where its ending names no other format. Gaps, None or NaN, are null in Parquet and empty in CSV.
+    As CSV where its ending names no other format. Gaps, None or NaN, are null in Parquet and empty in CSV; in Zarr
+    a gap of text is empty.
 
     Returns:
         The number of rows.
@@ -154,7 +155,8 @@ def _write_parquet(blocks: Iterator[Columns], path: Path) -> int:
 
 
 def _write_zarr(blocks: Iterator[Columns], path: Path) -> int:
-    """An array (row,) of each column, in a group."""
+    """An array (row,) of each column, in a group; text of any length, empty where it is a gap."""
+    import pandas as pd
     import zarr
 
     group = zarr.open_group(path, mode="w")
@@ -162,14 +164,15 @@ def _write_zarr(blocks: Iterator[Columns], path: Path) -> int:
     count = 0
     for block in blocks:
         for name, column in block.items():
-            if column.dtype == object:
-                column = column.astype(str)
+            is_text = column.dtype == object
+            if is_text:
+                column = np.where(pd.isna(column), "", column)
             if name not in arrays:
                 arrays[name] = group.create_array(
                     name,
                     shape=(0,),
                     chunks=(CHUNK_ROWS,),
-                    dtype=column.dtype,
+                    dtype=str if is_text else column.dtype,
                     dimension_names=("row",),
                 )
             arrays[name].append(column)

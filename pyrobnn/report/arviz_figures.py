@@ -405,8 +405,8 @@ SPECS = {
         ),
         _Spec(
             "k-hat",
-            "Pareto k-hat of leaving each observation out: above 0.7 the observation dominates the fit, and LOO and "
-            "LOO-PIT are unreliable there.",
+            "Pareto k-hat of leaving each observation out: above the line the observation dominates the fit, and LOO "
+            "and LOO-PIT are unreliable there.",
             _khat,
         ),
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from pyrobnn.model.nodes import Node, is_latent, is_observed
 
 #: prior draws of each program at which the two are compared
 _NUM_DRAWS = 20
-#: differences that rounding explains, as a share of the log densities: they are computed in float64, of data of float32
+#: differences that rounding explains, as a share of the terms that differ: computed in float64, of data of float32
 _ROUNDING = 1e-6
 
 
@@ -155,6 +155,21 @@ class _Terms(NamedTuple):
     a: dict[str, float]
     b: dict[str, float]
 
+    @property
+    def totals(self) -> tuple[float, float]:
+        """The log joint densities of both, without the terms that both have alike.
+
+        Large ones would hide how far the others differ.
+        """
+        alike = {
+            name
+            for name, term in self.a.items()
+            if math.isfinite(term) and self.b.get(name) == term
+        }
+        total_a = sum(term for name, term in self.a.items() if name not in alike)
+        total_b = sum(term for name, term in self.b.items() if name not in alike)
+        return total_a, total_b
+
 
 @torch.no_grad()
 def _terms(density: Density, values: Mapping[str, Tensor]) -> dict[str, float]:
@@ -177,11 +192,11 @@ def _term(node: Node) -> float:
 
 def _compared(terms: Sequence[_Terms]) -> SameModel:
     """What the terms of both programs at every point come to."""
-    totals = torch.tensor([[sum(at.a.values()), sum(at.b.values())] for at in terms]).double()
+    totals = _doubles(at.totals for at in terms)
     sites = {}
     for name in terms[0].a:
         if name in terms[0].b:
-            sites[name] = _spread(torch.tensor([[at.a[name], at.b[name]] for at in terms]).double())
+            sites[name] = _spread(_doubles((at.a[name], at.b[name]) for at in terms))
     is_possible = torch.isfinite(totals)
     possible = totals[is_possible.all(1)]
     is_possible_in_one = bool((is_possible.any(1) & ~is_possible.all(1)).any())
@@ -198,6 +213,11 @@ def _compared(terms: Sequence[_Terms]) -> SameModel:
     same = spread <= rounding
     worst = None if same or not sites else max(sites, key=lambda name: sites[name])
     return SameModel(same, spread, constant, worst, sites)
+
+
+def _doubles(pairs: Iterable[tuple[float, float]]) -> Tensor:
+    """Pairs of numbers as (pair, 2)."""
+    return torch.tensor(list(pairs), dtype=torch.float64)
 
 
 def _spread(terms: Tensor) -> float:

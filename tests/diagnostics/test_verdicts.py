@@ -483,6 +483,53 @@ def test_data_of_one_term_are_not_left_out():
     assert verdict.status == "pass" and find(verdict, "loo_khat") is None
 
 
+def calibration_of(sds, stepwise=()):
+    """The check of the calibration of outcomes, name → their sd where 1 is predicted.
+
+    Outcomes ``stepwise`` are one event each, and predicted value by value.
+    """
+    rng = np.random.default_rng(0)
+    draws = xr.Dataset({"w": ((*SAMPLE, "feature"), rng.normal(size=(4, 200, 30)))})
+    observed = xr.Dataset()
+    replicates = xr.Dataset()
+    for name, sd in sds.items():
+        observed[name] = ((f"{name}_row",), sd * rng.normal(size=60))
+        replicates[name] = ((*SAMPLE, f"{name}_row"), rng.normal(size=(4, 200, 60)))
+    steps = xr.Dataset()
+    for name in stepwise:
+        observed[name].attrs["joint_events"] = 1
+        steps[name] = (("step",), stats.norm.cdf(observed[name].values))
+        steps[f"{name}_mean"] = (("step",), np.zeros(60))
+    groups = {
+        "observed_data": observed,
+        "posterior_predictive": replicates,
+        "one_step": steps,
+    }
+    return find(diagnose(xr.DataTree.from_dict({"posterior": draws, **groups})), "loo_pit")
+
+
+def test_two_outcomes_that_warn_do_not_fail_together():
+    """Wide intervals were judged anew of several outcomes, without the parameters that explain their width."""
+    single = calibration_of({"y": 0.3})
+    both = calibration_of({"a": 0.3, "b": 0.3})
+    assert single.status == both.status == "warn" and single.code == both.code == "too_wide"
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("y", "z"), ("a", "a_mean")])
+@pytest.mark.parametrize("bad", [0, 1])
+def test_every_outcome_is_judged_whatever_its_name(names, bad):
+    """One beside ``y`` was not looked at, nor one beside another of its name and ``_mean``."""
+    assert calibration_of(dict.fromkeys(names, 1.0)).status == "info"
+    found = calibration_of({**dict.fromkeys(names, 1.0), names[bad]: 5.0})
+    assert found.status == "fail" and found.code == "too_narrow"
+
+
+def test_one_outcome_that_passes_does_not_vouch_for_another():
+    """Training data in their own replicates decide nothing where they lie as predicted."""
+    assert calibration_of({"a": 1.0}, stepwise=["a"]).status == "pass"
+    assert calibration_of({"a": 1.0, "b": 1.0}, stepwise=["a"]).status == "info"
+
+
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_site_of_few_values_is_called_narrow_no_oftener_than_is_said(size):
     """A ratio's sd comes out low together with its mean: of one value 0.4 % were, at a rate of 0.1 % each."""

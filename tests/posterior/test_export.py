@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
+from pyrobnn.posterior.export import ENTRIES
 from pyrobnn.posterior.exported_reader import Exported
 
 LEVELS = (0.025, 0.5, 0.975)
@@ -231,6 +232,10 @@ def test_the_file_says_what_it_is_and_holds_no_row(tmp_path):
     assert lost < 3 * meta["thinning"]["largest_change_of_a_probability"]
     assert meta["input"] == {"shape": ["rows", 3], "dtype": "float32"}
     assert meta["outputs"]["probs"] == ["rows", 2] and meta["classes"] == ["low", "high"]
+    assert set(meta) == {*ENTRIES, "classes"}
+    for about, fault in (({"input": "a sensor"}, "'input', which"), ({"x": X}, "JSON can say")):
+        with pytest.raises(ValueError, match=f"'about'.*{fault}"):
+            posterior.export(tmp_path / "other.pt2", about=about)
     assert torch.allclose(torch.tensor(meta["ranges"]["low"]), X.amin(0))
     assert meta["verdict"] is None  # of data that are not there
     assert meta["units"]["x_mean"] == UNITS.x_mean.tolist()
@@ -324,8 +329,11 @@ def test_a_program_has_no_network_to_export(tmp_path):
 def test_the_reader_runs_operators_of_torch_alone():
     from pyrobnn.posterior import exported_reader
 
-    for target in ("os.system", "builtins.eval", "aten.__class__.x"):
+    # the last three reach any function by the globals of a tensor's methods
+    foreign = ("os.system", "builtins.eval", "aten.__class__.x")
+    for target in (*foreign, "operator.attrgetter", "operator.methodcaller", "operator.call"):
         with pytest.raises((ValueError, AttributeError)):
             exported_reader._function(target)
     with pytest.raises(ValueError, match="none of torch's"):
         exported_reader._constant("torch", "load")
+    assert exported_reader._function("operator.floordiv")(7, 2) == 3

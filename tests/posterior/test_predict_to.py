@@ -146,3 +146,12 @@ print(*peaks)
     )
     few, many = map(int, run.stdout.split())
     assert many < 1024 and many - few < 100
+
+
+def test_text_in_zarr_is_as_long_as_it_is(tmp_path):
+    pytest.importorskip("zarr")
+    path = tmp_path / "out.zarr"
+    texts = [["no", "no"], ["maybe", None], [np.nan, "perhaps"]]
+    blocks = ({"class": np.array(text, dtype=object)} for text in texts)
+    assert streaming.write_blocks(blocks, path) == 6
+    assert list(read(path)["class"]) == ["no", "no", "maybe", "", "", "perhaps"]

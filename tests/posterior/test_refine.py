@@ -12,7 +12,13 @@ import torch
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
-from pyrobnn.posterior.short_chains import arrival, effective_draws, nested_rhat
+from pyrobnn.posterior.invariance import posterior_density
+from pyrobnn.posterior.short_chains import (
+    arrival,
+    effective_draws,
+    nested_rhat,
+    starts_elsewhere,
+)
 
 Y = torch.tensor([0.5, 1.5, 1.0, 0.2])
 
@@ -150,6 +156,24 @@ def test_the_rows_of_an_approximation_stay_out_of_its_file(tmp_path):
     assert torch.equal(posterior.rows.y, y)
     loaded = pb.Posterior.load(posterior.save(tmp_path / "svi.nc"), model)
     assert loaded.rows is None
+
+
+class Branching(torch.nn.Linear):
+    """A layer whose Python depends on the values of its weights."""
+
+    def forward(self, x):
+        return super().forward(x) if float(self.weight.detach().sum()) < 1e9 else x
+
+
+def test_a_net_that_runs_one_draw_at_a_time_has_starts_elsewhere():
+    x = torch.linspace(-1.0, 1.0, 20)[:, None]
+    starts = []
+    for layer in (Branching(1, 1), torch.nn.Linear(1, 1)):
+        noise = pb.likelihoods.HomoskedasticGaussian(0.3)
+        model = pb.BNN(torch.nn.Sequential(layer), pb.priors.FanInNormal(), noise)
+        point = pb.MAP(num_steps=5, compile=False).fit(model, x, x)
+        starts.append(starts_elsewhere(posterior_density(point, x, x), 2, 0))
+    torch.testing.assert_close(*starts)
 
 
 def test_nested_rhat_sees_groups_that_remember_their_start():

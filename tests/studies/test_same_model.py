@@ -66,6 +66,20 @@ def test_what_differs_is_named(other, site):
     assert repr(site) in str(outcome)
 
 
+def test_a_large_likelihood_hides_no_difference_of_the_priors():
+    def line(scale):
+        def model(x, y):
+            slope = pyro.sample("slope", dist.Normal(0.0, scale))
+            pyro.sample("y", dist.Normal(slope * x, 0.01).to_event(1), obs=y)
+
+        return model
+
+    x = torch.linspace(-1.0, 1.0, 1000)
+    outcome = pb.same_model(line(10.0), line(12.0), x, 3.0 * x)
+    assert not outcome.same and outcome.site == "slope" and 0.1 < outcome.difference < 10.0
+    assert pb.same_model(line(10.0), line(10.0), x, 3.0 * x).constant == 0.0
+
+
 def test_a_support_that_one_alone_has_is_infinitely_far():
     def level(prior):
         def model(x, y):
