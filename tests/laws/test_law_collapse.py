@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pyro.distributions as dist
@@ -81,4 +82,11 @@ def test_nothing_is_said_of_few_rows_or_of_equal_inputs():
 def test_the_density_of_shares_is_minus_their_entropy():
     labels = torch.tensor([0, 0, 0, 2])
     probs = torch.tensor([0.75, 0.75, 0.75, 0.25]).double()
-    assert _log_density_of_shares(labels) == pytest.approx(float(probs.log().mean()))
+    assert _log_density_of_shares(labels, labels) == pytest.approx(float(probs.log().mean()))
+
+
+def test_the_shares_are_those_of_all_labels():
+    # 200 of 20,000 rows hold a fifth of a thousand classes, whose shares among themselves are five times as large
+    labels = torch.arange(20_000) % 1000
+    rows = torch.linspace(0, 19_999, 200).round().long()
+    assert _log_density_of_shares(labels, labels[rows]) == pytest.approx(-math.log(1000))

@@ -36,13 +36,13 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)) or _unfinished(posterior):
         return []
     targets = model.likelihood.targets
-    labels = targets.read(y)
+    all_labels = targets.read(y)
     inputs = as_tensor("x", x)
     if len(inputs) < 20 or targets.censoring is not None:
         return []
     rows = torch.linspace(0, len(inputs) - 1, min(_ROWS, len(inputs))).round().long()
     inputs = inputs[rows.to(inputs.device)]
-    labels = labels[rows.to(labels.device)]
+    labels = all_labels[rows.to(all_labels.device)]
     if bool((inputs == inputs[:1]).all()) or bool((labels == labels[:1]).all()):
         return []
     prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
@@ -55,7 +55,7 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     if targets.kind != "label":
         return []
     density = float(prediction.log_prob(labels).double().mean())
-    shares = _log_density_of_shares(labels)
+    shares = _log_density_of_shares(all_labels, labels)
     if density <= shares + _BETTER:
         values = {"rows": len(rows), "density": density, "shares": shares}
         return [Finding("no_better_than_shares", values)]
@@ -79,7 +79,8 @@ def _relative_spread(mean: Tensor, y: Tensor) -> float:
     return float((values.std(0) / scale).max())
 
 
-def _log_density_of_shares(labels: Tensor) -> float:
-    """Mean log probability of labels (N,) that are predicted by their shares, in nats."""
-    shares = torch.bincount(labels.long().reshape(-1)).double() / len(labels)
-    return float((shares * shares.clamp_min(1e-300).log()).sum())
+def _log_density_of_shares(all_labels: Tensor, labels: Tensor) -> float:
+    """Mean log probability of labels (n,) that are predicted by the shares of all labels (N,), in nats."""
+    counts = torch.bincount(all_labels.long().reshape(-1)).double()
+    shares = counts / counts.sum()
+    return float(shares[labels.long().reshape(-1)].log().mean())
