@@ -13,6 +13,7 @@ from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.inference.fitting.collapse import _log_density_of_shares
+from pyrobnn.model.likelihoods.base import Likelihood
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
 Y = 2 * X[:, :1] - X[:, 1:2]
@@ -77,6 +78,23 @@ def test_nothing_is_said_of_few_rows_or_of_equal_inputs():
         equal = METHODS["map"].fit(model(True, 1e-4), torch.ones_like(X), LABELS)
     for posterior in (few, equal):
         assert not codes(posterior) & {"constant_function", "no_better_than_shares"}
+
+
+class WithoutMean(Likelihood):
+    """A log-normal law that does not know its mean."""
+
+    task = "skewed"
+
+    def distribution(self, f, params):
+        normal = dist.Normal(f, 0.5)
+        return dist.TransformedDistribution(normal, [dist.transforms.ExpTransform()]).to_event(1)
+
+
+def test_a_fit_whose_law_has_no_mean_is_kept():
+    skewed = pb.BNN(net(1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), WithoutMean())
+    posterior = METHODS["map"].fit(skewed, X, Y.exp())
+    with pytest.raises(NotImplementedError):
+        _ = posterior.predict(X).mean
 
 
 def test_the_density_of_shares_is_minus_their_entropy():

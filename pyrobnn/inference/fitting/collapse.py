@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pyrobnn.core.checks import as_tensor
+from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.findings import Finding
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
@@ -26,7 +26,8 @@ _BETTER = 1e-3
 def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     """A finding where the predictions of a net at its training rows are constant or no better than class shares.
 
-    Nothing of a program, a loader, fewer than twenty rows, equal inputs or targets, and of a search that has not ended.
+    Nothing of a program, a loader, fewer than twenty rows, equal inputs or targets, a likelihood whose law has no mean,
+    and of a search that has not ended.
 
     Args:
         posterior: with its ``meta``.
@@ -45,11 +46,14 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     labels = all_labels[rows.to(all_labels.device)]
     if bool((inputs == inputs[:1]).all()) or bool((labels == labels[:1]).all()):
         return []
-    prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
-    if targets.classes:
-        spread = float(prediction.probs.double().std(0).max())
-    else:
-        spread = _relative_spread(prediction.mean, labels)
+    try:
+        prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
+        if targets.classes:
+            spread = float(prediction.probs.double().std(0).max())
+        else:
+            spread = _relative_spread(prediction.mean, labels)
+    except (NotImplementedError, Refused):  # a law without a mean, or no memory: the fit is there
+        return []
     if spread < _CONSTANT:
         return [Finding("constant_function", {"rows": len(rows), "spread": spread})]
     if targets.kind != "label":
