@@ -12,7 +12,11 @@ from helpers import seeded
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.collapse import _log_density_of_shares
+from pyrobnn.inference.fitting.collapse import (
+    _CONSTANT,
+    _log_density_of_shares,
+    _relative_spread,
+)
 from pyrobnn.model.likelihoods.base import Likelihood
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
@@ -95,6 +99,18 @@ def test_a_fit_whose_law_has_no_mean_is_kept():
     posterior = METHODS["map"].fit(skewed, X, Y.exp())
     with pytest.raises(NotImplementedError):
         _ = posterior.predict(X).mean
+
+
+def test_an_outlier_does_not_make_a_function_constant():
+    y = Y.clone()
+    y[7] = 1e6
+    assert _relative_spread(Y, y) == pytest.approx(_relative_spread(Y, Y), rel=0.5)
+    assert _relative_spread(1e-4 * Y, y) < _CONSTANT
+
+
+def test_counts_that_are_mostly_zero_have_the_spread_of_their_sd():
+    counts = (X[:, :1] > 1.5).long()
+    assert _relative_spread(counts, counts) == pytest.approx(1.0)
 
 
 def test_the_density_of_shares_is_minus_their_entropy():

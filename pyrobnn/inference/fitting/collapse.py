@@ -75,9 +75,16 @@ def _unfinished(posterior: Posterior) -> bool:
 
 
 def _relative_spread(mean: Tensor, y: Tensor) -> float:
-    """The largest sd over rows of predicted means (N, out), in that of the targets; inf where there is none."""
+    """The largest sd over rows of predicted means (N, out), in the spread of the targets; inf where there is none.
+
+    The spread is the sd or, where a few outliers make that large, the distance of the quartiles.
+    """
     values = mean.reshape(len(mean), -1).double()
-    scale = y.reshape(len(y), -1).double().std(0).to(values.device)
+    targets = y.reshape(len(y), -1).double().to(values.device)
+    sd = targets.std(0)
+    lower, upper = targets.quantile(targets.new_tensor([0.25, 0.75]), 0)
+    middle = upper - lower  # zero of counts that are mostly zero
+    scale = torch.where(middle > 0, torch.minimum(sd, middle), sd)
     if values.shape[1] != len(scale) or not bool((scale > 0).all() & values.isfinite().all()):
         return float("inf")
     return float((values.std(0) / scale).max())
