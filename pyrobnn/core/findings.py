@@ -390,7 +390,7 @@ MODEL: _Sentences = {
         "(drop_last=False)"
     ),
     "prior_cut": (
-        "the prior of {site!r} is a {law} with {share:.0%} of its mass where {place}: that part is cut off, and the "
+        "the prior of {site!r} is a {law} with {share:.1%} of its mass where {place}: that part is cut off, and the "
         "model is the one with the rest of the prior. Give {site!r} a prior on the positive numbers (HalfNormal, "
         "LogNormal, Gamma)"
     ),

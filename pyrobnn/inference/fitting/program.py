@@ -22,7 +22,7 @@ from pyrobnn.inference.fitting.derivative import FEW
 from pyrobnn.model import BNN, Density, derived, guards
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.density import Program, is_identity
-from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.distribution_kinds import elementwise, is_improper
 from pyrobnn.model.gradient import why_not_batched
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ def cut_priors(density: Density) -> list[Finding]:
             if site.kind != "latent" or not is_identity(site.transform):
                 continue
             place = guards.bounded_parameter(nodes, nodes[site.name]["value"])
-            if place is None:
-                continue
             law = nodes[site.name]["fn"]
+            if place is None or is_improper(law):
+                continue
             inside = place.constraint.check(law.sample((_MANY_DRAWS,)))
             share = 1.0 - float(inside.double().mean())
             if share > 0.0:
