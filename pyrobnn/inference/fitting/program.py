@@ -317,7 +317,7 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
 
 
 def _unlike_rows(x: Tensor) -> Tensor:
-    """The rows of inputs (N, …) with the smallest and the largest mean, before others: a net may branch on a mean."""
-    means = x.reshape(len(x), -1).double().mean(1)
-    ends = torch.stack([means.argmin(), means.argmax()])
+    """The rows of inputs (N, …) with the smallest and the largest sum, before others: a net may branch on a mean."""
+    sums = x.reshape(len(x), -1).sum(1)
+    ends = torch.stack([sums.argmin(), sums.argmax()])
     return torch.cat([x[ends], x[: FEW - 2]])
