@@ -68,12 +68,12 @@ class TrainingMode:
 
 
 def with_statistics(problem: Problem, posterior: Posterior) -> Posterior:
-    """The posterior with running statistics of its draws' own, by a pass over the inputs for each."""
+    """The posterior with running statistics for each of its draws, by a pass over the inputs for each."""
     statistics = refreshed_statistics(problem.bnn, posterior.draws, batches.Inputs(problem))
     return dataclasses.replace(posterior, draws=posterior.draws | statistics)
 
 
-def told_with_statistics(problem: Problem, callback: Callback) -> Callback:
+def callback_with_statistics(problem: Problem, callback: Callback) -> Callback:
     """A callback whose snapshots have running statistics."""
 
     def mapped(metrics: Mapping[str, Any]) -> dict[str, Any]:
