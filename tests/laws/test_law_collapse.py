@@ -16,6 +16,7 @@ from pyrobnn.inference.fitting.collapse import (
     _CONSTANT,
     _log_density_of_shares,
     _relative_spread,
+    _spread_of_probs,
 )
 from pyrobnn.model.likelihoods.base import Likelihood
 
@@ -106,6 +107,14 @@ def test_an_outlier_does_not_make_a_function_constant():
     y[7] = 1e6
     assert _relative_spread(Y, y) == pytest.approx(_relative_spread(Y, Y), rel=0.5)
     assert _relative_spread(1e-4 * Y, y) < _CONSTANT
+
+
+def test_many_classes_that_vary_by_a_half_are_not_constant():
+    shares = torch.full((1000,), 1e-3)
+    odd = 1e-3 * (1 + 0.5 * (-1.0) ** torch.arange(1000))
+    varying = torch.stack([odd, 2 * shares - odd]).repeat(50, 1)
+    assert float(varying.std(0).max()) < _CONSTANT < _spread_of_probs(varying)
+    assert _spread_of_probs(shares.expand(100, -1)) < _CONSTANT
 
 
 def test_counts_that_are_mostly_zero_have_the_spread_of_their_sd():

@@ -49,7 +49,7 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     try:
         prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
         if targets.classes:
-            spread = float(prediction.probs.double().std(0).max())
+            spread = _spread_of_probs(prediction.probs)
         else:
             spread = _relative_spread(prediction.mean, labels)
     except (NotImplementedError, Refused):  # a law without a mean, or no memory: the fit is there
@@ -72,6 +72,11 @@ def _unfinished(posterior: Posterior) -> bool:
     codes = {finding["code"] for finding in meta["findings"]}
     stopped = meta.get("stopped") in ("callback", "interrupt")
     return bool(meta["interrupted"]) or stopped or "search_unfinished" in codes
+
+
+def _spread_of_probs(probs: Tensor) -> float:
+    """Root mean square distance of probabilities (N, class) from their mean: of many classes each is small."""
+    return float(probs.double().var(0).sum().sqrt())
 
 
 def _relative_spread(mean: Tensor, y: Tensor) -> float:
