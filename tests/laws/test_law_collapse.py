@@ -12,6 +12,7 @@ from helpers import seeded
 from torch import nn
 
 import pyrobnn as pb
+from pyrobnn.inference.fitting.batches import even_rows
 from pyrobnn.inference.fitting.collapse import (
     _CONSTANT,
     _log_density_of_shares,
@@ -107,6 +108,13 @@ def test_an_outlier_does_not_make_a_function_constant():
     y[7] = 1e6
     assert _relative_spread(Y, y) == pytest.approx(_relative_spread(Y, Y), rel=0.5)
     assert _relative_spread(1e-4 * Y, y) < _CONSTANT
+
+
+def test_rows_of_very_many_are_none_beyond_the_end():
+    num_rows = 2**24 + 4
+    rows = even_rows(num_rows, 200)
+    assert rows[0] == 0 and rows[-1] == num_rows - 1 and len(rows) == 200
+    assert even_rows(3, 200).tolist() == [0, 1, 2]
 
 
 def test_many_classes_that_vary_by_a_half_are_not_constant():

@@ -131,6 +131,18 @@ def independent_batches(
         yield problem.x[rows], problem.y[rows]
 
 
+def even_rows(num_rows: int, largest: int) -> Tensor:
+    """Numbers of ``num_rows`` rows, evenly spaced where these are more than ``largest``."""
+    # float32 would have no number for rows beyond 2**24
+    places = torch.linspace(
+        0,
+        num_rows - 1,
+        min(largest, num_rows),
+        dtype=torch.float64,
+    )
+    return places.round().long()
+
+
 def row_parts(rows: Tensor, size: int) -> tuple[Tensor, ...]:
     """Parts of ``size`` rows; a last one of a single row is joined to the part before, for it has no variance."""
     parts = rows.split(size)

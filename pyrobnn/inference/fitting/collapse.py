@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.fitting.batches import even_rows
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -41,7 +42,7 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     inputs = as_tensor("x", x)
     if len(inputs) < 20 or targets.censoring is not None:
         return []
-    rows = torch.linspace(0, len(inputs) - 1, min(_ROWS, len(inputs))).round().long()
+    rows = even_rows(len(inputs), _ROWS)
     inputs = inputs[rows.to(inputs.device)]
     labels = all_labels[rows.to(all_labels.device)]
     if bool((inputs == inputs[:1]).all()) or bool((labels == labels[:1]).all()):
