@@ -183,14 +183,18 @@ def member_rows(
 
 @dataclass(frozen=True)
 class Inputs:
-    """One pass through the inputs alone, as often as wanted."""
+    """One pass through the inputs alone, as often as wanted; in memory, of at most ``largest`` rows."""
 
     problem: Problem
+    largest: int
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self.problem.loader is None:
-            return iter(row_parts(self.problem.x, 512))
-        return (x for x, _ in self.problem.one_pass())
+        if self.problem.loader is not None:
+            return (x for x, _ in self.problem.one_pass())
+        x = self.problem.x
+        if len(x) > self.largest:
+            x = x[even_rows(len(x), self.largest).to(x.device)]
+        return iter(row_parts(x, 512))
 
 
 def _streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:
