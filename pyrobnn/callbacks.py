@@ -276,6 +276,8 @@ class LiveFigure:
             self._draw()
         # it holds the state of the fit
         self._snapshot = None
+        # another fit may be run by another cell
+        self._handle = None
 
     def _start(self) -> None:
         """Forget what another run has reported."""

@@ -301,7 +301,7 @@ DRAWS: _Sentences = {
     "prior_averaged": "the prior precision varies over a layer's outputs: the Kronecker factors use its mean",
     "form_by_cost": (
         "all correlations of {size:,} weights take about {gigabytes:,.1f} GB and {seconds:,.0f} s of one core, so the "
-        "precision has structure={chosen!r}{loss}; structure='full' takes all of them"
+        "precision has structure={chosen!r}{loss}; structure='full' keeps all of them"
     ),
     "costly_curvature": (
         "the full precision of {size:,} weights takes about {gigabytes:,.1f} GB and {seconds:,.0f} s of one core: "
@@ -390,7 +390,7 @@ MODEL: _Sentences = {
         "(drop_last=False)"
     ),
     "prior_cut": (
-        "the prior of {site!r} is a {law} with {share:.0%} of its mass where {place}: that part is cut off, and the "
+        "the prior of {site!r} is a {law} with {share:.1%} of its mass where {place}: that part is cut off, and the "
         "model is the one with the rest of the prior. Give {site!r} a prior on the positive numbers (HalfNormal, "
         "LogNormal, Gamma)"
     ),
@@ -398,9 +398,10 @@ MODEL: _Sentences = {
     "rows_together": _rows_together,
     "constant_function": (
         "the fitted function is constant: over {rows} rows of the training data its predictions vary by {spread:.2g} "
-        "of the spread of the targets, or in probability. A prior outweighs the data where weights outnumber the rows "
-        "by far, as FanInNormal's does in deep ReLU nets: give the weights a wider prior, IIDPrior(Normal(0, 1)), or "
-        "SVI a kl_weight below one; or train the net by MLE and pass it to pb.posthoc(net, x, y)"
+        "of the spread of the targets, or in probability. Either the inputs tell nothing of the targets, and this is "
+        "right, or the prior outweighs the data, as FanInNormal's does in deep ReLU nets whose weights outnumber the "
+        "rows by far: give the weights a wider prior, IIDPrior(Normal(0, 1)), or SVI a kl_weight below one; or train "
+        "the net by MLE and pass it to pb.posthoc(net, x, y)"
     ),
     "no_better_than_shares": (
         "the fitted probabilities are no better than the shares of the classes: {density:.3f} nats a row at {rows} "

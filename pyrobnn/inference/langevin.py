@@ -6,6 +6,7 @@ import functools
 import itertools
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -232,11 +233,12 @@ def _curvature(
         randomness="different",
     )
     num_steps = 20 if start is None else 8
-    *_, vector = power_iteration(
+    products = power_iteration(
         lambda unit: root * batched(z, root * unit, log_joint.rows),
         torch.randn_like(z) if start is None else start,
         num_steps,
     )
+    (vector,) = deque(products, maxlen=1)  # the others need not be held
     reached = torch.where(torch.isfinite(vector), vector, torch.ones_like(vector))
     return float(vector.norm(dim=1).max()), reached
 

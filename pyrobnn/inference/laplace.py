@@ -367,8 +367,7 @@ class Laplace(Method):
         size = sum(count for name, count in sizes.items() if name.startswith(NET))
         cost = Cost.of_rows(size, problem.num_rows * width, problem.density.dtype.itemsize)
         if self.subset == "last_layer":
-            of_head = Cost.of_head(width, -(-size // width), problem.num_rows)
-            cost = min(cost, of_head, key=lambda each: each.operations)
+            cost = cost.or_less(Cost.of_head(width, -(-size // width), problem.num_rows))
         if not cost.is_small:
             problem.note(Finding("costly_curvature", {"size": size, **cost.values}))
 

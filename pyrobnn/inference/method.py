@@ -22,7 +22,7 @@ from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, posterior_with_notes, prepare
 from pyrobnn.inference.fitting.raw_errors import explained
 from pyrobnn.inference.fitting.watch import MappedCallback
-from pyrobnn.inference.training_mode import TrainingMode, told_with_statistics, with_statistics
+from pyrobnn.inference.training_mode import TrainingMode, callback_with_statistics, with_statistics
 from pyrobnn.model import BNN
 from pyrobnn.model.compile import Compiled, recorded
 from pyrobnn.model.compile.interrupts import raised_by_handlers
@@ -256,13 +256,11 @@ class Method(abc.ABC):
         return whole(self._fit(head, replace(run, callbacks=callbacks)))
 
     def _fit_in_mode(self, problem: Problem, run: FitRun) -> Posterior:
-        """The posterior, with running statistics of its own for every draw of a net that was trained with those of
-        batches.
-        """
+        """The posterior, of a net trained with the statistics of batches with running statistics for every draw."""
         if not (self.trains and problem.is_bnn and training_norms(problem.bnn)):
             return self._fit(problem, run)
-        told = tuple(told_with_statistics(problem, callback) for callback in run.callbacks)
-        return with_statistics(problem, self._fit(problem, replace(run, callbacks=told)))
+        callbacks = tuple(callback_with_statistics(problem, callback) for callback in run.callbacks)
+        return with_statistics(problem, self._fit(problem, replace(run, callbacks=callbacks)))
 
     def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
         """The checked problem, and the run with what was done before it.

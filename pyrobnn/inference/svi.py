@@ -122,7 +122,8 @@ class SVI(Method):
     kl_weight, lr and grad_norm.
 
     A net in training mode is trained so, as by :class:`pyrobnn.MAP`; its batch-norm layers take a pass over the
-    training inputs for the statistics of each draw.
+    training inputs for the statistics of each draw (of many draws and rows over an even selection, 5,000 rows for 1,000
+    draws).
 
     Caveat: KL(q‖p) makes q sit inside one mode. Where weights correlate mean-field gives each too small a variance of
     its own; of the function the uncertainty is too large at the data, and too small between clusters and outside.

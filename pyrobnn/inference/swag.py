@@ -15,8 +15,8 @@ from torch import Tensor
 from pyrobnn.core.checks import Refused, check_count, check_number, check_optional
 from pyrobnn.core.findings import Finding
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.batch_norm import refreshed_statistics, training_norms, with_batch_statistics
-from pyrobnn.inference.fitting.batches import Inputs, check_batch_size, independent_batches
+from pyrobnn.inference.batch_norm import training_norms, with_batch_statistics
+from pyrobnn.inference.fitting.batches import check_batch_size, independent_batches
 from pyrobnn.inference.fitting.initial import fresh_starts, start_values
 from pyrobnn.inference.fitting.problem import (
     Metrics,
@@ -37,6 +37,7 @@ from pyrobnn.inference.optim.training import (
     Training,
     constant_rate,
 )
+from pyrobnn.inference.training_mode import with_statistics
 from pyrobnn.model import Density
 from pyrobnn.model.compile.forecast import Compile
 from pyrobnn.posterior import Posterior
@@ -563,33 +564,27 @@ class _SGD:
                 facts["meta"]["rank"] = moments.deviations.shape[1]
         # a streamed loader shows one batch at a time: there is no joint density of all data to evaluate
         importance = self.problem.loader is None
-        return self._with_statistics(
-            make_posterior(
-                self.problem,
-                self.method,
-                draws,
-                importance=importance,
-                **facts,
-            )
+        posterior = make_posterior(
+            self.problem,
+            self.method,
+            draws,
+            importance=importance,
+            **facts,
         )
+        return with_statistics(self.problem, posterior)
 
     def _snapshot(self, iterate: Callable[[], Tensor]) -> Posterior:
         """The posterior of the iterates so far; before the first, of the present one."""
         flat = self.moments.mean.to(self.problem.density.dtype) if self.moments.count else iterate()
         with seeded(self.run.seed, self.problem.device):
             draws, facts = self._fitted(flat, 50)
-        return self._with_statistics(
-            snapshot(
-                self.problem,
-                self.method,
-                draws,
-                **facts,
-            )
+        posterior = snapshot(
+            self.problem,
+            self.method,
+            draws,
+            **facts,
         )
-
-    def _with_statistics(self, posterior: Posterior) -> Posterior:
-        statistics = refreshed_statistics(self.problem.bnn, posterior.draws, Inputs(self.problem))
-        return dataclasses.replace(posterior, draws=posterior.draws | statistics)
+        return with_statistics(self.problem, posterior)
 
 
 def _sgd(lr: float) -> Optimizer:

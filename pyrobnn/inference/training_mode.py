@@ -21,6 +21,10 @@ from pyrobnn.model import BNN
 from pyrobnn.model.density import Program
 from pyrobnn.posterior import Posterior
 
+#: rows that a draw's statistics are taken from in any case, and of all draws together
+_ENOUGH_ROWS = 2000
+_MANY_ROWS = 5_000_000
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingMode:
@@ -68,12 +72,18 @@ class TrainingMode:
 
 
 def with_statistics(problem: Problem, posterior: Posterior) -> Posterior:
-    """The posterior with running statistics of its draws' own, by a pass over the inputs for each."""
-    statistics = refreshed_statistics(problem.bnn, posterior.draws, batches.Inputs(problem))
+    """The posterior with running statistics for each of its draws, by a pass over the inputs for each.
+
+    Of many draws and rows in memory a pass sees an even selection of the rows: 5,000 for a thousand draws, from which
+    a mean has an error of .014 sd.
+    """
+    num_draws = posterior.num_chains * posterior.num_draws
+    inputs = batches.Inputs(problem, max(_ENOUGH_ROWS, _MANY_ROWS // num_draws))
+    statistics = refreshed_statistics(problem.bnn, posterior.draws, inputs)
     return dataclasses.replace(posterior, draws=posterior.draws | statistics)
 
 
-def told_with_statistics(problem: Problem, callback: Callback) -> Callback:
+def callback_with_statistics(problem: Problem, callback: Callback) -> Callback:
     """A callback whose snapshots have running statistics."""
 
     def mapped(metrics: Mapping[str, Any]) -> dict[str, Any]:

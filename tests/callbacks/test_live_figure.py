@@ -73,6 +73,15 @@ def test_in_a_notebook_one_figure_is_drawn_anew(notebook):
     assert losses[-1] == pytest.approx(float(fit.history["loss"][-1]))
 
 
+def test_in_a_notebook_another_fit_has_a_figure_below_its_own_cell(notebook):
+    live = LiveFigure(every=1)
+    for loss in (1.0, 2.0):
+        for step in (1, 2):
+            live(step, {"loss": loss})
+        live.end()
+    assert [word for word, _ in notebook] == ["displayed", "updated"] * 2
+
+
 @pytest.mark.usefixtures("no_ipython")
 def test_without_ipython_the_figure_itself_is_drawn_anew():
     live = LiveFigure(every=2, metric="elbo")

@@ -215,16 +215,23 @@ def test_a_layer_without_products_has_a_diagonal_where_all_is_too_much():
     assert posterior.meta["curvature"]["structure"] == "diag"
 
 
-@pytest.mark.slow
-def test_the_last_layer_of_five_thousand_weights_costs_less_than_its_eigenvalues():
+def fitted_to_noise(num_data: int, sizes: tuple[int, ...], num_draws: int) -> pb.Posterior:
+    """The last layer of a net as it begins, tuned, of inputs and labels that know nothing of each other."""
     g = torch.Generator().manual_seed(0)
-    x = torch.randn(1200, 64, generator=g)
-    net = seeded_net(64, 512, 10).float()
+    x = torch.randn(num_data, sizes[0], generator=g)
+    y = torch.randint(0, sizes[-1], (num_data,), generator=g)
+    net = seeded_net(*sizes).float()
     model = pb.BNN(net, pb.priors.FanInNormal(), Categorical())
     method = pb.Laplace(subset="last_layer", tune="marginal_likelihood", compile=False)
+    return method.fit(model, x, y, init=net, num_draws=num_draws)
+
+
+@pytest.mark.slow
+def test_the_last_layer_of_five_thousand_weights_costs_less_than_its_eigenvalues():
     start = time.process_time()
-    posterior = method.fit(model, x, torch.randint(0, 10, (1200,), generator=g), init=net)
+    posterior = fitted_to_noise(1200, (64, 512, 10), num_draws=1000)
     fit = time.process_time() - start
+    g = torch.Generator().manual_seed(0)
     matrix = torch.randn(5130, 5130, generator=g, dtype=torch.float64)
     start = time.process_time()
     torch.linalg.eigvalsh(matrix + matrix.T)
@@ -235,13 +242,6 @@ def test_the_last_layer_of_five_thousand_weights_costs_less_than_its_eigenvalues
 
 @pytest.mark.slow
 def test_a_thousand_classes_are_one_product_with_its_error():
-    g = torch.Generator().manual_seed(0)
-    x = torch.randn(500, 16, generator=g)
-    net = seeded_net(16, 128, 1000).float()
-    model = pb.BNN(net, pb.priors.FanInNormal(), Categorical())
-    method = pb.Laplace(subset="last_layer", tune="marginal_likelihood", compile=False)
     with pytest.warns(UserWarning, match="one Kronecker product"):
-        posterior = method.fit(
-            model, x, torch.randint(0, 1000, (500,), generator=g), init=net, num_draws=5
-        )
+        posterior = fitted_to_noise(500, (16, 128, 1000), num_draws=5)
     assert 0 < posterior.meta["curvature"]["relative_error"] < 0.5

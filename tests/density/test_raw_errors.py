@@ -8,6 +8,7 @@ import torch
 from helpers import seeded
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
@@ -150,3 +151,14 @@ def test_a_net_that_branches_on_the_mean_of_its_batch_is_noticed():
         x = torch.randn(60, 6, generator=torch.Generator().manual_seed(seed))
         with pytest.warns(UserWarning, match="depends on the other rows of its batch.*Standardise"):
             METHODS["map"].fit(bnn(Branch()), x, x[:, :1])
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_batch_of_one_row_has_no_batch_statistics(name):
+    with seeded(0):
+        model = bnn(nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    loader = DataLoader(TensorDataset(X[:9], Y[:9]), batch_size=8)
+    with pytest.raises(Refused, match="a batch of one row.*drop_last=True") as caught:
+        METHODS[name].fit(model, loader)
+    assert "Trace Shapes" not in str(caught.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import pyro.distributions as dist
@@ -11,7 +12,14 @@ from helpers import seeded
 from torch import nn
 
 import pyrobnn as pb
-from pyrobnn.inference.fitting.collapse import _log_density_of_shares
+from pyrobnn.inference.fitting.batches import even_rows
+from pyrobnn.inference.fitting.collapse import (
+    _CONSTANT,
+    _log_density_of_shares,
+    _relative_spread,
+    _spread_of_probs,
+)
+from pyrobnn.model.likelihoods.base import Likelihood
 
 X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
 Y = 2 * X[:, :1] - X[:, 1:2]
@@ -78,7 +86,58 @@ def test_nothing_is_said_of_few_rows_or_of_equal_inputs():
         assert not codes(posterior) & {"constant_function", "no_better_than_shares"}
 
 
+class WithoutMean(Likelihood):
+    """A log-normal law that does not know its mean."""
+
+    task = "skewed"
+
+    def distribution(self, f, params):
+        normal = dist.Normal(f, 0.5)
+        return dist.TransformedDistribution(normal, [dist.transforms.ExpTransform()]).to_event(1)
+
+
+def test_a_fit_whose_law_has_no_mean_is_kept():
+    skewed = pb.BNN(net(1), pb.priors.IIDPrior(dist.Normal(0.0, 1.0)), WithoutMean())
+    posterior = METHODS["map"].fit(skewed, X, Y.exp())
+    with pytest.raises(NotImplementedError):
+        _ = posterior.predict(X).mean
+
+
+def test_an_outlier_does_not_make_a_function_constant():
+    y = Y.clone()
+    y[7] = 1e6
+    assert _relative_spread(Y, y) == pytest.approx(_relative_spread(Y, Y), rel=0.5)
+    assert _relative_spread(1e-4 * Y, y) < _CONSTANT
+
+
+def test_rows_of_very_many_are_none_beyond_the_end():
+    num_rows = 2**24 + 4
+    rows = even_rows(num_rows, 200)
+    assert rows[0] == 0 and rows[-1] == num_rows - 1 and len(rows) == 200
+    assert even_rows(3, 200).tolist() == [0, 1, 2]
+
+
+def test_many_classes_that_vary_by_a_half_are_not_constant():
+    shares = torch.full((1000,), 1e-3)
+    odd = 1e-3 * (1 + 0.5 * (-1.0) ** torch.arange(1000))
+    varying = torch.stack([odd, 2 * shares - odd]).repeat(50, 1)
+    assert float(varying.std(0).max()) < _CONSTANT < _spread_of_probs(varying)
+    assert _spread_of_probs(shares.expand(100, -1)) < _CONSTANT
+
+
+def test_counts_that_are_mostly_zero_have_the_spread_of_their_sd():
+    counts = (X[:, :1] > 1.5).long()
+    assert _relative_spread(counts, counts) == pytest.approx(1.0)
+
+
 def test_the_density_of_shares_is_minus_their_entropy():
     labels = torch.tensor([0, 0, 0, 2])
     probs = torch.tensor([0.75, 0.75, 0.75, 0.25]).double()
-    assert _log_density_of_shares(labels) == pytest.approx(float(probs.log().mean()))
+    assert _log_density_of_shares(labels, labels) == pytest.approx(float(probs.log().mean()))
+
+
+def test_the_shares_are_those_of_all_labels():
+    # 200 of 20,000 rows hold a fifth of a thousand classes, whose shares among themselves are five times as large
+    labels = torch.arange(20_000) % 1000
+    rows = torch.linspace(0, 19_999, 200).round().long()
+    assert _log_density_of_shares(labels, labels[rows]) == pytest.approx(-math.log(1000))

@@ -56,6 +56,18 @@ def test_a_prior_that_is_cut_by_a_scale_is_named(prior, share):
         assert "'noise'" in str(note) and "'scale' of the site 'y'" in str(note)
 
 
+def test_a_share_below_a_percent_is_not_said_to_be_none():
+    (note,) = [note for note in findings(line(dist.Normal(4.5, 1.6))) if note.code == "prior_cut"]
+    assert 0.0 < note.values["share"] < 0.005
+    assert " 0% of its mass" not in str(note)
+    assert " 0.0% of its mass" not in str(note)
+
+
+def test_a_flat_prior_of_a_scale_is_fitted():
+    flat = line(dist.ImproperUniform(dist.constraints.real, (), ()))
+    assert [note for note in findings(flat) if note.code == "prior_cut"] == []
+
+
 def test_a_scale_that_is_transformed_is_not_named():
     def program(x, y):
         log_scale = pyro.sample("log_scale", dist.Normal(0.0, 1.0))

@@ -12,7 +12,8 @@ from torch import nn
 
 import pyrobnn as pb
 from pyrobnn.core.checks import Refused
-from pyrobnn.inference.fitting.batches import member_rows
+from pyrobnn.inference import training_mode
+from pyrobnn.inference.fitting.batches import even_rows, member_rows
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -66,6 +67,21 @@ def test_every_draw_has_the_running_statistics_of_the_training_data(name):
     torch.testing.assert_close(alone, together)
     again = fitted(name, net)
     torch.testing.assert_close(again.predict(X).mean, posterior.predict(X).mean, rtol=0, atol=0)
+
+
+def test_statistics_of_many_draws_are_those_of_an_even_selection_of_rows(monkeypatch):
+    monkeypatch.setattr(training_mode, "_ENOUGH_ROWS", 20)
+    monkeypatch.setattr(training_mode, "_MANY_ROWS", 100)
+    rows = X[even_rows(len(X), 25)]
+    draws = fitted("svi", small_net(nn.BatchNorm1d(8))).draws
+    for weight, bias, mean in zip(
+        draws["net.0.weight"][0],
+        draws["net.0.bias"][0],
+        draws["net.1.running_mean"][0],
+        strict=True,
+    ):
+        hidden = nn.functional.linear(rows, weight, bias)
+        torch.testing.assert_close(mean, hidden.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_is_noise_of_the_training_from_the_seed():

@@ -46,6 +46,10 @@ class Cost:
         seconds = self.operations / _OPERATIONS_PER_SECOND
         return {"gigabytes": self.num_bytes / 1e9, "seconds": seconds}
 
+    def or_less(self, alternative: Cost) -> Cost:
+        """This cost, or the alternative where that takes fewer operations."""
+        return alternative if alternative.operations < self.operations else self
+
     @classmethod
     def of_rows(
         cls,
@@ -68,7 +72,7 @@ class Cost:
     ) -> Cost:
         """By the structure of a linear last layer."""
         size = width * num_columns
-        formed = 1.0 * num_rows * (width * num_columns) ** 2 / width**2 * width * (width + 1)
+        formed = 1.0 * num_rows * num_columns**2 * width * (width + 1)
         return cls(4 * size**2 * 8, formed + size**3 / 3 + 2000.0 * size**2)
 
 
@@ -120,11 +124,7 @@ def formed_curvature(
         head = LinearHead.of(jacobian, x, centre.root, of_classes)
     if head is not None:
         head_cost = Cost.of_head(head.width, head.inputs.shape[1], len(x))
-        cost = min(
-            rows_cost,
-            head_cost,
-            key=lambda each: each.operations,
-        )
+        cost = rows_cost.or_less(head_cost)
     chosen, notes = _chosen(structure, jacobian, cost, head)
     if head is not None and chosen != "diag" and (cost is not rows_cost or chosen == "kron"):
         return Formed(head_curvature(jacobian, head, chosen, prior_prec), chosen, notes)

@@ -264,7 +264,7 @@ class BlockGaussian:
 
     @property
     def _holds_sites(self) -> bool:
-        """Whether sites are held that are told from those drawn without the others."""
+        """Whether some sites are held, and those that are drawn can be transformed without them."""
         return len(self.sites) < len(self.layout.sites) and not self.layout.dependent
 
     def _of_site(self, coordinates: Tensor, site: Site) -> Tensor:

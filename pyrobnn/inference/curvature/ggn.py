@@ -170,6 +170,10 @@ class FullCurvature(Curvature):
         ``size``, the smaller of N·k and p: how many eigenvalues are looked for.
     """
 
+    rows: Tensor | None = None
+    _values: Tensor | None = None
+    _grams: Tensor | None = None
+
     def __init__(
         self,
         jacobian: NetworkJacobian,
@@ -179,10 +183,7 @@ class FullCurvature(Curvature):
     ):
         super().__init__(jacobian, prior_prec)
         whiten = prior_prec.rsqrt()
-        self.rows: Tensor | None = None
         self.matrix = prior_prec.new_empty(0)
-        self._values: Tensor | None = None
-        self._grams: Tensor | None = None
         with torch.no_grad():
             _, root_of_row = next(_with_roots([x[:1]], root))
             width = root_of_row(jacobian.model.forward(jacobian.params, x[:1])).shape[-1]
@@ -205,6 +206,10 @@ class FullCurvature(Curvature):
         )
         for rows in whitened_rows:
             matrix += gram(rows)
+        self._set_matrix(matrix)
+
+    def _set_matrix(self, matrix: Tensor) -> None:
+        """Take H̃ itself, of which no eigenvalue is known yet."""
         self.matrix = check_finite(matrix)
         # the Frobenius norm is no less than the largest eigenvalue
         self.top = float(torch.linalg.matrix_norm(self.matrix))

@@ -21,7 +21,6 @@ from pyrobnn.inference.curvature.ggn import (
     Curvature,
     FullCurvature,
     KronCurvature,
-    check_finite,
     gram,
 )
 from pyrobnn.inference.curvature.jacobian import CHUNK_SCALARS, Layer, NetworkJacobian
@@ -60,10 +59,10 @@ class LinearHead:
         of_classes: bool,
     ) -> LinearHead | None:
         """The head of a net of which one linear layer varies, the last; None of any other."""
-        found = jacobian.linear_head(x)
-        if found is None:
+        recorded = jacobian.linear_head(x)
+        if recorded is None:
             return None
-        f, inputs = found
+        f, inputs = recorded
         probs = f.double().softmax(-1) if of_classes else None
         return cls(jacobian.layers[0], inputs.double(), f, root, probs)
 
@@ -88,7 +87,7 @@ class LinearHead:
     def summed_curvature(self) -> Tensor:
         """The sum of H_n, (width, width), float64."""
         if self.probs is not None:
-            return torch.diag(self.probs.sum(0)) - self.probs.T @ self.probs
+            return _summed(self.probs)
         total = self.inputs.new_zeros(self.width, self.width)
         for rows in self.pieces(2 * self.width**2):
             total += self.row_curvatures(rows).sum(0)
@@ -116,13 +115,14 @@ class LinearHead:
         step = -(-len(self.inputs) // _ROWS_OF_ERROR)
         inputs = self.inputs[::step] * scale
         probs = self.probs[::step]
-        gram = (inputs @ inputs.T).square()
+        squared_dots = (inputs @ inputs.T).square()
         # tr(H_n H_m) of diag(p) - ppᵀ and diag(q) - qqᵀ
         with_squares = probs @ probs.square().T
         dots = probs @ probs.T
-        squared_norm = (gram * (dots - with_squares - with_squares.T + dots.square())).sum()
+        traces = dots - with_squares - with_squares.T + dots.square()
+        squared_norm = (squared_dots * traces).sum()
         in_factor = inputs.T @ inputs / len(inputs)
-        out_factor = torch.diag(probs.sum(0)) - probs.T @ probs
+        out_factor = _summed(probs)
         # tr(H_n B) by row
         of_rows = probs @ out_factor.diagonal() - ((probs @ out_factor) * probs).sum(1)
         overlap = (of_rows * ((inputs @ in_factor) * inputs).sum(1)).sum()
@@ -142,6 +142,8 @@ class HeadCurvature(FullCurvature):
     Reference: Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature (Ubaru, Chen & Saad, 2017).
     """
 
+    _nodes: tuple[Tensor, Tensor, Tensor] | None = None
+
     def __init__(
         self,
         jacobian: NetworkJacobian,
@@ -149,18 +151,11 @@ class HeadCurvature(FullCurvature):
         prior_prec: Tensor,
     ):
         Curvature.__init__(self, jacobian, prior_prec)
-        self.rows = None
-        self._values = None
-        self._grams = None
-        self._nodes: tuple[Tensor, Tensor, Tensor] | None = None
         self.size = jacobian.size
         self.head = head
-        positions = jacobian.positions(head.layer)
-        self.positions = positions
-        self.scale = prior_prec.double()[positions].rsqrt()
-        self.matrix = check_finite(self._formed())
-        # the Frobenius norm is no less than the largest eigenvalue
-        self.top = float(torch.linalg.matrix_norm(self.matrix))
+        self.positions = jacobian.positions(head.layer)
+        self.scale = prior_prec.double()[self.positions].rsqrt()
+        self._set_matrix(self._formed())
 
     def _formed(self) -> Tensor:
         """H̃ (p, p), block by block of two outputs."""
@@ -206,7 +201,10 @@ class HeadCurvature(FullCurvature):
         return (weights * (c * nodes / tau).log1p()).sum() + prior
 
     def _quadrature(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Nodes and weights (probe, step) of Gauss's quadrature of tr g(H̃), and nodes of three quarters of it."""
+        """Nodes and weights (probe, step) of Gauss's quadrature of tr g(H̃), and what they come from.
+
+        That is the tridiagonal matrices of Lanczos's iteration, (2, probe, step): diagonals, and what stands beside.
+        """
         if self._nodes is None:
             signs = torch.randint(
                 2,
@@ -270,6 +268,11 @@ def head_curvature(
         if not head.is_product() or bool((precision != precision[:1]).any()):
             return HeadCurvature(jacobian, head, prior_prec)
     return HeadKronCurvature(jacobian, head, prior_prec)
+
+
+def _summed(probs: Tensor) -> Tensor:
+    """The sum of diag(p) - ppᵀ over the rows p of ``probs`` (N, width), (width, width)."""
+    return torch.diag(probs.sum(0)) - probs.T @ probs
 
 
 def _weighted_gram(inputs: Tensor, weights: Tensor) -> Tensor:

@@ -131,6 +131,18 @@ def independent_batches(
         yield problem.x[rows], problem.y[rows]
 
 
+def even_rows(num_rows: int, largest: int) -> Tensor:
+    """Numbers of ``num_rows`` rows, evenly spaced where these are more than ``largest``."""
+    # float32 would have no number for rows beyond 2**24
+    places = torch.linspace(
+        0,
+        num_rows - 1,
+        min(largest, num_rows),
+        dtype=torch.float64,
+    )
+    return places.round().long()
+
+
 def row_parts(rows: Tensor, size: int) -> tuple[Tensor, ...]:
     """Parts of ``size`` rows; a last one of a single row is joined to the part before, for it has no variance."""
     parts = rows.split(size)
@@ -171,14 +183,18 @@ def member_rows(
 
 @dataclass(frozen=True)
 class Inputs:
-    """One pass through the inputs alone, as often as wanted."""
+    """One pass through the inputs alone, as often as wanted; in memory, of at most ``largest`` rows."""
 
     problem: Problem
+    largest: int
 
     def __iter__(self) -> Iterator[Tensor]:
-        if self.problem.loader is None:
-            return iter(row_parts(self.problem.x, 512))
-        return (x for x, _ in self.problem.one_pass())
+        if self.problem.loader is not None:
+            return (x for x, _ in self.problem.one_pass())
+        x = self.problem.x
+        if len(x) > self.largest:
+            x = x[even_rows(len(x), self.largest).to(x.device)]
+        return iter(row_parts(x, 512))
 
 
 def _streamed(problem: Problem) -> Iterator[tuple[Tensor, Tensor]]:

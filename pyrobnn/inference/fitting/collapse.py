@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from pyrobnn.core.checks import as_tensor
+from pyrobnn.core.checks import Refused, as_tensor
 from pyrobnn.core.findings import Finding
+from pyrobnn.inference.fitting.batches import even_rows
 from pyrobnn.model import BNN
 from pyrobnn.posterior import Posterior
 
@@ -26,7 +27,8 @@ _BETTER = 1e-3
 def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     """A finding where the predictions of a net at its training rows are constant or no better than class shares.
 
-    Nothing of a program, a loader, fewer than twenty rows, equal inputs or targets, and of a search that has not ended.
+    Nothing of a program, a loader, fewer than twenty rows, equal inputs or targets, a likelihood whose law has no mean,
+    and of a search that has not ended.
 
     Args:
         posterior: with its ``meta``.
@@ -36,26 +38,29 @@ def collapsed(posterior: Posterior, x: Any, y: Any) -> list[Finding]:
     if not isinstance(model, BNN) or isinstance(x, (DataLoader, Dataset)) or _unfinished(posterior):
         return []
     targets = model.likelihood.targets
-    labels = targets.read(y)
+    all_labels = targets.read(y)
     inputs = as_tensor("x", x)
     if len(inputs) < 20 or targets.censoring is not None:
         return []
-    rows = torch.linspace(0, len(inputs) - 1, min(_ROWS, len(inputs))).round().long()
+    rows = even_rows(len(inputs), _ROWS)
     inputs = inputs[rows.to(inputs.device)]
-    labels = labels[rows.to(labels.device)]
+    labels = all_labels[rows.to(all_labels.device)]
     if bool((inputs == inputs[:1]).all()) or bool((labels == labels[:1]).all()):
         return []
-    prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
-    if targets.classes:
-        spread = float(prediction.probs.double().std(0).max())
-    else:
-        spread = _relative_spread(prediction.mean, labels)
+    try:
+        prediction = posterior.thin(max(1, _DRAWS // posterior.num_chains)).predict(inputs)
+        if targets.classes:
+            spread = _spread_of_probs(prediction.probs)
+        else:
+            spread = _relative_spread(prediction.mean, labels)
+    except (NotImplementedError, Refused):  # a law without a mean, or no memory: the fit is there
+        return []
     if spread < _CONSTANT:
         return [Finding("constant_function", {"rows": len(rows), "spread": spread})]
     if targets.kind != "label":
         return []
     density = float(prediction.log_prob(labels).double().mean())
-    shares = _log_density_of_shares(labels)
+    shares = _log_density_of_shares(all_labels, labels)
     if density <= shares + _BETTER:
         values = {"rows": len(rows), "density": density, "shares": shares}
         return [Finding("no_better_than_shares", values)]
@@ -70,16 +75,29 @@ def _unfinished(posterior: Posterior) -> bool:
     return bool(meta["interrupted"]) or stopped or "search_unfinished" in codes
 
 
+def _spread_of_probs(probs: Tensor) -> float:
+    """Root mean square distance of probabilities (N, class) from their mean: of many classes each is small."""
+    return float(probs.double().var(0).sum().sqrt())
+
+
 def _relative_spread(mean: Tensor, y: Tensor) -> float:
-    """The largest sd over rows of predicted means (N, out), in that of the targets; inf where there is none."""
+    """The largest sd over rows of predicted means (N, out), in the spread of the targets; inf where there is none.
+
+    The spread is the sd or, where a few outliers make that large, the distance of the quartiles.
+    """
     values = mean.reshape(len(mean), -1).double()
-    scale = y.reshape(len(y), -1).double().std(0).to(values.device)
+    targets = y.reshape(len(y), -1).double().to(values.device)
+    sd = targets.std(0)
+    lower, upper = targets.quantile(targets.new_tensor([0.25, 0.75]), 0)
+    middle = upper - lower  # zero of counts that are mostly zero
+    scale = torch.where(middle > 0, torch.minimum(sd, middle), sd)
     if values.shape[1] != len(scale) or not bool((scale > 0).all() & values.isfinite().all()):
         return float("inf")
     return float((values.std(0) / scale).max())
 
 
-def _log_density_of_shares(labels: Tensor) -> float:
-    """Mean log probability of labels (N,) that are predicted by their shares, in nats."""
-    shares = torch.bincount(labels.long().reshape(-1)).double() / len(labels)
-    return float((shares * shares.clamp_min(1e-300).log()).sum())
+def _log_density_of_shares(all_labels: Tensor, labels: Tensor) -> float:
+    """Mean log probability of labels (n,) that are predicted by the shares of all labels (N,), in nats."""
+    counts = torch.bincount(all_labels.long().reshape(-1)).double()
+    shares = counts / counts.sum()
+    return float(shares[labels.long().reshape(-1)].log().mean())

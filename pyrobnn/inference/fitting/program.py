@@ -22,7 +22,7 @@ from pyrobnn.inference.fitting.derivative import FEW
 from pyrobnn.model import BNN, Density, derived, guards
 from pyrobnn.model.compile.trees import mapped
 from pyrobnn.model.density import Program, is_identity
-from pyrobnn.model.distribution_kinds import elementwise
+from pyrobnn.model.distribution_kinds import elementwise, is_improper
 from pyrobnn.model.gradient import why_not_batched
 
 if TYPE_CHECKING:
@@ -189,9 +189,9 @@ def cut_priors(density: Density) -> list[Finding]:
             if site.kind != "latent" or not is_identity(site.transform):
                 continue
             place = guards.bounded_parameter(nodes, nodes[site.name]["value"])
-            if place is None:
-                continue
             law = nodes[site.name]["fn"]
+            if place is None or is_improper(law):
+                continue
             inside = place.constraint.check(law.sample((_MANY_DRAWS,)))
             share = 1.0 - float(inside.double().mean())
             if share > 0.0:
@@ -317,7 +317,7 @@ def rows_together(model: BNN, x: Tensor) -> list[Finding]:
 
 
 def _unlike_rows(x: Tensor) -> Tensor:
-    """The rows of inputs (N, …) with the smallest and the largest mean, before others: a net may branch on a mean."""
-    means = x.reshape(len(x), -1).double().mean(1)
-    ends = torch.stack([means.argmin(), means.argmax()])
+    """The rows of inputs (N, …) with the smallest and the largest sum, before others: a net may branch on a mean."""
+    sums = x.reshape(len(x), -1).sum(1)
+    ends = torch.stack([sums.argmin(), sums.argmax()])
     return torch.cat([x[ends], x[: FEW - 2]])

@@ -41,12 +41,6 @@ class Known:
     concerns: Callable[[nn.Module], bool] = _any_net
 
 
-_PACKED = Known(
-    r"data pointer|doesn't have storage|aten::(gru|lstm|rnn_\w+)\.data",
-    "the net packs sequences (pack_padded_sequence), which torch's functional derivatives cannot follow: give the "
-    "recurrent layer the padded tensor, and take the output at each row's last step with gather",
-    _recurs,
-)
 KNOWN = (
     Known(
         r"saved tensor hooks",
@@ -65,7 +59,12 @@ KNOWN = (
         "scale the vectors in forward, e * (max_norm / e.norm(dim=-1, keepdim=True)).clamp(max=1)",
         _renormalises,
     ),
-    _PACKED,
+    Known(
+        r"data pointer|doesn't have storage|aten::(gru|lstm|rnn_\w+)\.data",
+        "the net packs sequences (pack_padded_sequence), which torch's functional derivatives cannot follow: give the "
+        "recurrent layer the padded tensor, and take the output at each row's last step with gather",
+        _recurs,
+    ),
     Known(
         r"data pointer|doesn't have storage|call numpy\(\)|__array__|to a numpy array",
         "the forward of the net leaves torch (NumPy, or another library's arrays), so it has no derivatives and "
@@ -89,7 +88,7 @@ def explained(model: BNN | Program) -> Iterator[None]:
     """
     try:
         yield
-    except (RuntimeError, Refused) as error:
+    except (RuntimeError, ValueError) as error:
         if not isinstance(model, BNN):
             raise
         message = str(error)
