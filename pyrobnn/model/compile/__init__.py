@@ -248,6 +248,7 @@ def _way(
     say: Callable[[str], None] | None,
 ) -> _Way:
     """Machine code or the interpreted graph, as was asked for or as the forecast says."""
+    _check_classes(inputs)
     forecast = None
     # the costs are those of a CPU, and a step of unknown number of calls may run for hours
     foresees = enabled == "auto" and calls is not None and all(map(_is_on_cpu, inputs))
@@ -261,6 +262,13 @@ def _way(
     if say is not None:
         say(_compiling(forecast))
     return _Way(*_checked(fn, inputs, name), forecast)
+
+
+def _check_classes(inputs: Sequence[Tensor]) -> None:
+    """Untraceable where an argument is of a class derived from Tensor: it may be taken for a constant."""
+    derived = sorted({type(tensor).__name__ for tensor in inputs} - {"Tensor", "Parameter"})
+    if derived:
+        raise Untraceable(f"tensors of the class {derived[0]} cannot be followed")
 
 
 def _is_on_cpu(tensor: Tensor) -> bool:
