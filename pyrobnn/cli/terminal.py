@@ -61,7 +61,7 @@ def one_line(error: Exception) -> str:
     "'study.seed': expected int, got many"
     >>> one_line(ValueError("Parser key \"init\": Expected a typing.Literal['a', 'b']. Got value: c"))
     "'init': expected one of ['a', 'b'], got c"
-    >>> one_line(ValueError("Does not validate. Subtypes: [int, NoneType] Errors: … Given value: x"))
+    >>> one_line(ValueError("Does not validate against any. Subtypes: [int, NoneType] Given value: x"))
     'expected int, got x'
     """
     text = " ".join(str(error).split())
