@@ -55,7 +55,7 @@ def say(text: str, stream: TextIO | None = None) -> None:
 
 
 def one_line(error: Exception) -> str:
-    """What an error says, in one line and without the words of jsonargparse's own machinery.
+    r"""What an error says, in one line and without the words of jsonargparse's own machinery.
 
     >>> one_line(ValueError("Parser key \"study.seed\": Expected a <class 'int'>. Got value: many"))
     "'study.seed': expected int, got many"
