@@ -96,11 +96,13 @@ def _rhat_of_scores(scores: np.ndarray) -> float:
 
 
 def _halves(draws: np.ndarray) -> np.ndarray:
+    """The halves of all chains, (2 · chain, draw // 2)."""
     half = draws.shape[1] // 2
     return np.concatenate([draws[:, :half], draws[:, -half:]]).astype(np.float64)
 
 
 def _normal_scores(values: np.ndarray) -> np.ndarray:
+    """Normal scores of the ranks (Blom's), ties at their mean rank."""
     _, where, counts = np.unique(
         values,
         return_inverse=True,

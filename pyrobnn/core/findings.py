@@ -56,6 +56,8 @@ def _of_record(record: Mapping[str, Any]) -> Finding:
 
 def warn(reports: Iterable[Finding | str]) -> None:
     """Warn of each report, at the line that called this package."""
+    # the frames from this one outwards; ``stacklevel`` counts this one as 1: numbered from 2 on, each name has the
+    # number of the frame that called it
     names = [
         frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe())
     ]

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused, check_count
 from pyrobnn.core.findings import Finding, as_json, warn
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.inference.curvature.gaussian import BlockGaussian
 from pyrobnn.inference.fitting import rng
 from pyrobnn.inference.fitting.floats import full_float32
@@ -514,7 +515,7 @@ def _particles(posterior: Posterior, density: Density) -> tuple[int, Tensor]:
     """Islands, and the draws (island × particle, dim): chains, or stretches of few long and groups of many short."""
     islands = posterior.num_chains if 4 <= posterior.num_chains <= 16 else 4
     total = posterior.num_chains * posterior.num_draws // islands
-    picked = torch.linspace(0, total - 1, min(total, _PARTICLES // islands)).round().long()
+    picked = evenly_spaced(total, min(total, _PARTICLES // islands))
 
     def chosen(value: Tensor) -> Tensor:
         rows = value.flatten(0, 1)[: islands * total].unflatten(0, (islands, total))

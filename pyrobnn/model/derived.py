@@ -10,6 +10,7 @@ import torch
 from pyro.poutine.messenger import Messenger
 from torch import Tensor
 
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model.density import Density
 from pyrobnn.model.gradient import at_each, runs_at_once
@@ -73,7 +74,7 @@ def _draws_within(
     count = max(FEWEST_REPLICATES, int(seconds / one_run)) // chains
     if count >= num:
         return draws
-    keep = torch.linspace(0, num - 1, max(count, 1)).round().long()
+    keep = evenly_spaced(num, max(count, 1))
     return {name: value[:, keep] for name, value in draws.items()}
 
 
