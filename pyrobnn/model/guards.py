@@ -25,10 +25,8 @@ from torch.distributions.constraints import Constraint
 from torch.distributions.transforms import Transform
 from torch.distributions.utils import lazy_property
 
-from pyrobnn.core.private_torch import depends, distributions_born, factor_of
+from pyrobnn.core.private_torch import ROUNDING, depends, distributions_born, factor_of
 
-#: how far outside a value may lie by rounding, relative to its bound: what torch allows the sum of a simplex
-_ROUNDING = 1e-6
 _Shape = torch.Size | Sequence[int]
 _LogProb = Callable[[Any, Tensor], Tensor]
 T = TypeVar("T")
@@ -399,7 +397,7 @@ class _Bounded(Protocol):
 def _room(bound: float | Tensor) -> float | Tensor:
     """What rounding may add to a bound."""
     size = bound.abs() if isinstance(bound, Tensor) else abs(bound)
-    return _ROUNDING * (size + 1)
+    return ROUNDING * (size + 1)
 
 
 def _above(constraint: _Bounded, value: Tensor) -> Tensor:
@@ -421,8 +419,8 @@ def _whole(constraint: _Bounded, value: Tensor) -> Tensor:
 
 def _probabilities(constraint: Constraint, value: Tensor) -> Tensor:
     # each of the probabilities is rounded, and so is each sum of them
-    error = max(_ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
-    return (value >= -_ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
+    error = max(ROUNDING, 4 * value.shape[-1] * torch.finfo(value.dtype).eps)
+    return (value >= -ROUNDING).all(-1) & ((value.sum(-1) - 1).abs() <= error)
 
 
 def _increasing(constraint: Constraint, value: Tensor) -> Tensor:
