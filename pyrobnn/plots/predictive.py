@@ -354,7 +354,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     """
     levels = np.linspace(0.0, 1.0, 41)
     with style():
-        figure, axes = panels(1, size=(4.2, 3.6))
+        figure, axes = panels(1, size=(3.5, 3.1))
         ax = axes[0, 0]
         counts = []
         for index, (label, evidence) in enumerate(gather(trees).items()):

@@ -599,3 +599,4 @@ def test_the_settings_are_said_in_words_and_compiling_stands_beside_the_fit(tmp_
     for name in ("findings", "log evidence"):  # there are none
         assert f"<dt>{name}</dt>" not in settings
     assert '<td>1.5 <span class="se">+ 3.2</span></td>' in page
+    assert "4 chains of 100 draws" in settings
