@@ -16,6 +16,9 @@ LOG_PRIOR = "log_prior"
 #: f, its log densities and layer norms at the probes
 FUNCTION = "function"
 POSTERIOR_PREDICTIVE = "posterior_predictive"
+#: several replicates of each draw, where draws are few: ArviZ takes what is beside ``y`` in the group above for another
+#: outcome
+REPLICATES = "replicates"
 #: PIT and mean of each value of an observed joint event, given the values before it
 ONE_STEP = "one_step"
 #: attribute of an observed variable: the number of its joint events, whose values depend on each other
@@ -38,6 +41,8 @@ PRIOR = "prior"
 PRIOR_PREDICTIVE = "prior_predictive"
 
 SAMPLE_DIMS = ("chain", "draw")
+#: of outcomes drawn several times for each draw; ArviZ stacks chains and draws as "sample"
+REPLICATE = "replicate"
 
 
 def variable(site: str) -> str:

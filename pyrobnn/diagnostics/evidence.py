@@ -25,6 +25,7 @@ from pyrobnn.core.groups import (
     POSTERIOR,
     POSTERIOR_PREDICTIVE,
     PREDICTIONS,
+    REPLICATES,
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
@@ -408,10 +409,13 @@ class Evidence:
         return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
 
     def _replicate_draws(self, stored: xr.DataArray) -> np.ndarray:
-        """The stored replicates (draw, …), or the sample of the predictive where they are too few."""
+        """The stored replicates (draw, …), or those with several of each draw where they are too few."""
         draws = draws_first(stored)
-        sample = self.values(POSTERIOR_PREDICTIVE, "y_sample")
-        return sample if sample is not None and len(draws) < FEWEST_DRAWS else draws
+        several = self.values(REPLICATES, "y")
+        if several is None:
+            # where files of 0.2 have them
+            several = self.values(POSTERIOR_PREDICTIVE, "y_sample")
+        return several if several is not None and len(draws) < FEWEST_DRAWS else draws
 
     @property
     def is_joint(self) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from pyrobnn.core.checks import as_tensor, check_finite
-from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS, REPLICATE
 from pyrobnn.core.seeding import own_stream, seeded
 from pyrobnn.diagnostics.class_labels import is_table
 from pyrobnn.diagnostics.limits import NUM_QUANTILES
@@ -228,7 +228,7 @@ def _of_draws(
     """
     columns = {
         "mean": (_ROWS, draws.mean(axis=0)),
-        "y_sample": (("sample", *_ROWS), draws),
+        "y_sample": ((REPLICATE, *_ROWS), draws),
         "pit": (_ROWS, u),
     }
     return xr.Dataset(columns, attrs={"joint": joint, "levels": tuple(levels)})

@@ -31,6 +31,7 @@ _READ = (
     groups.LOG_LIKELIHOOD,
     groups.LOG_PRIOR,
     groups.POSTERIOR_PREDICTIVE,
+    groups.REPLICATES,
     groups.PREDICTIONS,
     groups.GRID,
     OBSERVED_DATA,

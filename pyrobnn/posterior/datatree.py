@@ -128,13 +128,16 @@ def _data_groups(
     observed = _observed(thinned.bnn, y, "obs")
     inputs = to_numpy(x.reshape(len(x), -1))
     replicates = _replicates(thinned, thinned.predict(x), y, "obs", least_replicates, seed)
-    return {
+    groups = {
         group.LOG_PRIOR: sample_dataset(log_prior=(log_prior,)),
         group.OBSERVED_DATA: observed,
         group.LOG_LIKELIHOOD: sample_dataset(y=(log_likelihood, "obs")),
         group.CONSTANT_DATA: xr.Dataset({"x": (("obs", "feature"), inputs)}),
-        group.POSTERIOR_PREDICTIVE: xr.Dataset(replicates),
+        group.POSTERIOR_PREDICTIVE: xr.Dataset({"y": replicates["y"]}),
     }
+    if "y_sample" in replicates:
+        groups[group.REPLICATES] = xr.Dataset({"y": replicates["y_sample"]})
+    return groups
 
 
 def log_densities(posterior: Posterior, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -315,7 +318,7 @@ def _replicates(
     if total < least_replicates:
         per_draw = math.ceil(least_replicates / total)
         several_each = as_observed(prediction.sample(seed=seed, per_draw=per_draw), y)
-        replicates["y_sample"] = _targets(several_each.flatten(0, 1), "sample", point)
+        replicates["y_sample"] = _targets(several_each.flatten(0, 1), group.REPLICATE, point)
     return replicates
 
 
