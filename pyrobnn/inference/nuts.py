@@ -392,6 +392,7 @@ class NUTS(Method):
             inspect=None if problem.is_bnn else inspector(density),
             mass_matrix=form,
             step_size=self.step_size,
+            on_trial=self.num_warmup is None,
             compile=False if is_untraceable(why) else self.compile,
             compile_within=None if self.max_seconds is None else 0.5 * self.max_seconds,
         )
@@ -459,6 +460,8 @@ def _meta(
         "mass_matrix": form,
         "common_start": common_start(run.init),
     }
+    if result.raises:
+        meta["adapted"] = [failed._asdict() for failed in result.raises]
     if result.float64_reason:
         meta["float64"] = result.float64_reason
     if convergence is not None:

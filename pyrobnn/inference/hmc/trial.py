@@ -1,0 +1,44 @@
+"""The first draws of a run are on trial: where too many diverge, the warm-up goes on with a higher target.
+
+While the step size adapts it follows the chains: it shrinks where they are in a narrow place and grows where they are
+in a wide one. A frozen step does neither. Where the scale of the density changes from place to place, its acceptance
+rate is below the one aimed at, and transitions diverge of which the warm-up has seen none. Only draws at the frozen
+step show it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from pyrobnn.core.chains import divergences_by_chance
+from pyrobnn.inference.hmc.windows import Phase
+
+#: draws of each chain at which the trial is judged first; then at twice as many, up to half of the draws
+FIRST_TRIAL = 25
+#: an acceptance rate beyond which a smaller step costs more than it mends
+HIGHEST_TARGET = 0.99
+#: share of divergent transitions from which the target rises by two steps at once
+_MANY = 0.01
+#: transitions in which the step size settles at a higher target
+_SETTLING = 50
+
+
+class Raise(NamedTuple):
+    """A trial that failed: its divergences among so many transitions, and the target from then on."""
+
+    divergences: int
+    transitions: int
+    target_accept: float
+
+
+def raised_target(target: float, divergences: int, transitions: int) -> float:
+    """The acceptance rate to aim at after a trial; the same one where it has no more divergences than by chance."""
+    if divergences <= divergences_by_chance(transitions):
+        return target
+    halvings = 2 if divergences > _MANY * transitions else 1
+    return max(target, min(HIGHEST_TARGET, 1.0 - (1.0 - target) / 2**halvings))
+
+
+def phases_after(num_draws: int) -> list[Phase]:
+    """What a trial of so many draws of each chain, which failed, adds to the warm-up: itself, and a search for a step."""
+    return [Phase(num_draws), Phase(_SETTLING)]
