@@ -313,7 +313,7 @@ class Run:
         counts = chains.scalars.slot.long().clamp(max=self.machine.num_slots)
         divergences = _divergences(chains.stats, counts)
         transitions = int(counts.sum())
-        target = raised_target(chains.target, divergences, transitions)
+        target = raised_target(chains.target, divergences, transitions, chains.raises)
         if target == chains.target:
             return replace(chains, next_trial=2 * chains.next_trial)
         plan = [*chains.plan, *phases_after(_mean_count(chains))]

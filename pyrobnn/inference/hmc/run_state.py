@@ -158,10 +158,11 @@ class Chains:
         """The state that :meth:`tensors` gave, on any device."""
         moved = {name: value.to(device) for name, value in tensors.items()}
         phases = tensors["plan"].tolist()
-        phase, total_steps, next_trial = tensors["counters"].tolist()
+        # a checkpoint of a version without trials has neither
+        phase, total_steps, *next_trial = tensors["counters"].tolist()
         raises = [
             Raise(int(divergences), int(transitions), target)
-            for divergences, transitions, target in tensors["raises"].tolist()
+            for divergences, transitions, target in tensors.get("raises", torch.empty(0, 3)).tolist()
         ]
         return cls(
             state=State(*(moved[name] for name in State._fields)),
@@ -173,7 +174,7 @@ class Chains:
             max_warmup=max_warmup,
             phase=phase,
             total_steps=total_steps,
-            next_trial=next_trial,
+            next_trial=next_trial[0] if next_trial else FIRST_TRIAL,
             raises=tuple(raises),
             unfinished=bytes(tensors["unfinished"].tolist()).decode(),
             history=tuple((size, steps) for size, steps in tensors["history"].tolist()),

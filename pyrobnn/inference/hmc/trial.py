@@ -8,6 +8,7 @@ step show it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from pyrobnn.core.chains import divergences_by_chance
@@ -19,6 +20,8 @@ FIRST_TRIAL = 25
 HIGHEST_TARGET = 0.99
 #: share of divergent transitions from which the target rises by two steps at once
 _MANY = 0.01
+#: divergences whose share can be compared with that of the trial before
+_ENOUGH = 5
 #: transitions in which the step size settles at a higher target
 _SETTLING = 50
 
@@ -31,10 +34,22 @@ class Raise(NamedTuple):
     target_accept: float
 
 
-def raised_target(target: float, divergences: int, transitions: int) -> float:
-    """The acceptance rate to aim at after a trial; the same one where it has no more divergences than by chance."""
+def raised_target(
+    target: float,
+    divergences: int,
+    transitions: int,
+    raises: Sequence[Raise] = (),
+) -> float:
+    """The acceptance rate to aim at after a trial; the same one where it has no more divergences than by chance.
+
+    Nor does it rise where the last raise has not helped: at the edge of a support every step size diverges.
+    """
     if divergences <= divergences_by_chance(transitions):
         return target
+    if raises and divergences >= _ENOUGH:
+        before = raises[-1].divergences / raises[-1].transitions
+        if divergences / transitions > 0.5 * before:
+            return target
     halvings = 2 if divergences > _MANY * transitions else 1
     return max(target, min(HIGHEST_TARGET, 1.0 - (1.0 - target) / 2**halvings))
 
