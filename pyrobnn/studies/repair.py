@@ -20,7 +20,8 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from pyrobnn.core.checks import Refused, check_count, check_number, check_optional, check_type
-from pyrobnn.core.findings import Finding, findings, warn
+from pyrobnn.core.findings import Finding, findings
+from pyrobnn.core.option_names import options_explained
 from pyrobnn.diagnostics.judge import diagnose
 from pyrobnn.diagnostics.verdict import Check, Verdict
 from pyrobnn.inference.fitting.problem import make_posterior, posterior_with_notes, prepare
@@ -94,7 +95,13 @@ class _Case:
     ) -> Posterior:
         """The posterior of the same model and data by another method."""
         options = {} if init is None else {"init": init}
-        return method.fit(self.posterior.model, self.x, self.y, seed=self.seed, **options)
+        return method.fit(
+            self.posterior.model,
+            self.x,
+            self.y,
+            seed=self.seed,
+            **options,
+        )
 
     def judged(self, posterior: Posterior) -> Verdict:
         """The verdict on a posterior of this model."""
@@ -155,7 +162,12 @@ def non_centred(case: _Case, seconds: float) -> Posterior | None:
         program, config={site: LocScaleReparam(0.0) for site in sites}
     )
     nuts = replace(case.nuts, max_seconds=seconds)
-    fit = nuts.fit(reparameterised, case.x, case.y, seed=case.seed)
+    fit = nuts.fit(
+        reparameterised,
+        case.x,
+        case.y,
+        seed=case.seed,
+    )
     density = Density(
         reparameterised,
         (case.x, case.y),
@@ -211,6 +223,7 @@ LADDER: tuple[_Step, ...] = (
 )
 
 
+@options_explained
 def repair(
     posterior: Posterior,
     *,
@@ -223,8 +236,9 @@ def repair(
 
     The ladder: more warm-up and draws until they converge (not of transitions that diverge or an energy that changes
     slowly); the hierarchical sites that the verdict names, or all where it names none, non-centred by Pyro's own
-    ``reparam``; a higher target of the acceptance rate and another metric; SMC, which goes through all temperatures; NUTS from its particles; of a net short chains in several modes, weighted
-    by their evidence. A posterior whose draws pass is returned as it is: no step is taken.
+    ``reparam``; a higher target of the acceptance rate and another metric; SMC, which goes through all temperatures;
+    NUTS from its particles; of a net short chains in several modes, weighted by their evidence. A posterior whose draws
+    pass is returned as it is: no step is taken.
 
     Args:
         posterior: of any method; the model and its data are those of its fit.
@@ -257,7 +271,12 @@ def repair(
     """
     begun = time.perf_counter()
     check_type("posterior", posterior, Posterior, "what a fit returns")
-    check_optional(check_number, "seconds", seconds, above=0.0)
+    check_optional(
+        check_number,
+        "seconds",
+        seconds,
+        above=0.0,
+    )
     check_count("seed", seed, minimum=0)
     if y is None and x is None:
         x, y = _data(posterior)
@@ -292,7 +311,9 @@ def _data(posterior: Posterior) -> tuple[Tensor | None, Tensor | None]:
         rows = posterior.rows.checked()
         return rows.x, rows.y
     if posterior.meta.get("data_given", [True, True]) != [False, False]:
-        raise Refused("this posterior holds no data of its fit: give them, repair(posterior, x=x, y=y)")
+        raise Refused(
+            "this posterior holds no data of its fit: give them, repair(posterior, x=x, y=y)"
+        )
     return None, None
 
 
@@ -347,11 +368,15 @@ def hierarchical_sites(density: Density) -> list[str]:
 def _has_moved(node: Node, other: Node) -> bool:
     """Whether location or scale of a site of such a family differ between two runs."""
     family = _unwrapped(node["fn"])
-    if not {"loc", "scale"} <= set(family.arg_constraints) or family.support is not constraints.real:
+    if (
+        not {"loc", "scale"} <= set(family.arg_constraints)
+        or family.support is not constraints.real
+    ):
         return False
     elsewhere = _unwrapped(other["fn"])
     return any(
-        not torch.equal(getattr(family, name), getattr(elsewhere, name)) for name in ("loc", "scale")
+        not torch.equal(getattr(family, name), getattr(elsewhere, name))
+        for name in ("loc", "scale")
     )
 
 

@@ -21,9 +21,10 @@ def banana(values):
 
 
 def test_the_target_rises_with_what_diverged_and_not_by_chance():
-    chance = divergences_by_chance(400)
-    assert raised_target(0.8, chance, 400) == 0.8
-    assert raised_target(0.8, chance + 1, 400) == pytest.approx(0.9)
+    assert raised_target(0.8, 1, 400) == 0.8
+    assert raised_target(0.8, 2, 400) == pytest.approx(0.9)
+    # less than what a finished run may have
+    assert raised_target(0.8, divergences_by_chance(8000), 8000) > 0.8
     assert raised_target(0.8, 40, 400) == pytest.approx(0.95)
     assert raised_target(0.975, 40, 400) == HIGHEST_TARGET
     # a target of the user's beyond that stays

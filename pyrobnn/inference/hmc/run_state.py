@@ -162,7 +162,9 @@ class Chains:
         phase, total_steps, *next_trial = tensors["counters"].tolist()
         raises = [
             Raise(int(divergences), int(transitions), target)
-            for divergences, transitions, target in tensors.get("raises", torch.empty(0, 3)).tolist()
+            for divergences, transitions, target in tensors.get(
+                "raises", torch.empty(0, 3)
+            ).tolist()
         ]
         return cls(
             state=State(*(moved[name] for name in State._fields)),

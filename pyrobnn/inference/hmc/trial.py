@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pyrobnn.core.chains import divergences_by_chance
+from pyrobnn.core.chains import DIVERGING_BY_CHANCE
 from pyrobnn.inference.hmc.windows import Phase
 
 #: draws of each chain at which the trial is judged first; then at twice as many, up to half of the draws
@@ -40,11 +40,12 @@ def raised_target(
     transitions: int,
     raises: Sequence[Raise] = (),
 ) -> float:
-    """The acceptance rate to aim at after a trial; the same one where it has no more divergences than by chance.
+    """The acceptance rate to aim at after a trial; the same one where at most one more diverged than are expected.
 
-    Nor does it rise where the last raise has not helped: at the edge of a support every step size diverges.
+    A raise too many costs a few leapfrogs, so that the bound is lower than that of :func:`divergences_by_chance`. Nor
+    does the target rise where the last raise has not helped: at the edge of a support every step size diverges.
     """
-    if divergences <= divergences_by_chance(transitions):
+    if divergences <= 1 + DIVERGING_BY_CHANCE * transitions:
         return target
     if raises and divergences >= _ENOUGH:
         before = raises[-1].divergences / raises[-1].transitions
@@ -55,5 +56,5 @@ def raised_target(
 
 
 def phases_after(num_draws: int) -> list[Phase]:
-    """What a trial of so many draws of each chain, which failed, adds to the warm-up: itself, and a search for a step."""
+    """What a failed trial of so many draws of each chain adds to the warm-up: itself, and a search for a step."""
     return [Phase(num_draws), Phase(_SETTLING)]
