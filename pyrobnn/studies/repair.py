@@ -7,6 +7,7 @@ https://arxiv.org/abs/1906.03028
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,7 +25,13 @@ from pyrobnn.core.findings import Finding, findings
 from pyrobnn.core.option_names import options_explained
 from pyrobnn.diagnostics.judge import diagnose
 from pyrobnn.diagnostics.verdict import Check, Verdict
-from pyrobnn.inference.fitting.problem import make_posterior, posterior_with_notes, prepare
+from pyrobnn.inference.fitting.problem import (
+    Callback,
+    make_posterior,
+    posterior_with_notes,
+    prepare,
+)
+from pyrobnn.inference.log_density import LogDensity
 from pyrobnn.inference.nuts import MOST_WARMUP, NUTS
 from pyrobnn.inference.smc import SMC
 from pyrobnn.model import BNN, Density
@@ -68,10 +75,15 @@ class _Case:
     seed: int
 
     @property
+    def was_nuts(self) -> bool:
+        """Whether NUTS made the draws."""
+        return self.posterior.meta.get("method") == "NUTS"
+
+    @property
     def nuts(self) -> NUTS:
         """NUTS with the options of the fit, as far as it was one, that waits for convergence."""
         options: dict[str, Any] = {}
-        if self.posterior.meta.get("method") == "NUTS":
+        if self.was_nuts:
             names = {option.name for option in fields(NUTS)}
             settings = self.posterior.meta["settings"]
             options = {name: value for name, value in settings.items() if name in names}
@@ -81,7 +93,7 @@ class _Case:
         options |= {
             "engine": "compiled",
             "num_chains": max(4, options.get("num_chains", 4)),
-            "num_warmup": MOST_WARMUP,
+            "num_warmup": None,
             "step_size": None,
             "trajectory": None,
             "until": "converged",
@@ -92,15 +104,19 @@ class _Case:
         self,
         method: NUTS | SMC,
         init: Posterior | None = None,
+        until: Callback | None = None,
     ) -> Posterior:
         """The posterior of the same model and data by another method."""
-        options = {} if init is None else {"init": init}
+        model = self.posterior.model
+        if isinstance(model, LogDensity) and isinstance(method, NUTS) and init is None:
+            init = model.starts(method.num_chains, self.seed)
         return method.fit(
-            self.posterior.model,
+            model,
             self.x,
             self.y,
             seed=self.seed,
-            **options,
+            init=init,
+            callbacks=[] if until is None else [until],
         )
 
     def judged(self, posterior: Posterior) -> Verdict:
@@ -130,22 +146,27 @@ _Step = Callable[[_Case, float], "Posterior | None"]
 
 
 def longer_warmup(case: _Case, seconds: float) -> Posterior | None:
-    """Five times the warm-up, and draws until they converge; None where the shape of the density is the fault."""
+    """Five times the warm-up, and draws until they converge; None where the shape of the density is the fault.
+
+    Of draws by another method NUTS as it comes.
+    """
     if any(check.name in _OF_SHAPE for check in case.faults):
         return None
-    return case.fitted(replace(case.nuts, max_seconds=seconds))
+    num_warmup = MOST_WARMUP if case.was_nuts else None
+    return case.fitted(replace(case.nuts, num_warmup=num_warmup, max_seconds=seconds))
 
 
 def higher_target(case: _Case, seconds: float) -> Posterior | None:
-    """A higher acceptance rate, a diagonal metric in place of a dense one, and deeper trees."""
-    metric = "diag" if case.posterior.meta.get("mass_matrix") == "dense" else "auto"
+    """A higher acceptance rate and deeper trees; where the rate was raised already, a diagonal metric too."""
     nuts = replace(
         case.nuts,
+        num_warmup=MOST_WARMUP,
         target_accept=_HIGH_TARGET,
-        mass_matrix=metric,
         max_tree_depth=12,
         max_seconds=seconds,
     )
+    if "adapted" in case.posterior.meta:
+        nuts = replace(nuts, mass_matrix="diag")
     return case.fitted(nuts)
 
 
@@ -174,7 +195,8 @@ def non_centred(case: _Case, seconds: float) -> Posterior | None:
         points="held",
         double=bool(fit.meta.get("float64")),
     )
-    values = values_at_draws(density, fit.draws, dict.fromkeys(sites, 1))
+    sizes = {site.name: math.prod(site.shape) for site in problem.density.sites}
+    values = values_at_draws(density, fit.draws, {site: sizes[site] for site in sites})
     draws = {site.name: (fit.draws | values)[site.name] for site in problem.density.sites}
     facts = ("num_warmup", "num_gradients", "stopped", "mass_matrix", "common_start", "convergence")
     return make_posterior(
@@ -186,17 +208,19 @@ def non_centred(case: _Case, seconds: float) -> Posterior | None:
         sample_stats=dict(fit.sample_stats),
         meta={name: fit.meta[name] for name in facts if name in fit.meta} | {"non_centred": sites},
         notes=findings(fit.meta["findings"]),
+        rows=case.posterior.rows,
     )
 
 
-def tempered(case: _Case, _: float) -> Posterior | None:
+def tempered(case: _Case, seconds: float) -> Posterior | None:
     """SMC, whose particles come from the prior by way of all temperatures, modes weighted by their mass."""
-    return case.fitted(SMC())
+    return case.fitted(SMC(), until=_clock(seconds))
 
 
 def tempered_starts(case: _Case, seconds: float) -> Posterior | None:
     """NUTS from particles of SMC."""
-    return case.fitted(replace(case.nuts, max_seconds=seconds), case.fitted(SMC()))
+    particles = case.fitted(SMC(), until=_clock(0.5 * seconds))
+    return case.fitted(replace(case.nuts, max_seconds=0.5 * seconds), particles)
 
 
 def weighed_modes(case: _Case, seconds: float) -> Posterior | None:
@@ -211,15 +235,21 @@ def weighed_modes(case: _Case, seconds: float) -> Posterior | None:
     )
 
 
+def _clock(seconds: float) -> Callback:
+    """A callback that stops a run after so many seconds."""
+    ends = time.perf_counter() + seconds
+    return lambda step, metrics: time.perf_counter() > ends
+
+
 #: the ladder from its foot; a step returns None where it does not apply. A higher target comes after other
 #: coordinates: small steps diverge less in a narrow neck and do not enter it either
 LADDER: tuple[_Step, ...] = (
     longer_warmup,
     non_centred,
     higher_target,
+    weighed_modes,
     tempered,
     tempered_starts,
-    weighed_modes,
 )
 
 
@@ -236,9 +266,9 @@ def repair(
 
     The ladder: more warm-up and draws until they converge (not of transitions that diverge or an energy that changes
     slowly); the hierarchical sites that the verdict names, or all where it names none, non-centred by Pyro's own
-    ``reparam``; a higher target of the acceptance rate and another metric; SMC, which goes through all temperatures;
-    NUTS from its particles; of a net short chains in several modes, weighted by their evidence. A posterior whose draws
-    pass is returned as it is: no step is taken.
+    ``reparam``; a higher target of the acceptance rate and another metric; of a net short chains in several modes,
+    weighted by their evidence; SMC, which goes through all temperatures; NUTS from its particles. A posterior whose
+    draws pass is returned as it is: no step is taken.
 
     Args:
         posterior: of any method; the model and its data are those of its fit.
@@ -318,13 +348,13 @@ def _data(posterior: Posterior) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _taken(step: _Step, case: _Case, seconds: float) -> _Tried | None:
-    """What came of a step; None where it does not apply, or the method refuses the model."""
+    """What came of a step; None where it does not apply, the method refuses the model, or its time was too short."""
     begun = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             posterior = step(case, seconds)
-        except (Refused, FloatingPointError):
+        except (ValueError, ArithmeticError, RuntimeError):
             return None
         if posterior is None:
             return None

@@ -74,7 +74,7 @@ class Progress(NamedTuple):
     tree_depth: float
     divergences: int
     steps: int
-    unfinished: str  # why the warm-up was not finished when it was last judged
+    unfinished: str  # why the warm-up goes on for longer than planned
     # unconstrained (chain, draw, dim): the draws, or where the chains are
     positions: Callable[[], Tensor]
 
@@ -443,7 +443,7 @@ class Run:
             tree_depth=float(latest[:, STATS.index("tree_depth")].mean()),
             divergences=divergences,
             steps=chains.total_steps,
-            unfinished=chains.unfinished,
+            unfinished=_why_longer(chains),
             positions=_positions(chains, 0 if chains.warming_up else count),
         )
 
@@ -488,6 +488,14 @@ def _cut_short(chains: Chains, count: int) -> Chains:
 def _mean_count(chains: Chains) -> int:
     """Transitions of the present phase, on average over chains."""
     return int(chains.scalars.slot.mean())
+
+
+def _why_longer(chains: Chains) -> str:
+    """Why the warm-up has become longer than planned, in words; or empty."""
+    if not chains.raises:
+        return chains.unfinished
+    failed = chains.raises[-1]
+    return f"{failed.divergences} of {failed.transitions} transitions diverged"
 
 
 def _divergences(stats: Tensor, counts: Tensor) -> int:
