@@ -87,9 +87,6 @@ class _Case:
             names = {option.name for option in fields(NUTS)}
             settings = self.posterior.meta["settings"]
             options = {name: value for name, value in settings.items() if name in names}
-        raised = self.posterior.meta.get("adapted")
-        if raised:
-            options["target_accept"] = raised[-1]["target_accept"]
         options |= {
             "engine": "compiled",
             "num_chains": max(4, options.get("num_chains", 4)),
@@ -152,8 +149,12 @@ def longer_warmup(case: _Case, seconds: float) -> Posterior | None:
     """
     if any(check.name in _OF_SHAPE for check in case.faults):
         return None
-    num_warmup = MOST_WARMUP if case.was_nuts else None
-    return case.fitted(replace(case.nuts, num_warmup=num_warmup, max_seconds=seconds))
+    nuts = replace(case.nuts, max_seconds=seconds)
+    if case.was_nuts:
+        raises = case.posterior.meta.get("adapted", [])
+        targets = [nuts.target_accept, *(failed["target_accept"] for failed in raises)]
+        nuts = replace(nuts, num_warmup=MOST_WARMUP, target_accept=targets[-1])
+    return case.fitted(nuts)
 
 
 def higher_target(case: _Case, seconds: float) -> Posterior | None:
