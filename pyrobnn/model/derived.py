@@ -28,7 +28,7 @@ def deterministic(density: Density, draws: Mapping[str, Tensor]) -> Values:
 
     RuntimeError where their shape differs from draw to draw, or the program cannot be run.
     """
-    return _values_at_draws(density, draws, density.derived.deterministic)
+    return values_at_draws(density, draws, density.derived.deterministic)
 
 
 def replicates(
@@ -46,7 +46,7 @@ def replicates(
     if seconds is not None:
         draws = _draws_within(density, draws, seed, seconds)
     with seeded(seed, density.device):
-        return _values_at_draws(_forgetting(density), draws, density.derived.replicated)
+        return values_at_draws(_forgetting(density), draws, density.derived.replicated)
 
 
 @torch.no_grad()
@@ -166,7 +166,7 @@ def _forgetting(density: Density) -> Density:
 
 
 @torch.no_grad()
-def _values_at_draws(
+def values_at_draws(
     density: Density, draws: Mapping[str, Tensor], sites: Mapping[str, int]
 ) -> Values:
     """The values of ``sites`` (name → scalars of one) in a run of the program at every draw, in batches."""
