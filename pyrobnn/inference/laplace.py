@@ -323,7 +323,7 @@ class Laplace(Method):
         jacobian = gaussian.precision.jacobian
         if jacobian is None:
             return None
-        net_split = gaussian.precision.centre.split
+        net_split = gaussian.precision.centre.net_split
         features = None if net_split is None else net_split.features
         q = gaussian.approximation
         centre = None if q.centre is q.loc else q.centre

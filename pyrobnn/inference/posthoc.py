@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from pyrobnn.core.checks import Refused, as_tensor, check_count, check_finite, check_type
 from pyrobnn.core.seeding import generator
-from pyrobnn.inference.curvature.last_layer import LastLayer, Rows
+from pyrobnn.inference.curvature.last_layer import LastLayer, NetRows
 from pyrobnn.inference.fitting import batches
 from pyrobnn.inference.fitting.problem import Problem, make_posterior
 from pyrobnn.inference.point_methods import MLE
@@ -166,7 +166,7 @@ class _Posthoc:
         self,
         held_out: tuple[ArrayLike, ArrayLike] | None,
         noise_was_fitted: bool,
-    ) -> Rows:
+    ) -> NetRows:
         """The rows that judge the candidates: those that the net has not seen, if there are any."""
         if held_out is not None:
             return self._unseen_rows(held_out)
@@ -178,7 +178,7 @@ class _Posthoc:
             )
         return self.train
 
-    def _unseen_rows(self, held_out: tuple[ArrayLike, ArrayLike]) -> Rows:
+    def _unseen_rows(self, held_out: tuple[ArrayLike, ArrayLike]) -> NetRows:
         """The rows that the net has not seen."""
         try:
             x, y = check_data(self.model, held_out[0], held_out[1], self.model.device)
@@ -187,7 +187,7 @@ class _Posthoc:
             raise type(error)(f"held_out=(x, y): {error}") from error
 
     @torch.no_grad()
-    def _rows(self, x: Tensor, y: Tensor, in_training: bool) -> Rows:
+    def _rows(self, x: Tensor, y: Tensor, in_training: bool) -> NetRows:
         """The one pass over the data."""
         features: list[Tensor] = []
         layers = (
@@ -199,7 +199,7 @@ class _Posthoc:
             size = max(1, CHUNK_SCALARS // widest_layer(self.model, x))
             f = torch.cat([self.net(rows) for rows in x.split(size)])
         check_finite("net(x)", f)
-        return Rows(f, y, torch.cat(features) if features else None, in_training)
+        return NetRows(f, y, torch.cat(features) if features else None, in_training)
 
     def _log_density(self, f: Tensor) -> Tensor:
         """Of every judging row, (N,), under the mixture of outputs (S, N, K) or at outputs (N, K).
