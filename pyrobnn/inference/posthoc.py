@@ -211,19 +211,23 @@ class _Posthoc:
         value = self.likelihood.log_prob(f, self.judging_rows.y, {})
         return value if f.dim() == 2 else value.logsumexp(0) - math.log(len(f))
 
-    def _refitted_noise(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    def _refitted_noise(self, variance_ratio: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities (N,) of the judging rows, and the noise (K,) that suits them best.
 
-        The predictive variance is (1 + ``ratio``) times that of the noise.
+        The predictive variance is (1 + ``variance_ratio``) times that of the noise.
         """
         rows = self.judging_rows
-        total = 1 + ratio.to(rows.f)
+        total = 1 + variance_ratio.to(rows.f)
         scale = ((rows.y - rows.f).square() / total).mean(0).sqrt().clamp_min(1e-12)
         scale = torch.maximum(scale, self.noise) if rows.seen else scale
         return dist.Normal(rows.f, scale * total.sqrt()).log_prob(rows.y).sum(-1), scale
 
     def candidates(self) -> dict[str, tuple[Tensor, Any]]:
-        """Name → log densities of the judging rows, and what was tuned; the simplest first."""
+        """Name → log densities of the judging rows, and what was tuned; the simplest first.
+
+        Tuned is nothing, None, of the net; the temperature T of classes; the noise (K,); and of the last layer its
+        prior precision and the noise beside it, (τ, noise (K,) or None).
+        """
         rows = self.judging_rows
         last_layer = self.last_layer
         candidates: dict[str, tuple[Tensor, Any]] = {"net": (self._log_density(rows.f), None)}
@@ -332,12 +336,14 @@ class _Posthoc:
     ) -> Posterior:
         """Draws of the last layer at prior precision ``tau``, under another noise where ``scale`` gives one."""
         likelihood = self.likelihood
-        ratio = torch.ones_like(self.train.f[0])
+        precision_ratio = torch.ones_like(self.train.f[0])
         if scale is not None:
             likelihood = HomoskedasticGaussian(scale)
-            ratio = (self.noise / scale).square()
+            precision_ratio = (self.noise / scale).square()
         name = cast(str, self.last_name)
-        return last_layer.posterior(self.net, name, likelihood, tau, ratio, self.x, self.seed)
+        return last_layer.posterior(
+            self.net, name, likelihood, tau, precision_ratio, self.x, self.seed
+        )
 
     def _posterior_of_net(self, model: BNN) -> Posterior:
         """The one draw that the net of ``model`` is."""

@@ -133,7 +133,7 @@ class LastLayer:
         name: str,
         likelihood: Likelihood,
         tau: float,
-        ratio: Tensor,
+        precision_ratio: Tensor,
         x: Tensor,
         seed: int,
     ) -> Posterior:
@@ -144,12 +144,12 @@ class LastLayer:
             name: of the layer in it.
             likelihood: of the targets, with the noise that was found for them.
             tau: precision of the prior, in ``tau_unit``.
-            ratio: (K,), precision of that noise by the precision of the noise that the curvature was taken with.
+            precision_ratio: (K,), precision of that noise by that of the noise that the curvature was taken with.
             x: the inputs.
             seed: of the draws.
         """
-        prec = self.precision(tau) * ratio.to(self.in_values)[:, None]
-        width = (tau * self.tau_unit * ratio).rsqrt().to(self.rows.f)
+        prec = self.precision(tau) * precision_ratio.to(self.in_values)[:, None]
+        width = (tau * self.tau_unit * precision_ratio).rsqrt().to(self.rows.f)
         model = BNN(net, _normal_priors(net, name, width), likelihood)
         values = model.initial_values()
         layout = Density(
