@@ -103,8 +103,8 @@ class OwnParameters:
     def value(self, name: str, f: Tensor, params: Params) -> Tensor:
         """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out).
 
-        It is fixed, inferred or learned. A batch of draws stands in front: only the ``shape`` of one value tells one for
-        all outputs, (), from one for each, (out,).
+        It is fixed, inferred or learned. A batch of draws stands in front, so that the ``shape`` of one value alone
+        tells one for all outputs, (), from one for each, (out,).
         """
         site = SITE + name
         if name in self.fixed:
