@@ -439,10 +439,10 @@ class _Gaussian:
 
 def _layout(centre: Centre) -> Density:
     """The sites without the data: what the approximation needs to know of the model."""
-    if centre.split is None:
+    if centre.net_split is None:
         return centre.density
     return Density(
-        centre.split.whole.sample_parameters,
+        centre.net_split.whole.sample_parameters,
         (),
         points="held",
         values=centre.points,
