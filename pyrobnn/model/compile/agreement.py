@@ -99,7 +99,10 @@ def _spreads(graph: GraphModule, inputs: list[Tensor], exact: list[Tensor]) -> l
         spreads = [
             _larger_spread(spread, noisy_result, noiseless_result, factor)
             for spread, noisy_result, noiseless_result in zip(
-                spreads, with_noise, without_noise, strict=True
+                spreads,
+                with_noise,
+                without_noise,
+                strict=True,
             )
         ]
     return spreads

@@ -504,7 +504,11 @@ def _run(
     arguments_by_turn = zip(*carries, *slices, strict=True)
     places_by_turn = zip(*next_carries, *memory.outputs, strict=True)
     with torch.no_grad(), callable_in_a_trace():
-        for arguments, places in zip(arguments_by_turn, places_by_turn, strict=True):
+        for arguments, places in zip(
+            arguments_by_turn,
+            places_by_turn,
+            strict=True,
+        ):
             turn.call(*arguments, *captures, *places, *memory.sums)
     return [*itertools.chain(*memory), xs[0].new_empty(0)]
 
