@@ -262,7 +262,7 @@ def test_both_sides_of_the_full_ggn_agree_by_layer():
     around = jacobian_of(model_of(mlp), x)
     prior = torch.ones(around.size, dtype=torch.float64)
     gram = ggn(around, x, identity, "full", prior)
-    gram_rows = gram.rows
+    gram_rows = gram.whitened_rows
     assert gram_rows is not None
     tau = torch.tensor([0.5, 1.0, 3.0]).double()
     c = torch.tensor(2.0).double()
