@@ -28,8 +28,8 @@ from pyrobnn.core.seeding import kept
 from pyrobnn.core.threads import process_state
 from pyrobnn.model.compile.agreement import disagreement, snapshot
 from pyrobnn.model.compile.code_folder import provide_folder
-from pyrobnn.model.compile.forecast import Forecast, Work
-from pyrobnn.model.compile.graph_nodes import is_looped, library_calls, size
+from pyrobnn.model.compile.forecast import Forecast, Work, is_looped
+from pyrobnn.model.compile.graph_nodes import library_calls, size
 from pyrobnn.model.compile.inductor import (
     Untraceable,
     first_line,

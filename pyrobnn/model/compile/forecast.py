@@ -102,6 +102,11 @@ class Forecast:
         }
 
 
+def is_looped(graph: GraphModule) -> bool:
+    """Whether a graph holds a loop of :func:`pyrobnn.scan`, whose body is a function of its own."""
+    return any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
+
+
 def _computes(node: Node) -> bool:
     """Whether a node computes something: views do not."""
     if node.op != "call_function" or node.target is getitem:

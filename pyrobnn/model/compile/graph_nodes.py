@@ -83,11 +83,6 @@ def library_calls(graph: GraphModule) -> list[Node]:
     ]
 
 
-def is_looped(graph: GraphModule) -> bool:
-    """Whether a graph holds a loop of :func:`pyrobnn.scan`, whose body is a function of its own."""
-    return any("pyrobnn.loop" in str(node.target) for node in graph.graph.nodes)
-
-
 def shapes_depend_on_values(graph: GraphModule) -> bool:
     """Whether a mask that differs from call to call picks elements: the graph is right for the example alone then."""
     varying: set[Node] = set()

@@ -21,8 +21,8 @@ from torch.fx import GraphModule
 
 from pyrobnn.core import private
 from pyrobnn.model.compile.code_folder import remove_torn
+from pyrobnn.model.compile.forecast import is_looped
 from pyrobnn.model.compile.graph_nodes import (
-    is_looped,
     library_calls,
     schemas_of,
     shapes_depend_on_values,
