@@ -213,8 +213,9 @@ class HeadCurvature(FullCurvature):
                 generator=generator(0),
             )
             probes = (2.0 * signs - 1).to(self.matrix)
-            recurrence = torch.stack(_lanczos(self._times, probes, min(_NUM_STEPS, self.size)))
-            self._known_quadrature = (*_gauss(*recurrence, self.size), recurrence)
+            diagonal, off_diagonal = _lanczos(self._times, probes, min(_NUM_STEPS, self.size))
+            nodes, weights = _gauss(diagonal, off_diagonal, self.size)
+            self._known_quadrature = nodes, weights, torch.stack([diagonal, off_diagonal])
         return self._known_quadrature
 
     def log_factor_error(self, ratio: float) -> float:
@@ -237,7 +238,8 @@ class HeadCurvature(FullCurvature):
         slope = float(num_decided.mean()) + float((weights * shares * (1 - shares)).sum())
         # the error by ending the iteration: what its last quarter has changed
         num_steps = 3 * recurrence.shape[2] // 4
-        shorter_nodes, shorter_weights = _gauss(*recurrence[:, :, :num_steps], self.size)
+        diagonal, off_diagonal = recurrence[:, :, :num_steps]
+        shorter_nodes, shorter_weights = _gauss(diagonal, off_diagonal, self.size)
         shorter_sum = (shorter_weights * shorter_nodes / (shorter_nodes + ratio)).sum()
         truncation = abs(float(num_decided.mean() - shorter_sum))
         sampling = float(num_decided.std()) / _NUM_PROBES**0.5
