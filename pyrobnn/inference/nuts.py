@@ -191,7 +191,7 @@ class NUTS(Method):
         """Transitions of the warm-up as planned."""
         return DEFAULT_WARMUP if self.num_warmup is None else self.num_warmup
 
-    def _prepare(self, run: FitRun, device: str | torch.device | None) -> tuple[Problem, FitRun]:
+    def _prepare(self, run: FitRun, device: str | torch.device | None) -> Problem:
         """The problem, its point parameters held where ``init`` has them."""
         if self.engine == "pyro" and (run.checkpoint is not None or run.callbacks):
             raise ValueError("'callbacks' and 'checkpoint' need engine='compiled': leave them out")
@@ -210,6 +210,8 @@ class NUTS(Method):
         return super()._prepare(run, device)
 
     def _fit(self, problem: Problem, run: FitRun) -> Posterior:
+        # in the program's own floats, for the memory and what is said of the run; the density that `problem` holds may
+        # become one of float64 below, and makes the start and the draws then
         density = problem.density
         form = form_of(self.mass_matrix, problem.is_bnn, density.dim)
         self._check_memory(density, run.num_draws, form)

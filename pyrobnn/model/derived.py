@@ -46,7 +46,7 @@ def replicates(
     if seconds is not None:
         draws = _draws_within(density, draws, seed, seconds)
     with seeded(seed, density.device):
-        return values_at_draws(_forgetting(density), draws, density.derived.replicated)
+        return values_at_draws(_without_data(density), draws, density.derived.replicated)
 
 
 @torch.no_grad()
@@ -59,7 +59,7 @@ def _draws_within(
     """Draws (chain, draw, …) that replicates are made of in so many seconds, at least 100 of all chains."""
     chains, num = next(iter(draws.values())).shape[:2]
     flat = {name: value.to(density.device).flatten(0, 1) for name, value in draws.items()}
-    forgetful = _forgetting(density)
+    forgetful = _without_data(density)
 
     def run(values: Values) -> Values:
         nodes = forgetful.run(values)
@@ -96,7 +96,7 @@ def prior(
         num_draws = _prior_draws_within(density, num_draws, seed, seconds)
     names = [site.name for site in density.sites if site.kind == "latent"]
     names += [*density.derived.deterministic, *density.derived.replicated]
-    runs = prior_runs(_forgetting(density), num_draws, seed, names)
+    runs = prior_runs(_without_data(density), num_draws, seed, names)
     values = {name: value[None] for name, value in runs.items()}
     data = {name: values.pop(name) for name in density.derived.replicated}
     return values, data
@@ -109,7 +109,7 @@ def _prior_draws_within(
     seconds: float,
 ) -> int:
     """How many draws from the prior to run the program at: all where these are batched, else as ``seconds`` allow."""
-    forgetful = _forgetting(density)
+    forgetful = _without_data(density)
 
     def run(_: Tensor) -> Values:
         nodes = forgetful.run({})
@@ -156,7 +156,7 @@ class _Forget(Messenger):
             msg["done"] = False
 
 
-def _forgetting(density: Density) -> Density:
+def _without_data(density: Density) -> Density:
     """The density whose program draws its data, and its discrete sites."""
     # the copy keeps ``owner``, cached from the first run: the wrapped program no longer shows it
     forgetful = copy.copy(density)

@@ -303,7 +303,7 @@ def _log_joint_beside(
     log_prior: Tensor | None = None
     for rows, targets in zip(x.split(rows_at_once), y.split(rows_at_once), strict=True):
         log_prior, likelihood = at_each(
-            lambda values: density.parts_at({**held, **values}, rows, targets),  # noqa: B023
+            lambda values: density.log_parts_at({**held, **values}, rows, targets),  # noqa: B023
             dict(moving),
             at_once=DRAWS_AT_ONCE,
         )
