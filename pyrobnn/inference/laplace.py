@@ -291,8 +291,8 @@ class Laplace(Method):
         weights = WeightCurvature.at(centre, structure)
         tuned = None
         if self.tune == "cross_validation":
-            formed = weights.formed.structure
-            tuned = hold_out(search, centre, formed, run.init is not None, run.seed)
+            structure = weights.chosen.structure
+            tuned = hold_out(search, centre, structure, run.init is not None, run.seed)
         elif self.tune is not None:
             tuned = weights.tuned_by_evidence(centre, per_layer=self.tune == "per_layer")
         return ggn_precision(centre, weights, tuned)
