@@ -12,21 +12,10 @@ from matplotlib.lines import AxLine
 from numpy.typing import ArrayLike
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.plots.current import ink, legend_columns, muted, small_text
 
 # FITS and PALETTE are for figures of a user's own: a page of panels and its look come from one module
-from pyrobnn.plots.look import (  # noqa: F401
-    ALEATORIC,
-    EPISTEMIC,
-    FITS,
-    INK,
-    MUTED,
-    PALETTE,
-    ink,
-    legend_columns,
-    muted,
-    small_text,
-    style,
-)
+from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, style  # noqa: F401
 
 _Content = TypeVar("_Content")
 

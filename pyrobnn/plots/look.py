@@ -24,7 +24,7 @@ ALEATORIC = "#e69f00"
 EPISTEMIC = "#0072b2"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6bb1")
 #: points of small text on a page
-_SMALL = 8.0
+SMALL_TEXT = 8.0
 #: of what misses
 ALERT = PALETTE[1]
 #: of lines that stand for a fit each: the colours of an alert and of the two kinds of uncertainty come last
@@ -55,7 +55,7 @@ _ON_SLIDES: dict[str, float | bool | str] = {
     "figure.facecolor": "none",
     "axes.facecolor": "none",
 }
-KINDS = {
+_KINDS = {
     "paper": _Kind(saved={"savefig.dpi": 300}),
     "slides": _Kind(text_scale=1.5, saved=_ON_SLIDES),
     "dark_slides": _Kind(
@@ -95,7 +95,7 @@ def style(kind: str | None = None) -> Iterator[None]:
     if kind is None:
         chosen = _surrounding.get()
     else:
-        chosen = KINDS[check_choice("kind", kind, tuple(KINDS))]
+        chosen = _KINDS[check_choice("kind", kind, tuple(_KINDS))]
     entered = _surrounding.set(chosen)
     try:
         with matplotlib.rc_context(_settings(chosen)):
@@ -107,7 +107,7 @@ def style(kind: str | None = None) -> Iterator[None]:
 def _settings(kind: _Kind) -> dict[str, Any]:
     """Matplotlib's settings for figures of a kind."""
     body = 9.0 * kind.text_scale
-    small = _SMALL * kind.text_scale
+    small = SMALL_TEXT * kind.text_scale
     ticks = {
         "color": kind.muted,
         "labelcolor": kind.ink,
@@ -142,26 +142,6 @@ def _settings(kind: _Kind) -> dict[str, Any]:
     for name, value in ticks.items():
         settings |= {f"xtick.{name}": value, f"ytick.{name}": value}
     return settings | dict(kind.saved)
-
-
-def ink() -> str:
-    """The colour of text and data inside the block of :func:`style`: ``INK`` but on dark slides."""
-    return matplotlib.rcParams["text.color"]
-
-
-def muted() -> str:
-    """The colour of what is less important than text: ``MUTED`` but on dark slides."""
-    return matplotlib.rcParams["xtick.color"]
-
-
-def small_text() -> float:
-    """Points of the text of legends and of words inside a panel."""
-    return matplotlib.rcParams["legend.fontsize"]
-
-
-def legend_columns(num_columns: int) -> int:
-    """How many columns of a legend there is room for where text is larger than on a page."""
-    return max(1, int(num_columns * _SMALL / small_text()))
 
 
 def fit_line(index: int) -> dict[str, Any]:

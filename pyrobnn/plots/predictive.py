@@ -30,17 +30,8 @@ from pyrobnn.plots.canvas import (
     panels,
     reference_line,
 )
-from pyrobnn.plots.look import (
-    ALEATORIC,
-    ALERT,
-    EPISTEMIC,
-    fit_line,
-    ink,
-    legend_columns,
-    muted,
-    small_text,
-    style,
-)
+from pyrobnn.plots.current import ink, legend_columns, muted, small_text
+from pyrobnn.plots.look import ALEATORIC, ALERT, EPISTEMIC, fit_line, style
 
 #: points of a panel that are drawn
 MAX_POINTS = 400

@@ -198,6 +198,10 @@ def test_pages_are_read_on_a_code_host_too(extension):
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert "{include}" not in text, page.name
+        without_comments = re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+        assert not re.search(r"\{(literalinclude|image)\}", without_comments), page.name
+        unmarked = extension("for_site").MARKED.sub("", text)
+        assert "<!-- site" not in unmarked and "<!-- code host" not in unmarked, page.name
         read_there = text.partition("```{toctree}")[0]
         for link in re.findall(r"\]\(([^)#:]+\.(?:md|ipynb))[#)]", read_there):
             written = (
