@@ -366,8 +366,9 @@ def _taken(step: _Step, case: _Case, seconds: float) -> _Tried | None:
 def _result(case: _Case, tried: Sequence[_Tried], seconds: float) -> Posterior:
     """The posterior of the last step where that passes, else the one that was given; with what was done."""
     cure = tried[-1] if tried and not tried[-1].wrong else None
+    wrong = [check.name for check in case.faults]
     record = {
-        "wrong": [check.name for check in case.faults],
+        "wrong": wrong,
         "tried": [step.record() for step in tried],
         "cured_by": None if cure is None else cure.step,
         "seconds": round(seconds, 3),
@@ -380,7 +381,7 @@ def _result(case: _Case, tried: Sequence[_Tried], seconds: float) -> Posterior:
     numbers = {
         "seconds": seconds,
         "tried": steps,
-        "wrong": ", ".join(record["wrong"]),
+        "wrong": ", ".join(wrong),
     }
     return posterior_with_notes(result, [Finding("not_repaired", numbers)])
 
