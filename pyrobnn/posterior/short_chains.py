@@ -24,6 +24,7 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
 from pyrobnn.model.likelihoods.base import identified
+from pyrobnn.posterior.last_layer import LastLayer
 from pyrobnn.posterior.prediction import widest_layer
 
 #: acceptance rate that the step size is tuned to
@@ -227,9 +228,9 @@ def _curvature(
     return curvature.clamp(min=float(positive.quantile(0.1)))
 
 
-def traced_gradient(density: Density, z: Tensor) -> Gradient:
-    """Gradient and value of the log joint at positions like ``z`` (chain, dim): its Python has run once."""
-    gradient, why_not_batched = batched_gradient(density.log_joint, z[:2])
+def traced_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> Gradient:
+    """Gradient and value of a log density at positions like ``z`` (chain, dim): its Python has run once."""
+    gradient, why_not_batched = batched_gradient(log_density, z[:2])
     if why_not_batched:
         return gradient
     step = compiled(
@@ -395,6 +396,9 @@ Quantities = Callable[[Visit], np.ndarray]
 class Groups:
     """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
 
+    Of a net whose last layer can be integrated out, the chains are of all else, and it is drawn at every visit
+    (:class:`~pyrobnn.posterior.last_layer.LastLayer`).
+
     Args:
         density: of the posterior.
         starts: where the groups begin (group, dim), those from elsewhere last.
@@ -416,10 +420,16 @@ class Groups:
         self.size = size
         self.is_elsewhere = torch.arange(len(starts)) >= len(starts) - num_elsewhere
         self.kept = torch.ones(len(starts), dtype=torch.bool)
+        self.last_layer = LastLayer.of(density)
+        log_density: Callable[[Tensor], Tensor] = density.log_joint
+        if self.last_layer is not None:
+            starts = starts[:, self.last_layer.others]
+            log_density = self.last_layer.log_density
         z = starts.repeat_interleave(size, 0).contiguous()
         self.random = generator(seed)
-        self.gradient = traced_gradient(density, z)
+        self.gradient = traced_gradient(log_density, z)
         self.chains = ShortChains.begin(self.gradient, z, self.random)
+        self.visits: list[Visit] = []
         self.arrival = NOWHERE
         self.ess = 0.0
         self.arrived = False
@@ -432,6 +442,7 @@ class Groups:
         share = 0.0
         while not self.arrived and share < 1.0:
             self.chains = self.chains.transition(self.gradient, self.random)
+            self.visits.append(self._completed(self.chains.visits[-1]))
             share = spent(self.chains)
             if len(self.chains.visits) >= check or share >= 1.0:
                 check = math.ceil(1.25 * len(self.chains.visits))
@@ -440,15 +451,20 @@ class Groups:
     @property
     def window(self) -> tuple[Visit, ...]:
         """The later half of the transitions: what is judged, and handed over."""
-        visits = self.chains.visits
-        return visits[len(visits) // 2 :]
+        return tuple(self.visits[len(self.visits) // 2 :])
+
+    def _completed(self, visit: Visit) -> Visit:
+        """A visit of the chains with all sites, and their log joint density."""
+        if self.last_layer is None:
+            return visit
+        completed = self.last_layer.complete(visit.z, self.random)
+        return visit._replace(z=completed.z, log_density=completed.log_density)
 
     def window_values(self) -> np.ndarray:
         """Identified quantities (quantity, transition, chain) of the window."""
-        visits = self.chains.visits
-        while len(self._values) < len(visits):
-            self._values.append(self._quantities(visits[len(self._values)]))
-        return np.stack(self._values[len(visits) // 2 :], 1)
+        while len(self._values) < len(self.visits):
+            self._values.append(self._quantities(self.visits[len(self._values)]))
+        return np.stack(self._values[len(self.visits) // 2 :], 1)
 
     def mask(self) -> Tensor:
         """Which chains (chain,) are of groups that are kept."""
