@@ -36,6 +36,7 @@ from pyrobnn.data.dataset import Task
 from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, named, prior_facts
+from pyrobnn.estimators.chains_of_fit import at_posterior
 from pyrobnn.estimators.comparison import gain, one_thread, quiet
 from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
 from pyrobnn.estimators.features import Offset
@@ -180,7 +181,8 @@ class Estimator(BaseEstimator):
         if is_open and labels and not self.max_seconds:
             return self._fit_labels(model, rows, seed)
         if is_open and not labels:
-            return self._fit_open(model, rows, seed)
+            fit = self._fit_open(model, rows, seed)
+            return at_posterior(fit, model, self.num_draws, seed)
         if self.max_seconds is not None:
             raise ValueError(
                 "'max_seconds' is spent by method='auto' of one target where net, hidden, prior, likelihood and noise "

@@ -19,6 +19,7 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.distribution_kinds import elementwise, is_normal
 from pyrobnn.model.likelihoods.base import SCALE
 from pyrobnn.model.likelihoods.catalogue import HomoskedasticGaussian
+from pyrobnn.model.log_terms import without_validation
 
 #: units before the last layer, of all outputs together, up to which its matrices cost little beside the features
 _MOST_UNITS = 200
@@ -96,6 +97,11 @@ class LastLayer:
             scale.double(),
         )
 
+    def num_operations(self, rows: int) -> int:
+        """Of the matrices of one gradient: products of the features of so many rows, a factor and its inverse."""
+        num_outputs, num_units = self.loc.shape
+        return 4 * rows * num_units**2 + 3 * num_outputs * num_units**3
+
     def log_density(self, z: Tensor) -> Tensor:
         """Log density of the other sites, the last layer integrated out, at ``z`` (other,), in float64; a scalar."""
         values, log_others = self._others_at(z)
@@ -147,8 +153,10 @@ class LastLayer:
         log_prior = self.density.log_jacobian(full).double()
         for name in self.names:
             del values[name]
-        for name, value in values.items():
-            log_prior = log_prior + self.trunk.priors[name].log_prob(value).double().sum()
+        with without_validation():
+            for name, value in values.items():
+                terms = elementwise(self.trunk.priors[name]).log_prob(value)
+                log_prior = log_prior + terms.sum(dtype=torch.float64)
         return values, log_prior
 
     def _features(self, values: dict[str, Tensor]) -> Tensor:

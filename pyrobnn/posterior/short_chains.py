@@ -59,8 +59,11 @@ _LEAST_TRANSITIONS = 4
 _CHANCE = 0.04
 #: transitions after which the chains are first judged, by the later half of their transitions
 _FIRST_CHECK = 16
-#: effective sample size of the window that chains which have arrived need
-_MIN_ESS = 400.0
+#: transitions until the next look, as a multiple of those until this one
+_NEXT_CHECK = 1.125
+#: effective sample size of the window that chains which have arrived need, by the smallest of its estimates: of twenty
+#: quantities whose true size is 400 that has the median 280 where there are 64 chains
+_MIN_ESS = 280.0
 #: sds of the log density by which groups from elsewhere lie so far below the others that they are left out
 _BELOW = 3.0
 
@@ -277,7 +280,11 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
     widest = 1
     if density.owner is not None:
         widest = widest_layer(density.owner, density.args[0][:2])
-    return 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+    seconds = 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+    last_layer = LastLayer.of(density)
+    if last_layer is not None:
+        seconds += 8e-11 * num_chains * last_layer.num_operations(rows)
+    return seconds
 
 
 def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
@@ -433,6 +440,7 @@ class Groups:
         self.arrival = NOWHERE
         self.ess = 0.0
         self.arrived = False
+        self._steady_since: int | None = None
         self._quantities = quantities
         self._values: list[np.ndarray] = []
 
@@ -445,13 +453,21 @@ class Groups:
             self.visits.append(self._completed(self.chains.visits[-1]))
             share = spent(self.chains)
             if len(self.chains.visits) >= check or share >= 1.0:
-                check = math.ceil(1.25 * len(self.chains.visits))
+                check = math.ceil(_NEXT_CHECK * len(self.chains.visits))
                 self._look(may_leave_out=share >= 0.5)
 
     @property
     def window(self) -> tuple[Visit, ...]:
-        """The later half of the transitions: what is judged, and handed over."""
-        return tuple(self.visits[len(self.visits) // 2 :])
+        """What is judged, and handed over: the later half of the transitions.
+
+        Where too few draws are all that is lacking, the half that was judged and all that came since.
+        """
+        return tuple(self.visits[self._begin() :])
+
+    def _begin(self) -> int:
+        """The transitions before the window."""
+        half = len(self.visits) // 2
+        return half if self._steady_since is None else min(half, self._steady_since)
 
     def _completed(self, visit: Visit) -> Visit:
         """A visit of the chains with all sites, and their log joint density."""
@@ -464,7 +480,7 @@ class Groups:
         """Identified quantities (quantity, transition, chain) of the window."""
         while len(self._values) < len(self.visits):
             self._values.append(self._quantities(self.visits[len(self._values)]))
-        return np.stack(self._values[len(self.visits) // 2 :], 1)
+        return np.stack(self._values[self._begin() :], 1)
 
     def mask(self) -> Tensor:
         """Which chains (chain,) are of groups that are kept."""
@@ -481,10 +497,19 @@ class Groups:
 
     def _judge(self) -> None:
         """Whether the chains of the groups that are kept have arrived."""
+        self._judge_window()
+        if self._steady_since is not None and not self.arrival.arrived:
+            self._steady_since = None
+            self._judge_window()
+        if self.arrival.arrived and self._steady_since is None:
+            self._steady_since = len(self.visits) // 2
+        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
+
+    def _judge_window(self) -> None:
+        """How near the chains of the groups that are kept are to convergence in the window, and their draws' worth."""
         values = self.window_values()[:, :, self.mask().numpy()]
         self.arrival = arrival(values, int(self.kept.sum()))
         self.ess = effective_draws(values)
-        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
 
     def _below(self) -> Tensor:
         """Which groups (group,) lie so far below the others in log density that chance does not explain it."""
