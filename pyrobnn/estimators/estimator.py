@@ -230,8 +230,6 @@ class Estimator(BaseEstimator):
         of_counts = self._fit_counts(model, count_net, rows, seed)
         if of_counts is not None:
             return of_counts
-        if num <= FEW_ROWS:
-            return self._infer(model, rows, seed)
         if num <= MAX_WHOLE_ROWS:
             net, gained, why = self._fit_nets(model, rows, seed)
             if gained:
