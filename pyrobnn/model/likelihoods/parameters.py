@@ -117,15 +117,20 @@ class OwnParameters:
         # (*batch, 1 or out) -> (*batch, 1, …)
         return per_output.unsqueeze(-2)
 
-    def check_outputs(self, out: int) -> None:
-        """ValueError where a parameter has neither one value nor one for each of ``out`` columns of y."""
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of each parameter."""
         shapes = {name: value.shape for name, value in self.fixed.items()}
         for site, (start, _) in self.points.items():
             shapes[site.removeprefix(SITE)] = start.shape
         for site, prior in self.priors.items():
             shapes[site.removeprefix(SITE)] = prior.event_shape
-        for name, shape in shapes.items():
-            if tuple(shape) not in ((), (1,), (out,)):
+        return shapes
+
+    def check_outputs(self, out: int) -> None:
+        """ValueError where a parameter has neither one value nor one for each of ``out`` columns of y, or pair of them."""
+        for name, shape in self.shapes.items():
+            if tuple(shape) not in ((), (1,), (out,), (out, out)):
                 raise ValueError(
                     f"{name!r} has shape {tuple(shape)}: one value, or one per column of y, {out}"
                 )
