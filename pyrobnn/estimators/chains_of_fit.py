@@ -5,14 +5,11 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 
-from torch import nn
-
 from pyrobnn.estimators.fits import Fit
 from pyrobnn.inference.refine import sampled
 from pyrobnn.model import BNN
 from pyrobnn.model.likelihoods.base import SCALE
 from pyrobnn.model.likelihoods.catalogue import HomoskedasticGaussian
-from pyrobnn.posterior import Posterior
 
 #: what the chains of one fit may take, in seconds by a rule of thumb that is the same on every machine
 _WORK = 10.0
@@ -23,40 +20,35 @@ def at_posterior(
     declared: BNN,
     num_draws: int | None,
     seed: int,
-) -> Fit:
-    """The fit with draws of the posterior in place of a linearised net's, where short chains arrive at it.
+) -> Fit | None:
+    """A linearised fit with draws of the posterior itself, by short chains that begin at its own.
 
     Args:
-        fit: of any kind; one that is no linearised net with hidden units and normal noise stays as it is.
+        fit: of a net or of a linear model with normal noise.
         declared: the model whose noise is inferred, under its prior; the widths of the weights' prior are the fit's.
         num_draws: of each chain, at most; None for all.
         seed: of the moves.
 
     Returns:
-        The same method, whose reason says whether chains have arrived; draws of kind ``"chains"`` if so.
+        The same method, its draws of kind ``"chains"``; None where they are too dear, or have not arrived.
     """
-    model = _with_declared_noise(fit.posterior, declared)
-    if model is None:
-        return fit
+    model = fit.posterior.bnn
+    if fit.posterior.network is None or type(model.likelihood) is not HomoskedasticGaussian:
+        return None
+    if SCALE in declared.priors and SCALE not in model.priors:
+        model = _with_inferred_noise(model, declared)
     posterior = sampled(fit.posterior, model, _WORK, seed)
     if posterior is None:
-        return fit
-    facts = posterior.meta["refine"]
+        return None
+    num_chains = posterior.meta["refine"]["chains"]
     if num_draws is not None:
         posterior = posterior.thin(num_draws)
-    words = f"{facts['chains']} short chains from its draws arrived at the posterior"
+    words = f"{num_chains} short chains from its draws arrived at the posterior"
     return replace(fit, posterior=posterior).because(words)
 
 
-def _with_declared_noise(posterior: Posterior, declared: BNN) -> BNN | None:
-    """The fit's net under the fit's prior, its noise inferred as declared; None where no chains are to begin."""
-    model = posterior.bnn
-    is_net = isinstance(model.net, nn.Sequential) and len(model.net) > 1
-    normal = type(model.likelihood) is HomoskedasticGaussian
-    if posterior.network is None or not is_net or not normal:
-        return None
-    if SCALE in model.priors or SCALE not in declared.priors:
-        return model
+def _with_inferred_noise(model: BNN, declared: BNN) -> BNN:
+    """The model with the noise that another declares."""
     inferred = copy.copy(model)
     inferred.likelihood = declared.likelihood
     inferred.priors = model.priors | declared.likelihood.own.priors

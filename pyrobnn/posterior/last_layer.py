@@ -100,6 +100,8 @@ class LastLayer:
     def num_operations(self, rows: int) -> int:
         """Of the matrices of one gradient: products of the features of so many rows, a factor and its inverse."""
         num_outputs, num_units = self.loc.shape
+        if rows < num_units:
+            return num_outputs * (4 * rows**2 * num_units + 3 * rows**3)
         return 4 * rows * num_units**2 + 3 * num_outputs * num_units**3
 
     def log_density(self, z: Tensor) -> Tensor:
@@ -192,6 +194,30 @@ class LastLayer:
         return _Fit(weights, factor, error, -0.5 * squares - log_determinant - log_noise)
 
 
+    def slopes_by_rows(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        r"""Log marginal density and its slopes along features and noise, by the covariance of fewer rows than units.
+
+        .. math:: K = \sigma^2 I + \Phi S^2 \Phi^\top, \quad \alpha = K^{-1} (y - \Phi m), \quad
+            \frac{\partial}{\partial \Phi} = \alpha (m + S^2 \Phi^\top \alpha)^\top - K^{-1} \Phi S^2, \quad
+            \frac{\partial}{\partial \sigma} = \sigma (|\alpha|^2 - \operatorname{tr} K^{-1})
+        """
+        y = self.density.args[1].double()
+        error = (y - features @ self.loc.mT).mT[..., None]
+        scaled = features * self.scale.square()[:, None, :]
+        identity = torch.eye(len(features), dtype=features.dtype, device=features.device)
+        covariance = scaled @ features.mT + noise.square()[:, None, None] * identity
+        factor = torch.linalg.cholesky_ex(covariance).L
+        inverse = torch.cholesky_inverse(factor)
+        alpha = inverse @ error
+        weights = self.loc + (scaled.mT @ alpha)[..., 0]
+        slope = alpha[..., 0].mT @ weights - (inverse @ scaled).sum(0)
+        traces = inverse.diagonal(dim1=1, dim2=2).sum(1)
+        noise_slope = noise * (alpha.square().sum((1, 2)) - traces)
+        log_determinant = factor.diagonal(dim1=1, dim2=2).log().sum()
+        log_marginal = -0.5 * (error * alpha).sum() - log_determinant
+        return log_marginal - 0.5 * y.numel() * math.log(2 * math.pi), slope, noise_slope
+
+
 class _LogMarginal(torch.autograd.Function):
     r"""Log marginal density of the targets given features (N, unit) and noise (out,), its derivatives written out.
 
@@ -206,6 +232,8 @@ class _LogMarginal(torch.autograd.Function):
     @staticmethod
     def forward(features: Tensor, noise: Tensor, layer: LastLayer) -> tuple[Tensor, Tensor, Tensor]:
         """The log density (), and its slopes along features and noise."""
+        if len(features) < features.shape[1]:
+            return layer.slopes_by_rows(features, noise)
         fit = layer.fit(features, noise)
         covariance = torch.cholesky_inverse(fit.factor)
         shrunk = layer.scale / noise[:, None]
