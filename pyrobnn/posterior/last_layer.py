@@ -185,14 +185,15 @@ class LastLayer:
         precision = shrunk[:, :, None] * gram * shrunk[:, None, :]
         precision = precision + torch.eye(len(gram), dtype=gram.dtype, device=gram.device)
         factor = torch.linalg.cholesky_ex(precision).L
-        deviation = torch.cholesky_solve((shrunk / noise[:, None] * pull)[..., None], factor)[..., 0]
+        deviation = torch.cholesky_solve((shrunk / noise[:, None] * pull)[..., None], factor)[
+            ..., 0
+        ]
         weights = self.loc + self.scale * deviation
         error = y - features @ weights.mT
         squares = (error / noise).square().sum() + deviation.square().sum()
         log_determinant = factor.diagonal(dim1=1, dim2=2).log().sum()
         log_noise = len(y) * (noise.log() + 0.5 * math.log(2 * math.pi)).sum()
         return _Fit(weights, factor, error, -0.5 * squares - log_determinant - log_noise)
-
 
     def slopes_by_rows(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         r"""Log marginal density and its slopes along features and noise, by the covariance of fewer rows than units.
@@ -239,7 +240,9 @@ class _LogMarginal(torch.autograd.Function):
         shrunk = layer.scale / noise[:, None]
         pooled = (shrunk[:, :, None] * covariance * shrunk[:, None, :]).sum(0)
         slope = (fit.error / noise.square()) @ fit.weights - features @ pooled
-        num_free = features.shape[0] - features.shape[1] + covariance.diagonal(dim1=1, dim2=2).sum(1)
+        num_free = (
+            features.shape[0] - features.shape[1] + covariance.diagonal(dim1=1, dim2=2).sum(1)
+        )
         noise_slope = fit.error.square().sum(0) / noise**3 - num_free / noise
         return fit.log_marginal, slope, noise_slope
 
