@@ -149,7 +149,7 @@ REGIONS = {"train": "at the data", "between": "in the gaps", "outside": "outside
 def distances(
     tree: xr.DataTree | Evidence, reference: xr.DataTree | Evidence
 ) -> dict[str, Distance]:
-    """Region in words → how far the function lies from the reference run's there; none where they cannot be compared."""
+    """Region in words → how far the function lies from the reference run's; none where they cannot be compared."""
     evidence = Evidence.of(tree)
     comparison = fidelity(evidence, reference)
     if comparison.per_point is None:

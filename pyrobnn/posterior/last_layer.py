@@ -1,4 +1,4 @@
-r"""A net whose last layer is integrated out: given all else its weights are normal, where their prior and the noise are.
+r"""A net whose last layer is integrated out: where prior and noise are normal, so are its weights given all else.
 
 .. math:: p(y \mid u) = N(\Phi_u m, \; \sigma^2 I + \Phi_u S^2 \Phi_u^\top)
 

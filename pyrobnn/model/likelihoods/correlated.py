@@ -18,15 +18,17 @@ _CORRELATION = f"{SITE}correlation"
 
 
 class CorrelatedGaussian(Likelihood):
-    r"""Normal noise of several outputs with one covariance: :math:`y \sim N(f(x), \; S C C^\top S)`, :math:`S = \mathrm{diag}(\sigma)`.
+    r"""Normal noise of several outputs with one covariance.
+
+    .. math:: y \sim N(f(x), \; S C C^\top S), \qquad S = \mathrm{diag}(\sigma)
 
     C is the Cholesky factor of the correlations between the outputs' errors, the site ``likelihood.correlation``:
     learned from independence on where the scale is fixed or learned, and inferred under an LKJ prior where the scale
     is.
 
     Args:
-        scale: σ in the units of ``y``, one of each output: a tensor (out,), ``pb.likelihoods.learned(init=torch.ones(2))``,
-            or a prior of shape (out,), ``dist.HalfNormal(torch.ones(2))``.
+        scale: σ in the units of ``y``, one of each output: a tensor (out,), a prior of that shape,
+            ``dist.HalfNormal(torch.ones(2))``, or ``pb.likelihoods.learned(init=torch.ones(2))``.
         concentration: η of the LKJ prior: one makes all correlations equally likely, larger ones prefer small ones.
 
     Raises:
@@ -34,7 +36,8 @@ class CorrelatedGaussian(Likelihood):
 
     Caveat: of predictions, quantiles and intervals are those of each output by itself; draws have the correlations.
 
-    Reference: Generating random correlation matrices based on vines and extended onion method (Lewandowski et al., 2009).
+    Reference: Generating random correlation matrices based on vines and extended onion method (Lewandowski et al.,
+    2009).
 
     Example:
         >>> import pyro.distributions as dist
@@ -52,8 +55,8 @@ class CorrelatedGaussian(Likelihood):
         shape = self.own.shapes["scale"]
         if len(shape) != 1 or shape[0] < 2:
             raise ValueError(
-                f"'scale' of CorrelatedGaussian has shape {tuple(shape)}: give one value of each of two or more outputs, "
-                "as learned(init=torch.ones(2)) or dist.HalfNormal(torch.ones(2))"
+                f"'scale' of CorrelatedGaussian has shape {tuple(shape)}: give one value of each of two or more "
+                "outputs, as learned(init=torch.ones(2)) or dist.HalfNormal(torch.ones(2))"
             )
         num = shape[0]
         if self.own.priors:

@@ -141,7 +141,7 @@ class OwnParameters:
         return shapes
 
     def check_outputs(self, out: int) -> None:
-        """ValueError where a parameter has neither one value nor one for each of ``out`` columns of y, or pair of them."""
+        """ValueError where a parameter has neither one value nor one for each of ``out`` columns or pairs."""
         for name, shape in self.shapes.items():
             if tuple(shape) not in ((), (1,), (out,), (out, out)):
                 raise ValueError(
