@@ -44,8 +44,8 @@ from pyrobnn.posterior.short_chains import (
 #: groups of chains that begin at draws of the approximation, and of a net elsewhere
 _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
-#: leapfrogs of a chain below which it is not worth beginning
-_FEWEST_LEAPFROGS = 300
+#: leapfrogs of a chain below which it is not worth beginning: nets of 50 units arrived after 400 to 700
+_FEWEST_LEAPFROGS = 450
 #: chains that the draws are handed over as
 _NUM_CHAINS = 4
 #: sds of the function, in the median over inputs, by which groups in one mode may differ

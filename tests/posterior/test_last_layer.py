@@ -98,7 +98,7 @@ def test_the_last_layer_given_all_else_has_the_entropy_of_its_draws():
 
 def test_what_is_not_normal_given_all_else_stays():
     x = torch.randn(9, 1, generator=generator(0))
-    student = pb.likelihoods.StudentT()
+    student = pb.likelihoods.StudentT(5.0, 0.3)
     heavy = pb.priors.IIDPrior(dist.StudentT(3.0, 0.0, 1.0))
     normal = pb.priors.FanInNormal()
     known = pb.likelihoods.HomoskedasticGaussian(0.3)
