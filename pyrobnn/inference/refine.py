@@ -26,9 +26,10 @@ from pyrobnn.inference.fitting.program import refuse_subsampling
 from pyrobnn.inference.method import Claim, Kind
 from pyrobnn.inference.optim.occam import log_evidences
 from pyrobnn.model import BNN, Density
-from pyrobnn.model.likelihoods.base import SITE
+from pyrobnn.model.likelihoods.base import SCALE, SITE
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES
+from pyrobnn.posterior.last_layer import LastLayer
 from pyrobnn.posterior.probes import probes
 from pyrobnn.posterior.rows import Rows
 from pyrobnn.posterior.short_chains import (
@@ -46,6 +47,8 @@ _NUM_GROUPS = 12
 _NUM_ELSEWHERE = 4
 #: leapfrogs of a chain below which it is not worth beginning: nets of 50 units arrived after 400 to 700
 _FEWEST_LEAPFROGS = 450
+#: draws from the prior by which the evidence of a net is found
+_NUM_PRIOR_DRAWS = 512
 #: chains that the draws are handed over as
 _NUM_CHAINS = 4
 #: sds of the function, in the median over inputs, by which groups in one mode may differ
@@ -106,23 +109,65 @@ def sampled(
         Of kind ``"chains"``; None where the work pays for too few steps, or the chains have not arrived.
     """
     begun = time.perf_counter()
-    rows = _rows(posterior, None, None)
-    problem = prepare(
-        model,
-        None if rows is None else rows.x,
-        None if rows is None else rows.y,
-        points="held",
-        device=next(iter(posterior.draws.values())).device,
-    )
-    num_chains = _num_chains(problem)
-    step = seconds_per_leapfrog(problem.density, problem.num_rows, num_chains)
+    problem = _of_rows(posterior, model)
+    step = _seconds_per_leapfrog(problem)
     if work / step < _FEWEST_LEAPFROGS:
         return None
     with full_float32(problem.device), torch.no_grad():
         starts = _starts(posterior, problem.density)
         refined = _Refined(problem, starts, seed)
         refined.run(lambda chains: chains.num_leapfrogs * step / work)
-    return _posterior(refined, posterior, rows, work, begun) if refined.arrived else None
+    if not refined.arrived:
+        return None
+    return _posterior(refined, posterior, posterior.rows, work, begun)
+
+
+def log_evidence(
+    posterior: Posterior,
+    model: BNN,
+    work: float,
+    seed: int,
+) -> float | None:
+    """Log evidence of a net with known noise, in nats, by draws of all but its last layer from their prior.
+
+    The same seed draws the same for another width of the prior, so that differences are known better.
+
+    Args:
+        posterior, model, work, seed: as of :func:`sampled`.
+
+    Returns:
+        None where :func:`sampled` would not begin, or nothing can be integrated out.
+    """
+    problem = _of_rows(posterior, model)
+    last_layer = LastLayer.of(problem.density)
+    too_dear = work / _seconds_per_leapfrog(problem) < _FEWEST_LEAPFROGS
+    if last_layer is None or too_dear or SCALE in model.priors:
+        return None
+    others = [name for name in model.priors if name not in last_layer.names]
+    with seeded(seed, problem.device), torch.no_grad():
+        draws = {name: problem.bnn.priors[name].sample((_NUM_PRIOR_DRAWS,)) for name in others}
+        return last_layer.log_evidence(draws)
+
+
+def _of_rows(posterior: Posterior, model: BNN) -> Problem:
+    """The problem of a net with the data of a posterior."""
+    rows = posterior.rows
+    if rows is None:
+        raise TypeError("the posterior holds no rows of data")
+    device = next(iter(posterior.draws.values())).device
+    return prepare(
+        model,
+        rows.x,
+        rows.y,
+        points="held",
+        device=device,
+    )
+
+
+def _seconds_per_leapfrog(problem: Problem) -> float:
+    """Of all chains on the way to a net's posterior, by a rule of thumb."""
+    num_chains = (_NUM_GROUPS + _NUM_ELSEWHERE) * _group_size(problem)
+    return seconds_per_leapfrog(problem.density, problem.num_rows, num_chains)
 
 
 def _starts(posterior: Posterior, density: Density) -> Tensor:
@@ -211,11 +256,6 @@ def _group_size(problem: Problem) -> int:
     """Chains of a group."""
     rows = problem.num_rows if problem.is_bnn else 1
     return chains_per_group(problem.density, rows, _NUM_GROUPS + _NUM_ELSEWHERE)
-
-
-def _num_chains(problem: Problem) -> int:
-    """All chains on the way to a net's posterior."""
-    return (_NUM_GROUPS + _NUM_ELSEWHERE) * _group_size(problem)
 
 
 class _Mode(NamedTuple):

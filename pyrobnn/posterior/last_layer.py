@@ -114,6 +114,15 @@ class LastLayer:
         )
         return log_others + log_marginal
 
+    def log_evidence(self, values: dict[str, Tensor]) -> float:
+        """Of the data, in nats: the mean of their marginal density over draws (draw, …) of the other sites' prior."""
+
+        def log_marginal(draw: dict[str, Tensor]) -> Tensor:
+            return self.fit(self._features(draw), self._noise(draw)).log_marginal
+
+        by_draw = torch.func.vmap(log_marginal)(values)
+        return float(by_draw.logsumexp(0)) - math.log(len(by_draw))
+
     def complete(self, z: Tensor, random: torch.Generator) -> Completed:
         """The other sites ``z`` (chain, other) with the last layer drawn given them."""
         size = (len(z), *self.loc.shape, 1)
