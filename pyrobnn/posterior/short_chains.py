@@ -25,6 +25,7 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
 from pyrobnn.model.likelihoods.base import identified
+from pyrobnn.posterior.last_layer import LastLayer
 from pyrobnn.posterior.prediction import widest_layer
 
 #: acceptance rate that the step size is tuned to
@@ -58,8 +59,11 @@ _LEAST_TRANSITIONS = 4
 _CHANCE = 0.04
 #: transitions after which the chains are first judged, by the later half of their transitions
 _FIRST_CHECK = 16
-#: effective sample size of the window that chains which have arrived need
-_MIN_ESS = 400.0
+#: transitions until the next look, as a multiple of those until this one
+_NEXT_CHECK = 1.125
+#: effective sample size of the window that chains which have arrived need, by the smallest of its estimates: of twenty
+#: quantities whose true size is 400 that has the median 280 where there are 64 chains
+_MIN_ESS = 280.0
 #: sds of the log density by which groups from elsewhere lie so far below the others that they are left out
 _BELOW = 3.0
 
@@ -227,9 +231,9 @@ def _curvature(
     return curvature.clamp(min=float(positive.quantile(0.1)))
 
 
-def traced_gradient(density: Density, z: Tensor) -> Gradient:
-    """Gradient and value of the log joint at positions like ``z`` (chain, dim): its Python has run once."""
-    gradient, why_not_batched = batched_gradient(density.log_joint, z[:2])
+def traced_gradient(log_density: Callable[[Tensor], Tensor], z: Tensor) -> Gradient:
+    """Gradient and value of a log density at positions like ``z`` (chain, dim): its Python has run once."""
+    gradient, why_not_batched = batched_gradient(log_density, z[:2])
     if why_not_batched:
         return gradient
     step = compiled(
@@ -275,7 +279,11 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
     widest = 1
     if density.owner is not None:
         widest = widest_layer(density.owner, density.args[0][:2])
-    return 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+    seconds = 2.5e-3 + num_chains * rows * (1e-8 * widest + 1e-9 * density.dim)
+    last_layer = LastLayer.of(density)
+    if last_layer is not None:
+        seconds += 8e-11 * num_chains * last_layer.num_operations(rows)
+    return seconds
 
 
 def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
@@ -397,6 +405,9 @@ Quantities = Callable[[Visit], np.ndarray]
 class Groups:
     """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
 
+    Of a net whose last layer can be integrated out, the chains are of all else, and it is drawn at every visit
+    (:class:`~pyrobnn.posterior.last_layer.LastLayer`).
+
     Args:
         density: of the posterior.
         starts: where the groups begin (group, dim), those from elsewhere last.
@@ -418,13 +429,20 @@ class Groups:
         self.size = size
         self.is_elsewhere = torch.arange(len(starts)) >= len(starts) - num_elsewhere
         self.kept = torch.ones(len(starts), dtype=torch.bool)
+        self.last_layer = LastLayer.of(density)
+        log_density: Callable[[Tensor], Tensor] = density.log_joint
+        if self.last_layer is not None:
+            starts = starts[:, self.last_layer.others]
+            log_density = self.last_layer.log_density
         z = starts.repeat_interleave(size, 0).contiguous()
         self.random = generator(seed)
-        self.gradient = traced_gradient(density, z)
+        self.gradient = traced_gradient(log_density, z)
         self.chains = ShortChains.begin(self.gradient, z, self.random)
+        self.visits: list[Visit] = []
         self.arrival = NOWHERE
         self.ess = 0.0
         self.arrived = False
+        self._steady_since: int | None = None
         self._quantities = quantities
         self._values: list[np.ndarray] = []
 
@@ -434,23 +452,37 @@ class Groups:
         share_spent = 0.0
         while not self.arrived and share_spent < 1.0:
             self.chains = self.chains.transition(self.gradient, self.random)
+            self.visits.append(self._completed(self.chains.visits[-1]))
             share_spent = spent(self.chains)
             if len(self.chains.visits) >= next_check or share_spent >= 1.0:
-                next_check = math.ceil(1.25 * len(self.chains.visits))
+                next_check = math.ceil(_NEXT_CHECK * len(self.chains.visits))
                 self._check_progress(may_leave_out=share_spent >= 0.5)
 
     @property
     def window(self) -> tuple[Visit, ...]:
-        """The later half of the transitions: what is judged, and handed over."""
-        visits = self.chains.visits
-        return visits[len(visits) // 2 :]
+        """What is judged, and handed over: the later half of the transitions.
+
+        Where too few draws are all that is lacking, the half that was judged and all that came since.
+        """
+        return tuple(self.visits[self._begin() :])
+
+    def _begin(self) -> int:
+        """The transitions before the window."""
+        half = len(self.visits) // 2
+        return half if self._steady_since is None else min(half, self._steady_since)
+
+    def _completed(self, visit: Visit) -> Visit:
+        """A visit of the chains with all sites, and their log joint density."""
+        if self.last_layer is None:
+            return visit
+        completed = self.last_layer.complete(visit.z, self.random)
+        return visit._replace(z=completed.z, log_density=completed.log_density)
 
     def window_values(self) -> np.ndarray:
         """Identified quantities (quantity, transition, chain) of the window."""
-        visits = self.chains.visits
-        while len(self._values) < len(visits):
-            self._values.append(self._quantities(visits[len(self._values)]))
-        return np.stack(self._values[len(visits) // 2 :], 1)
+        while len(self._values) < len(self.visits):
+            self._values.append(self._quantities(self.visits[len(self._values)]))
+        return np.stack(self._values[self._begin() :], 1)
 
     def mask(self) -> Tensor:
         """Which chains (chain,) are of groups that are kept."""
@@ -467,10 +499,19 @@ class Groups:
 
     def _update_arrival(self) -> None:
         """Judge the chains of the groups that are kept: arrived they have with enough effective draws besides."""
+        self._judge_window()
+        if self._steady_since is not None and not self.arrival.is_converged:
+            self._steady_since = None
+            self._judge_window()
+        if self.arrival.is_converged and self._steady_since is None:
+            self._steady_since = len(self.visits) // 2
+        self.arrived = self.arrival.is_converged and self.ess >= _MIN_ESS
+
+    def _judge_window(self) -> None:
+        """How near the chains of the groups that are kept are to convergence in the window, and their draws' worth."""
         values = self.window_values()[:, :, self.mask().numpy()]
         self.arrival = arrival(values, int(self.kept.sum()))
         self.ess = effective_draws(values)
-        self.arrived = self.arrival.is_converged and self.ess >= _MIN_ESS
 
     def _groups_far_below(self) -> Tensor:
         """Which groups (group,) lie so far below the others in log density that chance does not explain it."""

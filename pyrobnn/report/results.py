@@ -16,7 +16,7 @@ from pyrobnn.diagnostics.baselines import baselines
 from pyrobnn.diagnostics.class_points import class_points
 from pyrobnn.diagnostics.convergence import convergence
 from pyrobnn.diagnostics.evidence import Evidence, gather
-from pyrobnn.diagnostics.fidelity import fidelity
+from pyrobnn.diagnostics.fidelity import distances, fidelity
 from pyrobnn.diagnostics.gap import widest_gap
 from pyrobnn.diagnostics.importance import importance
 from pyrobnn.diagnostics.judge import judge_all, reference_label
@@ -205,8 +205,11 @@ COLUMNS = (
     Column("ess", "ESS", "of f, worst", "higher", "{:.0f}"),
     Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
     Column("distance", "distance", "of f, reference sd", "lower"),
+    Column("shift", "shift", "of f, reference sd, worst region", "lower"),
+    Column("sd_ratio", "sd ratio", "of f to reference, worst region", form="{:.2f}"),
     Column("compile_seconds", "compile", "s"),
     Column("fit_seconds", "fit", "s + compiling"),
+    Column("refine_seconds", "refined in", "s of the fit's"),
     Column("predict_seconds", "predict", "s"),
 )
 
@@ -215,7 +218,9 @@ def _sources(evidence: Evidence, reference: Evidence | None) -> dict[str, _Sourc
     """What computes the numbers of a tree that are no scores, by the name under which one that fails is reported."""
 
     def seconds() -> dict[str, float | None]:
-        return {f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "predict")}
+        return {
+            f"{k}_seconds": evidence.seconds(k) for k in ("compile", "fit", "refine", "predict")
+        }
 
     return {
         "R²": lambda: _explained(evidence),
@@ -253,11 +258,25 @@ def _points(scores_by_name: Mapping[str, Score]) -> dict[str, np.ndarray]:
 
 
 def _distance(evidence: Evidence, reference: Evidence | None) -> dict[str, float | None]:
-    """How far the function lies from the reference's, in its sd, in the median of the test inputs."""
-    if reference is None:
+    """How far the function lies from the reference's, in the median of the test inputs, and of those in each region.
+
+    A shift counts in sds of the reference. ``shift`` and ``sd_ratio`` are those of the region where they are worst.
+    """
+    per_point = None if reference is None else fidelity(evidence, reference).per_point
+    if reference is None or per_point is None:
         return {"distance": None}
-    per_point = fidelity(evidence, reference).per_point
-    return {"distance": None if per_point is None else float(per_point["wasserstein"].median())}
+    values: dict[str, float | None] = {"distance": float(per_point["wasserstein"].median())}
+    by_region = distances(evidence, reference)
+    if by_region:
+        values["shift"] = max(distance.shift for distance in by_region.values())
+        values["sd_ratio"] = max(
+            (distance.sd_ratio for distance in by_region.values()),
+            key=lambda ratio: abs(np.log(max(ratio, 1e-12))),
+        )
+    for region, distance in by_region.items():
+        values[f"shift[{region}]"] = distance.shift
+        values[f"sd_ratio[{region}]"] = distance.sd_ratio
+    return values
 
 
 def _explained(evidence: Evidence) -> dict[str, float]:

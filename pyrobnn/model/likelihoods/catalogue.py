@@ -54,8 +54,9 @@ class HomoskedasticGaussian(_Gaussian):
     Args:
         scale: the noise standard deviation in the units of ``y``, of shape () or (out,). A number or tensor is *fixed*;
             ``"learned"`` is a *point parameter*, optimised by MLE, MAP and SVI from one on, or from
-            ``pb.likelihoods.learned(init=…)``; a distribution on the positive reals is a *prior*, and the noise is
-            *inferred* as the site ``likelihood.scale``.
+            ``pb.likelihoods.learned(init=…)``, and one per output where the net ends in an ``nn.Linear``; a
+            distribution on the positive reals is a *prior*, and the noise is *inferred* as the site
+            ``likelihood.scale``.
 
     Raises:
         ValueError: a scale that is not positive, or a prior whose support is not.
