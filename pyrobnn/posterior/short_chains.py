@@ -25,7 +25,7 @@ from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
 from pyrobnn.model.likelihoods.base import identified
-from pyrobnn.posterior.last_layer import LastLayer
+from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.prediction import widest_layer
 
 #: acceptance rate that the step size is tuned to
@@ -406,7 +406,7 @@ class Groups:
     """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
 
     Of a net whose last layer can be integrated out, the chains are of all else, and it is drawn at every visit
-    (:class:`~pyrobnn.posterior.last_layer.LastLayer`).
+    (:class:`~pyrobnn.posterior.marginal_last_layer.LastLayer`).
 
     Args:
         density: of the posterior.
