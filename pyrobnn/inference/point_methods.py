@@ -21,6 +21,7 @@ from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.method import Claim, FitRun, Kind, Method, register
 from pyrobnn.inference.optim.descent import gain_left, polish, unfinished
 from pyrobnn.inference.optim.minimize import Result, minimize
+from pyrobnn.inference.optim.occam import weight_spreads
 from pyrobnn.inference.optim.paths import (
     MAX_PATHS,
     REFINING_STEPS,
@@ -57,6 +58,8 @@ class Trained(Method):
     max_paths: ClassVar[int] = MAX_PATHS
     #: whether ends of several paths are compared by their evidence, else by their log joint
     by_evidence: ClassVar[bool] = False
+    #: whether some of those paths are smoothed: an end need not be a mode
+    smooths: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         Training.of(self, "cosine")  # its checks
@@ -143,6 +146,7 @@ class Trained(Method):
             num_paths=num_together(problem, self.batch_size, len(members), self.max_paths),
             refinement=self._refinement(problem),
             other_starts=other_starts,
+            weight_spreads=self._weight_spreads(problem),
             callbacks=run.callbacks,
             snapshot=snapshot,
             progress=run.progress,
@@ -159,9 +163,18 @@ class Trained(Method):
         return worths_of(
             problem,
             ends,
-            # a net whose batch-norm layers use the batch has no outputs row by row
-            evidence=self.by_evidence and not training_norms(problem.bnn),
+            evidence=self._compares_evidence(problem),
         )
+
+    def _compares_evidence(self, problem: Problem) -> bool:
+        """Whether ends of several paths are compared by their evidence."""
+        # a net whose batch-norm layers use the batch has no outputs row by row, nor has a stream all rows
+        return self.by_evidence and problem.loader is None and not training_norms(problem.bnn)
+
+    def _weight_spreads(self, problem: Problem) -> Tensor | None:
+        """Spreads of the weights (dim,), for paths that are smoothed; None where none are."""
+        smoothed = self.smooths and self._compares_evidence(problem)
+        return weight_spreads(problem.density) if smoothed else None
 
     def _is_whole(self, problem: Problem) -> bool:
         """Whether a batch holds all of the data: one of as many rows is that by another name."""
@@ -421,9 +434,10 @@ class DeepEnsemble(Trained):
     .. math:: \hat\theta_m = \arg\max_\theta \; \log p(\theta) + \sum_n \log p(y_n \mid x_n, \theta)
 
     Where the scale of the noise is free, a search may take the function for noise (Seitzer et al., 2022). It then
-    follows several paths: the plain one, and others that hold the noise small for the first half of their steps, and
-    every member keeps the end of the best evidence; one that ends ten nats below the best of all takes the best end
-    that no other has. ``meta["noise_held"]`` and ``meta["path_gain"]``, one entry a member, are those of
+    follows several paths: the plain one, and others that hold the noise small for the first half of their steps, one of
+    them with noise in the weights too, which leads to broad modes. Every member keeps the end of the best evidence; one
+    that ends ten nats below the best of all takes the best end that no other has. ``meta["noise_held"]`` and
+    ``meta["path_gain"]``, one entry a member, are those of
     :class:`pyrobnn.MAP`, in nats of evidence.
 
     Args:
@@ -461,6 +475,7 @@ class DeepEnsemble(Trained):
 
     max_paths: ClassVar[int] = 3
     by_evidence: ClassVar[bool] = True
+    smooths: ClassVar[bool] = True
     kind: ClassVar[Kind] = "independent"
     uses: ClassVar[tuple[str, ...]] = ()
 

@@ -5,6 +5,11 @@ targets before the function is learned, and then a nearly flat function is a mod
 search follows several paths: the plain one, and continuations that fit the function as if the noise were known to be
 small for their first steps, and free it then. A continuation has a larger rate besides: at a small one it stays in the
 first basin, whose mode may be tens of nats below others. The best end is kept.
+
+Members of an ensemble, which are compared by their evidence, are to lie in broad modes, which a log joint does not
+know. So half of the continuations of such a search are smoothed: their weights are shaken by a share of their prior's
+spread, and come to rest where that changes the function little. Where the data determine the weights too well for
+that, the others find the better ends.
 """
 
 from __future__ import annotations
@@ -41,6 +46,13 @@ LEVELS = (0.1, 0.05, 0.2, 0.4)
 HELD_SHARE = 0.5
 #: factors of the learning rate of a continuation beside the plain path, in the order of their use
 RATE_FACTORS = (5.0, 10.0, 3.0)
+#: the same where some paths are smoothed: a large rate leaves narrow modes
+BROAD_RATE_FACTORS = (5.0, 30.0, 10.0)
+#: shares of the prior's spread by which smoothed continuations shake the weights, in the order of their use
+SMOOTHINGS = (0.1, 0.05)
+#: factor of their rate, and share of the steps for which they do
+SMOOTHED_RATE_FACTOR = 10.0
+SMOOTHED_SHARE = 0.7
 #: rate that no factor leads beyond
 LARGEST_RATE = 0.3
 #: of the plain path's steps, those of a continuation that runs after it
@@ -162,21 +174,30 @@ class Paths:
 
     Attributes: ``starts`` (member, path, dim); ``relative_levels`` (member, path), the scale at which the noise is held
         first, of the targets' standard deviation, zero of a plain path; ``rates`` (member, path), factors of the
-        learning rate, one of a plain path.
+        learning rate, one of a plain path; ``smoothings`` (member, path), shares of the prior's spread by which the
+        weights are shaken first, zero of a path that is not smoothed.
     """
 
     starts: Tensor
     relative_levels: Tensor
     rates: Tensor
+    smoothings: Tensor
 
 
-def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor] | None) -> Paths:
+def planned(
+    start: Tensor,
+    num_paths: int,
+    other_starts: Callable[[int], Tensor] | None,
+    *,
+    smoothed: bool = False,
+) -> Paths:
     """Paths from ``start`` (member, dim): plain, then continuations, and then both from other starts.
 
     Args:
         start: where each member starts.
         num_paths: largest number of each member.
         other_starts: from a number to as many further starts (number, dim); None where there are none.
+        smoothed: whether every second continuation is.
     """
     num_members, dim = start.shape
     num_own = min(num_paths, 1 + len(LEVELS))
@@ -184,18 +205,24 @@ def planned(start: Tensor, num_paths: int, other_starts: Callable[[int], Tensor]
     num_paths = num_own + num_others
     relative_levels = torch.zeros(num_members, num_paths)
     rates = torch.ones(num_members, num_paths)
+    smoothings = torch.zeros(num_members, num_paths)
+    factors = BROAD_RATE_FACTORS if smoothed else RATE_FACTORS
     for member in range(num_members):
         for path in range(1, num_paths):
-            if path != num_own:  # the first from another start is plain
-                turn = path + member - 1
-                relative_levels[member, path] = LEVELS[turn % len(LEVELS)]
-                rates[member, path] = RATE_FACTORS[turn % len(RATE_FACTORS)]
+            if path == num_own:  # the first from another start is plain
+                continue
+            turn = member + ((path - 1) // 2 if smoothed else path - 1)
+            relative_levels[member, path] = LEVELS[turn % len(LEVELS)]
+            rates[member, path] = factors[turn % len(factors)]
+            if smoothed and path % 2 == 0:
+                rates[member, path] = SMOOTHED_RATE_FACTOR
+                smoothings[member, path] = SMOOTHINGS[turn // len(LEVELS) % len(SMOOTHINGS)]
     starts = start[:, None].repeat(1, num_paths, 1)
     if other_starts is not None and num_others:
         starts[:, num_own:] = other_starts(num_members * num_others).reshape(
             num_members, num_others, dim
         )
-    return Paths(starts, relative_levels, rates)
+    return Paths(starts, relative_levels, rates, smoothings)
 
 
 def best_ends(worths: Tensor) -> list[int]:
@@ -306,6 +333,8 @@ class Search:
         endless batches of the data, with ``own_rows`` (rows (member, batch_size), x, y) of all; ``num_paths`` of each
         member that are followed together, or one: then a continuation follows the plain path; ``refinement``, that
         brings ends to where they can be compared, None where they are; ``other_starts``, as of :func:`planned`;
+        ``weight_spreads`` (dim,), as of :func:`pyrobnn.inference.optim.occam.weight_spreads`, where paths that are
+        followed together are smoothed, else None;
         ``own_rows``: each member has batches of its own; ``callbacks``, ``snapshot``,
         ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`. Where a loss is not finite
         the error names the parameter that is impossible and its site.
@@ -320,6 +349,7 @@ class Search:
     num_paths: int
     refinement: Refinement | None = None
     other_starts: Callable[[int], Tensor] | None = None
+    weight_spreads: Tensor | None = None
     own_rows: bool = False
     callbacks: Sequence[Callback] = ()
     snapshot: Callable[[Tensor], Any] | None = None
@@ -364,6 +394,8 @@ class Search:
             return refinement.slope(torch.stack([run.params for run in ends.runs]))
         free = torch.zeros(len(ends.runs), len(self.noise.spread)).to(self.noise.spread)
         batch = (free, *next(self.batches()))
+        if self.weight_spreads is not None:
+            batch = (torch.zeros_like(torch.stack([run.params for run in ends.runs])), *batch)
 
         def slope(points: Tensor) -> tuple[Tensor, Tensor]:
             gradients, losses = step(points, batch)
@@ -386,7 +418,12 @@ class Search:
         return self._in_turn(start)
 
     def _all_at_once(self, start: Tensor) -> Ends:
-        paths = planned(start.reshape(-1, start.shape[-1]), self.num_paths, self.other_starts)
+        paths = planned(
+            start.reshape(-1, start.shape[-1]),
+            self.num_paths,
+            self.other_starts,
+            smoothed=self.weight_spreads is not None,
+        )
         num_paths = paths.relative_levels.shape[1]
         values_of = torch.func.vmap(
             partial(self.target, self.problem.density), randomness="different"
@@ -411,6 +448,7 @@ class Search:
             shown,
             num_paths,
             rates,
+            paths.smoothings.flatten(),
         )
         return Ends(members_of(result), paths.relative_levels)
 
@@ -462,10 +500,12 @@ class Search:
         snapshot: Callable[[Tensor], Any] | None,
         num_paths: int,
         rates: Tensor | None = None,
+        smoothings: Tensor | None = None,
     ) -> Result:
         """One run from ``starts``, (dim,) or (end, dim), with the noise held at ``relative_levels`` (end,) first.
 
-        Where ``rates`` (end,) are given, each end's rate is so many times the usual one.
+        Where ``rates`` (end,) are given, each end's rate is so many times the usual one. By ``smoothings`` (end,) the
+        weights are shaken first where the search has their spreads.
         """
 
         def loss(theta: Tensor, level: Tensor, *batch: Tensor) -> Tensor:
@@ -480,13 +520,24 @@ class Search:
                 randomness="different",
             )(thetas, levels, *batch)
 
+        def shaken_losses(thetas: Tensor, shifts: Tensor, *batch: Tensor) -> Tensor:
+            return losses(thetas + shifts, *batch)
+
         levels = torch.outer(relative_levels.to(self.noise.spread), self.noise.spread)
         if starts.dim() == 1:
             levels = levels[0]
+        objective: Callable[..., Tensor] = loss if starts.dim() == 1 else losses
+        batches = _with_level(
+            self._batches_of(starts), levels, round(HELD_SHARE * training.num_steps)
+        )
+        if smoothings is not None and self.weight_spreads is not None:
+            objective = shaken_losses
+            scales = torch.outer(smoothings.to(starts), self.weight_spreads.to(starts))
+            batches = _with_shifts(batches, scales, round(SMOOTHED_SHARE * training.num_steps))
         return minimize(
-            loss if starts.dim() == 1 else losses,
+            objective,
             starts,
-            _with_level(self._batches_of(starts), levels, round(HELD_SHARE * training.num_steps)),
+            batches,
             training,
             callbacks=self.callbacks,
             snapshot=snapshot,
@@ -627,6 +678,15 @@ def _with_level(
     free = torch.zeros_like(levels)
     for step, batch in enumerate(batches):
         yield (levels if step < num_held else free, *batch)
+
+
+def _with_shifts(
+    batches: Iterator[tuple[Tensor, ...]], scales: Tensor, num_shaken: int
+) -> Iterator[tuple[Tensor, ...]]:
+    """Batches with shifts of the weights before them, of these standard deviations in the first steps, then zero."""
+    still = torch.zeros_like(scales)
+    for step, batch in enumerate(batches):
+        yield (scales * torch.randn_like(scales) if step < num_shaken else still, *batch)
 
 
 def members_of(result: Result) -> list[Result]:
