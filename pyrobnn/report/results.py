@@ -76,7 +76,12 @@ COLUMNS = (
     Column("khat", "k-hat", "of p/q", "lower", "{:.2f}"),
     Column("distance", "distance", "of f, reference sd", "lower"),
     Column("shift", "shift", "of f, reference sd, worst region", "lower"),
-    Column("sd_ratio", "sd ratio", "of f to reference, worst region", form="{:.2f}"),
+    Column(
+        "sd_ratio",
+        "sd ratio",
+        "of f to reference, worst region",
+        form="{:.2f}",
+    ),
     Column("compile_seconds", "compile", "s"),
     Column("fit_seconds", "fit", "s + compiling"),
     Column("refine_seconds", "refined in", "s of the fit's"),
@@ -277,7 +282,11 @@ def _mean_uncertainties(evidence: Evidence, num_outputs: int) -> dict[str, np.nd
     """Kind → its mean over the points, of each output; without a kind that some output lacks."""
     by_output = [decomposed(evidence, output) for output in range(num_outputs)]
     means = {}
-    for name, values in zip(("aleatoric", "epistemic"), zip(*by_output, strict=True), strict=True):
+    for name, values in zip(
+        ("aleatoric", "epistemic"),
+        zip(*by_output, strict=True),
+        strict=True,
+    ):
         known = [np.mean(points) for points in values if points is not None]
         if len(known) == num_outputs:
             means[name] = np.array(known)

@@ -168,7 +168,9 @@ class Branching(torch.nn.Linear):
 def test_a_net_that_runs_one_draw_at_a_time_has_starts_elsewhere():
     x = torch.linspace(-1.0, 1.0, 20)[:, None]
     starts = []
-    for layer in (Branching(1, 1), torch.nn.Linear(1, 1)):
+    with torch.random.fork_rng():
+        layers = Branching(1, 1), torch.nn.Linear(1, 1)
+    for layer in layers:
         noise = pb.likelihoods.HomoskedasticGaussian(0.3)
         model = pb.BNN(torch.nn.Sequential(layer), pb.priors.FanInNormal(), noise)
         point = pb.MAP(num_steps=5, compile=False).fit(model, x, x)
