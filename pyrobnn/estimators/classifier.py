@@ -52,12 +52,7 @@ class BNNClassifier(ClassifierMixin, Estimator):
 
     task: Task = "classification"
 
-    def fit(
-        self,
-        X: Table,
-        y: ArrayLike,
-        sample_weight: ArrayLike | None = None,
-    ) -> BNNClassifier:
+    def fit(self, X: Table, y: ArrayLike, sample_weight: ArrayLike | None = None) -> BNNClassifier:
         """Infer the posterior.
 
         Args:

@@ -180,13 +180,7 @@ class PyroRegressor(RegressorMixin, _ProgramEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> PyroRegressor:
         """Infer the posterior from X (n, feature) and y (n,); returns itself."""
-        x, targets = validate_data(
-            self,
-            X,
-            y,
-            dtype=np.float64,
-            y_numeric=True,
-        )
+        x, targets = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
         self._fit(x, targets)
         return self
 

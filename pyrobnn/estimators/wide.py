@@ -105,11 +105,7 @@ class Rule(NamedTuple):
         ensemble = self._ensemble(len(data[0]), seconds, compile)
         held_out, rows = _without_held_out(data, run["seed"])
         with quiet():
-            members = ensemble.fit(
-                self.model(*data, units, mean_only=True),
-                *rows,
-                **run,
-            )
+            members = ensemble.fit(self.model(*data, units, mean_only=True), *rows, **run)
         model = self.model(*data, units, mean_only=False)
         if len(data[0]) <= MAX_WHOLE_ROWS:
             start = ChainStart(model, rows, members, run)
@@ -118,21 +114,13 @@ class Rule(NamedTuple):
             fit = _noise_learned(ensemble, model, rows, members, run)
             if self.likelihood is None:
                 factor = _noise_factor(fit.posterior, data[0][held_out], data[1][held_out])
-                scaled = self._replace(factor=factor).model(
-                    *data,
-                    units,
-                    mean_only=False,
-                )
+                scaled = self._replace(factor=factor).model(*data, units, mean_only=False)
                 fit = replace(fit, posterior=replace(fit.posterior, model=scaled))
         noise = self.likelihood or "normal noise that depends on the input"
         net = (
             f"four layers of {WIDTH} on powers of the features and {self.waves} sine waves of each"
         )
-        return replace(
-            fit,
-            reason=f"{fit.reason}, {noise}; {net}",
-            held_out=held_out,
-        )
+        return replace(fit, reason=f"{fit.reason}, {noise}; {net}", held_out=held_out)
 
     def _ensemble(
         self,
@@ -181,11 +169,7 @@ def _noise_learned(
 ) -> Fit:
     """The members of an ensemble after a third of its steps more, in which they learn the noise too."""
     steps = max(1, ensemble.num_steps // 3)
-    method = replace(
-        ensemble,
-        num_steps=steps,
-        optimizer=Optimizer(clip_norm=1.0),
-    )
+    method = replace(ensemble, num_steps=steps, optimizer=Optimizer(clip_norm=1.0))
     posterior = method.fit(model, *rows, init=members, **run)
     return Fit(posterior, method, _ensemble_words(members))
 
@@ -215,12 +199,7 @@ class ChainStart:
     members: Posterior
     run: RunOptions
 
-    def chains_fit(
-        self,
-        num_draws: int,
-        clock: Clock,
-        compile: Compile,
-    ) -> Fit:
+    def chains_fit(self, num_draws: int, clock: Clock, compile: Compile) -> Fit:
         """Chains from the members, of as many steps as fit into what is left of the seconds."""
         chains = SGHMC(
             num_chains=self.members.num_chains * self.members.num_draws,
@@ -250,14 +229,7 @@ class ChainStart:
         seconds = []
         with quiet():
             for num_warmup in (60, 60 + steps):
-                posterior = self._fit(
-                    replace(
-                        chains,
-                        num_warmup=num_warmup,
-                        thinning=1,
-                    ),
-                    1,
-                )
+                posterior = self._fit(replace(chains, num_warmup=num_warmup, thinning=1), 1)
                 seconds.append(posterior.meta["timings"]["fit"])
         short, long = seconds
         return max(long - short, long / 2)
@@ -265,12 +237,7 @@ class ChainStart:
     def _fit(self, chains: SGHMC, num_draws: int) -> Posterior:
         options = RunOptions(**self.run)
         options["num_draws"] = num_draws
-        return chains.fit(
-            self.model,
-            *self.rows,
-            init=self.members,
-            **options,
-        )
+        return chains.fit(self.model, *self.rows, init=self.members, **options)
 
 
 def _lasting(chains: SGHMC, effort: float) -> SGHMC:

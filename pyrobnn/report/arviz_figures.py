@@ -190,11 +190,7 @@ def _rhats(evidence: Evidence) -> dict[str, float]:
     estimates = convergence(evidence)
     if estimates is None:
         return {}
-    ratios = zip(
-        estimates.names,
-        estimates.table["rhat"].values,
-        strict=True,
-    )
+    ratios = zip(estimates.names, estimates.table["rhat"].values, strict=True)
     return {name: float(ratio) for name, ratio in ratios if np.isfinite(ratio)}
 
 
