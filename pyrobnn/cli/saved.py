@@ -384,4 +384,5 @@ def _coded_inputs(frames: Mapping[str, pd.DataFrame], target: str) -> dict[str, 
         for name in frame
         if frame[name].dtype.kind not in "biuf"
     }
-    return {name: frame.assign(**codes).astype(float).loc[name] for name in frames}
+    coded = frame.assign(**codes).astype(float)
+    return {table: coded.loc[table] for table in frames}

@@ -306,7 +306,10 @@ _RHAT = "R-hat of {where} is {value:.3f} (at most {limit:.3g} where chains have 
 SEEN: dict[str, Template] = {
     "not_checked": "Too little is stored to check the {part}.",
     "few_data": "There are {count:,} observed values, and a check of the model needs {needed} or more.",
-    "few_replicates": "There are {count} replicates of the data, and a check of the model needs {needed} or more.",
+    "few_replicates": lambda count, **_: (
+        f"There {'is 1 replicate' if count == 1 else f'are {count} replicates'} of the data, and a check of the model "
+        "needs {needed} or more."
+    ),
     "joint_event": "The values of {where} are one event (or a few), in which they depend on each other given the "
     "parameters. The event is not Gaussian, is masked, or is too large to predict each value from those before it.",
     "factor_only": "The program states its data by pyro.factor, which has no distribution to draw replicates from.",

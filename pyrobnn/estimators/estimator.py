@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from pyrobnn.core.checks import Refused, check_choice, check_count, check_number, check_type
 from pyrobnn.core.findings import Finding, warn
 from pyrobnn.core.option_names import options_explained
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import seeded
 from pyrobnn.core.threads import process_state
 from pyrobnn.data import Dataset, Standardizer
@@ -555,16 +556,7 @@ class Estimator(BaseEstimator):
         check_is_fitted(self)
         total = self.posterior_.num_chains * self.posterior_.num_draws
         count = total if num_draws is None else min(check_count("num_draws", num_draws), total)
-        keep = (
-            torch.linspace(
-                0,
-                total - 1,
-                count,
-                dtype=torch.float64,
-            )
-            .round()
-            .long()
-        )
+        keep = evenly_spaced(total, count, torch.float64)
 
         def functions(p: Prediction) -> Tensor:
             f = p.likelihood.probs(p.f, p.params) if self.task == "classification" else p.f

@@ -29,7 +29,7 @@ from pyrobnn.model import BNN, Density
 from pyrobnn.model.likelihoods.base import SCALE, SITE
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.approximation import CHANGES
-from pyrobnn.posterior.last_layer import LastLayer
+from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.probes import probes
 from pyrobnn.posterior.rows import Rows
 from pyrobnn.posterior.short_chains import (

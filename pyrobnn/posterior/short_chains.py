@@ -19,12 +19,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.model import BNN, NET, Density
 from pyrobnn.model.compile import compiled
 from pyrobnn.model.gradient import Gradient, at_each, batched_gradient
 from pyrobnn.model.likelihoods.base import identified
-from pyrobnn.posterior.last_layer import LastLayer
+from pyrobnn.posterior.marginal_last_layer import LastLayer
 from pyrobnn.posterior.prediction import widest_layer
 
 #: acceptance rate that the step size is tuned to
@@ -55,8 +56,7 @@ _DRIFT = 0.25, 0.2
 _MEMORY = 0.5
 #: transitions that a window of two halves has at least
 _LEAST_TRANSITIONS = 4
-#: what B / W may be at convergence, beyond the inverse of the chains of a group, which is chance (Margossian et al.,
-#: section 4)
+#: B / W allowed at convergence beyond 1 / (chains of a group), which chance alone makes (Margossian et al., section 4)
 _CHANCE = 0.04
 #: transitions after which the chains are first judged, by the later half of their transitions
 _FIRST_CHECK = 16
@@ -293,8 +293,7 @@ def starts_elsewhere(
 
 def evenly(z: Tensor, count: int) -> Tensor:
     """``count`` of the positions (draw, dim), evenly spread over them; all, repeated, where there are fewer."""
-    index = torch.linspace(0, len(z) - 1, count)
-    return z[index.round().long().to(z.device)]
+    return z[evenly_spaced(len(z), count).to(z.device)]
 
 
 def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
@@ -311,10 +310,13 @@ def seconds_per_leapfrog(density: Density, rows: int, num_chains: int) -> float:
 
 def chains_per_group(density: Density, rows: int, num_groups: int) -> int:
     """Chains of a group: sixteen where a leapfrog of all of them is cheap, down to four."""
-    size = 16
-    while size > 4 and seconds_per_leapfrog(density, rows, num_groups * size) > _CHEAP_SECONDS:
-        size //= 2
-    return size
+    num_chains = 16
+    while (
+        num_chains > 4
+        and seconds_per_leapfrog(density, rows, num_groups * num_chains) > _CHEAP_SECONDS
+    ):
+        num_chains //= 2
+    return num_chains
 
 
 class Arrival(NamedTuple):
@@ -335,13 +337,13 @@ class Arrival(NamedTuple):
     limit: float
 
     @property
-    def arrived(self) -> bool:
+    def is_converged(self) -> bool:
         """Whether the groups agree, and nothing drifts."""
         steady = self.shift <= _DRIFT[0] and self.log_ratio <= _DRIFT[1]
         return steady and self.memory <= _MEMORY and self.nested_rhat <= self.limit
 
 
-#: that of chains about which nothing is known
+#: the arrival of chains about which nothing is known
 NOWHERE = Arrival(math.inf, math.inf, math.inf, 1.0, 1.0)
 
 
@@ -426,7 +428,7 @@ class Groups:
     """Groups of chains, each begun at one point, on their way to a posterior, and how far they have come.
 
     Of a net whose last layer can be integrated out, the chains are of all else, and it is drawn at every visit
-    (:class:`~pyrobnn.posterior.last_layer.LastLayer`).
+    (:class:`~pyrobnn.posterior.marginal_last_layer.LastLayer`).
 
     Args:
         density: of the posterior.
@@ -470,15 +472,15 @@ class Groups:
 
     def run(self, spent: Callable[[ShortChains], float]) -> None:
         """Move the chains until they have arrived or all of a budget is spent; ``spent`` is its share so far."""
-        check = _FIRST_CHECK
-        share = 0.0
-        while not self.arrived and share < 1.0:
+        next_check = _FIRST_CHECK
+        share_spent = 0.0
+        while not self.arrived and share_spent < 1.0:
             self.chains = self.chains.transition(self.gradient, self.random)
             self.visits.append(self._completed(self.chains.visits[-1]))
-            share = spent(self.chains)
-            if len(self.chains.visits) >= check or share >= 1.0:
-                check = math.ceil(_NEXT_CHECK * len(self.chains.visits))
-                self._look(may_leave_out=share >= 0.5)
+            share_spent = spent(self.chains)
+            if len(self.chains.visits) >= next_check or share_spent >= 1.0:
+                next_check = math.ceil(_NEXT_CHECK * len(self.chains.visits))
+                self._check_progress(may_leave_out=share_spent >= 0.5)
 
     @property
     def window(self) -> tuple[Visit, ...]:
@@ -510,24 +512,24 @@ class Groups:
         """Which chains (chain,) are of groups that are kept."""
         return self.kept.repeat_interleave(self.size)
 
-    def _look(self, may_leave_out: bool) -> None:
+    def _check_progress(self, may_leave_out: bool) -> None:
         """See how far the chains have come, if need be without the groups from elsewhere that lie below the others."""
         self.kept = torch.ones_like(self.kept)
-        self._judge()
+        self._update_arrival()
         if not self.arrived and may_leave_out and bool(self.is_elsewhere.any()):
-            self.kept = ~(self.is_elsewhere & self._below())
+            self.kept = ~(self.is_elsewhere & self._groups_far_below())
             if not bool(self.kept.all()):
-                self._judge()
+                self._update_arrival()
 
-    def _judge(self) -> None:
-        """Whether the chains of the groups that are kept have arrived."""
+    def _update_arrival(self) -> None:
+        """Judge the chains of the groups that are kept: arrived they have with enough effective draws besides."""
         self._judge_window()
-        if self._steady_since is not None and not self.arrival.arrived:
+        if self._steady_since is not None and not self.arrival.is_converged:
             self._steady_since = None
             self._judge_window()
-        if self.arrival.arrived and self._steady_since is None:
+        if self.arrival.is_converged and self._steady_since is None:
             self._steady_since = len(self.visits) // 2
-        self.arrived = self.arrival.arrived and self.ess >= _MIN_ESS
+        self.arrived = self.arrival.is_converged and self.ess >= _MIN_ESS
 
     def _judge_window(self) -> None:
         """How near the chains of the groups that are kept are to convergence in the window, and their draws' worth."""
@@ -535,7 +537,7 @@ class Groups:
         self.arrival = arrival(values, int(self.kept.sum()))
         self.ess = effective_draws(values)
 
-    def _below(self) -> Tensor:
+    def _groups_far_below(self) -> Tensor:
         """Which groups (group,) lie so far below the others in log density that chance does not explain it."""
         levels = torch.stack([visit.log_density for visit in self.window]).mean(0).cpu()
         levels = levels.reshape(len(self.kept), self.size)

@@ -127,6 +127,9 @@ def attach(posterior: Posterior, tree: xr.DataTree) -> xr.DataTree:
 def write_atomically(tree: xr.DataTree, path: str | Path) -> Path:
     """Write a DataTree as netCDF beside ``path`` and move it there, so that ``path`` is never half a file.
 
+    It does more than :func:`pyrobnn.core.files.written_whole`, by which other files are written: it also removes what
+    killed saves have left, and keeps HDF5 from ending the process.
+
     Raises:
         ValueError: ``path`` is a folder, or lies in one that cannot be written to.
         OSError: the disk is full, or the system refuses a file of that size; what stood at ``path`` is as it was.

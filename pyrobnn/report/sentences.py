@@ -88,11 +88,13 @@ def recommended(rows: Sequence[Row], verdicts: Mapping[str, Verdict]) -> str | N
         verdict = verdicts[row.label]
         draws = verdict.shown_answer("draws")
         model = verdict.shown_answer("model")
-        unseen = draws != "pass" and model == "not checked"
+        is_unseen = draws != "pass" and model == "not checked"
         # draws that were not examined may be as good or as bad as those with a warning
-        ranks = RANKS.index("warn" if draws == "not checked" else draws), RANKS.index(model)
-        point = any(check.code == "point_estimate" for check in verdict.checks)
-        return unseen, *ranks, point, -row.values.get("log_prob", -math.inf)
+        rank_of_draws = RANKS.index("warn" if draws == "not checked" else draws)
+        rank_of_model = RANKS.index(model)
+        is_point = any(check.code == "point_estimate" for check in verdict.checks)
+        loss = -row.values.get("log_prob", -math.inf)
+        return is_unseen, rank_of_draws, rank_of_model, is_point, loss
 
     return min(rows, key=order).label
 

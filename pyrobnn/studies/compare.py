@@ -23,6 +23,7 @@ from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
 from pyrobnn.studies.study import Study
 
+#: name → method and the arguments of its ``fit``
 Prepared = Mapping[str, tuple[Method, dict[str, Any]]]
 
 

@@ -11,7 +11,7 @@ import torch
 import pyrobnn as pb
 from pyrobnn.core.seeding import generator, seeded
 from pyrobnn.inference.fitting.problem import prepare
-from pyrobnn.posterior.last_layer import LastLayer
+from pyrobnn.posterior.marginal_last_layer import LastLayer
 
 NOISES = {
     "known": (1, 0.3),

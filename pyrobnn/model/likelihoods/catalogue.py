@@ -23,6 +23,8 @@ _GAPS = f"{SITE}gaps"
 
 
 class _Gaussian(Likelihood):
+    """Normal numbers; what the mean and scale are, says ``loc_scale`` of the class that derives from it."""
+
     task = "gaussian"
 
     def distribution(self, f: Tensor, params: Params) -> TorchDistributionMixin:
@@ -375,6 +377,8 @@ _MAX_LOG_COUNT = 27.0
 
 
 class _Counts(Likelihood):
+    """Counts, with exposures; their distribution function is ``_below`` of the class that derives from it."""
+
     valid = (constraints.nonnegative_integer, "counts 0, 1, 2, …")
 
     def __init__(self, exposure: int | None = None):

@@ -114,7 +114,11 @@ class OwnParameters:
                 self.points[site] = (start.expand(num).clone(), support)
 
     def value(self, name: str, f: Tensor, params: Params) -> Tensor:
-        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out)."""
+        """A declared parameter for every datum and output, to be broadcast against (\\*batch, N, out).
+
+        It is fixed, inferred or learned. A batch of draws stands in front, so that the ``shape`` of one value alone
+        tells one for all outputs, (), from one for each, (out,).
+        """
         site = SITE + name
         if name in self.fixed:
             value = self.fixed[name].to(f)
