@@ -39,8 +39,6 @@ def compare(argv: Sequence[str], command: str) -> int:
         argv: the words behind the command.
         command: the command line, for the page.
     """
-    from pyrobnn.studies.compare import REFINED
-
     config = read(argv, "compare")
     out = Path(config.study.out)
     trees, skipped, stopped = _run(config, {label: label for label in config.methods}, out, command)
@@ -53,6 +51,8 @@ def compare(argv: Sequence[str], command: str) -> int:
             f"\nstopped with {whole} of {count} methods in hand; the same command with --resume goes on",
             sys.stderr,
         )
+    from pyrobnn.studies.compare import REFINED
+
     # the first run of exact chains is the reference of all others
     names = [*config.methods, *(label + REFINED for label in config.methods)]
     trees = {name: trees[name] for name in names if name in trees}
