@@ -425,7 +425,8 @@ class _Gaussian:
 
     def notes(self, draws: Mapping[str, Tensor]) -> list[Finding]:
         """That the widths of some weights are lost where draws (draw, \\*shape) are the mode plus a step."""
-        of_sites = [draws[site.name] for site in self.approximation.sites]
+        # a row that is fixed is no weight
+        of_sites = [site.transform.inv(draws[site.name]) for site in self.approximation.sites]
         moved = torch.cat([(value != value[:1]).any(0).flatten() for value in of_sites])
         if len(of_sites[0]) == 1 or bool(moved.all()):
             return []

@@ -11,11 +11,13 @@ import pyro.distributions as dist
 import torch
 from pyro.distributions.torch_distribution import TorchDistributionMixin
 from torch import Tensor, nn
+from torch.distributions import constraints
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
 
 from pyrobnn.core.checks import check_number, check_type
 from pyrobnn.core.seeding import seeded
+from pyrobnn.model.fixed_row import WithFixedRow, padding_row
 from pyrobnn.model.torch_calls import Call, CallHandler
 
 #: what one option of a prior names: a parameter, a module, a type of module, or a function that says so
@@ -277,7 +279,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
         expected = "a distribution of pyro.distributions"
         check_type(f"prior of {name}", base, TorchDistributionMixin, expected)
         try:
-            sites[name] = _expand(name, base, param)
+            sites[name] = _site_prior(name, base, param, padding_row(net, module, param))
         except RuntimeError as error:
             raise ValueError(
                 f"{type(prior).__name__} has a {type(base).__name__} of shape {tuple(base.shape())} for {name!r}, and "
@@ -287,6 +289,25 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
         names = ", ".join(name for name, _ in net.named_parameters())
         raise ValueError(f"the prior leaves no Bayesian parameter; the net has: {names or 'none'}")
     return sites
+
+
+def _site_prior(
+    name: str,
+    base: TorchDistributionMixin,
+    param: Tensor,
+    fixed_row: int | None,
+) -> TorchDistributionMixin:
+    """The prior of one parameter, of its shape; of an embedding whose ``fixed_row`` is padding that of the others.
+
+    A distribution that has a shape of its own for all rows, or another support than the reals, is taken as it is.
+    """
+    support = getattr(base.support, "base_constraint", base.support)  # of a mixture's components
+    if fixed_row is None or base.batch_shape.numel() > 1 or support is not constraints.real:
+        return _expand(name, base, param)
+    other_rows = torch.cat([param[:fixed_row], param[fixed_row + 1 :]]).detach()
+    return WithFixedRow(
+        _expand(name, base, other_rows), fixed_row, param[fixed_row].detach().clone()
+    )
 
 
 def _expand(name: str, base: TorchDistributionMixin, param: Tensor) -> TorchDistributionMixin:
