@@ -17,6 +17,7 @@ from pyrobnn.core.checks import Refused, as_tensor, check_count, check_type
 from pyrobnn.core.option_names import refuse_unknown
 from pyrobnn.core.threads import process_state
 from pyrobnn.inference.batch_norm import training_norms
+from pyrobnn.inference.fitting.checkpoints import Stages, stages_of
 from pyrobnn.inference.fitting.collapse import collapsed
 from pyrobnn.inference.fitting.initial import start_values
 from pyrobnn.inference.fitting.problem import Callback, Problem, posterior_with_notes, prepare
@@ -48,7 +49,8 @@ class FitRun:
     """What a fit was asked for, checked: the arguments of :meth:`Method.fit`.
 
     ``given`` are the model, x and y as the user handed them over (a :class:`Problem` has them checked, in its units and
-    on its device); ``notes`` of what was done before are for the problem to keep.
+    on its device); ``notes`` of what was done before are for the problem to keep; ``stages`` are the loops of the fit,
+    which a checkpoint has.
     """
 
     num_draws: int
@@ -59,6 +61,7 @@ class FitRun:
     progress: bool = False
     given: tuple[Any, Any, Any] = field(default=(None, None, None), repr=False)
     notes: tuple[Any, ...] = ()
+    stages: Stages = field(default_factory=Stages)
 
 
 P = ParamSpec("P")
@@ -194,7 +197,8 @@ class Method(abc.ABC):
             seed: of all randomness: starts, batches, noise and draws.
             init: where to start: an earlier posterior or a trained net; default the model's own net.
             device: where to compute; default where ``x`` is.
-            checkpoint: a file to write now and then, and to resume from where it exists (NUTS).
+            checkpoint: a file to write once a minute, and on Ctrl-C, SIGTERM or an error in a callback; where it exists
+                the fit goes on from there, to the same posterior to the bit. Of Laplace, its search for the mode.
             callbacks: each called as ``callback(step, metrics)`` while the fit runs; ``metrics["snapshot"]()`` is the
                 present posterior; True stops.
             progress: show a progress bar.
@@ -226,6 +230,7 @@ class Method(abc.ABC):
         run = FitRun(count, seed, init, checkpoint, tuple(callbacks), progress, (model, x, y))
         with process_state(), raised_by_handlers(), explained(model):
             problem, run = self._prepare(run, device)
+            run = replace(run, stages=stages_of(self, problem, run))
             for note in run.notes:
                 problem.note(note)
             with recorded() as functions:

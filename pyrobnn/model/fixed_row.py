@@ -94,10 +94,9 @@ def padding_row(net: nn.Module, module: nn.Module, param: Tensor) -> int | None:
     is_padded = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and number is not None
     if not is_padded or param is not module.weight or len(param) < 2:
         return None
-    owners = [
-        layer for layer in net.modules() for known in layer._parameters.values() if known is param
-    ]
-    return number % len(param) if len(owners) == 1 else None
+    # a tied parameter has a name for each of its layers
+    names = [name for name, known in net.named_parameters(remove_duplicate=False) if known is param]
+    return number % len(param) if len(names) == 1 else None
 
 
 def prior_of_element(prior: dist.Distribution) -> Any:

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.batches import of_rows
+from pyrobnn.inference.fitting.batches import Batches, of_rows, same
+from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.descent import descend, descend_each
@@ -306,7 +306,7 @@ class Search:
         endless batches of the data, with ``own_rows`` (rows (member, batch_size), x, y) of all; ``num_paths`` of each
         member that are followed together, or one: then a continuation follows the plain path; ``refinement``, that
         brings ends to where they can be compared, None where they are; ``other_starts``, as of :func:`planned`;
-        ``own_rows``: each member has batches of its own; ``callbacks``, ``snapshot``,
+        ``own_rows``: each member has batches of its own; ``stages``, the loops of the fit; ``callbacks``, ``snapshot``,
         ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`. Where a loss is not finite
         the error names the parameter that is impossible and its site.
     """
@@ -316,11 +316,12 @@ class Search:
     target: Callable[..., Tensor]
     worths: Callable[[Sequence[Result]], Tensor]
     training: Training
-    batches: Callable[[], Iterator[Sequence[Tensor]]]
+    batches: Callable[[], Batches[tuple[Tensor, ...]]]
     num_paths: int
     refinement: Refinement | None = None
     other_starts: Callable[[int], Tensor] | None = None
     own_rows: bool = False
+    stages: Stages = field(default_factory=Stages)
     callbacks: Sequence[Callback] = ()
     snapshot: Callable[[Tensor], Any] | None = None
     progress: bool = False
@@ -482,11 +483,14 @@ class Search:
         levels = torch.outer(relative_levels.to(self.noise.spread), self.noise.spread)
         if starts.dim() == 1:
             levels = levels[0]
+        batches = self._batches_of(starts)
         return minimize(
             loss if starts.dim() == 1 else losses,
             starts,
-            _with_level(self._batches_of(starts), levels, round(HELD_SHARE * training.num_steps)),
+            batches,
             training,
+            leading=held_first(levels, round(HELD_SHARE * training.num_steps)),
+            stage=self.stages.begin(batches),
             callbacks=self.callbacks,
             snapshot=snapshot,
             progress=self.progress,
@@ -496,14 +500,16 @@ class Search:
             rates=rates,
         )
 
-    def _batches_of(self, starts: Tensor) -> Iterator[Sequence[Tensor]]:
+    def _batches_of(self, starts: Tensor) -> Batches[tuple[Tensor, ...]]:
         """Batches for these starts (end, dim): all paths of a member see the same."""
         if not self.own_rows:
             return self.batches()
-        return (
-            (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
-            for rows, *data in self.batches()
-        )
+
+        def of_paths(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            rows, *data = batch
+            return (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
+
+        return self.batches().mapped(of_paths)
 
     def _why_impossible(self, thetas: Tensor) -> str:
         """Which parameter is impossible at one of ``thetas``, (dim,) or (end, dim), and what to do."""
@@ -564,8 +570,9 @@ def search_each(
             randomness="different",
         ),
         paths.starts.flatten(0, 1).repeat(len(ys), 1),
-        _with_level(itertools.repeat(batch), levels, round(HELD_SHARE * training.num_steps)),
+        same(batch),
         training,
+        leading=held_first(levels, round(HELD_SHARE * training.num_steps)),
         name=name,
         explain=lambda thetas: why_impossible(problem.density, thetas),
     )
@@ -619,13 +626,10 @@ def _composed(
     return lambda thetas: outer(inner(thetas))
 
 
-def _with_level(
-    batches: Iterator[Sequence[Tensor]], levels: Tensor, num_held: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Batches with the scale of the noise before them: ``levels`` in the first ``num_held`` steps, zero in the rest."""
+def held_first(levels: Tensor, num_held: int) -> Callable[[int], tuple[Tensor]]:
+    """The scale at which the noise is held, by step: ``levels`` in the first ``num_held`` ones, zero in the rest."""
     free = torch.zeros_like(levels)
-    for step, batch in enumerate(batches):
-        yield (levels if step < num_held else free, *batch)
+    return lambda step: (levels if step < num_held else free,)
 
 
 def members_of(result: Result) -> list[Result]:
