@@ -15,7 +15,7 @@ from torch.distributions import constraints
 from tyxe import priors as tyxe_priors
 from tyxe.priors import Prior
 
-from pyrobnn.core.checks import check_number, check_type
+from pyrobnn.core.checks import check_number, check_optional, check_type
 from pyrobnn.core.seeding import seeded
 from pyrobnn.model.fixed_row import WithFixedRow, padding_row
 from pyrobnn.model.torch_calls import Call, CallHandler
@@ -27,6 +27,28 @@ Selection = Entry | Collection[Entry] | None
 _SUFFIXES = ("", "_parameters", "_module_types", "_modules", "_fn", "_all")
 #: of these, those that say it of all parameters
 _SUFFIXES_OF_ALL = ("_fn", "_all")
+
+
+#: units that are linear, or nearly so, where they are not zero
+RECTIFIED = (
+    nn.ReLU,
+    nn.ReLU6,
+    nn.LeakyReLU,
+    nn.PReLU,
+    nn.RReLU,
+    nn.ELU,
+    nn.CELU,
+    nn.SELU,
+    nn.GELU,
+    nn.SiLU,
+    nn.Mish,
+    nn.Softplus,
+    nn.Hardswish,
+)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+#: weights of a net beyond which :class:`FanInNormal` has a floor, and which
+WIDE = 10_000
+WIDE_FLOOR = 1.0
 
 
 class Selective(Prior):
@@ -69,6 +91,10 @@ class Selective(Prior):
         for option, entries in self.entries.items():
             for entry in entries:
                 self._check_entry(option, entry, net)
+
+    def of_net(self, net: nn.Module) -> Prior:
+        """The prior as it is for one net."""
+        return self
 
     @staticmethod
     def _check_entry(option: str, entry: Entry, net: nn.Module) -> None:
@@ -196,9 +222,15 @@ class ScaleMixture(Selective):
 class FanInNormal(Selective):
     r"""Normal weights whose scale keeps the variance of a layer's output: :math:`w \sim N(0, s^2 / n_{in})`.
 
+    Such a prior costs a function that passes r directions through a layer about :math:`r n_{in} / 2 s^2` nats at its
+    mode, more the wider the layer. In wide nets that is more than the data have to give, and the mode, or an
+    approximation by independent weights, is the constant function. The floor bounds the cost whatever the width.
+
     Args:
         scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
         bias_scale: standard deviation of biases and other one-dimensional parameters.
+        floor: least standard deviation of a weight. None: 1 in nets with rectified units (ReLU and its kin) and more
+            than 10,000 weights, as usual weight decay has it, and no floor in other nets.
         **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
@@ -215,11 +247,30 @@ class FanInNormal(Selective):
         self,
         scale: float = 1.0,
         bias_scale: float = 1.0,
+        floor: float | None = None,
         **selection: Selection,
     ):
         super().__init__(**selection)
         self.scale = check_number("scale", scale, above=0)
         self.bias_scale = check_number("bias_scale", bias_scale, above=0)
+        check_optional(
+            check_number,
+            "floor",
+            floor,
+            minimum=0,
+        )
+        self.floor = floor
+
+    def of_net(self, net: nn.Module) -> Prior:
+        """This prior with the floor that a net asks for, where none was given."""
+        # convolutions are followed by such units, which the forward of a net may call as functions
+        rectified = any(isinstance(module, RECTIFIED + CONVOLUTIONS) for module in net.modules())
+        num_weights = sum(param.numel() for param in net.parameters())
+        if self.floor is not None or not rectified or num_weights <= WIDE:
+            return self
+        floored = copy.copy(self)
+        floored.floor = WIDE_FLOOR
+        return floored
 
     def prior_dist(
         self,
@@ -230,7 +281,7 @@ class FanInNormal(Selective):
         """The prior of one parameter, to be expanded to its shape."""
         if param.dim() < 2:
             return dist.Normal(0.0, self.bias_scale)
-        return dist.Normal(0.0, self.scale / math.sqrt(param[0].numel()))
+        return dist.Normal(0.0, max(self.scale / math.sqrt(param[0].numel()), self.floor or 0.0))
 
 
 class SitePriors(Prior):
@@ -268,6 +319,7 @@ def site_priors(prior: Prior, net: nn.Module) -> dict[str, TorchDistributionMixi
     """
     if isinstance(prior, Selective):
         prior.check_effect(net)
+        prior = prior.of_net(net)
     sites = {}
     for name, module, param in _parameters(net):
         if not prior.expose_fn(module, name):

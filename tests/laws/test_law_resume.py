@@ -65,8 +65,16 @@ def assert_same(posterior: pb.Posterior, other: pb.Posterior) -> None:
         assert str(posterior.meta[name]) == str(other.meta[name]), name
 
 
-def assert_resumes(whole, tmp_path: Path, moments: tuple[float, ...] = (0.1, 0.5, 1.0)) -> None:
-    """``whole(**options)`` is a fit; it is killed at these shares of its calls back, and resumed."""
+def assert_resumes(
+    whole,
+    tmp_path: Path,
+    moments: tuple[float, ...] = (0.1, 0.5, 1.0),
+    repeated: int = 0,
+) -> None:
+    """``whole(**options)`` is a fit; it is killed at these shares of its calls back, and resumed.
+
+    A method may call back ``repeated`` times from where it was killed.
+    """
     count = Kill(0)
     expected = whole(callbacks=[count])
     for moment in moments:
@@ -75,11 +83,12 @@ def assert_resumes(whole, tmp_path: Path, moments: tuple[float, ...] = (0.1, 0.5
             whole(callbacks=[Kill(max(1, round(moment * count.calls)))], checkpoint=path)
         rest = Kill(0)
         assert_same(whole(callbacks=[rest], checkpoint=path), expected)
-        assert rest.calls == count.calls - max(1, round(moment * count.calls))
+        before = max(1, round(moment * count.calls))
+        assert 0 <= rest.calls - (count.calls - before) <= repeated
         # one that has ended is there at once
         done = Kill(0)
         assert_same(whole(callbacks=[done], checkpoint=path), expected)
-        assert done.calls == 0
+        assert done.calls <= repeated
 
 
 @pytest.mark.parametrize("name", one_of_each_kind(NAMES, FEW | {"SWAG", "DeepEnsemble", "SGHMC"}))
@@ -87,7 +96,8 @@ def test_killed_and_resumed_is_not_killed(name, tmp_path):
     def whole(**options):
         return fit(METHODS[name], "fixed", **num_draws(name), **options)
 
-    assert_resumes(whole, tmp_path)
+    # SMC asks whether there are draws enough before it makes more
+    assert_resumes(whole, tmp_path, repeated=int(name == "SMC"))
 
 
 BATCHES = {
@@ -181,7 +191,7 @@ def test_smc_between_its_ladders(moment, tmp_path, monkeypatch):
         with warnings.catch_warnings(action="ignore"):
             return method.fit(two_modes, None, torch.full((3,), 4.0), num_draws=60, **options)
 
-    assert_resumes(whole, tmp_path, (moment,))
+    assert_resumes(whole, tmp_path, (moment,), repeated=1)
 
 
 # -- files and signals -------------------------------------------------------------------------------------------------

@@ -226,6 +226,8 @@ class _SavedStage(Stage):
         self._number = number
         self._companions = companions
         self._loop: Stateful | None = None
+        # since it was resumed: what had ended is in the file with what came after it
+        self._changed = False
         self._interrupts = DelayedInterrupt()
         self._termination = _Termination()
 
@@ -242,6 +244,7 @@ class _SavedStage(Stage):
         set_random_state(saved["random"], self._stages.device)
 
     def changing(self) -> contextlib.AbstractContextManager[None]:
+        self._changed = True
         return self._interrupts.changing()
 
     def keep(self) -> None:
@@ -275,7 +278,7 @@ class _SavedStage(Stage):
         if isinstance(error, FloatingPointError):
             # the fit may have another way to go on
             self._stages.put(self._number, {"failed": str(error)})
-        elif whole:
+        elif whole and self._changed:
             self._write()
         self._termination.__exit__(kind, error, traceback)
         if self._termination.came and kind is None:
