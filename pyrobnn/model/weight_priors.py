@@ -46,8 +46,9 @@ RECTIFIED = (
     nn.Hardswish,
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-#: weights of a net beyond which :class:`FanInNormal` has a floor, and which
+#: weights of a net, and weight layers of one without convolutions, from which :class:`FanInNormal` has a floor; which
 WIDE = 10_000
+DEEP = 4
 WIDE_FLOOR = 1.0
 
 
@@ -229,8 +230,9 @@ class FanInNormal(Selective):
     Args:
         scale: :math:`s`; 1 keeps unit variance through a linear layer, √2 through a ReLU layer.
         bias_scale: standard deviation of biases and other one-dimensional parameters.
-        floor: least standard deviation of a weight. None: 1 in nets with rectified units (ReLU and its kin) and more
-            than 10,000 weights, as usual weight decay has it, and no floor in other nets.
+        floor: least standard deviation of a weight. None: 1, about what usual weight decay amounts to, in nets of more
+            than 10,000 weights that are convolutional, or have four weight layers and rectified units (ReLU and its
+            kin); no floor in other nets.
         **selection: hide and expose, which parameters are Bayesian, as of :class:`IIDPrior`.
 
     Raises:
@@ -263,10 +265,14 @@ class FanInNormal(Selective):
 
     def of_net(self, net: nn.Module) -> Prior:
         """This prior with the floor that a net asks for, where none was given."""
-        # convolutions are followed by such units, which the forward of a net may call as functions
-        rectified = any(isinstance(module, RECTIFIED + CONVOLUTIONS) for module in net.modules())
+        modules = list(net.modules())
+        # convolutions are followed by rectified units, which the forward of a net may call as functions
+        convolves = any(isinstance(module, CONVOLUTIONS) for module in modules)
+        rectifies = any(isinstance(module, RECTIFIED) for module in modules)
+        depth = sum(param.dim() > 1 for param in net.parameters())
         num_weights = sum(param.numel() for param in net.parameters())
-        if self.floor is not None or not rectified or num_weights <= WIDE:
+        is_deep = convolves or (rectifies and depth >= DEEP)
+        if self.floor is not None or not is_deep or num_weights <= WIDE:
             return self
         floored = copy.copy(self)
         floored.floor = WIDE_FLOOR
