@@ -263,6 +263,9 @@ class FanInNormal(Selective):
         )
         self.floor = floor
 
+    #: of a prior that an earlier version has pickled
+    floor: float | None = None
+
     def of_net(self, net: nn.Module) -> Prior:
         """This prior with the floor that a net asks for, where none was given."""
         modules = list(net.modules())
