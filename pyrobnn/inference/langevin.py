@@ -272,24 +272,6 @@ class Run:
 class _Record:
     """What has been drawn on the way."""
 
-    def state(self) -> dict[str, Any]:
-        """Draws, losses, and sums so far."""
-        return {
-            "losses": self.losses,
-            "step_size": self.step_size,
-            "step": self.step,
-            "draws": [list(draw) for draw in self.draws],
-            "kinetic": self.kinetic,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on from what :meth:`state` gave."""
-        self.losses = list(state["losses"])
-        self.step_size = state["step_size"]
-        self.step = state["step"]
-        self.draws = [(z, lp) for z, lp in state["draws"]]
-        self.kinetic = state["kinetic"]
-
     def __init__(self, z: Tensor):
         self.losses: list[Tensor] = []
         self.step_size = 0.0
@@ -311,6 +293,24 @@ class _Record:
         """Take the chains' present positions as draws."""
         self.draws.append((state.z, lp))
         self.kinetic += state.v.square() / temperature
+
+    def state(self) -> dict[str, Any]:
+        """Draws, losses, and sums so far."""
+        return {
+            "losses": self.losses,
+            "step_size": self.step_size,
+            "step": self.step,
+            "draws": [list(draw) for draw in self.draws],
+            "kinetic": self.kinetic,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        self.losses = list(state["losses"])
+        self.step_size = state["step_size"]
+        self.step = state["step"]
+        self.draws = [(z, lp) for z, lp in state["draws"]]
+        self.kinetic = state["kinetic"]
 
     def usable(self) -> bool:
         """Whether an interrupted run holds draws that a check has seen."""

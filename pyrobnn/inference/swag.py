@@ -441,7 +441,7 @@ class _SGD:
         self,
         loss: Callable[..., Tensor],
         theta: Tensor,
-        batches: Batches[tuple[Tensor, Tensor]],
+        batches: Batches[tuple[Tensor, ...]],
     ) -> float:
         """The rate by the rule, at the mode ``theta``."""
 
@@ -490,7 +490,7 @@ class _SGD:
         self,
         loss: Callable[..., Tensor],
         theta: Tensor,
-        batches: Batches[tuple[Tensor, Tensor]],
+        batches: Batches[tuple[Tensor, ...]],
     ) -> None:
         """Note it where SGD wandered out of the basin: around a mode, its mean is no worse than where it started."""
         samples = list(itertools.islice(batches, 64))
@@ -501,7 +501,7 @@ class _SGD:
             self.problem.note(Finding("worse_mean", {"rise": rise, "lr": self.lr}))
 
     def _start(
-        self, loss: Callable[..., Tensor], batches: Batches[tuple[Tensor, Tensor]]
+        self, loss: Callable[..., Tensor], batches: Batches[tuple[Tensor, ...]]
     ) -> tuple[Tensor, float, dict[str, Any]]:
         """Where SGD starts, the seconds that it took to get there, and by which path: ``init``, or near a mode."""
         method = self.method
@@ -536,7 +536,7 @@ class _SGD:
     def _search(
         self,
         noise: paths.FreeNoise,
-        batches: Batches[tuple[Tensor, Tensor]],
+        batches: Batches[tuple[Tensor, ...]],
         training: Training,
         start: Tensor,
         name: str,

@@ -8,7 +8,7 @@ from typing import Any
 import pyro.distributions as dist
 import torch
 from torch import Tensor, nn
-from torch.distributions import Transform, biject_to, constraints
+from torch.distributions import Distribution, Transform, biject_to, constraints
 
 from pyrobnn.model.distribution_kinds import elementwise
 
@@ -25,13 +25,14 @@ class InsertRow(Transform):
         self.row = row
 
     @property
-    def codomain(self) -> constraints.Constraint:
+    def codomain(self) -> constraints.Constraint:  # type: ignore[override]
         """Matrices with that row."""
         return RowIs(self.number, self.row)
 
     def __eq__(self, other: object) -> bool:
-        same_place = isinstance(other, InsertRow) and self.number == other.number
-        return same_place and torch.equal(self.row, other.row)
+        if not isinstance(other, InsertRow):
+            return False
+        return self.number == other.number and torch.equal(self.row, other.row)
 
     def _call(self, x: Tensor) -> Tensor:
         row = self.row.to(x).expand(*x.shape[:-2], 1, x.shape[-1])
@@ -75,7 +76,7 @@ def _from_other_rows(support: RowIs) -> InsertRow:
 class WithFixedRow(dist.TransformedDistribution):
     """A distribution of the other rows, (num - 1, width), as one of the whole matrix."""
 
-    def __init__(self, other_rows: dist.Distribution, number: int, row: Tensor) -> None:
+    def __init__(self, other_rows: Distribution, number: int, row: Tensor) -> None:
         super().__init__(other_rows, [InsertRow(number, row)])
 
     @property
@@ -91,15 +92,16 @@ def padding_row(net: nn.Module, module: nn.Module, param: Tensor) -> int | None:
     Nor of weights that another layer has too: there the row is trained.
     """
     number = getattr(module, "padding_idx", None)
-    is_padded = isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and number is not None
-    if not is_padded or param is not module.weight or len(param) < 2:
+    if number is None or not isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return None
+    if param is not module.weight or len(param) < 2:
         return None
     # a tied parameter has a name for each of its layers
     names = [name for name, known in net.named_parameters(remove_duplicate=False) if known is param]
     return number % len(param) if len(names) == 1 else None
 
 
-def prior_of_element(prior: dist.Distribution) -> Any:
+def prior_of_element(prior: Distribution) -> Any:
     """The distribution of one element that is not fixed, of a prior of independent ones."""
     if isinstance(prior, WithFixedRow):
         prior = prior.base_dist

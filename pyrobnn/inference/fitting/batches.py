@@ -240,7 +240,7 @@ class MemberRows(_Orders):
             of_member.set_state(random)
 
 
-class _Streamed(Batches[tuple[Tensor, Tensor]]):
+class _Streamed(Batches[tuple[Tensor, ...]]):
     """The batches of a loader, epoch after epoch.
 
     What an epoch brings depends on the random state at its beginning; to go on in the middle of one, it is begun from
@@ -253,7 +253,7 @@ class _Streamed(Batches[tuple[Tensor, Tensor]]):
         self._taken = 0
         self._epoch: Iterator[tuple[Any, Any]] = iter(())
 
-    def __next__(self) -> tuple[Tensor, Tensor]:
+    def __next__(self) -> tuple[Tensor, ...]:
         batch = next(self._epoch, None)
         if batch is None:
             self._begin()
@@ -283,7 +283,7 @@ class _Streamed(Batches[tuple[Tensor, Tensor]]):
         self._taken = state["taken"]
 
 
-def mini_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, Tensor]]:
+def mini_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, ...]]:
     """Endless mini-batches (x, y) in an order from torch's present random state; all data without a size."""
     check_batch_size(problem, batch_size)
     if problem.loader is not None:
@@ -296,7 +296,7 @@ def mini_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tens
     )
 
 
-def independent_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, Tensor]]:
+def independent_batches(problem: Problem, batch_size: int | None) -> Batches[tuple[Tensor, ...]]:
     """Endless mini-batches drawn independently; a loader's as they come.
 
     Within a reshuffled epoch the noise of the gradients cancels, and the iterates of SGD hardly move.
@@ -304,7 +304,7 @@ def independent_batches(problem: Problem, batch_size: int | None) -> Batches[tup
     if batch_size is None or batch_size >= problem.num_rows:
         return mini_batches(problem, batch_size)
 
-    def draw() -> tuple[Tensor, Tensor]:
+    def draw() -> tuple[Tensor, ...]:
         rows = torch.randint(
             problem.num_rows,
             (batch_size,),

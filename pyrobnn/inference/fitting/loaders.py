@@ -193,7 +193,8 @@ def _samplers(loader: DataLoader) -> Iterator[Any]:
 def loader_randomness(loader: DataLoader | None, device: torch.device) -> dict[str, Any]:
     """All that an epoch of a loader may draw from: the random states of torch, NumPy and Python, and its generators."""
     version, numbers, gauss = random.getstate()
-    name, keys, *others = np.random.get_state(legacy=True)
+    numpy_state: Any = np.random.get_state(legacy=True)
+    name, keys, *others = numpy_state
     return {
         "torch": random_state(device),
         "python": [version, list(numbers), gauss],

@@ -493,7 +493,7 @@ class _AdamStep(_Step):
             strict=True,
         )
         # the block of every step
-        self.blocks = itertools.chain.from_iterable(
+        self.blocks: Iterator[tuple[Tensor, Tensor]] = itertools.chain.from_iterable(
             itertools.repeat(pair, self.block) for pair in pairs
         )
 
