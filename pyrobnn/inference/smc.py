@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -17,7 +18,8 @@ from pyrobnn.core.findings import Finding
 from pyrobnn.core.memory import require
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
-from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage
+from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage, States
+from pyrobnn.inference.fitting.checkpoints import Stage, fields_of
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -148,7 +150,7 @@ class SMC(Method):
     claim: ClassVar[Claim] = "exact"
     gathers: ClassVar[bool] = True
     points: ClassVar[Literal["free", "held"]] = "held"
-    uses: ClassVar[tuple[str, ...]] = ()
+    uses: ClassVar[tuple[str, ...]] = ("checkpoint",)
     default_draws: ClassVar[int] = 500
     remedy: ClassVar[str] = "Use more particles."
 
@@ -188,14 +190,19 @@ class SMC(Method):
         started = time.perf_counter()
         with full_float32(problem.device), torch.no_grad():
             course = _Course(self, problem, run)
-            with course.watch:
-                course.run()
+            stage = run.stages.begin()
+            with course.watch, stage:
+                course.run(stage)
             z, log_joint, ancestor = course.draws()
             draws = density.constrain(z)
         stopped = course.watch.stopped
         notes = course.findings()
         if stopped == "interrupt":
-            notes.append(interruption(self, course.num_done, run.num_draws, "draws of each island"))
+            notes.append(
+                interruption(
+                    self, course.num_done, run.num_draws, "draws of each island", run.checkpoint
+                )
+            )
         if self.compile is True and course.compiled.mode != "inductor":
             notes += launches(problem.device, "the gradient could not be compiled")
         return make_posterior(
@@ -240,7 +247,6 @@ class _Course:
 
     compiled: Batched
     particles: Population
-    signs: Signs
 
     def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
         self._config = config
@@ -257,14 +263,19 @@ class _Course:
             worth_keeping=lambda: bool(self._rounds),
         )
         self.rungs: list[Rung] = []
+        self.signs: Signs | None = None
         self.weighing: Weighing | None = None
+        # of the ladders, where there are any, and where they are
+        self._exchange: Exchange | None = None
+        self._ladders: _Ladders | None = None
         # states of each temperature, from which the ladders begin
         self._levels: list[Level] = []
         # positions, log joints and ancestors of all islands, (island, draw, …), in the order they were drawn
         self._rounds: list[list[Tensor]] = []
         self._progress = _Progress(self.watch)
+        self._stage = Stage()
 
-    def run(self) -> None:
+    def run(self, stage: Stage) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config = self._config
         z = self._prior(config.num_particles, self._run.seed)
@@ -277,15 +288,17 @@ class _Course:
         )
         tempering = Tempering(self.compiled.evaluate, config.max_leapfrogs, config.max_moves)
         self.particles = tempering.start(z, config.num_islands, self._run.seed)
+        self._stage = stage
+        stage.resume(self)
         if not self.particles.possible():
             raise Refused(
                 f"in none of an island's {self.particles.num_each} draws from the prior do the data have a finite "
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
         self._climb(tempering)
-        self._look_for_modes(tempering)
-        if self.signs.parted:
-            self._exchange(tempering)
+        signs = self.signs or self._look_for_modes(tempering)
+        if signs.parted:
+            self._weigh_modes(tempering)
         else:
             self._sample(tempering)
 
@@ -303,28 +316,36 @@ class _Course:
                     f"{len(self.rungs)} temperatures led to beta = {self.particles.beta:.3g} only, of 1: the prior is "
                     "too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
-            self.particles, rung = tempering.climb(self.particles, self._config.ess)
-            self.rungs.append(rung)
-            self._levels.append(self.particles.level(_STATES_PER_LEVEL))
+            with self._stage.changing():
+                self.particles, rung = tempering.climb(self.particles, self._config.ess)
+                self.rungs.append(rung)
+                self._levels.append(self.particles.level(_STATES_PER_LEVEL))
             if self._report("tempering", 0.97 * self.particles.beta**0.25):
                 raise ValueError(
                     f"a callback stopped the run at step {self._progress.steps}, before there was a draw"
                 )
+            self._stage.keep()
 
-    def _look_for_modes(self, tempering: Tempering) -> None:
+    def _look_for_modes(self, tempering: Tempering) -> Signs:
         """Move the particles on from the last temperature for the signs; where they were are the first draws."""
-        before = self.particles
-        self.particles, _ = tempering.moved(before)
-        self._levels.append(self.particles.level(_STATES_PER_LEVEL))
-        self.signs = Signs.of(before, self.particles, self.rungs)
-        # draws that an interruption leaves have their signs
-        self._rounds.append(self._draws_of(before))
+        with self._stage.changing():
+            before = self.particles
+            particles, _ = tempering.moved(before)
+            signs = Signs.of(before, particles, self.rungs)
+            self.particles = particles
+            self._levels.append(particles.level(_STATES_PER_LEVEL))
+            self.signs = signs
+            # draws that an interruption leaves have their signs
+            self._rounds.append(self._draws_of(before))
+        return signs
 
     def _sample(self, tempering: Tempering) -> None:
         """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
         while not self._enough():
-            self._rounds.append(self._draws_of(self.particles))
-            self.particles, _ = tempering.moved(self.particles)
+            with self._stage.changing():
+                self._rounds.append(self._draws_of(self.particles))
+                self.particles, _ = tempering.moved(self.particles)
+            self._stage.keep()
 
     @staticmethod
     def _draws_of(particles: Population) -> list[Tensor]:
@@ -341,10 +362,38 @@ class _Course:
             self.watch.stopped = "callback"
         return stop or finished
 
-    def _exchange(self, tempering: Tempering) -> None:
+    def _weigh_modes(self, tempering: Tempering) -> None:
         """Draws and evidence of ladders between all temperatures; of the climb alone where they cost too much."""
+        exchange = self._exchange or self._new_exchange()
+        if self._ladders is None:
+            self._ladders = _Ladders(exchange.start(self._levels))
+        while self._ladders.num_adapted < _NUM_ADAPTATIONS:
+            num_adapted = self._ladders.num_adapted
+            # those of the adaptations that are left, and of the first weighed run
+            num_steps = (_NUM_ADAPTATIONS - num_adapted + 2) * _ADAPTATION_STEPS
+            if not self._affords(self._ladders.now, num_steps):
+                self._sample(tempering)
+                return
+            with self._stage.changing():
+                adapted = exchange.adapted(self._ladders.now, _ADAPTATION_STEPS)
+                self._ladders = _Ladders.adapted(adapted, num_adapted + 1)
+            if self._stopped_exchanging():
+                return
+            self._stage.keep()
+        self._weigh(exchange)
+        # further draws, which are not weighed
+        while self.watch.stopped != "callback" and not self._enough():
+            with self._stage.changing():
+                ladders, passage = exchange.run(
+                    self._ladders.now, _ADAPTATION_STEPS, self._num_kept
+                )
+                self._rounds.append(passage.draws(self._config.num_islands))
+                self._ladders = replace(self._ladders, now=ladders)
+            self._stage.keep()
+
+    def _new_exchange(self) -> Exchange:
         config = self._config
-        exchange = Exchange(
+        self._exchange = Exchange(
             self.compiled.evaluate,
             self._prior,
             config.num_islands,
@@ -352,21 +401,7 @@ class _Course:
             generator(self._run.seed),
             config.max_leapfrogs,
         )
-        ladders = exchange.start(self._levels)
-        for num_adapted in range(_NUM_ADAPTATIONS):
-            # those of the adaptations that are left, and of the first weighed run
-            num_steps = (_NUM_ADAPTATIONS - num_adapted + 2) * _ADAPTATION_STEPS
-            if not self._affords(ladders, num_steps):
-                self._sample(tempering)
-                return
-            ladders = exchange.adapted(ladders, _ADAPTATION_STEPS)
-            if self._stopped_exchanging():
-                return
-        ladders = self._weigh(exchange, ladders)
-        # further draws, which are not weighed
-        while self.watch.stopped != "callback" and not self._enough():
-            ladders, passage = exchange.run(ladders, _ADAPTATION_STEPS, self._num_kept)
-            self._rounds.append(passage.draws(config.num_islands))
+        return self._exchange
 
     @property
     def _budget(self) -> int:
@@ -378,33 +413,42 @@ class _Course:
         gradients_per_step = ladders.num_gradients / max(1, ladders.num_steps)
         return ladders.num_gradients + gradients_per_step * num_steps <= self._budget
 
-    def _weigh(self, exchange: Exchange, ladders: Ladders) -> Ladders:
+    def _weigh(self, exchange: Exchange) -> None:
         """Runs of ladders, each twice as long as the one before, until they are at rest or the budget is spent."""
-        budget = self._budget
-        gradients_per_step = ladders.num_gradients / ladders.num_steps
-        num_steps = 2 * _ADAPTATION_STEPS
-        while ladders.num_gradients + gradients_per_step * num_steps <= budget:
-            gradients_before = ladders.num_gradients
-            ladders, passage = exchange.run(ladders, num_steps, self._num_kept)
-            gradients_per_step = (ladders.num_gradients - gradients_before) / num_steps
-            weighing = Weighing.of(
-                passage, self._config.num_islands, ladders, self.weighing, budget
-            )
-            # these replace the draws of the run before
-            self._rounds = [passage.draws(self._config.num_islands)]
-            self.weighing = weighing
-            if self.weighing.at_rest:
-                break
-            if self.weighing.drifts(_MAX_DRIFT):
-                # half of the ladders cost as much less a step
-                gradients_per_step /= ladders.num_ladders
-                ladders = exchange.halved(ladders)
-                gradients_per_step *= ladders.num_ladders
-            affordable = int((budget - ladders.num_gradients) / gradients_per_step)
-            num_steps = max(num_steps, min(2 * num_steps, affordable))
-            if self._stopped_exchanging():
-                break
-        return ladders
+        while self._ladders is not None and not self._ladders.weighed:
+            ladders = self._ladders
+            cost = ladders.gradients_per_step * ladders.num_steps
+            if ladders.now.num_gradients + cost > self._budget:
+                return
+            with self._stage.changing():
+                self._ladders = self._weighed(exchange, ladders)
+            if not self._ladders.weighed and self._stopped_exchanging():
+                return
+            self._stage.keep()
+
+    def _weighed(self, exchange: Exchange, before: _Ladders) -> _Ladders:
+        """One run of the ladders, and how long the next one is."""
+        num_islands = self._config.num_islands
+        ladders, passage = exchange.run(before.now, before.num_steps, self._num_kept)
+        gradients_per_step = (ladders.num_gradients - before.now.num_gradients) / before.num_steps
+        self.weighing = Weighing.of(passage, num_islands, ladders, self.weighing, self._budget)
+        # these replace the draws of the run before
+        self._rounds = [passage.draws(num_islands)]
+        if self.weighing.at_rest:
+            return replace(before, now=ladders, weighed=True)
+        if self.weighing.drifts(_MAX_DRIFT):
+            # half of the ladders cost as much less a step
+            gradients_per_step /= ladders.num_ladders
+            ladders = exchange.halved(ladders)
+            gradients_per_step *= ladders.num_ladders
+        affordable = int((self._budget - ladders.num_gradients) / gradients_per_step)
+        num_steps = max(before.num_steps, min(2 * before.num_steps, affordable))
+        return replace(
+            before,
+            now=ladders,
+            num_steps=num_steps,
+            gradients_per_step=gradients_per_step,
+        )
 
     def _stopped_exchanging(self) -> bool:
         """Reports, and says whether a callback wants no more of the ladders."""
@@ -412,6 +456,47 @@ class _Course:
         if stop:
             self.watch.stopped = "callback"
         return stop
+
+    def state(self) -> dict[str, Any]:
+        """Particles, temperatures, draws and ladders, as they are between two steps."""
+        ladders = None
+        if self._ladders is not None and self._exchange is not None:
+            now = fields_of(self._ladders.now) | {"states": list(self._ladders.now.states)}
+            ladders = fields_of(self._ladders) | {"now": now}
+            ladders["random"] = self._exchange.random.get_state()
+        return {
+            "particles": fields_of(self.particles),
+            "rungs": [list(rung) for rung in self.rungs],
+            "signs": None if self.signs is None else list(self.signs),
+            "weighing": None if self.weighing is None else self.weighing.state(),
+            "levels": [list(level) for level in self._levels],
+            "rounds": self._rounds,
+            "steps": self._progress.steps,
+            "ladders": ladders,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what :meth:`state` gave."""
+        states = tuple((z, log_likelihood) for z, log_likelihood in state["particles"]["states"])
+        self.particles = Population(**{**state["particles"], "states": states})
+        self.rungs = [Rung(*rung) for rung in state["rungs"]]
+        self.signs = None if state["signs"] is None else Signs(*state["signs"])
+        self.weighing = None if state["weighing"] is None else Weighing.restored(state["weighing"])
+        self._levels = [Level(*level) for level in state["levels"]]
+        self._rounds = state["rounds"]
+        self._progress.steps = state["steps"]
+        if state["ladders"] is not None:
+            saved = dict(state["ladders"])
+            self._new_exchange().random.set_state(saved.pop("random").cpu())
+            now = saved["now"]
+            restored = {
+                "states": States(*now["states"]),
+                "fresh": tuple(now["fresh"]),
+                # these are the host's
+                "betas": now["betas"].cpu(),
+                "step_size": now["step_size"].cpu(),
+            }
+            self._ladders = _Ladders(**{**saved, "now": Ladders(**{**now, **restored})})
 
     @property
     def _num_kept(self) -> int:
@@ -513,7 +598,7 @@ class _Course:
     def _findings_of_climb(self, error: float | None) -> list[Finding]:
         """What the user has to know of particles that no ladders weigh."""
         findings = []
-        if self.signs.parted:
+        if self.signs is not None and self.signs.parted:
             worth = self.signs.worth * self._config.num_particles
             numbers = {"error": error, "drift": None, "worth": worth}
             findings.append(Finding("modes_unsettled", numbers))
@@ -537,11 +622,32 @@ class _Course:
             "log_evidence_by_island": self.log_evidence.tolist(),
             "num_temperatures": len(self.rungs),
             "num_gradients": self.num_gradients,
-            "signs_of_modes": self.signs._asdict(),
+            "signs_of_modes": None if self.signs is None else self.signs._asdict(),
         }
         if self.weighing is not None:
             facts["exchange"] = self.weighing.numbers
         return facts
+
+
+@dataclass(frozen=True, eq=False)
+class _Ladders:
+    """Ladders on their way to weights of the modes.
+
+    Attributes: ``now``, as they are; ``num_adapted``, adaptations that they have had; ``num_steps`` of the next weighed
+        run, with ``gradients_per_step``; ``weighed``: they are at rest.
+    """
+
+    now: Ladders
+    num_adapted: int = 0
+    num_steps: int = 2 * _ADAPTATION_STEPS
+    gradients_per_step: float = 0.0
+    weighed: bool = False
+
+    @classmethod
+    def adapted(cls, ladders: Ladders, num_adapted: int) -> _Ladders:
+        """Ladders after so many adaptations, whose steps say what further ones cost."""
+        cost = ladders.num_gradients / ladders.num_steps
+        return cls(ladders, num_adapted, gradients_per_step=cost)
 
 
 class _Progress:
@@ -662,6 +768,17 @@ class Weighing:
             num_gradients=ladders.num_gradients,
             budget=budget,
         )
+
+    def state(self) -> dict[str, Any]:
+        """Its fields, as a checkpoint has them."""
+        before = None if self.before is None else list(self.before)
+        return fields_of(self) | {"estimate": list(self.estimate), "before": before}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> Weighing:
+        """What :meth:`state` gave."""
+        before = None if state["before"] is None else Estimate(*state["before"])
+        return cls(**{**state, "estimate": Estimate(*state["estimate"]), "before": before})
 
     @property
     def change(self) -> float | None:

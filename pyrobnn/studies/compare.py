@@ -17,7 +17,7 @@ from pyrobnn.core.checks import Refused, check_count, check_number
 from pyrobnn.core.groups import OBSERVED_DATA
 from pyrobnn.data import Dataset
 from pyrobnn.diagnostics.verdict import said
-from pyrobnn.inference.hmc.checkpoint import fingerprint
+from pyrobnn.inference.fitting.checkpoints import fingerprint
 from pyrobnn.inference.method import Method
 from pyrobnn.posterior import Posterior
 from pyrobnn.posterior.storage import attach, check_writable, read, write_atomically
@@ -44,7 +44,7 @@ def run_study(
 
     A method that refuses or fails is announced, yields its exception and is skipped: the others go on. What is no
     refusal leaves its traceback in ``out/<name>.error.txt``. After a fit that was interrupted the iteration ends; one
-    that can go on (``checkpoint`` of NUTS) leaves ``out/<name>.checkpoint``.
+    that can go on (``checkpoint`` of ``fit``) leaves ``out/<name>.checkpoint``.
 
     Args:
         study: data and model.

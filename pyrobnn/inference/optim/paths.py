@@ -16,10 +16,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,8 @@ from torch import Tensor
 
 from pyrobnn.core.checks import Refused
 from pyrobnn.core.seeding import seeded
-from pyrobnn.inference.fitting.batches import of_rows
+from pyrobnn.inference.fitting.batches import Batches, of_rows, same
+from pyrobnn.inference.fitting.checkpoints import Stages
 from pyrobnn.inference.fitting.problem import Callback, Problem
 from pyrobnn.inference.fitting.program import check_batched, why_impossible
 from pyrobnn.inference.optim.descent import descend, descend_each
@@ -335,7 +335,7 @@ class Search:
         brings ends to where they can be compared, None where they are; ``other_starts``, as of :func:`planned`;
         ``weight_spreads`` (dim,), as of :func:`pyrobnn.inference.optim.occam.weight_spreads`, where paths that are
         followed together are smoothed, else None;
-        ``own_rows``: each member has batches of its own; ``callbacks``, ``snapshot``,
+        ``own_rows``: each member has batches of its own; ``stages``, the loops of the fit; ``callbacks``, ``snapshot``,
         ``progress`` and ``name``, as of :func:`pyrobnn.inference.optim.minimize.minimize`. Where a loss is not finite
         the error names the parameter that is impossible and its site.
     """
@@ -345,12 +345,13 @@ class Search:
     target: Callable[..., Tensor]
     worths: Callable[[Sequence[Result]], Tensor]
     training: Training
-    batches: Callable[[], Iterator[Sequence[Tensor]]]
+    batches: Callable[[], Batches[tuple[Tensor, ...]]]
     num_paths: int
     refinement: Refinement | None = None
     other_starts: Callable[[int], Tensor] | None = None
     weight_spreads: Tensor | None = None
     own_rows: bool = False
+    stages: Stages = field(default_factory=Stages)
     callbacks: Sequence[Callback] = ()
     snapshot: Callable[[Tensor], Any] | None = None
     progress: bool = False
@@ -527,18 +528,19 @@ class Search:
         if starts.dim() == 1:
             levels = levels[0]
         objective: Callable[..., Tensor] = loss if starts.dim() == 1 else losses
-        batches = _with_level(
-            self._batches_of(starts), levels, round(HELD_SHARE * training.num_steps)
-        )
+        leading = held_first(levels, round(HELD_SHARE * training.num_steps))
         if smoothings is not None and self.weight_spreads is not None:
             objective = shaken_losses
             scales = torch.outer(smoothings.to(starts), self.weight_spreads.to(starts))
-            batches = _with_shifts(batches, scales, round(SMOOTHED_SHARE * training.num_steps))
+            leading = _shaken_first(scales, round(SMOOTHED_SHARE * training.num_steps), leading)
+        batches = self._batches_of(starts)
         return minimize(
             objective,
             starts,
             batches,
             training,
+            leading=leading,
+            stage=self.stages.begin(batches),
             callbacks=self.callbacks,
             snapshot=snapshot,
             progress=self.progress,
@@ -548,14 +550,16 @@ class Search:
             rates=rates,
         )
 
-    def _batches_of(self, starts: Tensor) -> Iterator[Sequence[Tensor]]:
+    def _batches_of(self, starts: Tensor) -> Batches[tuple[Tensor, ...]]:
         """Batches for these starts (end, dim): all paths of a member see the same."""
         if not self.own_rows:
             return self.batches()
-        return (
-            (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
-            for rows, *data in self.batches()
-        )
+
+        def of_paths(batch: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            rows, *data = batch
+            return (rows.repeat_interleave(len(starts) // len(rows), 0), *data)
+
+        return self.batches().mapped(of_paths)
 
     def _why_impossible(self, thetas: Tensor) -> str:
         """Which parameter is impossible at one of ``thetas``, (dim,) or (end, dim), and what to do."""
@@ -616,8 +620,9 @@ def search_each(
             randomness="different",
         ),
         paths.starts.flatten(0, 1).repeat(len(ys), 1),
-        _with_level(itertools.repeat(batch), levels, round(HELD_SHARE * training.num_steps)),
+        same(batch),
         training,
+        leading=held_first(levels, round(HELD_SHARE * training.num_steps)),
         name=name,
         explain=lambda thetas: why_impossible(problem.density, thetas),
     )
@@ -671,22 +676,25 @@ def _composed(
     return lambda thetas: outer(inner(thetas))
 
 
-def _with_level(
-    batches: Iterator[Sequence[Tensor]], levels: Tensor, num_held: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Batches with the scale of the noise before them: ``levels`` in the first ``num_held`` steps, zero in the rest."""
+def held_first(levels: Tensor, num_held: int) -> Callable[[int], tuple[Tensor, ...]]:
+    """The scale at which the noise is held, by step: ``levels`` in the first ``num_held`` ones, zero in the rest."""
     free = torch.zeros_like(levels)
-    for step, batch in enumerate(batches):
-        yield (levels if step < num_held else free, *batch)
+    return lambda step: (levels if step < num_held else free,)
 
 
-def _with_shifts(
-    batches: Iterator[tuple[Tensor, ...]], scales: Tensor, num_shaken: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Batches with shifts of the weights before them, of these standard deviations in the first steps, then zero."""
+def _shaken_first(
+    scales: Tensor,
+    num_shaken: int,
+    leading: Callable[[int], tuple[Tensor, ...]],
+) -> Callable[[int], tuple[Tensor, ...]]:
+    """Before what leads: shifts of the weights, of these standard deviations in the first steps, then zero."""
     still = torch.zeros_like(scales)
-    for step, batch in enumerate(batches):
-        yield (scales * torch.randn_like(scales) if step < num_shaken else still, *batch)
+
+    def arguments(step: int) -> tuple[Tensor, ...]:
+        shifts = scales * torch.randn_like(scales) if step < num_shaken else still
+        return (shifts, *leading(step))
+
+    return arguments
 
 
 def members_of(result: Result) -> list[Result]:
