@@ -37,9 +37,10 @@ from pyrobnn.data.table import constant_features
 from pyrobnn.diagnostics import Verdict
 from pyrobnn.estimators.auto import FEW_ROWS, MAX_EVIDENCE_ROWS, choose, named, prior_facts
 from pyrobnn.estimators.comparison import gain, one_thread, quiet
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions
+from pyrobnn.estimators.left_out import left_out, left_out_labels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
