@@ -5,7 +5,14 @@
     <!-- site: ../CHANGELOG.md -->
 
 On the site the file takes the place of these lines; ``FILE | START | END`` is the part of it between two texts. Links
-and pictures of the file keep their targets.
+and pictures of the file keep their targets. Lines of the comment itself take their place where it has them:
+
+    <!-- code host -->
+    [The script](script.py)
+    <!-- site:
+    ```{literalinclude} script.py
+    ```
+    -->
 """
 
 from __future__ import annotations
@@ -18,14 +25,17 @@ DOCS = Path(__file__).parents[1]
 ROOT = DOCS.parent
 #: what a reader of the code host sees, and the file that the site has in its place
 MARKED = re.compile(
-    r"<!-- code host -->\n.*?<!-- site: (?P<file>\S+)(?: \| (?P<start>.*?) \| (?P<end>.*?))? -->\n",
+    r"<!-- code host -->\n.*?<!-- site:"
+    r"(?: (?P<file>\S+)(?: \| (?P<start>.*?) \| (?P<end>.*?))? -->|\n(?P<lines>.*?)-->)\n",
     re.DOTALL,
 )
 
 
 def on_site(text: str, folder: Path) -> str:
     """The text of a page in a folder as the site has it."""
-    return MARKED.sub(lambda marked: _part(marked, folder), text)
+    return MARKED.sub(
+        lambda marked: marked["lines"] if marked["file"] is None else _part(marked, folder), text
+    )
 
 
 def _part(marked: re.Match[str], folder: Path) -> str:

@@ -16,9 +16,12 @@ LOG_PRIOR = "log_prior"
 #: f, its log densities and layer norms at the probes
 FUNCTION = "function"
 POSTERIOR_PREDICTIVE = "posterior_predictive"
+#: several replicates of each draw, where draws are few: ArviZ takes what is beside ``y`` in the group above for another
+#: outcome
+REPLICATES = "replicates"
 #: PIT and mean of each value of an observed joint event, given the values before it
 ONE_STEP = "one_step"
-#: attribute of an observed variable: of how many events of values that depend on each other it consists
+#: attribute of an observed variable: the number of its joint events, whose values depend on each other
 EVENTS = "joint_events"
 #: data from which on the distribution of PIT values is tested; fewer joint events are judged by their values
 MIN_DATA = 20
@@ -31,12 +34,15 @@ HELD_OUT = "predictions_constant_data"
 GRID = "grid"
 #: Stein's identities at thinned draws, by site
 STEIN = "stein"
-#: f at the probes for thinned draws of an approximation, before and after Hamiltonian moves
+#: f at the probes for draws and as Hamiltonian moves change it: of thinned draws before and after, or of an
+#: approximation beside short chains that began at its draws
 MOVED = "moved"
 PRIOR = "prior"
 PRIOR_PREDICTIVE = "prior_predictive"
 
 SAMPLE_DIMS = ("chain", "draw")
+#: of outcomes drawn several times for each draw; ArviZ stacks chains and draws as "sample"
+REPLICATE = "replicate"
 
 
 def variable(site: str) -> str:

@@ -12,7 +12,7 @@ from scipy import stats
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS, REPLICATE
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.diagnostics.limits import NUM_QUANTILES
 from pyrobnn.diagnostics.points import COUNTS, is_censored, same_data
@@ -137,7 +137,7 @@ def _arrays(line: _Line, y_new: np.ndarray | None) -> _Arrays:
         "mean": (point, line.mean),
         "aleatoric_var": (point, np.broadcast_to(line.noise, line.mean.shape)),
         "epistemic_var": (point, line.mean_var),
-        "y_sample": (("sample", *point), line.mean + sd * z),
+        "y_sample": ((REPLICATE, *point), line.mean + sd * z),
     }
     if y_new is not None:
         arrays["log_prob"] = (point[:1], stats.norm.logpdf(y_new, line.mean, sd).sum(1))

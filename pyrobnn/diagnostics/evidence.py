@@ -25,6 +25,7 @@ from pyrobnn.core.groups import (
     POSTERIOR,
     POSTERIOR_PREDICTIVE,
     PREDICTIONS,
+    REPLICATES,
     SAMPLE_DIMS,
     SAMPLE_STATS,
 )
@@ -39,7 +40,7 @@ RATES = 2e-3, 1e-4
 FEWEST_DRAWS = 25
 #: sds of the function by which a linearised net may differ from the net and still be it: of the shifts that pass less
 #: than half
-_LINEAR = 0.1
+_LINEARIZATION_LIMIT = 0.1
 #: likelihoods of labels
 _CLASSES = ("categorical", "bernoulli", "ordinal")
 #: how the names of a net's weights begin
@@ -227,6 +228,7 @@ class Evidence:
             return True
         kind = self.text("kind")
         f = self.stored(FUNCTION, "f")
+        # a tree of another kind, or of chains, is no point; independent draws without a kind are judged by the function
         if kind != "point" and (kind or not self.is_iid):
             return False
         return bool(kind) if f is None else bool(np.all(f == f[:1, :1]))
@@ -244,7 +246,7 @@ class Evidence:
         if not of_net or self.settings.get("predictive") != "linearized":
             return False
         error = self.values(FUNCTION, "linearization_error")
-        return error is None or not float(error) <= _LINEAR
+        return error is None or not float(error) <= _LINEARIZATION_LIMIT
 
     @property
     def held_sites(self) -> list[str]:
@@ -407,10 +409,13 @@ class Evidence:
         return draws.reshape(len(draws), len(y), -1), y.reshape(len(y), -1)
 
     def _replicate_draws(self, stored: xr.DataArray) -> np.ndarray:
-        """The stored replicates (draw, …), or the sample of the predictive where they are too few."""
+        """The stored replicates (draw, …), or those with several of each draw where they are too few."""
         draws = draws_first(stored)
-        sample = self.values(POSTERIOR_PREDICTIVE, "y_sample")
-        return sample if sample is not None and len(draws) < FEWEST_DRAWS else draws
+        several = self.values(REPLICATES, "y")
+        if several is None:
+            # where files of 0.2 have them
+            several = self.values(POSTERIOR_PREDICTIVE, "y_sample")
+        return several if several is not None and len(draws) < FEWEST_DRAWS else draws
 
     @property
     def is_joint(self) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from scipy.special import ndtri
 
 from pyrobnn.core.checks import as_tensor, check_finite
-from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.core.groups import CONSTANT_DATA, HELD_OUT, OBSERVED_DATA, PREDICTIONS, REPLICATE
 from pyrobnn.core.seeding import own_stream, seeded
 from pyrobnn.diagnostics.class_labels import is_table
 from pyrobnn.diagnostics.limits import NUM_QUANTILES
@@ -24,7 +24,7 @@ from pyrobnn.diagnostics.prediction_metrics import pit_of
 #: draws of a law without quantiles
 _NUM_SAMPLES = 1000
 #: fewest draws whose common error can be seen
-_JOINT = 100
+_FEWEST_JOINT = 100
 _GRID = (np.arange(NUM_QUANTILES) + 0.5) / NUM_QUANTILES
 _ROWS = ("pred_point", "output")
 
@@ -168,7 +168,7 @@ def _of_array(values: np.ndarray, y: np.ndarray) -> xr.Dataset:
             f"'predictions' has draws of shape {draws.shape[1:]} and 'y' has shape {y.shape}"
         )
     # draws in their order are quantiles: of errors in common they say nothing
-    joint = len(draws) >= _JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
+    joint = len(draws) >= _FEWEST_JOINT and not (np.diff(draws, axis=0) >= 0.0).all()
     return _of_draws(draws, pit_of(draws, y), joint=joint)
 
 
@@ -228,7 +228,7 @@ def _of_draws(
     """
     columns = {
         "mean": (_ROWS, draws.mean(axis=0)),
-        "y_sample": (("sample", *_ROWS), draws),
+        "y_sample": ((REPLICATE, *_ROWS), draws),
         "pit": (_ROWS, u),
     }
     return xr.Dataset(columns, attrs={"joint": joint, "levels": tuple(levels)})
@@ -310,7 +310,7 @@ def _of_prediction(prediction: _Prediction, y: np.ndarray) -> xr.Dataset:
     """Of a `Prediction`, which knows what a censored outcome leaves open."""
     u = _numpy(prediction.pit(torch.as_tensor(y)))
     draws = _numpy(prediction.sample(seed=0).flatten(0, 1))
-    predicted = _of_draws(draws, u, joint=len(draws) >= _JOINT)
+    predicted = _of_draws(draws, u, joint=len(draws) >= _FEWEST_JOINT)
     return predicted.assign_attrs(censored=prediction.likelihood.targets.censoring is not None)
 
 

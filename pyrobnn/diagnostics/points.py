@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 from scipy import stats
 
-from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS
+from pyrobnn.core.groups import HELD_OUT, OBSERVED_DATA, PREDICTIONS, SAMPLE_DIMS
 from pyrobnn.diagnostics.evidence import FEWEST_DRAWS, Evidence, draws_first, statistic
 from pyrobnn.diagnostics.limits import NUM_QUANTILES
 from pyrobnn.diagnostics.prediction_metrics import pit_of
@@ -77,7 +77,9 @@ class Points:
     """Predictions at points with known outcomes, one output of a regression.
 
     Args:
-        y, mean, aleatoric_sd, epistemic_sd: shape (point,), in original units.
+        y, mean: shape (point,), in original units.
+        aleatoric_sd, epistemic_sd: shape (point,); None where only the predictive draws are known.
+        total_sd: shape (point,), of both parts, else of the draws.
         draws: predictive draws of y, shape (sample, point), or None.
         held_out: False where only the training data could be used.
     """
@@ -172,8 +174,8 @@ def _held_out_points(
     draws = None
     if stored is not None:
         draws_of_output = one_output(stored, output)
-        in_order = "sample" in draws_of_output.dims
-        draws = draws_of_output.values if in_order else draws_first(draws_of_output)
+        of_chains = set(SAMPLE_DIMS) <= set(draws_of_output.dims)
+        draws = draws_first(draws_of_output) if of_chains else draws_of_output.values
     aleatoric = _stored_sd(evidence, "aleatoric", output)
     epistemic = _stored_sd(evidence, "epistemic", output)
     if aleatoric is not None and epistemic is not None:

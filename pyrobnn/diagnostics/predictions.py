@@ -195,7 +195,7 @@ def _beside_linear_model(evidence: Evidence, limits: Limits) -> Found | None:
         return None
     if not evidence.predicts_classes:
         # what a finite number of right draws costs
-        achieved = achieved / (1.0 + 1.0 / predicted.sizes["sample"])
+        achieved = achieved / (1.0 + 1.0 / len(predicted["y_sample"]))
     p = _p_of_worse(
         baseline_points - achieved if evidence.predicts_classes else achieved - baseline_points
     )

@@ -18,6 +18,7 @@ from sklearn.linear_model import BayesianRidge
 from torch import Tensor, nn
 
 from pyrobnn.core.findings import warn
+from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.estimators.climb import Climb, climb, log_prior, squared_ratio, with_known_noise
 from pyrobnn.estimators.comparison import gain, quiet
 from pyrobnn.estimators.fits import RunOptions
@@ -85,16 +86,7 @@ def empirical_bayes(
 def subset(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """At most MAX_TRIED_ROWS of them, evenly spaced."""
     count = min(len(x), MAX_TRIED_ROWS)
-    keep = (
-        torch.linspace(
-            0,
-            len(x) - 1,
-            count,
-            dtype=torch.float64,
-        )
-        .round()
-        .long()
-    )
+    keep = evenly_spaced(len(x), count, torch.float64)
     return x[keep], y[keep]
 
 

@@ -12,6 +12,7 @@ from matplotlib.lines import AxLine
 from numpy.typing import ArrayLike
 
 from pyrobnn.diagnostics.evidence import Evidence, Trees, gather
+from pyrobnn.plots.current import ink, legend_columns, muted, small_text
 
 # FITS and PALETTE are for figures of a user's own: a page of panels and its look come from one module
 from pyrobnn.plots.look import ALEATORIC, EPISTEMIC, FITS, INK, MUTED, PALETTE, style  # noqa: F401
@@ -114,15 +115,22 @@ def bands(
 def legend_below(figure: Figure, ax: Axes) -> None:
     """The legend of one axes below the figure, which grows by it: many entries lie over no data."""
     handles, labels = ax.get_legend_handles_labels()
-    columns = 2 if max(map(len, labels), default=0) > 18 else 3
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + 0.17 * -(-len(labels) // columns))
+    columns = legend_columns(2 if max(map(len, labels), default=0) > 18 else 3)
+    grow_for_legend(figure, len(labels), columns)
     figure.legend(
         handles,
         labels,
         loc="outside lower center",
         ncols=columns,
     )
+
+
+def grow_for_legend(figure: Figure, num_labels: int, columns: int) -> None:
+    """Make the figure as much higher as a legend below it takes."""
+    line_height = 1.53 * small_text() / 72  # inches
+    num_lines = -(-num_labels // columns)
+    width, height = figure.get_size_inches()
+    figure.set_size_inches(width, height + line_height * num_lines)
 
 
 def brief(text: str, width: int = 22) -> str:
@@ -139,7 +147,7 @@ def empty_panel(ax: Axes, message: str) -> None:
         message,
         ha="center",
         va="center",
-        color=MUTED,
+        color=muted(),
         transform=ax.transAxes,
         wrap=True,
     )
@@ -181,7 +189,7 @@ def one_each(
 
 def reference_line(ax: Axes, level: float | None = None) -> None:
     """The dashed line of what is right: a level, else the diagonal."""
-    look: dict[str, Any] = {"color": INK, "lw": 0.9, "ls": (0, (4, 2))}
+    look: dict[str, Any] = {"color": ink(), "lw": 0.9, "ls": (0, (4, 2))}
     if level is None:
         # unlike axline it leaves the limits to the data
         ax.add_artist(AxLine((0, 0), None, 1, **look))

@@ -6,8 +6,10 @@ of uncertainty: sand for aleatoric (noise that stays) and blue for epistemic (wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import matplotlib
@@ -21,25 +23,64 @@ _RULE = "#d5dae1"
 ALEATORIC = "#e69f00"
 EPISTEMIC = "#0072b2"
 PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#8c6bb1")
+#: points of small text on a page
+SMALL_TEXT = 8.0
 #: of what misses
 ALERT = PALETTE[1]
 #: of lines that stand for a fit each: the colours of an alert and of the two kinds of uncertainty come last
 FITS = ("#009e73", "#cc79a7", "#56b4e9", "#8c6bb1", "#7f7f7f", "#d55e00", "#0072b2", "#e69f00")
 
-#: how a figure is saved, by what it is for
-KINDS: dict[str, dict[str, Any]] = {
-    "paper": {"savefig.dpi": 300},
-    "slides": {"savefig.dpi": 220, "savefig.transparent": True},
+
+@dataclass(frozen=True)
+class _Kind:
+    """What a figure is for: its colours of text, how much larger than a page's its text is, background and resolution.
+
+    Attributes:
+        ink, muted: of text and of what is less important than text.
+        rule: of the grid.
+        text_scale: size of the text over that on a page.
+        saved: matplotlib's settings of the background and of ``savefig``.
+    """
+
+    ink: str = INK
+    muted: str = MUTED
+    rule: str = _RULE
+    text_scale: float = 1.0
+    saved: Mapping[str, float | bool | str] = field(default_factory=dict)
+
+
+_ON_SLIDES: dict[str, float | bool | str] = {
+    "savefig.dpi": 220,
+    "savefig.transparent": True,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
 }
+_KINDS = {
+    "paper": _Kind(saved={"savefig.dpi": 300}),
+    "slides": _Kind(text_scale=1.5, saved=_ON_SLIDES),
+    "dark_slides": _Kind(
+        ink="#f2f4f7",
+        muted="#aab3bf",
+        rule="#4a525d",
+        text_scale=1.5,
+        saved=_ON_SLIDES,
+    ),
+}
+_ON_A_PAGE = _Kind()
+#: of the block that surrounds another, which keeps it
+_surrounding: ContextVar[_Kind] = ContextVar("surrounding", default=_ON_A_PAGE)
 
 
 @contextmanager
 def style(kind: str | None = None) -> Iterator[None]:
     """Apply the project's matplotlib style inside the block and restore every setting after it.
 
+    Figures of :mod:`pyrobnn.plots` that are drawn inside the block have its look.
+
     Args:
-        kind: how figures are saved: ``"paper"`` at 300 dots per inch, ``"slides"`` at 220 without a background; None
-            for what is set outside of the block.
+        kind: what figures are for. ``"paper"``: saved at 300 dots per inch. ``"slides"``: text 1.5 times as large,
+            saved at 220 dots per inch without a background. ``"dark_slides"``: the same with light text, axes and
+            points, for a dark background. None: that of the block around this one, else the look of a page.
 
     Raises:
         ValueError: another kind.
@@ -48,45 +89,59 @@ def style(kind: str | None = None) -> Iterator[None]:
 
     Example:
         >>> with style("slides"):
-        ...     matplotlib.rcParams["savefig.transparent"]
-        True
+        ...     matplotlib.rcParams["font.size"], matplotlib.rcParams["savefig.transparent"]
+        (13.5, True)
     """
-    chosen = {} if kind is None else KINDS[check_choice("kind", kind, tuple(KINDS))]
+    if kind is None:
+        chosen = _surrounding.get()
+    else:
+        chosen = _KINDS[check_choice("kind", kind, tuple(_KINDS))]
+    entered = _surrounding.set(chosen)
+    try:
+        with matplotlib.rc_context(_settings(chosen)):
+            yield
+    finally:
+        _surrounding.reset(entered)
+
+
+def _settings(kind: _Kind) -> dict[str, Any]:
+    """Matplotlib's settings for figures of a kind."""
+    body = 9.0 * kind.text_scale
+    small = SMALL_TEXT * kind.text_scale
     ticks = {
-        "color": MUTED,
-        "labelcolor": INK,
-        "labelsize": 8.0,
+        "color": kind.muted,
+        "labelcolor": kind.ink,
+        "labelsize": small,
         "major.width": 0.7,
     }
     settings: dict[str, Any] = {
         "figure.dpi": 110,
-        "font.size": 9.0,
-        "axes.edgecolor": MUTED,
+        "font.size": body,
+        "axes.edgecolor": kind.muted,
         "axes.linewidth": 0.7,
-        "axes.labelcolor": INK,
-        "axes.labelsize": 9.0,
-        "axes.titlesize": 10.0,
+        "axes.labelcolor": kind.ink,
+        "axes.labelsize": body,
+        "axes.titlesize": 10.0 * kind.text_scale,
         "axes.titleweight": "bold",
         "axes.titlelocation": "left",
-        "axes.titlecolor": INK,
+        "axes.titlecolor": kind.ink,
         "axes.spines.top": False,
         "axes.spines.right": False,
         "axes.grid": True,
         "axes.axisbelow": True,
         "axes.prop_cycle": cycler(color=PALETTE),
-        "grid.color": _RULE,
+        "grid.color": kind.rule,
         "grid.linewidth": 0.5,
-        "text.color": INK,
+        "text.color": kind.ink,
         # a label is the user's text: a dollar sign in it does not start a formula
         "text.parse_math": False,
         "legend.frameon": False,
-        "legend.fontsize": 8.0,
+        "legend.fontsize": small,
         "lines.linewidth": 1.4,
     }
     for name, value in ticks.items():
         settings |= {f"xtick.{name}": value, f"ytick.{name}": value}
-    with matplotlib.rc_context(settings | chosen):
-        yield
+    return settings | dict(kind.saved)
 
 
 def fit_line(index: int) -> dict[str, Any]:

@@ -24,12 +24,14 @@ from pyrobnn.plots.canvas import (
     bands,
     brief,
     empty_panel,
+    grow_for_legend,
     legend_below,
     one_each,
     panels,
     reference_line,
 )
-from pyrobnn.plots.look import ALEATORIC, ALERT, EPISTEMIC, INK, MUTED, fit_line, style
+from pyrobnn.plots.current import ink, legend_columns, muted, small_text
+from pyrobnn.plots.look import ALEATORIC, ALERT, EPISTEMIC, fit_line, style
 
 #: points of a panel that are drawn
 MAX_POINTS = 400
@@ -108,12 +110,16 @@ def _common_legend(figure: Figure, axes: np.ndarray, columns: int) -> None:
         drawn, labels = ax.get_legend_handles_labels()
         handles |= dict(zip(labels, drawn, strict=True))
     if handles:
+        fitting = legend_columns(columns)
+        if fitting < columns:
+            # larger text: the panels keep their height
+            grow_for_legend(figure, len(handles), fitting)
         values = list(handles.values())
         figure.legend(
             values,
             list(handles),
             loc="outside lower center",
-            ncols=columns,
+            ncols=fitting,
         )
 
 
@@ -151,7 +157,7 @@ def _draw_bands_and_strip(
     truth = evidence.variable(GRID, "true_f")
     if truth is not None:
         dashed: dict[str, Any] = {
-            "color": INK,
+            "color": ink(),
             "linewidth": 1.0,
             "linestyle": (0, (4, 2)),
         }
@@ -201,7 +207,7 @@ def _data_points(ax: Axes, evidence: Evidence, output: int) -> None:
             x[at],
             y[at],
             ".",
-            color=INK,
+            color=ink(),
             markersize=3,
             alpha=0.55,
             label="data",
@@ -219,7 +225,7 @@ def _mark_gap(
     if gap is None:
         return
     look: dict[str, Any] = {
-        "color": MUTED,
+        "color": muted(),
         "alpha": 0.10,
         "linewidth": 0,
         "zorder": 0,
@@ -236,7 +242,7 @@ def _mark_gap(
     strip.set_title(
         text,
         loc="right",
-        fontsize=8,
+        fontsize=small_text(),
         fontweight="normal",
         pad=3,
     )
@@ -304,7 +310,7 @@ def predicted_vs_observed(trees: Trees, *, output: int = 0) -> Figure:
             shown,
             transform=ax.transAxes,
             va="top",
-            fontsize=8,
+            fontsize=small_text(),
         )
         ax.margins(y=0.12)  # room for it above the highest point
         name = outcome_label(evidence, output)
@@ -339,7 +345,7 @@ def calibration(trees: Trees, *, output: int = 0) -> Figure:
     """
     levels = np.linspace(0.0, 1.0, 41)
     with style():
-        figure, axes = panels(1, size=(4.2, 3.6))
+        figure, axes = panels(1, size=(3.5, 3.1))
         ax = axes[0, 0]
         counts = []
         for index, (label, evidence) in enumerate(gather(trees).items()):
@@ -373,7 +379,7 @@ def _draw_calibrated(ax: Axes, levels: np.ndarray, num_points: int) -> None:
         low,
         high,
         label="calibrated, 95 % range",
-        color=MUTED,
+        color=muted(),
         alpha=0.15,
         lw=0,
         zorder=0,
@@ -391,8 +397,8 @@ def _draw_calibrated(ax: Axes, levels: np.ndarray, num_points: int) -> None:
         "below: overconfident",
         transform=ax.transAxes,
         ha="right",
-        color=MUTED,
-        fontsize=8,
+        color=muted(),
+        fontsize=small_text(),
     )
 
 
@@ -423,7 +429,7 @@ def reliability(trees: Trees) -> Figure:
             confidence,
             bins=np.linspace(0, 1, 21).tolist(),
             weights=shares,
-            color=MUTED,
+            color=muted(),
             alpha=0.25,
         )
         reference_line(ax)
@@ -442,7 +448,7 @@ def reliability(trees: Trees) -> Figure:
             f"ECE {ece:.3f}",
             transform=ax.transAxes,
             va="top",
-            fontsize=8,
+            fontsize=small_text(),
         )
         ax.set(
             xlim=(0, 1),

@@ -20,6 +20,7 @@ from pyrobnn.report import arviz_figures
 from pyrobnn.report.figures import SECTIONS, build_sections
 from pyrobnn.report.results import COLUMNS, Column, Results, Row, best_labels
 from pyrobnn.report.sentences import (
+    beside_reference,
     conclude,
     facts,
     headline,
@@ -95,6 +96,7 @@ def write_report(
         table=_table(results),
         num_methods=len(results.rows),
         reference=results.reference,
+        beside_reference=beside_reference(results.rows, results.reference),
         lost=list(itertools.chain.from_iterable(row.lost for row in results.rows)),
         sections=build_sections(results.trees),
         section_titles=SECTIONS,
@@ -239,6 +241,11 @@ def _table(results: Results) -> dict[str, object]:
     return {"columns": columns, "rows": [(row.label, cells(row)) for row in rows]}
 
 
+def _size_in_words(num_chains: int, num_draws: int) -> str:
+    draws = "1 draw" if num_draws == 1 else f"{num_draws:,} draws"
+    return draws if num_chains == 1 else f"{num_chains} chains of {draws}"
+
+
 def _run(label: str, evidence: Evidence) -> dict[str, object]:
     """The settings of a run, and how many draws it has in brief."""
     sizes = evidence.tree[POSTERIOR].sizes if POSTERIOR in evidence.tree.children else {}
@@ -252,6 +259,6 @@ def _run(label: str, evidence: Evidence) -> dict[str, object]:
             shown[name_in_words(name)] = words
     return {
         "label": label,
-        "brief": f"{sizes.get('chain', 1)} × {sizes.get('draw', 1)} draws",
+        "brief": _size_in_words(sizes.get("chain", 1), sizes.get("draw", 1)),
         "settings": shown | {"groups": ", ".join(sorted(evidence.tree.children))},
     }

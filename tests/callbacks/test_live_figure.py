@@ -42,7 +42,7 @@ def notebook(monkeypatch):
     shower = types.ModuleType("IPython.display")
     getter.get_ipython = object
     shower.display = display
-    shower.Image = lambda data: data
+    shower.Image = lambda data, retina: data
     for module in (fake, core, getter, shower):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     return shown

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import trees as factory
 import xarray as xr
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
@@ -37,6 +38,16 @@ def texts(figure: Figure) -> str:
     return " ".join(
         t.get_text() for ax in figure.axes for t in (*ax.texts, ax.title, ax._left_title)
     )
+
+
+def words(figure: Figure) -> list[Text]:
+    """Titles, labels of axes and the legend, in order."""
+    of_axes = [
+        text
+        for ax in figure.axes
+        for text in (ax._left_title, ax._right_title, ax.xaxis.label, ax.yaxis.label)
+    ]
+    return [*of_axes, *figure.legends[0].get_texts()]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -107,10 +118,29 @@ def test_a_figure_for_slides_has_no_background(tmp_path) -> None:
             figure.savefig(tmp_path / f"{kind}.png")
         assert matplotlib.image.imread(tmp_path / f"{kind}.png")[0, 0, 3] == corner
     with (
-        pytest.raises(ValueError, match="'kind' must be one of 'paper', 'slides'"),
+        pytest.raises(ValueError, match="'kind' must be one of 'paper', 'slides', 'dark_slides'"),
         style("poster"),
     ):
         pass
+
+
+@pytest.mark.parametrize(("kind", "light"), [("slides", False), ("dark_slides", True)])
+def test_a_figure_for_slides_has_text_of_a_slide_s_size(kind: str, light: bool) -> None:
+    trees = {"nuts": KINDS["regression_1d"], "svi": KINDS["regression_1d"]}
+    page = plots.predictive_bands(trees)
+    with style(kind):
+        slide = plots.predictive_bands(trees)
+    slide.draw_without_rendering()
+    assert texts(page) == texts(slide)
+    for small, large in zip(words(page), words(slide), strict=True):
+        assert large.get_fontsize() == pytest.approx(1.5 * small.get_fontsize())
+        assert (np.mean(to_rgb(large.get_color())) > 0.6) == light
+    (data,) = (line for line in slide.axes[0].lines if line.get_label() == "data")
+    assert (np.mean(to_rgb(data.get_color())) > 0.6) == light
+    legend = slide.legends[0].get_window_extent()
+    assert legend.x0 >= 0 and legend.x1 <= slide.bbox.x1
+    # a figure that is drawn after the block is one for a page
+    assert plots.predictive_bands(trees).axes[0].title.get_fontsize() == 10.0
 
 
 def test_style_is_restored_after_an_error() -> None:

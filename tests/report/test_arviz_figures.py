@@ -7,9 +7,11 @@ import re
 import matplotlib
 import numpy as np
 import pytest
+import torch
 import trees as factory
 import xarray as xr
 
+import pyrobnn as pb
 from pyrobnn.diagnostics.evidence import Evidence
 from pyrobnn.report import arviz_figures, write_report
 
@@ -116,3 +118,27 @@ def test_without_arvizs_plots_a_line_says_how_to_get_them_and_nothing_else_chang
     assert SECTION.sub("", bare) == SECTION.sub("", page)
     of_approximations = {"svi": runs["svi"]}
     assert "arviz" not in write_report(of_approximations, tmp_path / "svi.html").read_text("utf-8")
+
+
+@needs_arviz_plots()
+def test_arviz_draws_outcomes_of_a_method_of_few_draws():
+    """Replicates beside ``y``, along a dimension that ArviZ stacks chains and draws as, were an error of its plots."""
+    import arviz_base
+    import arviz_plots
+    import matplotlib.pyplot as plt
+
+    rng = np.random.default_rng(0)
+    x = torch.linspace(-1, 1, 30)[:, None]
+    y = torch.sin(3 * x) + 0.2 * torch.as_tensor(rng.normal(size=(30, 1)), dtype=torch.float32)
+    model = pb.BNN(
+        pb.networks.mlp(1, (3,), seed=0),
+        pb.priors.FanInNormal(1.0),
+        pb.likelihoods.HomoskedasticGaussian(0.2),
+    )
+    few = pb.DeepEnsemble(num_members=4, num_steps=20, compile=False)
+    tree = few.fit(model, x, y, seed=0).to_datatree(x, y, test=(x, y))
+    drawn = arviz_plots.plot_ppc_dist(tree, num_samples=4, backend="matplotlib")
+    plt.close(drawn.viz["figure"].item())
+    assert list(drawn.viz["plot"].data_vars) == ["y"]
+    for group in ("posterior_predictive", "predictions"):
+        assert arviz_base.extract(tree, group=group).sizes["sample"] == 4

@@ -571,7 +571,16 @@ def test_few_draws_of_classes_have_replicates_enough_for_a_check():
     tree = pb.Posterior(
         model, draws, meta={"method": "DeepEnsemble", "kind": "independent"}
     ).to_datatree(x, y)
-    assert tree["posterior_predictive"]["y_sample"].shape == (200, 30)
+    assert tree["replicates"]["y"].shape == (200, 30)
+    assert list(tree["posterior_predictive"].data_vars) == ["y"]
+    # files of 0.2 have them beside y
+    old = tree.copy()
+    several = old["replicates"]["y"].rename({"replicate": "sample"})
+    old["posterior_predictive"]["y_sample"] = several
+    del old["replicates"]
+    replicates = [Evidence(stored).replicates(whole=True)[0] for stored in (tree, old)]
+    np.testing.assert_array_equal(*replicates)
+    assert len(replicates[0]) == 200
 
 
 def test_the_settings_are_said_in_words_and_compiling_stands_beside_the_fit(tmp_path: Path) -> None:
@@ -590,3 +599,4 @@ def test_the_settings_are_said_in_words_and_compiling_stands_beside_the_fit(tmp_
     for name in ("findings", "log evidence"):  # there are none
         assert f"<dt>{name}</dt>" not in settings
     assert '<td>1.5 <span class="se">+ 3.2</span></td>' in page
+    assert "4 chains of 100 draws" in settings
