@@ -46,9 +46,10 @@ from pyrobnn.estimators.auto import (
 )
 from pyrobnn.estimators.chains_of_fit import at_posterior
 from pyrobnn.estimators.comparison import gain, one_thread, quiet
-from pyrobnn.estimators.empirical_bayes import empirical_bayes, left_out, left_out_labels, subset
+from pyrobnn.estimators.empirical_bayes import empirical_bayes, subset
 from pyrobnn.estimators.features import Offset
 from pyrobnn.estimators.fits import Fit, RunOptions
+from pyrobnn.estimators.left_out import left_out, left_out_labels
 from pyrobnn.estimators.selection import count_likelihood, search_rule
 from pyrobnn.estimators.wide import lifted
 from pyrobnn.inference.fitting.batches import MAX_WHOLE_ROWS
