@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -189,10 +189,10 @@ class SMC(Method):
         )
         started = time.perf_counter()
         with full_float32(problem.device), torch.no_grad():
-            course = _Course(self, problem, run)
             stage = run.stages.begin()
+            course = _Course(self, problem, run, stage)
             with course.watch, stage:
-                course.run(stage)
+                course.run()
             z, log_joint, ancestor = course.draws()
             draws = density.constrain(z)
         stopped = course.watch.stopped
@@ -216,7 +216,7 @@ class SMC(Method):
             },
             sample_stats={"lp": log_joint, "ancestor": ancestor},
             log_evidence=course.total,
-            history=rung_history(course.rungs),
+            history=rung_history(course.reached.rungs),
             meta={
                 **course.facts(),
                 "stopped": stopped,
@@ -239,16 +239,13 @@ class _Course:
 
     Attributes:
         compiled: the tempered gradient.
-        particles: as they are now.
-        signs: what the particles showed at the last temperature.
-        rungs: what happened at each temperature.
-        weighing: the last run of the ladders; None where there was none.
+        reached: how far the fit has come.
     """
 
     compiled: Batched
-    particles: Population
+    reached: _Reached
 
-    def __init__(self, config: SMC, problem: Problem, run: FitRun) -> None:
+    def __init__(self, config: SMC, problem: Problem, run: FitRun, stage: Stage) -> None:
         self._config = config
         self._problem = problem
         self._run = run
@@ -262,20 +259,14 @@ class _Course:
             metrics=("beta", "acceptance_rate", "moves"),
             worth_keeping=lambda: bool(self._rounds),
         )
-        self.rungs: list[Rung] = []
-        self.signs: Signs | None = None
-        self.weighing: Weighing | None = None
-        # of the ladders, where there are any, and where they are
+        # of the ladders, where there are any
         self._exchange: Exchange | None = None
-        self._ladders: _Ladders | None = None
-        # states of each temperature, from which the ladders begin
-        self._levels: list[Level] = []
         # positions, log joints and ancestors of all islands, (island, draw, …), in the order they were drawn
         self._rounds: list[list[Tensor]] = []
         self._progress = _Progress(self.watch)
-        self._stage = Stage()
+        self._stage = stage
 
-    def run(self, stage: Stage) -> None:
+    def run(self) -> None:
         """All temperatures, and the draws at the last; Refused where data are impossible or temperatures spent."""
         config = self._config
         z = self._prior(config.num_particles, self._run.seed)
@@ -287,16 +278,16 @@ class _Course:
             say=self.watch.say,
         )
         tempering = Tempering(self.compiled.evaluate, config.max_leapfrogs, config.max_moves)
-        self.particles = tempering.start(z, config.num_islands, self._run.seed)
-        self._stage = stage
-        stage.resume(self)
-        if not self.particles.possible():
+        self.reached = _Reached(tempering.start(z, config.num_islands, self._run.seed))
+        self._stage.resume(self)
+        particles = self.reached.particles
+        if not particles.possible():
             raise Refused(
-                f"in none of an island's {self.particles.num_each} draws from the prior do the data have a finite "
+                f"in none of an island's {particles.num_each} draws from the prior do the data have a finite "
                 "likelihood: check the supports and scales of prior and likelihood, or use more num_particles"
             )
         self._climb(tempering)
-        signs = self.signs or self._look_for_modes(tempering)
+        signs = self.reached.signs or self._look_for_modes(tempering)
         if signs.parted:
             self._weigh_modes(tempering)
         else:
@@ -310,17 +301,22 @@ class _Course:
 
     def _climb(self, tempering: Tempering) -> None:
         """All temperatures, one after the other."""
-        while self.particles.beta < 1.0:
-            if len(self.rungs) == _MAX_TEMPERATURES:
+        while self.reached.particles.beta < 1.0:
+            reached = self.reached
+            if len(reached.rungs) == _MAX_TEMPERATURES:
                 raise Refused(
-                    f"{len(self.rungs)} temperatures led to beta = {self.particles.beta:.3g} only, of 1: the prior is "
+                    f"{_MAX_TEMPERATURES} temperatures led to beta = {reached.particles.beta:.3g} only, of 1: the prior is "
                     "too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
             with self._stage.changing():
-                self.particles, rung = tempering.climb(self.particles, self._config.ess)
-                self.rungs.append(rung)
-                self._levels.append(self.particles.level(_STATES_PER_LEVEL))
-            if self._report("tempering", 0.97 * self.particles.beta**0.25):
+                particles, rung = tempering.climb(reached.particles, self._config.ess)
+                self.reached = replace(
+                    reached,
+                    particles=particles,
+                    rungs=[*reached.rungs, rung],
+                    levels=[*reached.levels, particles.level(_STATES_PER_LEVEL)],
+                )
+            if self._report("tempering", 0.97 * particles.beta**0.25):
                 raise ValueError(
                     f"a callback stopped the run at step {self._progress.steps}, before there was a draw"
                 )
@@ -329,12 +325,16 @@ class _Course:
     def _look_for_modes(self, tempering: Tempering) -> Signs:
         """Move the particles on from the last temperature for the signs; where they were are the first draws."""
         with self._stage.changing():
-            before = self.particles
+            reached = self.reached
+            before = reached.particles
             particles, _ = tempering.moved(before)
-            signs = Signs.of(before, particles, self.rungs)
-            self.particles = particles
-            self._levels.append(particles.level(_STATES_PER_LEVEL))
-            self.signs = signs
+            signs = Signs.of(before, particles, reached.rungs)
+            self.reached = replace(
+                reached,
+                particles=particles,
+                levels=[*reached.levels, particles.level(_STATES_PER_LEVEL)],
+                signs=signs,
+            )
             # draws that an interruption leaves have their signs
             self._rounds.append(self._draws_of(before))
         return signs
@@ -343,8 +343,9 @@ class _Course:
         """Draws at the last temperature: the particles, which have moved on, and do so where more are asked for."""
         while not self._enough():
             with self._stage.changing():
-                self._rounds.append(self._draws_of(self.particles))
-                self.particles, _ = tempering.moved(self.particles)
+                self._rounds.append(self._draws_of(self.reached.particles))
+                particles, _ = tempering.moved(self.reached.particles)
+                self.reached = replace(self.reached, particles=particles)
             self._stage.keep()
 
     @staticmethod
@@ -365,30 +366,28 @@ class _Course:
     def _weigh_modes(self, tempering: Tempering) -> None:
         """Draws and evidence of ladders between all temperatures; of the climb alone where they cost too much."""
         exchange = self._exchange or self._new_exchange()
-        if self._ladders is None:
-            self._ladders = _Ladders(exchange.start(self._levels))
-        while self._ladders.num_adapted < _NUM_ADAPTATIONS:
-            num_adapted = self._ladders.num_adapted
+        ladders = self.reached.ladders or _Ladders(exchange.start(self.reached.levels))
+        while ladders.num_adapted < _NUM_ADAPTATIONS:
             # those of the adaptations that are left, and of the first weighed run
-            num_steps = (_NUM_ADAPTATIONS - num_adapted + 2) * _ADAPTATION_STEPS
-            if not self._affords(self._ladders.now, num_steps):
+            num_steps = (_NUM_ADAPTATIONS - ladders.num_adapted + 2) * _ADAPTATION_STEPS
+            if not self._affords(ladders.now, num_steps):
                 self._sample(tempering)
                 return
             with self._stage.changing():
-                adapted = exchange.adapted(self._ladders.now, _ADAPTATION_STEPS)
-                self._ladders = _Ladders.adapted(adapted, num_adapted + 1)
+                adapted = exchange.adapted(ladders.now, _ADAPTATION_STEPS)
+                ladders = _Ladders.adapted(adapted, ladders.num_adapted + 1)
+                self.reached = replace(self.reached, ladders=ladders)
             if self._stopped_exchanging():
                 return
             self._stage.keep()
-        self._weigh(exchange)
+        ladders = self._weigh(exchange, ladders)
         # further draws, which are not weighed
         while self.watch.stopped != "callback" and not self._enough():
             with self._stage.changing():
-                ladders, passage = exchange.run(
-                    self._ladders.now, _ADAPTATION_STEPS, self._num_kept
-                )
+                moved, passage = exchange.run(ladders.now, _ADAPTATION_STEPS, self._num_kept)
                 self._rounds.append(passage.draws(self._config.num_islands))
-                self._ladders = replace(self._ladders, now=ladders)
+                ladders = replace(ladders, now=moved)
+                self.reached = replace(self.reached, ladders=ladders)
             self._stage.keep()
 
     def _new_exchange(self) -> Exchange:
@@ -406,37 +405,45 @@ class _Course:
     @property
     def _budget(self) -> int:
         """Gradients that the ladders may take."""
-        return _BUDGET * self.particles.num_gradients
+        return _BUDGET * self.reached.particles.num_gradients
 
     def _affords(self, ladders: Ladders, num_steps: int) -> bool:
         """Whether the budget allows so many steps more. The first is taken for a gradient of every state, the least."""
         gradients_per_step = ladders.num_gradients / max(1, ladders.num_steps)
         return ladders.num_gradients + gradients_per_step * num_steps <= self._budget
 
-    def _weigh(self, exchange: Exchange) -> None:
+    def _weigh(self, exchange: Exchange, ladders: _Ladders) -> _Ladders:
         """Runs of ladders, each twice as long as the one before, until they are at rest or the budget is spent."""
-        while self._ladders is not None and not self._ladders.weighed:
-            ladders = self._ladders
+        while not ladders.weighed:
             cost = ladders.gradients_per_step * ladders.num_steps
             if ladders.now.num_gradients + cost > self._budget:
-                return
+                break
             with self._stage.changing():
-                self._ladders = self._weighed(exchange, ladders)
-            if not self._ladders.weighed and self._stopped_exchanging():
-                return
+                ladders = self._weighed(exchange, ladders)
+                self.reached = replace(self.reached, ladders=ladders)
+            if not ladders.weighed and self._stopped_exchanging():
+                break
             self._stage.keep()
+        return ladders
 
     def _weighed(self, exchange: Exchange, before: _Ladders) -> _Ladders:
         """One run of the ladders, and how long the next one is."""
         num_islands = self._config.num_islands
         ladders, passage = exchange.run(before.now, before.num_steps, self._num_kept)
         gradients_per_step = (ladders.num_gradients - before.now.num_gradients) / before.num_steps
-        self.weighing = Weighing.of(passage, num_islands, ladders, self.weighing, self._budget)
+        weighing = Weighing.of(
+            passage,
+            num_islands,
+            ladders,
+            self.reached.weighing,
+            self._budget,
+        )
+        self.reached = replace(self.reached, weighing=weighing)
         # these replace the draws of the run before
-        self._rounds = [passage.draws(num_islands)]
-        if self.weighing.at_rest:
+        self._rounds[:] = [passage.draws(num_islands)]
+        if weighing.at_rest:
             return replace(before, now=ladders, weighed=True)
-        if self.weighing.drifts(_MAX_DRIFT):
+        if weighing.drifts(_MAX_DRIFT):
             # half of the ladders cost as much less a step
             gradients_per_step /= ladders.num_ladders
             ladders = exchange.halved(ladders)
@@ -459,44 +466,21 @@ class _Course:
 
     def state(self) -> dict[str, Any]:
         """Particles, temperatures, draws and ladders, as they are between two steps."""
-        ladders = None
-        if self._ladders is not None and self._exchange is not None:
-            now = fields_of(self._ladders.now) | {"states": list(self._ladders.now.states)}
-            ladders = fields_of(self._ladders) | {"now": now}
-            ladders["random"] = self._exchange.random.get_state()
+        random = None if self._exchange is None else self._exchange.random.get_state()
         return {
-            "particles": fields_of(self.particles),
-            "rungs": [list(rung) for rung in self.rungs],
-            "signs": None if self.signs is None else list(self.signs),
-            "weighing": None if self.weighing is None else self.weighing.state(),
-            "levels": [list(level) for level in self._levels],
+            **self.reached.state(),
             "rounds": self._rounds,
             "steps": self._progress.steps,
-            "ladders": ladders,
+            "random": random,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what :meth:`state` gave."""
-        states = tuple((z, log_likelihood) for z, log_likelihood in state["particles"]["states"])
-        self.particles = Population(**{**state["particles"], "states": states})
-        self.rungs = [Rung(*rung) for rung in state["rungs"]]
-        self.signs = None if state["signs"] is None else Signs(*state["signs"])
-        self.weighing = None if state["weighing"] is None else Weighing.restored(state["weighing"])
-        self._levels = [Level(*level) for level in state["levels"]]
-        self._rounds = state["rounds"]
+        self.reached = _Reached.restored(state)
+        self._rounds[:] = state["rounds"]
         self._progress.steps = state["steps"]
-        if state["ladders"] is not None:
-            saved = dict(state["ladders"])
-            self._new_exchange().random.set_state(saved.pop("random").cpu())
-            now = saved["now"]
-            restored = {
-                "states": States(*now["states"]),
-                "fresh": tuple(now["fresh"]),
-                # these are the host's
-                "betas": now["betas"].cpu(),
-                "step_size": now["step_size"].cpu(),
-            }
-            self._ladders = _Ladders(**{**saved, "now": Ladders(**{**now, **restored})})
+        if state["random"] is not None:
+            self._new_exchange().random.set_state(state["random"].cpu())
 
     @property
     def _num_kept(self) -> int:
@@ -507,16 +491,16 @@ class _Course:
     @property
     def log_evidence(self) -> Tensor:
         """Log evidence of each island."""
-        if self.weighing is None:
-            return self.particles.log_evidence
-        return self.weighing.estimate.islands
+        if self.reached.weighing is None:
+            return self.reached.particles.log_evidence
+        return self.reached.weighing.estimate.islands
 
     @property
     def total(self) -> float:
         """Log evidence of all islands."""
-        if self.weighing is None:
+        if self.reached.weighing is None:
             return log_mean(self.log_evidence)
-        return self.weighing.estimate.log_evidence
+        return self.reached.weighing.estimate.log_evidence
 
     @property
     def interval(self) -> list[float] | None:
@@ -524,7 +508,7 @@ class _Course:
         error = self.error
         if error is None:
             return None
-        if self.weighing is None:
+        if self.reached.weighing is None:
             half = student_width(error, self._config.num_islands)
         else:
             half = 1.96 * error
@@ -533,12 +517,12 @@ class _Course:
     @property
     def error(self) -> float | None:
         """Standard error of the log evidence."""
-        if self.weighing is not None:
-            return self.weighing.estimate.whole_error
+        if self.reached.weighing is not None:
+            return self.reached.weighing.estimate.whole_error
         spread = standard_error(self.log_evidence)
         if spread is None:
             return None
-        ancestor = self.particles.ancestor.unflatten(0, (self._config.num_islands, -1))
+        ancestor = self.reached.particles.ancestor.unflatten(0, (self._config.num_islands, -1))
         return max(spread, error_of_families(ancestor))
 
     @property
@@ -548,7 +532,7 @@ class _Course:
 
     def _report(self, phase: str, bar_share: float, draws: int = 0) -> bool:
         """Tell bar and callbacks where the course is; True if a callback asks to stop."""
-        rung = self.rungs[-1]
+        rung = self.reached.rungs[-1]
         metrics = {
             "phase": phase,
             "beta": rung.beta,
@@ -557,7 +541,7 @@ class _Course:
             "step_size": rung.step_size,
             "moves": rung.moves,
             "draws": draws,
-            "snapshot": partial(self._snapshot, self.particles.z),
+            "snapshot": partial(self._snapshot, self.reached.particles.z),
         }
         return self._progress.report(metrics, bar_share)
 
@@ -589,20 +573,20 @@ class _Course:
         if interval is not None and error is not None and error > 0.5:  # nats
             low, high = interval
             findings.append(Finding("evidence_uncertain", {"low": low, "high": high}))
-        if self.weighing is None:
+        if self.reached.weighing is None:
             return findings + self._findings_of_climb(error)
-        if not self.weighing.known:
-            findings.append(Finding("modes_unsettled", self.weighing.numbers))
+        if not self.reached.weighing.known:
+            findings.append(Finding("modes_unsettled", self.reached.weighing.numbers))
         return findings
 
     def _findings_of_climb(self, error: float | None) -> list[Finding]:
         """What the user has to know of particles that no ladders weigh."""
         findings = []
-        if self.signs is not None and self.signs.parted:
-            worth = self.signs.worth * self._config.num_particles
+        if self.reached.signs is not None and self.reached.signs.parted:
+            worth = self.reached.signs.worth * self._config.num_particles
             numbers = {"error": error, "drift": None, "worth": worth}
             findings.append(Finding("modes_unsettled", numbers))
-        nats = lag(self.rungs)
+        nats = lag(self.reached.rungs)
         if nats > 0.5 + 2.0 * (error or 0.0):
             findings.append(Finding("particles_lag", {"lag": nats}))
         return findings
@@ -610,8 +594,8 @@ class _Course:
     @property
     def num_gradients(self) -> int:
         """Gradients of the particles and of the ladders that were weighed."""
-        of_ladders = 0 if self.weighing is None else self.weighing.num_gradients
-        return self.particles.num_gradients + of_ladders
+        of_ladders = 0 if self.reached.weighing is None else self.reached.weighing.num_gradients
+        return self.reached.particles.num_gradients + of_ladders
 
     def facts(self) -> dict[str, Any]:
         """What ``meta`` holds of the evidence and of its cost."""
@@ -620,13 +604,54 @@ class _Course:
             "log_evidence_error": self.error,
             "log_evidence_interval": self.interval,
             "log_evidence_by_island": self.log_evidence.tolist(),
-            "num_temperatures": len(self.rungs),
+            "num_temperatures": len(self.reached.rungs),
             "num_gradients": self.num_gradients,
-            "signs_of_modes": None if self.signs is None else self.signs._asdict(),
+            "signs_of_modes": None if self.reached.signs is None else self.reached.signs._asdict(),
         }
-        if self.weighing is not None:
-            facts["exchange"] = self.weighing.numbers
+        if self.reached.weighing is not None:
+            facts["exchange"] = self.reached.weighing.numbers
         return facts
+
+
+@dataclass(frozen=True, eq=False)
+class _Reached:
+    """How far a fit has come.
+
+    Attributes: ``particles``, as they are now; ``rungs``, what happened at each temperature; ``levels``, states of each,
+        from which ladders begin; ``signs``, what the particles showed at the last temperature; ``ladders``, where there
+        are any; ``weighing``, their last run.
+    """
+
+    particles: Population
+    rungs: list[Rung] = field(default_factory=list)
+    levels: list[Level] = field(default_factory=list)
+    signs: Signs | None = None
+    ladders: _Ladders | None = None
+    weighing: Weighing | None = None
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values, nested."""
+        return {
+            "particles": fields_of(self.particles),
+            "rungs": [list(rung) for rung in self.rungs],
+            "levels": [list(level) for level in self.levels],
+            "signs": None if self.signs is None else list(self.signs),
+            "ladders": None if self.ladders is None else self.ladders.state(),
+            "weighing": None if self.weighing is None else self.weighing.state(),
+        }
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> _Reached:
+        """What :meth:`state` gave."""
+        states = tuple((z, log_likelihood) for z, log_likelihood in state["particles"]["states"])
+        return cls(
+            particles=Population(**{**state["particles"], "states": states}),
+            rungs=[Rung(*rung) for rung in state["rungs"]],
+            levels=[Level(*level) for level in state["levels"]],
+            signs=None if state["signs"] is None else Signs(*state["signs"]),
+            ladders=None if state["ladders"] is None else _Ladders.restored(state["ladders"]),
+            weighing=None if state["weighing"] is None else Weighing.restored(state["weighing"]),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -648,6 +673,24 @@ class _Ladders:
         """Ladders after so many adaptations, whose steps say what further ones cost."""
         cost = ladders.num_gradients / ladders.num_steps
         return cls(ladders, num_adapted, gradients_per_step=cost)
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and plain values, nested."""
+        now = fields_of(self.now) | {"states": list(self.now.states)}
+        return fields_of(self) | {"now": now}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any]) -> _Ladders:
+        """What :meth:`state` gave."""
+        now = state["now"]
+        restored = {
+            "states": States(*now["states"]),
+            "fresh": tuple(now["fresh"]),
+            # these are the host's
+            "betas": now["betas"].cpu(),
+            "step_size": now["step_size"].cpu(),
+        }
+        return cls(**{**state, "now": Ladders(**{**now, **restored})})
 
 
 class _Progress:
