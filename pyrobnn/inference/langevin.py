@@ -12,9 +12,9 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ from pyrobnn.inference.chain_steps import (
     metric_of,
 )
 from pyrobnn.inference.fitting.batches import Batches
-from pyrobnn.inference.fitting.checkpoints import Stage, fields_of
+from pyrobnn.inference.fitting.checkpoints import Fields, Stage, fields_of
 from pyrobnn.inference.fitting.problem import Problem, snapshot
 from pyrobnn.inference.fitting.watch import TRACING, Watch
 from pyrobnn.posterior import Posterior
@@ -277,6 +277,24 @@ class Run:
     compile_seconds: float
 
 
+class _RecordState(TypedDict):
+    """What a checkpoint has of the record."""
+
+    losses: list[Tensor]
+    step_size: float
+    step: int
+    draws: list[list[Tensor]]
+    kinetic: Tensor
+
+
+class _WalkState(TypedDict):
+    """What a checkpoint has of the chains, the choice of their step size, and the record."""
+
+    chains: Fields
+    choice: Fields
+    record: _RecordState
+
+
 class _Record:
     """What has been drawn so far."""
 
@@ -302,7 +320,7 @@ class _Record:
         self.draws.append((state.z, lp))
         self.kinetic += state.v.square() / temperature
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _RecordState:
         """Draws, losses, and sums so far."""
         return {
             "losses": self.losses,
@@ -312,7 +330,7 @@ class _Record:
             "kinetic": self.kinetic,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _RecordState) -> None:
         """Go on from what :meth:`state` gave."""
         self.losses = list(state["losses"])
         self.step_size = state["step_size"]
@@ -423,7 +441,7 @@ class _Walk:
         self.chains = chains
         self.choice = self.chooser.begin(chains)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _WalkState:
         """Where the chains are, the choice of the step size, and the record."""
         choice = fields_of(self.choice) | {"saved": fields_of(self.choice.saved)}
         return {
@@ -432,7 +450,7 @@ class _Walk:
             "record": self.record.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _WalkState) -> None:
         """Go on from what :meth:`state` gave."""
         self.chains = State(**state["chains"])
         saved = State(**state["choice"]["saved"])

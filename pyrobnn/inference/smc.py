@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,7 +18,7 @@ from pyrobnn.core.memory import require
 from pyrobnn.core.positions import evenly_spaced
 from pyrobnn.core.seeding import generator
 from pyrobnn.inference.exchange import Estimate, Exchange, Ladders, Level, Passage, States
-from pyrobnn.inference.fitting.checkpoints import Stage, fields_of
+from pyrobnn.inference.fitting.checkpoints import Fields, Stage, fields_of
 from pyrobnn.inference.fitting.floats import full_float32
 from pyrobnn.inference.fitting.problem import (
     Problem,
@@ -305,8 +304,8 @@ class _Course:
             reached = self.reached
             if len(reached.rungs) == _MAX_TEMPERATURES:
                 raise Refused(
-                    f"{_MAX_TEMPERATURES} temperatures led to beta = {reached.particles.beta:.3g} only, of 1: the prior is "
-                    "too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
+                    f"{_MAX_TEMPERATURES} temperatures led to beta = {reached.particles.beta:.3g} only, of 1: the "
+                    "prior is too far from the posterior. Give it the scale of what you believe, lower ess, or use NUTS"
                 )
             with self._stage.changing():
                 particles, rung = tempering.climb(reached.particles, self._config.ess)
@@ -464,19 +463,19 @@ class _Course:
             self.watch.stopped = "callback"
         return stop
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _CourseState:
         """Particles, temperatures, draws and ladders, as they are between two steps."""
         random = None if self._exchange is None else self._exchange.random.get_state()
         return {
-            **self.reached.state(),
+            "reached": self.reached.state(),
             "rounds": self._rounds,
             "steps": self._progress.steps,
             "random": random,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _CourseState) -> None:
         """Go on from what :meth:`state` gave."""
-        self.reached = _Reached.restored(state)
+        self.reached = _Reached.restored(state["reached"])
         self._rounds[:] = state["rounds"]
         self._progress.steps = state["steps"]
         if state["random"] is not None:
@@ -613,13 +612,33 @@ class _Course:
         return facts
 
 
+class _ReachedState(TypedDict):
+    """What a checkpoint has of :class:`_Reached`."""
+
+    particles: Fields
+    rungs: list[list[Any]]
+    levels: list[list[Any]]
+    signs: list[float] | None
+    ladders: Fields | None
+    weighing: Fields | None
+
+
+class _CourseState(TypedDict):
+    """What a checkpoint has of a fit: the draws of each round, the steps that were reported, the ladders' generator."""
+
+    reached: _ReachedState
+    rounds: list[list[Tensor]]
+    steps: int
+    random: Tensor | None
+
+
 @dataclass(frozen=True, eq=False)
 class _Reached:
     """How far a fit has come.
 
-    Attributes: ``particles``, as they are now; ``rungs``, what happened at each temperature; ``levels``, states of each,
-        from which ladders begin; ``signs``, what the particles showed at the last temperature; ``ladders``, where there
-        are any; ``weighing``, their last run.
+    Attributes: ``particles``, as they are now; ``rungs``, what happened at each temperature; ``levels``, states of
+        each, from which ladders begin; ``signs``, what the particles showed at the last temperature; ``ladders``, where
+        there are any; ``weighing``, their last run.
     """
 
     particles: Population
@@ -629,7 +648,7 @@ class _Reached:
     ladders: _Ladders | None = None
     weighing: Weighing | None = None
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _ReachedState:
         """Tensors and plain values, nested."""
         return {
             "particles": fields_of(self.particles),
@@ -641,7 +660,7 @@ class _Reached:
         }
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> _Reached:
+    def restored(cls, state: _ReachedState) -> _Reached:
         """What :meth:`state` gave."""
         states = tuple((z, log_likelihood) for z, log_likelihood in state["particles"]["states"])
         return cls(
@@ -674,13 +693,13 @@ class _Ladders:
         cost = ladders.num_gradients / ladders.num_steps
         return cls(ladders, num_adapted, gradients_per_step=cost)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Fields:
         """Tensors and plain values, nested."""
         now = fields_of(self.now) | {"states": list(self.now.states)}
         return fields_of(self) | {"now": now}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> _Ladders:
+    def restored(cls, state: Fields) -> _Ladders:
         """What :meth:`state` gave."""
         now = state["now"]
         restored = {
@@ -818,7 +837,7 @@ class Weighing:
         return fields_of(self) | {"estimate": list(self.estimate), "before": before}
 
     @classmethod
-    def restored(cls, state: Mapping[str, Any]) -> Weighing:
+    def restored(cls, state: Fields) -> Weighing:
         """What :meth:`state` gave."""
         before = None if state["before"] is None else Estimate(*state["before"])
         return cls(**{**state, "estimate": Estimate(*state["estimate"]), "before": before})

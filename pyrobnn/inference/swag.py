@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypedDict
 
 import torch
 from torch import Tensor
@@ -248,6 +248,15 @@ class SWAG(_Averaged):
         return self.rank, self.scale
 
 
+class _MomentsState(TypedDict):
+    """What a checkpoint has of the moments."""
+
+    count: int
+    mean: Tensor
+    squares: Tensor
+    columns: list[Tensor]
+
+
 class SWAGMoments:
     r"""Running moments of iterates :math:`\theta_1, \theta_2, \dots` (dim,), in float64.
 
@@ -305,7 +314,7 @@ class SWAGMoments:
         self._squares = squares
         self._columns = columns
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _MomentsState:
         """The moments so far."""
         return {
             "count": self.count,
@@ -314,7 +323,7 @@ class SWAGMoments:
             "columns": self._columns,
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _MomentsState) -> None:
         """Go on from moments that :meth:`state` gave."""
         self.count = state["count"]
         self.mean = state["mean"].to(self.mean.device)

@@ -6,7 +6,7 @@ import abc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NotRequired, TypedDict, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,7 +18,11 @@ from pyrobnn.core.seeding import generator
 
 # `batches.read` and the like: `problem` imports this module alone
 from pyrobnn.inference.fitting.loaders import Epoch as Epoch
-from pyrobnn.inference.fitting.loaders import loader_randomness, set_loader_randomness
+from pyrobnn.inference.fitting.loaders import (
+    LoaderRandomness,
+    loader_randomness,
+    set_loader_randomness,
+)
 from pyrobnn.inference.fitting.loaders import read as read
 from pyrobnn.inference.fitting.loaders import survey as survey
 from pyrobnn.model import check_data
@@ -131,6 +135,14 @@ def same(batch: T) -> Batches[T]:
     return Independent(lambda: batch)
 
 
+class _OrderState(TypedDict):
+    """What a checkpoint has of an order: how many of its batches were taken, and the states of its generators."""
+
+    order: Tensor
+    taken: int
+    generators: NotRequired[list[Tensor]]
+
+
 class _Orders(Batches[Tensor]):
     """Row numbers (…, batch_size) of permutations of all rows, one permutation after the other.
 
@@ -161,10 +173,10 @@ class _Orders(Batches[Tensor]):
         used = self._num_data - self._num_data % self._batch_size
         self._batches = order[..., :used].split(self._batch_size, -1)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _OrderState:
         return {"order": self._order, "taken": self._taken}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _OrderState) -> None:
         if len(state["order"]):
             self._begin(state["order"].to(self._device))
         self._taken = state["taken"]
@@ -231,14 +243,21 @@ class MemberRows(_Orders):
     def _device(self) -> torch.device:
         return self._generators[0].device
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _OrderState:
         generators = [of_member.get_state() for of_member in self._generators]
         return {**super().state(), "generators": generators}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _OrderState) -> None:
         super().restore(state)
         for of_member, random in zip(self._generators, state["generators"], strict=True):
             of_member.set_state(random)
+
+
+class _StreamState(TypedDict):
+    """What a checkpoint has of a stream: the random states at the beginning of its epoch, and the batches since."""
+
+    begun: LoaderRandomness | None
+    taken: int
 
 
 class _Streamed(Batches[tuple[Tensor, ...]]):
@@ -250,7 +269,7 @@ class _Streamed(Batches[tuple[Tensor, ...]]):
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._begun: Any = None
+        self._begun: LoaderRandomness | None = None
         self._taken = 0
         self._epoch: Iterator[tuple[Any, Any]] = iter(())
 
@@ -271,10 +290,10 @@ class _Streamed(Batches[tuple[Tensor, ...]]):
         self._taken = 0
         self._epoch = iter(self._problem.loader or ())
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _StreamState:
         return {"begun": self._begun, "taken": self._taken}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _StreamState) -> None:
         if state["begun"] is None:
             return
         set_loader_randomness(self._problem.loader, self._problem.device, state["begun"])

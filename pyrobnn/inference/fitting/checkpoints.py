@@ -31,10 +31,18 @@ from pyrobnn.inference.fitting.interruption import DelayedInterrupt
 from pyrobnn.inference.fitting.problem import Problem, settings
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from pyrobnn.inference.method import FitRun, Method
 
 #: what JSON holds
 _Plain: TypeAlias = "None | bool | int | float | str | Sequence[_Plain] | Mapping[str, _Plain]"
+#: what a checkpoint holds
+Saved: TypeAlias = (
+    "None | bool | int | float | str | Tensor | Sequence[Saved] | Mapping[str, Saved]"
+)
+#: the fields of a dataclass by name, as a checkpoint holds them
+Fields: TypeAlias = dict[str, Any]
 _MAGIC = b"pyrobnn checkpoint 5\n"
 #: seconds between checkpoints
 EVERY = 60.0
@@ -96,7 +104,7 @@ def run_fingerprint(config: Method, problem: Problem, run: FitRun) -> str:
     return fingerprint(_without_addresses(plan), tensors)
 
 
-def _without_addresses(plan: Any) -> Any:
+def _without_addresses(plan: _Plain) -> Any:
     """The options without the addresses by which functions are written, other ones in every process."""
     if isinstance(plan, Mapping):
         return {name: _without_addresses(value) for name, value in plan.items()}
@@ -105,7 +113,7 @@ def _without_addresses(plan: Any) -> Any:
     return re.sub(r" at 0x[0-9a-f]+", "", plan) if isinstance(plan, str) else plan
 
 
-def write(path: str | Path, run_digest: str, state: Any) -> None:
+def write(path: str | Path, run_digest: str, state: Saved) -> None:
     """Write a state for the run with this fingerprint; a reader sees the old file or the new one, never a part."""
     path = Path(path)
     body = io.BytesIO()
@@ -144,7 +152,7 @@ def read(path: str | Path, run_digest: str) -> Any:
     return torch.load(io.BytesIO(body), weights_only=True)
 
 
-def _on_cpu(state: Any) -> Any:
+def _on_cpu(state: Saved) -> Saved:
     """The state with its tensors on the CPU, each in memory of its own size; TypeError of what a file cannot hold."""
     if isinstance(state, Tensor):
         value = state.detach().cpu()
@@ -163,7 +171,7 @@ def _on_cpu(state: Any) -> Any:
     )
 
 
-def moved(state: Any, device: torch.device) -> Any:
+def moved(state: Saved, device: torch.device) -> Any:
     """The state with its tensors on a device."""
     if isinstance(state, Tensor):
         return state.to(device)
@@ -174,7 +182,7 @@ def moved(state: Any, device: torch.device) -> Any:
     return state
 
 
-def fields_of(instance: Any) -> dict[str, Any]:
+def fields_of(instance: DataclassInstance) -> Fields:
     """The fields of a dataclass by name, as they are."""
     return {entry.name: getattr(instance, entry.name) for entry in dataclasses.fields(instance)}
 
@@ -411,7 +419,10 @@ class _SavedStages(Stages):
         if self._known is None:
             return
         begun = time.monotonic()
-        state = {"stages": self._states, "density_level": self._known.density_level}
+        state: dict[str, Saved] = {
+            "stages": self._states,
+            "density_level": self._known.density_level,
+        }
         write(self.path, self._known.digest, state)
         self._last_written = time.monotonic()
         self._every = max(EVERY, (self._last_written - begun) / _SHARE)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 import torch
@@ -190,7 +190,16 @@ def _samplers(loader: DataLoader) -> Iterator[Any]:
         ]
 
 
-def loader_randomness(loader: DataLoader | None, device: torch.device) -> dict[str, Any]:
+class LoaderRandomness(TypedDict):
+    """The random states that an epoch of a loader may draw from: of torch, of Python and NumPy, of its generators."""
+
+    torch: dict[str, Tensor]
+    python: list[Any]
+    numpy: list[Any]
+    generators: list[Tensor]
+
+
+def loader_randomness(loader: DataLoader | None, device: torch.device) -> LoaderRandomness:
     """All that an epoch of a loader may draw from: the random states of torch, NumPy and Python, and its generators."""
     version, numbers, gauss = random.getstate()
     numpy_state: Any = np.random.get_state(legacy=True)
@@ -204,7 +213,7 @@ def loader_randomness(loader: DataLoader | None, device: torch.device) -> dict[s
 
 
 def set_loader_randomness(
-    loader: DataLoader | None, device: torch.device, state: Mapping[str, Any]
+    loader: DataLoader | None, device: torch.device, state: LoaderRandomness
 ) -> None:
     """Random states as :func:`loader_randomness` gave them."""
     set_random_state(state["torch"], device)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -328,6 +328,20 @@ def _check_finite(
     )
 
 
+class _StepState(TypedDict):
+    """What a checkpoint has of the updates: the moments are Adam's, the optimizer's state that of any other."""
+
+    step: int
+    theta: Tensor
+    mean: Tensor
+    records: Tensor
+    grad_norm: Tensor
+    average_from: int
+    weights: Tensor
+    moments: NotRequired[list[Tensor]]
+    optimizer: NotRequired[dict[str, Any]]
+
+
 class _Step:
     """One update, compiled anew for every batch shape, and its record.
 
@@ -398,7 +412,7 @@ class _Step:
         """Make one step."""
         raise NotImplementedError
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _StepState:
         """Parameters, their mean, and the record of the steps that are done."""
         done = int(self.step)
         return {
@@ -411,7 +425,7 @@ class _Step:
             "weights": self.table[:, _WEIGHT],
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _StepState) -> None:
         """Go on from a state, in the memory that there is."""
         with torch.no_grad():
             self.step.fill_(state["step"])
@@ -502,10 +516,10 @@ class _AdamStep(_Step):
         inputs = (*self.member_rates, *batch)
         self.kernel(self._update, state, inputs).unchecked(*state, *inputs)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _StepState:
         return {**super().state(), "moments": list(self.moments)}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _StepState) -> None:
         super().restore(state)
         for moment, saved in zip(self.moments, state["moments"], strict=True):
             moment.copy_(saved)
@@ -560,10 +574,10 @@ class _TorchStep(_Step):
         gradients, rows, _ = self.kernel(self.gradient, (self.theta,), batch)(points, *batch)
         return gradients, rows[0]
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> _StepState:
         return {**super().state(), "optimizer": self.optimizer.state_dict()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def restore(self, state: _StepState) -> None:
         super().restore(state)
         self.optimizer.load_state_dict(dict(state["optimizer"]))
         self.scheduler.last_epoch = state["step"]
