@@ -296,7 +296,7 @@ def _find_centre(
         def negative_slope(w: Tensor) -> tuple[Tensor, Tensor]:
             z = _at_deviations(q, w)
             gradient, value = torch.func.grad_and_value(tilted_log_joint)(z)
-            whitened = [block.whitened(gradient[block.index][None])[0].to(w) for block in q.blocks]
+            whitened = [block.root(gradient[block.index][None])[0].to(w) for block in q.blocks]
             return -torch.cat(whitened), -value
 
         start = torch.zeros_like(q.loc[q.index])

@@ -19,12 +19,11 @@ To read in this order:
 Words, the same in all files:
 
 * ``root``: square root (N, width, k) of the curvature of the rows' log density at the net's output; its k *columns* are
-  pulled back through the net.
+  pulled back through the net. ``Block.root``, of a Gaussian, is another: that of the posterior's covariance.
 * ``rows`` of the Jacobian (N, k, p): those columns pulled back, for data N and weights p. A slice named ``rows``
   selects data.
 * ``out`` and ``in``: the two sides of a layer's matrix [weight, bias]; the bias belongs to ``in``, as one more input.
-* *whitened*: in standard deviations, of the prior in ``ggn`` (H̃), of the posterior in
-  ``Block.whitened``.
+* *whitened*: in standard deviations of the prior (H̃).
 * ``group``: the weights of one layer, which share a factor τ on the prior's precision.
 * ``structure``: what correlations are kept, ``"full"``, ``"kron"`` or ``"diag"``. ``form``: the structure and how its
   matrix was had, for ``meta``.

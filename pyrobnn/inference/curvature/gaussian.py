@@ -38,10 +38,10 @@ class Block(Protocol):
     def quad(self, delta: Tensor) -> Tensor:
         """δᵀ Λ δ for δ (\\*batch, p); (\\*batch,)."""
 
-    def whitened(self, vectors: Tensor) -> Tensor:
+    def root(self, vectors: Tensor) -> Tensor:
         """``vectors`` Λ^(-1/2), (M, p); times its own transpose it is the covariance of ``vectors`` (M, p).
 
-        It is `sample` transposed: ``sample(whitened(vectors))`` is ``vectors`` Λ⁻¹.
+        It is `sample` transposed: ``sample(root(vectors))`` is ``vectors`` Λ⁻¹.
         """
 
 
@@ -66,7 +66,7 @@ class DenseBlock:
     def quad(self, delta: Tensor) -> Tensor:
         return (delta.to(self.prec_tril) @ self.prec_tril).square().sum(-1)
 
-    def whitened(self, vectors: Tensor) -> Tensor:
+    def root(self, vectors: Tensor) -> Tensor:
         return torch.linalg.solve_triangular(
             self.prec_tril,
             vectors.to(self.prec_tril).T,
@@ -99,7 +99,7 @@ class LowRankBlock:
         data_squares = (scaled @ self.basis).double().square() * self.values
         return scaled.double().square().sum(-1) + data_squares.sum(-1)
 
-    def whitened(self, vectors: Tensor) -> Tensor:
+    def root(self, vectors: Tensor) -> Tensor:
         return self._shrunk(vectors.to(self.basis) * self.scale)
 
 
@@ -120,7 +120,7 @@ class DiagBlock:
     def quad(self, delta: Tensor) -> Tensor:
         return (delta.double().square() * self.prec).sum(-1)
 
-    def whitened(self, vectors: Tensor) -> Tensor:
+    def root(self, vectors: Tensor) -> Tensor:
         return vectors.to(self.prec) * self.prec.rsqrt()
 
 
@@ -150,7 +150,7 @@ class KronBlock:
         rotated = self._rotated(matrices / self.scale)
         return (rotated.square() * self.prec).double().sum((-1, -2))
 
-    def whitened(self, vectors: Tensor) -> Tensor:
+    def root(self, vectors: Tensor) -> Tensor:
         matrices = vectors.to(self.prec).reshape(-1, *self.prec.shape)
         rotated = self._rotated(matrices * self.scale)
         return (rotated * self.prec.rsqrt()).flatten(1)

@@ -131,8 +131,8 @@ class Linearized(SubsetNetwork):
         """Means and covariances by the rows of the Jacobian, whitened by the posterior."""
         f, rows = self.jacobian.rows(x)
         rows = rows.flatten(0, 1)
-        whitened = [block.whitened(self._columns(rows, block)) for block in self.blocks]
-        whitened_rows = torch.cat(whitened, 1).reshape(*f.shape, -1)
+        by_block = [block.root(self._columns(rows, block)) for block in self.blocks]
+        whitened_rows = torch.cat(by_block, 1).reshape(*f.shape, -1)
         return f, whitened_rows @ whitened_rows.transpose(1, 2)
 
     def _columns(self, rows: Tensor, block: Block) -> Tensor:
@@ -157,6 +157,6 @@ def mode_of_linear(jacobian: NetworkJacobian, blocks: Sequence[Block], gradient:
     coordinates = set(jacobian.index.tolist())
     for block in blocks:
         if int(block.index[0]) in coordinates:
-            step = block.sample(block.whitened(gradient[block.index].unsqueeze(0)))
+            step = block.sample(block.root(gradient[block.index].unsqueeze(0)))
             mode[block.index] += step.squeeze(0).to(mode)
     return mode

@@ -69,7 +69,7 @@ class Precision:
         gradient = self.centre.gradient
         squares = []
         for block in self.blocks:
-            whitened = block.whitened(gradient[block.index].unsqueeze(0))
+            whitened = block.root(gradient[block.index].unsqueeze(0))
             squares.append(whitened.double().square().sum())
         return float(torch.stack(squares).sum().sqrt())
 
